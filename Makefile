@@ -1,0 +1,36 @@
+# Two commands for newcomers: `make serve` and `make test`. Each sets up .venv first, once.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install serve check test exact bench clean
+
+install: $(INSTALLED)
+
+# A change of the dependencies installs again. A .venv that works is kept, with what is in it.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m pip --version >/dev/null 2>&1 || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+serve: install
+	$(PYTHON) -m specrouter serve
+
+check: install
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+test: check
+	$(PYTHON) -m pytest -q -m "not gpu and not exact"
+
+exact: install
+	$(PYTHON) -m pytest -q -m exact
+
+bench: install
+	$(PYTHON) -m examples.bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,153 @@
+"""The declaration of a pool, and how a validation error becomes a `ConfigError`.
+
+Keys are strict: an unknown one is an error that names it. What depends on the machine or on
+files (sources, devices, tokenizers) is checked by `ModelPool`, not here.
+"""
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from modelpool.errors import ConfigError
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class ModelConfig(BaseModel):
+    """One member of the pool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[^\s>,]+$")]  # ">" and "," separate names in chains
+    source: Annotated[str, Field(min_length=1)]
+    dtype: Dtype = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    pinned: bool = False
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+class PoolConfig(BaseModel):
+    """The models that may draft and verify, and the one whose output is served.
+
+    `max_loaded_models` and `memory_limit_mb` (weights and reserved KV of the loaded models, all
+    devices together) bound what stays loaded: past them, idle models are evicted.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str
+    models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
+    max_loaded_models: Annotated[int, Field(ge=1)] | None = None
+    memory_limit_mb: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [model.name for model in self.models]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                first = names.index(name)
+                raise ConfigError(
+                    f"models[{index}].name", f"{name!r} is the name of models[{first}] already"
+                )
+        if self.target not in names:
+            raise ConfigError(
+                "target", f"{self.target!r} is not among the models: {', '.join(names)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        kept = Counter(model.pinned or model.name == self.target for model in self.models)[True]
+        if self.max_loaded_models is not None and self.max_loaded_models < kept:
+            raise ConfigError(
+                "max_loaded_models",
+                f"{self.max_loaded_models} is less than the {kept} models that are never evicted "
+                "(the target and the pinned ones)",
+            )
+        return self
+
+
+def validate_config(
+    model: type[_Model], data: _Model | Mapping[str, Any], field: str = ""
+) -> _Model:
+    """`data` as a validated `model`.
+
+    `field` is where `data` stands in the whole configuration ("pool", or "" for its root).
+    Raises `ConfigError` for the first thing that is wrong.
+    """
+    if isinstance(data, model):
+        return data
+    if not isinstance(data, Mapping):
+        raise ConfigError(field, f"expected a mapping of settings, got {type(data).__name__}")
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        raise config_error(error, field, model) from error
+
+
+def config_error(
+    error: ValidationError, field: str = "", model: type[BaseModel] | None = None
+) -> ConfigError:
+    """The first fault of a pydantic error, under its dotted path below `field`.
+
+    `model`, the validated class, lets an unknown key be answered with the nearest known one.
+    """
+    # An unknown key first: a misspelt one is why a required one is missing.
+    faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    fault = faults[0]
+    path = _dotted(field, fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return ConfigError(path, "unknown key" + _nearest_key(model, fault["loc"]))
+    if fault["type"] == "missing":
+        return ConfigError(path, "missing; this setting is required")
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):  # raised by a validator, its path relative to the model
+        return type(cause)(_dotted(path, (cause.field,) if cause.field else ()), cause.reason)
+    reason = fault["msg"][:1].lower() + fault["msg"][1:]
+    return ConfigError(path, f"{reason} (got {fault['input']!r})")
+
+
+def _dotted(field: str, location: tuple[int | str, ...]) -> str:
+    path = field
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+def _nearest_key(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> str:
+    known = _known_keys(model, location[:-1])
+    if not known:
+        return ""
+    near = difflib.get_close_matches(str(location[-1]), known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; the known keys are {', '.join(known)}"
+
+
+def _known_keys(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        if model is None or isinstance(part, int):
+            continue
+        info = model.model_fields.get(part)
+        model = None if info is None else _nested_model(info.annotation)
+    return [] if model is None else list(model.model_fields)
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field's type holds: itself, or inside tuple[...], list[...] or `| None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _nested_model(argument)
+        if found is not None:
+            return found
+    return None

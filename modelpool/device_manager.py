@@ -1,0 +1,205 @@
+"""Where models live: whole models on devices, largest first, weights and KV accounted.
+
+`place` is a pure function over what devices have and models need. An accelerator is preferred
+to the CPU. A model too large for one accelerator is spread over several; a drafter that finds no
+room on any goes to the CPU, with a warning; the target never does so unasked.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from modelpool.errors import ConfigError
+from modelpool.footprint import ModelFootprint
+
+logger = logging.getLogger(__name__)
+
+_HEADROOM = 0.05  # of a device's memory: activations, workspaces, fragmentation
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device and what is free on it. `load` counts the models that it already runs."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+    load: int = 0
+
+    @property
+    def is_accelerator(self) -> bool:
+        return self.name != "cpu"
+
+    @property
+    def usable_bytes(self) -> int:
+        """What models may take."""
+        return max(0, self.free_bytes - int(_HEADROOM * self.total_bytes))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model goes: one device, or several.
+
+    `max_memory` (bytes of weights per device) is set for a model that is spread with
+    `accelerate`; `device` is then the first of them. `warning` says why a model is not where
+    one would expect it.
+    """
+
+    device: str
+    max_memory: tuple[tuple[str, int], ...] = ()
+    warning: str | None = None
+
+
+class DeviceManager:
+    """Places a pool on the devices of this machine, and keeps the account of it."""
+
+    def __init__(self, devices: Sequence[DeviceInfo] | None = None, *, kv_tokens: int = 0) -> None:
+        """`kv_tokens`: how many tokens of KV are reserved in each model."""
+        self.devices = tuple(read_devices() if devices is None else devices)
+        self.kv_tokens = kv_tokens
+
+    def place(self, models: Iterable[ModelFootprint], target: str) -> dict[str, Placement]:
+        """A place for each model. Raises `ConfigError` for a device that is not there, and for a
+        target that fits nowhere."""
+        placements = place(models, self.devices, target=target, kv_tokens=self.kv_tokens)
+        for placement in placements.values():
+            if placement.warning:
+                logger.warning(placement.warning)
+        return placements
+
+
+def place(
+    models: Iterable[ModelFootprint],
+    devices: Sequence[DeviceInfo],
+    *,
+    target: str,
+    kv_tokens: int,
+) -> dict[str, Placement]:
+    """A place for each model: the target first, then the largest.
+
+    Among devices with room the one with the most free memory is taken, then the least loaded.
+    Raises `ConfigError` as `DeviceManager.place` does.
+    """
+    state = {device.name: device for device in devices}
+    placements: dict[str, Placement] = {}
+    for model in sorted(models, key=lambda m: (m.name != target, -m.total_bytes(kv_tokens))):
+        placement = _place_one(model, state, model.name == target, kv_tokens)
+        _charge(state, placement, model, kv_tokens)
+        placements[model.name] = placement
+    return placements
+
+
+def read_devices() -> tuple[DeviceInfo, ...]:
+    """This machine's accelerators, and its CPU."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found.append(DeviceInfo(f"cuda:{index}", free, total))
+    return (*found, _read_cpu())
+
+
+def _read_cpu() -> DeviceInfo:
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():  # unlike SC_AVPHYS_PAGES this counts the page cache as free, which it is
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return DeviceInfo("cpu", int(line.split()[1]) * 1024, total)
+    return DeviceInfo("cpu", total, total)
+
+
+def _place_one(
+    model: ModelFootprint, state: Mapping[str, DeviceInfo], is_target: bool, kv_tokens: int
+) -> Placement:
+    need = model.total_bytes(kv_tokens)
+    wanted = _wanted(model, state)
+    fitting = [device for device in wanted if device.usable_bytes >= need]
+    if fitting:
+        best = max(fitting, key=lambda device: (device.usable_bytes, -device.load))
+        return Placement(best.name)
+    if not any(device.is_accelerator for device in wanted):
+        return _on_cpu(model, state, is_target, kv_tokens)
+    if len(wanted) > 1 and sum(device.usable_bytes for device in wanted) >= need:
+        return _spread(model, wanted, need)
+    if is_target:
+        raise ConfigError(
+            f"{model.field}.device",
+            f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
+            f"{_room(wanted)}; choose a smaller dtype or KV budget, or say device: cpu",
+        )
+    on_cpu = _on_cpu(model, state, is_target, kv_tokens)
+    reason = (
+        f"no room for {model.name!r} ({_gib(need)} for weights and KV): there is "
+        f"{_room(wanted)}; it runs on the CPU"
+    )
+    return replace(on_cpu, warning=on_cpu.warning or reason)
+
+
+def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[DeviceInfo]:
+    """The devices that a model may go to: accelerators before the CPU, unless it asks for one."""
+    accelerators = [device for device in state.values() if device.is_accelerator]
+    if model.device == "auto":
+        return accelerators or [state["cpu"]]
+    if model.device == "cuda" and accelerators:
+        return accelerators
+    if model.device in state:
+        return [state[model.device]]
+    raise ConfigError(
+        f"{model.field}.device",
+        f"{model.device!r} is not available here; available: {', '.join(state)}",
+    )
+
+
+def _on_cpu(
+    model: ModelFootprint, state: Mapping[str, DeviceInfo], is_target: bool, kv_tokens: int
+) -> Placement:
+    need, cpu = model.total_bytes(kv_tokens), state["cpu"]
+    if cpu.usable_bytes >= need:
+        return Placement("cpu")
+    if is_target:
+        raise ConfigError(
+            f"{model.field}.device",
+            f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
+            f"{_room([cpu])}",
+        )
+    return Placement(
+        "cpu",
+        warning=f"{model.name!r} needs {_gib(need)} and there is {_room([cpu])}: "
+        "loading it may fail",
+    )
+
+
+def _spread(model: ModelFootprint, devices: Sequence[DeviceInfo], need: int) -> Placement:
+    """Weights in proportion to what each device has, its share of the KV kept free."""
+    usable = sum(device.usable_bytes for device in devices)
+    weights = usable - (need - model.weight_bytes)
+    shares = tuple((d.name, weights * d.usable_bytes // usable) for d in devices)
+    return Placement(devices[0].name, max_memory=tuple(share for share in shares if share[1]))
+
+
+def _charge(
+    state: dict[str, DeviceInfo], placement: Placement, model: ModelFootprint, kv_tokens: int
+) -> None:
+    need = model.total_bytes(kv_tokens)
+    shares = dict(placement.max_memory) or {placement.device: need}
+    whole = sum(shares.values())
+    for name, share in shares.items():
+        device = state[name]
+        taken = -(-need * share // whole)
+        state[name] = replace(
+            device, free_bytes=max(0, device.free_bytes - taken), load=device.load + 1
+        )
+
+
+def _room(devices: Sequence[DeviceInfo]) -> str:
+    return ", ".join(f"{_gib(device.usable_bytes)} on {device.name}" for device in devices)
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB"

@@ -1,0 +1,100 @@
+"""Loading one checkpoint: safetensors only, onto its place, wrapped for packed attention.
+
+Importing this module imports transformers' modelling code, which takes seconds; the pool does
+it when the first model is loaded, so that a bad configuration is refused at once.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from modelpool.config import ModelConfig
+from modelpool.device_manager import Placement
+from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.packed_model import PackedModel
+
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    config: ModelConfig, directory: Path, placement: Placement, vocab_size: int, field: str
+) -> PackedModel:
+    """The model of `directory` on its place.
+
+    Not reentrant: transformers sets process-wide state while it loads. `field` is the member's
+    place in the configuration. Raises `UnsupportedModelError`, `ConfigError` for weights that
+    cannot be read, and `torch.OutOfMemoryError`.
+    """
+    started = time.perf_counter()
+    try:
+        with _progress(config.name):
+            model, report = _from_pretrained(config, directory, placement)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        reason = f"{str(directory)!r} lacks {len(missing)} weights, such as {missing[0]}"
+        raise ConfigError(f"{field}.source", reason)
+    model.requires_grad_(False)
+    try:
+        packed = PackedModel.wrap(config.name, model, vocab_size)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{field}.source", error.reason) from error
+    logger.info(
+        "loaded %s: %.1fM parameters, %s, on %s, %.1f s",
+        config.name,
+        packed.parameter_count / 1e6,
+        str(packed.dtype).removeprefix("torch."),
+        ", ".join(dict(placement.max_memory)) or placement.device,
+        time.perf_counter() - started,
+    )
+    return packed
+
+
+def _from_pretrained(
+    config: ModelConfig, directory: Path, placement: Placement
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model, and transformers' report of which weights were found."""
+    options: dict[str, Any] = {}
+    if placement.max_memory:
+        options["device_map"] = "auto"
+        options["max_memory"] = {_accelerate_key(name): n for name, n in placement.max_memory}
+    elif placement.device != "cpu":
+        options["device_map"] = {"": placement.device}  # straight there, not through the CPU
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(directory),
+        dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+        use_safetensors=True,
+        trust_remote_code=config.trust_remote_code,
+        local_files_only=True,
+        output_loading_info=True,
+        **options,
+    )
+    model, report = loaded
+    return model, report
+
+
+def _accelerate_key(device: str) -> int | str:
+    """accelerate names an accelerator by its index."""
+    return int(device.partition(":")[2]) if ":" in device else device
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[None]:
+    """transformers' bar, under the model's name, and only where a terminal shows it."""
+
+    def bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return factory(*args, **{**kwargs, "desc": f"loading {name}", "disable": None})
+
+    previous = transformers_logging.set_tqdm_hook(bar)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)

@@ -1,0 +1,172 @@
+"""The attention plug-in: one code path for every architecture that `transformers` dispatches.
+
+Contract: all tokens of a step, of all requests, go through a model as one pack of `T` tokens
+(`input_ids [1, T]`). For each layer the plug-in writes the pack's keys and values into the KV view
+that it was handed, and attends through that view's masks. It knows the KV store only as the
+`KVView` protocol. No mask function is registered for its name: `transformers` then skips its own
+mask building, which would look for packed sequences and synchronise with the device.
+
+Not here: where keys and values live and which of them are valid (`statemgr`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "specrouter_packed"
+
+# What models pass down that has no bearing on attention over a view.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class QueryGroup(Protocol):
+    """Requests whose queries are attended in one kernel call: B rows with Q queries each."""
+
+    @property
+    def rows(self) -> int: ...  # B, idle rows between used ones included
+
+    @property
+    def queries(self) -> int: ...  # Q, the most that any of the rows has
+
+    @property
+    def take(self) -> Tensor | None: ...  # [B * Q] pack index; None: the pack as it stands
+
+    @property
+    def put(self) -> Tensor | None: ...  # [n] index into B * Q of the group's real tokens
+
+    @property
+    def pack_index(self) -> Tensor | None: ...  # [n] where those stand in the pack
+
+
+class KVView(Protocol):
+    """What one forward pass sees of a model's KV store."""
+
+    @property
+    def groups(self) -> Sequence[QueryGroup]: ...
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""
+
+    def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
+        """Keys and values of the group's rows, each [B, kv_heads, S, head_dim]."""
+
+    def mask(
+        self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        """Additive mask [B, 1, repeat * Q, S]; `window` counts positions, own one included."""
+
+
+class OpaqueView:
+    """Hides a view from `accelerate`, whose `send_to_device` copies whatever has `.to`."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: KVView) -> None:
+        self.view = view
+
+
+class UnsupportedAttention(Exception):
+    """The model asks its attention for something that the plug-in does not honour."""
+
+
+def packed_attention_forward(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, T, head_dim]
+    key: Tensor,  # [1, kv_heads, T, head_dim]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    packed_kv: OpaqueView | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Writes, then attends. Returns [1, T, heads, head_dim].
+
+    Raises:
+        UnsupportedAttention: an argument that is not known to be harmless has a value.
+    """
+    unknown = sorted(k for k, v in others.items() if v is not None and k not in _HARMLESS)
+    if unknown or dropout or attention_mask is not None or packed_kv is None:
+        asked = ", ".join(unknown) or "a mask, dropout or a forward outside the engine"
+        raise UnsupportedAttention(f"its attention needs {asked}")
+    view = packed_kv.view
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    view.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if len(view.groups) == 1 and view.groups[0].take is None:
+        group = view.groups[0]
+        out = _attend(view, layer, group, query[0], scale, sliding_window, softcap)
+        return out.unsqueeze(0), None
+    heads, tokens, _ = query[0].shape
+    merged = query.new_empty(tokens, heads, value.shape[-1])
+    for group in view.groups:
+        assert group.take is not None and group.put is not None and group.pack_index is not None
+        picked = query[0].index_select(1, group.take)
+        out = _attend(view, layer, group, picked, scale, sliding_window, softcap)
+        merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))
+    return merged.unsqueeze(0), None
+
+
+def _attend(
+    view: KVView,
+    layer: int,
+    group: QueryGroup,
+    query: Tensor,  # [heads, B * Q, head_dim]
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of one group. Returns [B * Q, heads, head_dim].
+
+    The query heads of a key/value group are folded into the query axis: no copies of keys and
+    values, and larger matrix products.
+    """
+    keys, values = view.read(layer, group)
+    rows, kv_heads, _, _ = keys.shape
+    heads, _, dim = query.shape
+    repeat, queries = heads // kv_heads, group.queries
+    folded = (
+        query.reshape(kv_heads, repeat, rows, queries, dim)
+        .permute(2, 0, 1, 3, 4)
+        .reshape(rows, kv_heads, repeat * queries, dim)
+    )
+    mask = view.mask(group, repeat, window, query.dtype, query.device)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+    else:
+        out = _softcapped(folded, keys, values, mask, scale, softcap)
+    return (
+        out.reshape(rows, kv_heads, repeat, queries, -1)
+        .permute(0, 3, 1, 2, 4)
+        .reshape(rows * queries, heads, -1)
+    )
+
+
+def _softcapped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Gemma 2's attention: scores are squashed by `softcap * tanh(score / softcap)`."""
+    scores = softcap * torch.tanh(query @ keys.transpose(-1, -2) * scale / softcap) + mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
+    return weights.to(query.dtype) @ values
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)

@@ -1,0 +1,238 @@
+"""A loaded model behind one call: a pack of tokens in, logits of chosen tokens out.
+
+Contract: `PackedModel.wrap` refuses, with the reason, every model whose attention the plug-in
+would not honour. It asserts that the plug-in took effect, allows only known layer types, caps
+models whose rotary embedding depends on their neighbours' positions, and compares a short packed
+forward with the model's ordinary one. After that `forward` may be trusted.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from modelpool.errors import UnsupportedModelError
+from modelpool.packed_attention import (
+    ATTENTION_NAME,
+    KVView,
+    OpaqueView,
+    QueryGroup,
+    UnsupportedAttention,
+)
+
+logger = logging.getLogger(__name__)
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Their frequencies depend on the largest position of the whole pack, that is, on neighbours.
+_PACK_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+_PROBE_TOKENS = 9
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """Shape and place of one attention layer's keys and values."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_heads: int
+    head_dim: int
+
+
+class PackedModel:
+    """A `transformers` causal language model that runs on packs of tokens."""
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        vocab_size: int,
+        max_positions: int,
+        kv_layers: tuple[KVLayer, ...],
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.vocab_size = vocab_size
+        self.max_positions = max_positions
+        self.kv_layers = kv_layers
+        self.device = model.get_input_embeddings().weight.device
+        self.dtype = model.dtype
+        self.parameter_count = sum(p.numel() for p in model.parameters())
+        self.kv_bytes_per_token = sum(
+            2 * layer.kv_heads * layer.head_dim * layer.dtype.itemsize for layer in kv_layers
+        )
+
+    @classmethod
+    def wrap(cls, name: str, model: PreTrainedModel, vocab_size: int) -> "PackedModel":
+        """Checks `model` and switches its attention to the plug-in.
+
+        Args:
+            vocab_size: length of the tokenizer; logits beyond it are padding and are cut off.
+
+        Raises:
+            UnsupportedModelError: with the reason why packed attention would not be exact.
+        """
+        field = f"pool.models[{name}]"
+        reason = _refusal(model.config)
+        if reason is not None:
+            raise UnsupportedModelError(field, reason)
+        if model.get_output_embeddings().weight.shape[0] < vocab_size:
+            raise UnsupportedModelError(field, "it has fewer output ids than the tokenizer")
+        model.eval()
+        tokens = torch.arange(_PROBE_TOKENS, device=model.get_input_embeddings().weight.device)
+        tokens = (tokens * 7919 + 11) % vocab_size
+        with torch.inference_mode():
+            expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
+            _use_packed_attention(model, field)
+            probe = _ProbeView(_PROBE_TOKENS)
+            packed = cls(name, model, expected.shape[-1], _max_positions(model.config), ())
+            try:
+                got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
+            except UnsupportedAttention as error:
+                raise UnsupportedModelError(field, str(error)) from error
+        _check_parity(field, expected, got)
+        return cls(name, model, vocab_size, packed.max_positions, probe.layers())
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor:
+        """One pass over a pack.
+
+        Args:
+            tokens, positions: [T] int64 on the model's device.
+            view: where keys and values of this pack go, and what each token may attend to.
+            logit_index: [n] int64, the tokens of the pack whose logits are wanted.
+
+        Returns:
+            [n, vocab_size] logits in the model's dtype.
+        """
+        logits: Tensor = self.model(
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logit_index,
+            packed_kv=OpaqueView(view),
+        ).logits
+        return logits[0, :, : self.vocab_size]
+
+    def _probe(self, view: "_ProbeView", tokens: Tensor, part: tuple[int, int]) -> Tensor:
+        start, stop = part
+        view.begin(start, stop)
+        positions = torch.arange(start, stop, device=tokens.device)
+        index = torch.arange(stop - start, device=tokens.device)
+        return self.forward(tokens[start:stop], positions, view, index)
+
+
+def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """All rotary settings of a model; some have one set per layer type."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    yield from nested or [found]
+
+
+def _refusal(config: Any) -> str | None:
+    """Why a configuration cannot be honoured, or None."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder model; only decoders are supported"
+    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if unknown:
+        return f"it has layers of type {', '.join(sorted(unknown))}; only softmax attention works"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "its layers share keys and values"
+    return None
+
+
+def _max_positions(config: Any) -> int:
+    """Positions that the model may be used at without depending on its neighbours."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 2**31)
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") in _PACK_DEPENDENT_ROPE:
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, int(original or limit))
+    return limit
+
+
+def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
+    # An architecture that does not dispatch its attention only warns and stays as it was.
+    quiet = logging.getLogger("transformers.modeling_utils")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        model.set_attn_implementation(ATTENTION_NAME)
+    finally:
+        quiet.setLevel(level)
+    if model.config._attn_implementation != ATTENTION_NAME:
+        raise UnsupportedModelError(
+            field, f"{type(model).__name__} does not dispatch its attention (AttentionInterface)"
+        )
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(field, f"{type(model).__name__} takes no logits_to_keep")
+
+
+def _check_parity(field: str, expected: Tensor, got: Tensor) -> None:
+    """The packed forward must equal the ordinary one up to the rounding of the dtype."""
+    difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
+    allowed = 300.0 * torch.finfo(expected.dtype).eps
+    if not float(difference) <= min(allowed, 0.2):
+        raise UnsupportedModelError(
+            field,
+            f"packed attention changes its logits (mean difference {float(difference):.2g} of "
+            f"their spread, {allowed:.2g} allowed)",
+        )
+
+
+@dataclass(frozen=True)
+class _ProbeGroup:
+    queries: int
+    rows: int = 1
+    take: Tensor | None = None
+    put: Tensor | None = None
+    pack_index: Tensor | None = None
+
+
+class _ProbeView:
+    """One request in a store of its own, for the parity probe; learns the layers' shapes."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+        self._start = self._stop = 0
+        self.groups: Sequence[QueryGroup] = ()
+
+    def begin(self, start: int, stop: int) -> None:
+        self._start, self._stop = start, stop
+        self.groups = (_ProbeGroup(queries=stop - start),)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        if key.shape != value.shape:
+            raise UnsupportedAttention("its keys and values differ in shape")
+        if layer not in self._kv:
+            shape = (self._slots, *key.shape[1:])
+            self._kv[layer] = (key.new_zeros(shape), value.new_zeros(shape))
+        for store, new in zip(self._kv[layer], (key, value), strict=True):
+            store[self._start : self._stop] = new
+
+    def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
+        keys, values = self._kv[layer]
+        return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
+
+    def mask(
+        self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        query = torch.arange(self._start, self._stop, device=device).unsqueeze(1)
+        slot = torch.arange(self._slots, device=device)
+        allowed = slot <= query
+        if window is not None:
+            allowed &= slot > query - window
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
+        return mask.masked_fill_(~allowed, float("-inf")).repeat(repeat, 1)[None, None]
+
+    def layers(self) -> tuple[KVLayer, ...]:
+        ordered = [self._kv[layer][0] for layer in sorted(self._kv)]
+        return tuple(KVLayer(k.device, k.dtype, k.shape[1], k.shape[2]) for k in ordered)

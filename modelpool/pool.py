@@ -1,0 +1,286 @@
+"""The models that requests may be routed through, loaded on first use.
+
+Contract: at construction every source is resolved, every tokenizer compared, every model
+placed; what is wrong raises `ConfigError` with the field's name. No weights are read. `get` loads
+on first use, once, whatever the number of threads. Under a limit the least recently used model
+that nobody holds is evicted; the target, pinned models and models in use never are.
+
+A model stays in memory as long as somebody holds it: hold it between `acquire` and `release`.
+"""
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from modelpool.config import ModelConfig, PoolConfig, validate_config
+from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
+from modelpool.errors import ConfigError, PoolFullError
+from modelpool.footprint import CheckpointFacts, read_checkpoint
+from modelpool.source import resolve_source
+from modelpool.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
+
+if TYPE_CHECKING:
+    from modelpool.packed_model import PackedModel
+
+logger = logging.getLogger(__name__)
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class _Member:
+    config: ModelConfig
+    field: str  # its place in the configuration, such as pool.models[1]
+    path: Path
+    facts: CheckpointFacts
+
+
+Loader = Callable[[ModelConfig, Path, Placement, int, str], "PackedModel"]
+
+
+class ModelPool:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        kv_tokens: int = 0,
+        devices: Sequence[DeviceInfo] | None = None,
+        loader: Loader | None = None,
+    ) -> None:
+        """
+        Args:
+            kv_tokens: tokens of KV that each model's place must have room for.
+            devices: what to place on; by default this machine's devices.
+            loader: `modelpool.loader.load_model`, or a stand-in for it.
+        """
+        self.config = config
+        self.target = config.target
+        self._members = {
+            model.name: _open(model, f"pool.models[{index}]")
+            for index, model in enumerate(config.models)
+        }
+        self.names = _weakest_first(self._members, config.target)
+        target = self._members[config.target]
+        self.tokenizer: PreTrainedTokenizerBase = _tokenizer(target)
+        self.vocab_size = len(self.tokenizer)
+        _check_tokenizers(self._members, config.target, self.tokenizer)
+        self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens)
+        self._placements = self.device_manager.place(
+            (m.facts.footprint(name, m.field, m.config.device) for name, m in self._items()),
+            config.target,
+        )
+        self._loader = loader
+        self._loading = threading.Lock()  # one model at a time: loading is not reentrant
+        self._lock = threading.Lock()  # guards the two below
+        self._loaded: OrderedDict[str, PackedModel] = OrderedDict()  # least recently used first
+        self._uses: Counter[str] = Counter()
+
+    @classmethod
+    def from_config(
+        cls, config: PoolConfig | Mapping[str, Any], *, kv_tokens: int = 0
+    ) -> "ModelPool":
+        """A pool from the `pool:` section of a configuration. Raises `ConfigError`."""
+        return cls(validate_config(PoolConfig, config, "pool"), kv_tokens=kv_tokens)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end a text of the target, as `generate` would have it."""
+        found = self._members[self.target].facts.eos_token_ids
+        if found or self.tokenizer.eos_token_id is None:
+            return found
+        return frozenset([int(self.tokenizer.eos_token_id)])
+
+    def path(self, name: str) -> Path:
+        """The directory of a model's checkpoint, for `transformers`."""
+        return self._members[name].path
+
+    def parameter_count(self, name: str) -> int:
+        return self._members[name].facts.parameter_count
+
+    def max_positions(self, name: str) -> int:
+        """The longest sequence that a model can be used at, in tokens."""
+        return self._members[name].facts.max_positions
+
+    def placement(self, name: str) -> Placement:
+        """Where a model is, or will be loaded."""
+        return self._placements[name]
+
+    def is_loaded(self, name: str) -> bool:
+        with self._lock:
+            return name in self._loaded
+
+    def get(self, name: str) -> "PackedModel":
+        """A model, loaded if it is not.
+
+        Raises `KeyError` for a name that is not in the pool, `UnsupportedModelError` for an
+        architecture that the plug-in refuses, `ConfigError` for weights that cannot be read or a
+        target that its device has no memory for, and `PoolFullError` where the pool's limits
+        leave no room.
+        """
+        return self._get(name, hold=False)
+
+    def acquire(self, name: str) -> "PackedModel":
+        """`get`, and the model is not evicted until it is released as often as acquired."""
+        return self._get(name, hold=True)
+
+    def release(self, name: str) -> None:
+        """Ends one `acquire`."""
+        with self._lock:
+            assert self._uses[name] > 0, f"{name} is released more often than acquired"
+            self._uses[name] -= 1
+
+    def evict(self, name: str) -> bool:
+        """Drops an idle model's weights; False where it is not loaded, in use, or kept."""
+        with self._lock:
+            if name not in self._loaded or not self._may_evict(name):
+                return False
+            self._drop(name)
+            return True
+
+    def _items(self) -> list[tuple[str, _Member]]:
+        return list(self._members.items())
+
+    def _get(self, name: str, hold: bool) -> "PackedModel":
+        member = self._members[name]
+        model = self._touch(name, hold)
+        if model is not None:
+            return model
+        with self._loading:
+            model = self._touch(name, hold)  # another thread may have loaded it meanwhile
+            if model is not None:
+                return model
+            with self._lock:
+                self._make_room(name)
+            model = self._load(member)
+            with self._lock:
+                self._loaded[name] = model
+                self._uses[name] += hold
+            return model
+
+    def _touch(self, name: str, hold: bool) -> "PackedModel | None":
+        with self._lock:
+            model = self._loaded.get(name)
+            if model is not None:
+                self._loaded.move_to_end(name)
+                self._uses[name] += hold
+            return model
+
+    def _load(self, member: _Member) -> "PackedModel":
+        name = member.config.name
+        try:
+            return self._load_at(member, self._placements[name])
+        except torch.OutOfMemoryError as error:
+            if name == self.target:
+                reason = f"no memory for the target {name!r} on {self._where(name)}: {error}"
+                raise ConfigError(f"{member.field}.device", reason) from error
+            logger.warning("no memory for %s on %s: it runs on the CPU", name, self._where(name))
+        torch.cuda.empty_cache()
+        self._placements[name] = Placement("cpu")
+        return self._load_at(member, self._placements[name])
+
+    def _load_at(self, member: _Member, placement: Placement) -> "PackedModel":
+        loader = self._loader or _default_loader()
+        return loader(member.config, member.path, placement, self.vocab_size, member.field)
+
+    def _where(self, name: str) -> str:
+        placement = self._placements[name]
+        return ", ".join(dict(placement.max_memory)) or placement.device
+
+    def _make_room(self, name: str) -> None:
+        """Evicts until `name` fits, least recently used first. The target is always let in."""
+        while self._is_full_for(name):
+            idle = next((other for other in self._loaded if self._may_evict(other)), None)
+            if idle is not None:
+                self._drop(idle)
+            elif name == self.target:
+                return
+            else:
+                loaded = ", ".join(self._loaded)
+                raise PoolFullError(f"no room to load {name}: in use or pinned are {loaded}")
+
+    def _is_full_for(self, name: str) -> bool:
+        limit, memory = self.config.max_loaded_models, self.config.memory_limit_mb
+        if limit is not None and len(self._loaded) + 1 > limit:
+            return True
+        wanted = sum(self._bytes(other) for other in (*self._loaded, name))
+        return memory is not None and wanted > memory * _MIB
+
+    def _bytes(self, name: str) -> int:
+        member = self._members[name]
+        footprint = member.facts.footprint(name, member.field, member.config.device)
+        return footprint.total_bytes(self.device_manager.kv_tokens)
+
+    def _may_evict(self, name: str) -> bool:
+        kept = name == self.target or self._members[name].config.pinned
+        return not kept and self._uses[name] == 0
+
+    def _drop(self, name: str) -> None:
+        del self._loaded[name]
+        logger.info("evicted %s", name)
+
+
+def _default_loader() -> Loader:
+    # Imported here, because it imports transformers' modelling code: seconds that an error of
+    # the configuration should not wait for.
+    from modelpool.loader import load_model
+
+    return load_model
+
+
+def _open(config: ModelConfig, field: str) -> _Member:
+    path = resolve_source(
+        config.source,
+        field=field,
+        revision=config.revision,
+        remote_code=config.trust_remote_code,
+    )
+    facts = read_checkpoint(
+        path, field=field, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+    )
+    return _Member(config, field, path, facts)
+
+
+def _weakest_first(members: Mapping[str, _Member], target: str) -> tuple[str, ...]:
+    """By parameters, the target last; equal ones in the order of the configuration."""
+    return tuple(
+        sorted(members, key=lambda name: (name == target, members[name].facts.parameter_count))
+    )
+
+
+def _tokenizer(member: _Member) -> PreTrainedTokenizerBase:
+    return load_tokenizer(
+        member.path, field=member.field, trust_remote_code=member.config.trust_remote_code
+    )
+
+
+def _check_tokenizers(
+    members: Mapping[str, _Member], target: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """All members read text as the target does, and know each of its ids."""
+    equal = {files_fingerprint(members[target].path)}
+    for name, member in members.items():
+        fingerprint = files_fingerprint(member.path)
+        if fingerprint not in equal:
+            difference = tokenizer_difference(tokenizer, _tokenizer(member))
+            if difference is not None:
+                raise ConfigError(
+                    f"{member.field}.source",
+                    f"the tokenizer of {name!r} is not that of the target {target!r}: "
+                    f"{difference}; a pool shares one tokenizer",
+                )
+            equal.add(fingerprint)
+        if member.facts.vocab_rows < len(tokenizer):
+            raise ConfigError(
+                f"{member.field}.source",
+                f"{name!r} embeds {member.facts.vocab_rows} ids, and the tokenizer of "
+                f"{target!r} has {len(tokenizer)}",
+            )

@@ -1,0 +1,99 @@
+"""One pool, one tokenizer: what members exchange are token ids, so an id must mean the same.
+
+Tokenizers are compared by content, never by `vocab_size`: families pad their embeddings
+differently. Chat templates, padding, truncation, the tokens put around a prompt and which id
+ends a text are not compared: the target's are used for all members.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from modelpool.errors import ConfigError
+
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+_COMPARED = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
+
+
+def load_tokenizer(
+    directory: Path, *, field: str, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint. Raises `ConfigError` for `{field}.source`."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(directory), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        reason = f"cannot load a tokenizer from {str(directory)!r}: {error}"
+        raise ConfigError(f"{field}.source", reason) from error
+    return tokenizer
+
+
+def files_fingerprint(directory: Path) -> str:
+    """A hash of the tokenizer's files: equal hashes spare building the second tokenizer."""
+    digest = hashlib.sha256()
+    for name in _FILES:
+        file = directory / name
+        if file.is_file():
+            content = file.read_bytes()
+            digest.update(f"{name}:{len(content)}:".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def tokenizer_difference(
+    first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
+) -> str | None:
+    """What makes two tokenizers map text to ids differently, in words; None where nothing does."""
+    vocabulary = _vocabulary_difference(first, second)
+    if vocabulary is not None:
+        return vocabulary
+    ours, theirs = _behaviour(first), _behaviour(second)
+    differing = [part for part in _COMPARED if ours.get(part) != theirs.get(part)]
+    if differing:
+        return f"same vocabulary, but a different {' and '.join(differing)}"
+    return None
+
+
+def _vocabulary_difference(
+    first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
+) -> str | None:
+    ours, theirs = first.get_vocab(), second.get_vocab()
+    if ours == theirs:
+        return None
+    if len(ours) != len(theirs):
+        return f"{len(ours)} ids and {len(theirs)} ids"
+    token = min(
+        (token for token, index in ours.items() if theirs.get(token) != index),
+        key=lambda token: ours[token],
+    )
+    return f"id {ours[token]} is {token!r} in one and {_token(theirs, ours[token])!r} in the other"
+
+
+def _token(vocabulary: dict[str, int], index: int) -> str | None:
+    return next((token for token, place in vocabulary.items() if place == index), None)
+
+
+def _behaviour(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The serialised backend, without what an id's meaning does not depend on."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python: its class and its special ids are what is known
+        return {"model": type(tokenizer).__name__, "added_tokens": tokenizer.all_special_ids}
+    serialised = json.loads(backend.to_str())
+    parts = {part: serialised.get(part) for part in _COMPARED}
+    parts["added_tokens"] = sorted(
+        (entry["id"], entry["content"], entry["special"]) for entry in parts["added_tokens"] or []
+    )
+    return parts

@@ -1,0 +1,198 @@
+"""The command line: `specrouter serve`, `specrouter generate`, `specrouter inflate`.
+
+Contract: a bad argument or configuration ends with exit code 2 and one line on stderr that names
+the field; a generation that fails, with 1. Only here is logging configured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from modelpool.errors import ConfigError
+from modelpool.inflate import inflate_to
+from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
+from specrouter.config import RouterConfig
+
+_BAD_INPUT = 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=arguments.log_level, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we announce the start ourselves
+    try:
+        exit_code: int = arguments.run(arguments)
+        return exit_code
+    except (ConfigError, RequestError) as error:
+        print(f"specrouter: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`| head`). Python flushes stdout once more at exit: let it go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def default_config() -> Path:
+    """The bundled scenario: inside an installed package, or beside the packages in a checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "configs" / "tiny.yaml"
+    return installed if installed.is_file() else package.parent / "configs" / "tiny.yaml"
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    # A web framework takes long to import; `generate` must not wait for it.
+    from specrouter.serve import serve
+
+    config = RouterConfig.load(arguments.config)
+    given = {key: getattr(arguments, key) for key in ("host", "port")}
+    override = {key: value for key, value in given.items() if value is not None}
+    server = config.server.model_copy(update=override)
+    serve(config.model_copy(update={"server": server}))
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    params = _sampling_params(arguments)
+    output: RequestOutput | None = None
+    with ChainRouter.from_config(arguments.config) as router:
+        for delta in router.stream(arguments.prompt, params, _speculation(arguments)):
+            print(delta.text, end="", flush=True)
+            output = delta.output
+    print(flush=True)
+    if output is None:
+        raise RuntimeError("the request ended without an output")
+    print(_figures(output), file=sys.stderr)
+    if output.finish_reason == "error":
+        print(f"specrouter: generation failed: {output.error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _inflate(arguments: argparse.Namespace) -> int:
+    shape = inflate_to(arguments.source_dir, arguments.out_dir, arguments.parameters)
+    print(f"{arguments.out_dir}: {shape.parameter_count / 1e6:.1f}M parameters")
+    return 0
+
+
+def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    given["stop"] = tuple(arguments.stop)
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _speculation(arguments: argparse.Namespace) -> Speculation | Literal["off"] | None:
+    if arguments.no_speculation:
+        if arguments.depth is not None:
+            raise RequestError("--depth", "means nothing with --no-speculation")
+        return "off"
+    if arguments.chain is None and arguments.depth is None:
+        return None
+    return Speculation(chain=arguments.chain, depth=arguments.depth)
+
+
+def _figures(output: RequestOutput) -> str:
+    """One line: `64 tokens (length) | 310.2 tokens/s | ttft 41 ms | ...`."""
+    metrics = output.metrics
+    parts = [f"{metrics.output_tokens} tokens ({output.finish_reason})"]
+    if metrics.ttft_ms is not None:
+        decode_ms = (metrics.tpot_ms or 0.0) * max(metrics.output_tokens - 1, 0)
+        rate = metrics.output_tokens / (metrics.ttft_ms + decode_ms) * 1000
+        parts += [f"{rate:.1f} tokens/s", f"ttft {metrics.ttft_ms:.0f} ms"]
+    if metrics.acceptance_length is not None:
+        parts.append(f"acceptance length {metrics.acceptance_length:.2f}")
+    if metrics.chains:
+        parts.append(_chain_shares(metrics.chains))
+    return " | ".join([*parts, f"seed {output.seed}"])
+
+
+def _chain_shares(chains: dict[tuple[str, ...], int]) -> str:
+    """Each chain's share of the cycles, the most used first."""
+    cycles = sum(chains.values())
+    ordered = sorted(chains.items(), key=lambda item: -item[1])
+    return ", ".join(f"{'>'.join(chain)} {count / cycles:.0%}" for chain, count in ordered)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with one line for an error instead of the usage and a line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_BAD_INPUT, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="specrouter", description="Routed speculative decoding.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serve(commands)
+    _add_generate(commands)
+    _add_inflate(commands)
+    return parser
+
+
+def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("serve", help="answer HTTP requests until Ctrl-C")
+    _add_config(parser)
+    parser.add_argument("--host", help="address to listen on (default: the config's)")
+    parser.add_argument(
+        "--port", type=_port, help="port; 0 picks a free one (default: the config's)"
+    )
+    parser.set_defaults(run=_serve, log_level=logging.INFO)
+
+
+def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("generate", help="continue one prompt on the terminal")
+    parser.add_argument("prompt", metavar="PROMPT")
+    _add_config(parser)
+    parser.add_argument("--max-new-tokens", type=int, metavar="N")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--top-k", type=int, metavar="K")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="may be given several times"
+    )
+    chain = parser.add_mutually_exclusive_group()
+    chain.add_argument(
+        "--chain", type=_chain, metavar="A,B,C", help="models, weakest first, the target last"
+    )
+    chain.add_argument("--no-speculation", action="store_true", help="decode with the target only")
+    parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
+    parser.set_defaults(run=_generate, log_level=logging.WARNING)
+
+
+def _add_inflate(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "inflate", help="widen and deepen a small checkpoint without changing its function"
+    )
+    parser.add_argument("source_dir", type=Path, metavar="SOURCE_DIR")
+    parser.add_argument("out_dir", type=Path, metavar="OUT_DIR")
+    parser.add_argument("--parameters", type=int, default=200_000_000, metavar="N", help="at least")
+    parser.set_defaults(run=_inflate, log_level=logging.WARNING)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, default=default_config(), metavar="FILE",
+        help="a YAML scenario (default: the bundled tiny pool)",
+    )  # fmt: skip
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
+    return port
+
+
+def _chain(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))

@@ -1,0 +1,29 @@
+"""What tests of several packages share: few threads, and a small random family of models."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.exact.models import pool_settings, save_family
+from tests.exact.report import prepare
+
+
+def pytest_configure() -> None:
+    prepare(threads=min(2, torch.get_num_threads()))  # OMP_NUM_THREADS=1 is obeyed
+
+
+@pytest.fixture(scope="session")
+def small_family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of three Llamas that resemble one another, weakest first, in float64."""
+    return save_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture(scope="session")
+def small_config(small_family: dict[str, Path]) -> dict[str, Any]:
+    """A router's configuration over that family; copy it before changing it."""
+    return {
+        "pool": pool_settings(small_family),
+        "engine": {"max_requests": 8, "max_model_len": 256, "prefill_chunk": 32},
+    }

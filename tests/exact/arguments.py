@@ -1,0 +1,76 @@
+"""The options that the checks share, and the router that they describe."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrouter import ChainRouter, RouterConfig
+from tests.exact.oracle import Oracle
+from tests.exact.prompts import encode, load_prompts
+from tests.exact.report import prepare
+
+MAX_MODEL_LEN = 1024
+BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+
+
+@dataclass(frozen=True)
+class Options:
+    """`prompts` None means the prompts that are bundled with the tests."""
+
+    config: Path
+    prompts: Path | None
+    requests: int
+    new_tokens: int
+    dtypes: tuple[str, ...]
+
+
+def make_parser(
+    doc: str | None, *, requests: int = 48, new_tokens: int = 64, dtypes: tuple[str, ...] = ()
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--config", type=Path, default=BUNDLED_CONFIG, help="of the router")
+    parser.add_argument("--prompts", type=Path, help="folder of JSONL files with prompts")
+    parser.add_argument("--requests", type=int, default=requests, help="at most, per arrangement")
+    parser.add_argument("--new-tokens", type=int, default=new_tokens)
+    parser.add_argument("--threads", type=int, default=2)
+    if dtypes:
+        parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> Options:
+    """Parses (the command line where `arguments` is None) and prepares the process."""
+    given = parser.parse_args(arguments)
+    prepare(given.threads)
+    return Options(
+        config=given.config,
+        prompts=given.prompts,
+        requests=given.requests,
+        new_tokens=given.new_tokens,
+        dtypes=tuple(getattr(given, "dtypes", ())),
+    )
+
+
+def open_router(config: Path | dict[str, Any], dtype: str, max_requests: int) -> ChainRouter:
+    """The configured router with every model in `dtype`, on the CPU."""
+    settings = RouterConfig.load(config).model_dump()
+    for model in settings["pool"]["models"]:
+        model.update(dtype=dtype, device="cpu")
+    settings["engine"].update(max_requests=max_requests, max_model_len=MAX_MODEL_LEN)
+    return ChainRouter.from_config(settings)
+
+
+def open_oracle(router: ChainRouter, dtype: str) -> Oracle:
+    """The router's target, unpatched."""
+    pool = router.pool
+    return Oracle(
+        pool.path(pool.target), dtype, vocab_size=pool.vocab_size, eos_token_ids=pool.eos_token_ids
+    )
+
+
+def load_token_prompts(router: ChainRouter, options: Options) -> list[tuple[int, ...]]:
+    """Token ids of the prompts, cut so that prompt and output fit the models."""
+    longest = min(MAX_MODEL_LEN, router.pool.max_positions(router.pool.target))
+    prompts = load_prompts(options.prompts, options.requests)
+    return encode(prompts, router.pool.tokenizer, longest - options.new_tokens)

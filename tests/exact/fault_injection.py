@@ -1,0 +1,69 @@
+"""Models whose forward fails now and then.
+
+A failure comes before the forward, after it (keys and values are written by then), or after the
+first layer's keys and values were written as NaN, which attention must never see.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modelpool.packed_attention import KVView
+from modelpool.packed_model import PackedModel
+
+
+class InjectedFault(RuntimeError):
+    """What a failing forward raises."""
+
+
+class FaultInjection:
+    """Which forwards fail. `rates` is by model name, and may change at any time."""
+
+    def __init__(self, seed: int) -> None:
+        self.rates: dict[str, float] = {}
+        self.raised: Counter[str] = Counter()
+        self._rng = np.random.default_rng(seed)
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Patches the class, so that a model that is evicted and loaded again fails too."""
+        original = PackedModel.forward
+
+        def forward(
+            model: PackedModel, tokens: Tensor, positions: Tensor, view: KVView, *rest: Any
+        ) -> Tensor:
+            kind = self._draw(model.name)
+            if kind == "before":
+                raise InjectedFault(f"{model.name} fails before its forward")
+            if kind == "poison":
+                _write_nan(model, tokens.numel(), view)
+                raise InjectedFault(f"{model.name} fails in its first layer")
+            logits = original(model, tokens, positions, view, *rest)
+            if kind == "after":
+                raise InjectedFault(f"{model.name} fails after its forward")
+            return logits
+
+        with mock.patch.object(PackedModel, "forward", forward):
+            yield
+
+    def _draw(self, name: str) -> str | None:
+        with self._lock:
+            if self._rng.random() >= self.rates.get(name, 0.0):
+                return None
+            self.raised[name] += 1
+            return str(self._rng.choice(["before", "after", "poison"]))
+
+
+def _write_nan(model: PackedModel, tokens: int, view: KVView) -> None:
+    layer = model.kv_layers[0]
+    shape = (tokens, layer.kv_heads, layer.head_dim)
+    poison = torch.full(shape, torch.nan, dtype=layer.dtype, device=layer.device)
+    view.write(0, poison, poison)

@@ -1,0 +1,146 @@
+"""Random bursts of requests on small random models that fail, come and go.
+
+Llama, Qwen3 and GPT-2 families in float64. Requests join at random times under chains of their
+own, are cancelled, streamed, resumed; drafters raise at random cycles and are evicted; in some
+bursts the target raises. Every output must be the oracle's (its beginning, for requests that
+were cancelled or that the target failed), and the router whole after each burst.
+
+A failure names its lifetime: `--first-lifetime N --runs 20` plays that one alone.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from specrouter import ChainRouter, RequestOutput
+from tests.exact.arguments import open_oracle
+from tests.exact.arrangement import chains
+from tests.exact.burst import draw_burst, draw_cases, play
+from tests.exact.comparison import Case
+from tests.exact.fault_injection import FaultInjection
+from tests.exact.models import SAVERS, pool_settings, save_family
+from tests.exact.report import Progress, finish, prepare
+
+BURSTS = 20  # of one router's lifetime
+_CASES = 60  # requests that the bursts of one family draw from
+_TARGET_FAULTS = 0.05  # of the bursts
+_SHOWN = 5
+
+
+class Family:
+    """An architecture's models and the requests to be served by them."""
+
+    def __init__(self, architecture: str, directory: Path) -> None:
+        self.paths = save_family(directory, architecture, noise=0.05, seed=11)
+        with self.open_router(None) as router:
+            oracle = open_oracle(router, "float64")
+            self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
+
+    def open_router(self, max_loaded_models: int | None, max_requests: int = 4) -> ChainRouter:
+        extra = {} if max_loaded_models is None else {"max_loaded_models": max_loaded_models}
+        return ChainRouter.from_config(
+            {
+                "pool": pool_settings(self.paths, **extra),
+                "engine": {
+                    "max_requests": max_requests,
+                    "max_model_len": 128,
+                    "prefill_chunk": 16,
+                },
+            }
+        )
+
+
+class FaultCheck:
+    """Plays lifetimes and counts what happened in them."""
+
+    def __init__(self, seed: int, progress: Progress) -> None:
+        self.seed = seed
+        self.progress = progress
+        self.endings: Counter[str] = Counter()
+        self.chains: Counter[str] = Counter()
+        self.raised: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    def play_lifetime(self, family: Family, lifetime: int, bursts: int = BURSTS) -> None:
+        """A router's bursts; ends at the first that goes wrong."""
+        rng = np.random.default_rng([self.seed, lifetime])
+        faults = FaultInjection(int(rng.integers(2**32)))
+        # Fewer requests at a time than a burst has, so that some wait; sometimes fewer models
+        # than a chain has, so that some cannot be loaded.
+        limits = {"max_requests": int(rng.integers(2, 7))}
+        most_models = None if rng.random() < 0.8 else 2
+        drafter_rate = float(rng.choice([0.0, 0.01, 0.05, 0.3]))
+        router = family.open_router(most_models, **limits)
+        with faults.installed(), router:
+            for burst in range(bursts):
+                try:
+                    self._play_burst(router, family, faults, drafter_rate, rng)
+                except Exception as error:
+                    where = f"lifetime {lifetime}, burst {burst}"
+                    self.failures.append(f"{where}: {type(error).__name__}: {error}")
+                    break
+                self.progress(f"{len(self.failures)} failed")
+        self.raised += faults.raised
+
+    def _play_burst(
+        self,
+        router: ChainRouter,
+        family: Family,
+        faults: FaultInjection,
+        drafter_rate: float,
+        rng: np.random.Generator,
+    ) -> None:
+        pool = router.pool
+        drafters = [name for name in pool.names if name != pool.target]
+        target_fails = bool(rng.random() < _TARGET_FAULTS)
+        faults.rates = dict.fromkeys(drafters, drafter_rate)
+        faults.rates[pool.target] = 0.1 if target_fails else 0.0
+        evict = str(rng.choice(drafters)) if rng.random() < 0.1 else None
+        plans = draw_burst(family.cases, chains(pool.names, pool.target, pool.parameter_count), rng)
+        self._count(play(router, plans, evict, may_fail=target_fails))
+        faults.rates = {}
+        router.check_integrity()
+
+    def _count(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self.endings[output.finish_reason] += 1
+            for chain, cycles in output.metrics.chains.items():
+                self.chains[">".join(chain)] += cycles
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--runs", type=int, default=1_000, help="bursts, over all families")
+    parser.add_argument("--first-lifetime", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args(arguments)
+    prepare(options.threads)
+    started = time.monotonic()
+    check = FaultCheck(options.seed, Progress("faults", options.runs))
+    lifetimes = range(options.first_lifetime, options.first_lifetime + -(-options.runs // BURSTS))
+    with TemporaryDirectory() as directory:
+        names = list(SAVERS)
+        families = {name: Family(name, Path(directory) / name) for name in names}
+        for lifetime in lifetimes:
+            check.play_lifetime(families[names[lifetime % len(names)]], lifetime)
+    figures = {
+        "runs": check.progress.done,
+        "requests": sum(check.endings.values()),
+        "endings": dict(check.endings),
+        "faults_raised": dict(check.raised),
+        "cycles_by_chain": dict(check.chains),
+        "failures": len(check.failures),
+        "examples": check.failures[:_SHOWN],
+    }
+    passed = not check.failures and check.progress.done >= options.runs
+    return finish("faults", passed, started, figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The checks themselves: they must accept what is right and notice what is wrong."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from specrouter import SamplingParams
+from tests.exact import noise
+from tests.exact.arrangement import Arrangement, Mode, chains, covering_array, pairs_of
+from tests.exact.array_check import is_honest
+from tests.exact.chi_square import fit_p_value, independence_p_value
+from tests.exact.comparison import first_difference
+from tests.exact.models import SAVERS, save_family
+from tests.exact.oracle import Choice, Oracle, cut_distance, process
+from tests.exact.prompts import encode, load_prompts
+from tests.modelpool.factories import VOCAB_SIZE, save_llama
+
+MODES: list[Mode] = ["off", ("a", "t"), ("b", "t"), ("a", "b", "t"), "adaptive"]
+PROMPT = (5, 6, 7, 8)
+ENDLESS = SamplingParams(max_new_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Oracle]:
+    found = dict[str, Oracle]()
+    for architecture in SAVERS:
+        path = save_family(tmp_path_factory.mktemp(architecture), architecture)["target"]
+        found[architecture] = Oracle(
+            path, "float64", vocab_size=VOCAB_SIZE, eos_token_ids=frozenset([0])
+        )
+    return found
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+# Arrangements
+
+
+def test_covering_array_covers_every_pair_of_settings() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for mode, batch in itertools.product(MODES, (1, 4, 16)):
+        assert (("mode", mode), ("batch", batch)) in covered
+    for mode, depth in itertools.product(MODES[1:-1], (1, 4, 7)):
+        assert (("mode", mode), ("depth", depth)) in covered
+    for batch, depth in itertools.product((1, 4, 16), (1, 4, 7)):
+        assert (("batch", batch), ("depth", depth)) in covered
+
+
+def test_covering_array_is_much_shorter_than_the_product() -> None:
+    assert len(covering_array(MODES)) <= 3 * len(MODES) + 2
+
+
+def test_modes_without_a_chain_have_no_depth() -> None:
+    rows = covering_array(MODES)
+    assert all(row.depth is None for row in rows if isinstance(row.mode, str))
+    assert Arrangement("off", 1).speculation == "off"
+    assert Arrangement("adaptive", 1).speculation is None
+
+
+def test_chains_never_put_models_of_equal_size_behind_each_other() -> None:
+    sizes = {"code": 1, "math": 1, "middle": 3, "target": 8}
+    found = chains(list(sizes), "target", sizes.__getitem__)
+    assert ("code", "middle", "target") in found
+    assert ("math", "middle", "target") in found
+    assert not any({"code", "math"} <= set(chain) for chain in found)
+    assert len(found) == 5
+
+
+# Oracle
+
+
+@pytest.mark.parametrize("architecture", SAVERS)
+def test_steps_of_the_oracle_equal_generate(oracles: dict[str, Oracle], architecture: str) -> None:
+    oracle = oracles[architecture]
+    stepped = tuple(choice.token for choice in oracle.choices(PROMPT, ENDLESS))
+    assert stepped == oracle.generate(PROMPT, ENDLESS)
+    assert len(set(stepped)) > 5, "a model that repeats itself tests little"
+
+
+def test_the_oracle_stops_after_a_stop_id(oracles: dict[str, Oracle]) -> None:
+    oracle = oracles["llama"]
+    whole = oracle.tokens(PROMPT, ENDLESS)
+    params = dataclasses.replace(ENDLESS, stop_token_ids=(whole[7],))
+    end = whole.index(whole[7]) + 1
+    assert oracle.tokens(PROMPT, params) == whole[:end]
+    assert tuple(choice.token for choice in oracle.choices(PROMPT, params)) == whole[:end]
+
+
+def test_ignored_eos_does_not_end_a_reference(oracles: dict[str, Oracle]) -> None:
+    oracle = oracles["llama"]
+    whole = oracle.tokens(PROMPT, ENDLESS)
+    ending = Oracle.__new__(Oracle)
+    vars(ending).update(vars(oracle), eos_token_ids=frozenset([whole[4]]))
+    assert ending.tokens(PROMPT, ENDLESS) == whole
+    until_eos = dataclasses.replace(ENDLESS, ignore_eos=False)
+    assert ending.tokens(PROMPT, until_eos) == whole[: whole.index(whole[4]) + 1]
+
+
+def test_padding_ids_are_never_chosen(tmp_path: Path) -> None:
+    path = save_llama(tmp_path, vocab_size=VOCAB_SIZE + 64)
+    oracle = Oracle(path, "float64", vocab_size=40, eos_token_ids=frozenset())
+    tokens = oracle.generate(PROMPT, ENDLESS)
+    assert max(tokens) < 40
+    assert tokens == tuple(choice.token for choice in oracle.choices(PROMPT, ENDLESS))
+
+
+def test_a_choice_after_a_prefix_is_the_choice_made_on_the_way(oracles: dict[str, Oracle]) -> None:
+    params = SamplingParams(max_new_tokens=12, temperature=1.0, top_p=0.9, seed=3, ignore_eos=True)
+    tokens = oracles["qwen3"].tokens(PROMPT, params)
+    for position, token in enumerate(tokens):
+        choice = oracles["qwen3"].choice_after(PROMPT, tokens[:position], params)
+        assert choice.token == token
+
+
+def test_seeds_and_positions_change_the_choice(oracles: dict[str, Oracle]) -> None:
+    outputs = {
+        oracles["gpt2"].tokens(PROMPT, SamplingParams(temperature=1.0, seed=s, max_new_tokens=8))
+        for s in range(8)
+    }
+    assert len(outputs) == 8
+
+
+def test_margin_of_a_cut_token_is_its_distance_from_the_cut() -> None:
+    logits = torch.tensor([2.0, 1.0, 1.0 - 1e-6, -3.0], dtype=torch.float64)
+    params = SamplingParams(temperature=1.0, top_k=2, seed=0)
+    scores = process(logits.unsqueeze(0), params)[0]
+    choice = Choice(0, logits, scores, params)
+    assert scores[2] == -torch.inf
+    assert choice.margin(2) == pytest.approx(1e-6)
+    assert choice.margin(3) > 0.9
+    assert choice.top_two_margin() == pytest.approx(1.0)
+
+
+def test_cut_distance_of_top_p_is_in_probability() -> None:
+    logits = torch.tensor([0.6, 0.2999, 0.1001], dtype=torch.float64).log()
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+    assert cut_distance(logits, params, 2) == pytest.approx(0.0001)
+    assert cut_distance(logits, params, 1) == pytest.approx(0.3)
+
+
+# Comparison
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "position"),
+    [((1, 2), (1, 2), None), ((1, 3), (1, 2), 1), ((1,), (1, 2), 1), ((1, 2, 3), (1, 2), 2)],
+)
+def test_first_difference(
+    got: tuple[int, ...], expected: tuple[int, ...], position: int | None
+) -> None:
+    assert first_difference(got, expected) == position
+
+
+def test_only_float32_excuses_differences_that_are_rare_and_narrow() -> None:
+    assert is_honest("float64", 10, [])
+    assert not is_honest("float64", 10**9, [1e-12])
+    assert is_honest("float32", 100_000, [1e-5])
+    assert not is_honest("float32", 100_000, [1e-5, 1e-5])
+    assert not is_honest("float32", 99_999, [1e-5])
+    assert not is_honest("float32", 100_000, [1e-3])
+
+
+# Statistics
+
+
+def test_chi_square_accepts_draws_from_the_distribution(rng: np.random.Generator) -> None:
+    p = rng.dirichlet(np.full(300, 0.2))
+    p_values = [fit_p_value(rng.multinomial(20_000, p), p) for _ in range(200)]
+    assert min(p_values) > 1e-4
+    assert 0.4 < float(np.mean(p_values)) < 0.6
+
+
+def test_chi_square_notices_a_slightly_other_distribution(rng: np.random.Generator) -> None:
+    p = rng.dirichlet(np.full(300, 0.2))
+    tempered = p**0.9 / (p**0.9).sum()
+    assert fit_p_value(rng.multinomial(20_000, tempered), p) < 0.001
+
+
+def test_chi_square_notices_the_impossible() -> None:
+    assert fit_p_value(np.array([1000, 1]), np.array([1.0, 0.0])) == 0.0
+
+
+def test_independence_notices_shared_noise(rng: np.random.Generator) -> None:
+    p, q = rng.dirichlet(np.full(50, 0.5), size=2)
+    drawn = rng.gumbel(size=(20_000, 50))
+    first, second = (drawn + np.log(p)).argmax(1), (drawn + np.log(q)).argmax(1)
+    assert independence_p_value(first, second, p, q) < 1e-6
+    fresh = (rng.gumbel(size=(20_000, 50)) + np.log(q)).argmax(1)
+    assert independence_p_value(first, fresh, p, q) > 0.001
+
+
+def _keyed_by_sum(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed + position).gumbel(size=vocab_size)
+
+
+def _keyed_by_low_bits(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    return np.random.default_rng([seed % 2**32, position]).gumbel(size=vocab_size)
+
+
+@pytest.mark.parametrize("faulty", [_keyed_by_sum, _keyed_by_low_bits])
+def test_noise_with_structure_is_noticed(monkeypatch: pytest.MonkeyPatch, faulty: object) -> None:
+    monkeypatch.setattr(noise, "gumbel", faulty)
+    assert min(noise.noise_p_values(1500).values()) == 0.0
+
+
+def test_the_noise_is_gumbel_and_without_structure() -> None:
+    p_values = noise.noise_p_values(3000)
+    assert min(p_values.values()) > 0.001 / len(p_values)
+
+
+# Models and prompts
+
+
+@pytest.mark.parametrize("architecture", SAVERS)
+def test_a_family_grows_and_its_members_agree_now_and_then(
+    tmp_path: Path, architecture: str
+) -> None:
+    paths = save_family(tmp_path, architecture)
+    models = [
+        Oracle(path, "float64", vocab_size=VOCAB_SIZE, eos_token_ids=frozenset()).model
+        for path in paths.values()
+    ]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    assert sizes == sorted(set(sizes))
+    tokens = torch.randint(VOCAB_SIZE, (4, 50), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        small, _, target = (model(tokens).logits.argmax(-1) for model in models)
+    assert 0.2 < (small == target).double().mean() < 0.9
+
+
+def _categories(folder: Path | None, count: int) -> Iterator[str]:
+    return (prompt.category for prompt in load_prompts(folder, count))
+
+
+def test_prompts_come_from_all_categories_in_turn(tmp_path: Path) -> None:
+    lines = [f'{{"id": "{i}", "category": "{c}", "prompt": "x"}}' for i, c in enumerate("aaab")]
+    (tmp_path / "some.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert "".join(_categories(tmp_path, 10)) == "abaa"
+    assert len(set(_categories(None, 6))) == 6
+
+
+def test_long_prompts_are_cut(small_family: dict[str, Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(small_family["target"]))
+    lengths = [len(tokens) for tokens in encode(load_prompts(None, 16), tokenizer, 20)]
+    assert max(lengths) == 20
+    assert min(lengths) == 1

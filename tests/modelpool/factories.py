@@ -1,0 +1,176 @@
+"""Small random models that share one byte-level BPE tokenizer, written as local checkpoints.
+
+Each `save_*` makes a directory that `transformers` loads: weights in safetensors, the config,
+and the tokenizer. Weights are drawn from a seed, and are large enough that the logits of
+different contexts differ clearly: with the library's initialisation (0.02) every greedy
+continuation of so small a model is one repeated token.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
+EOS_TOKEN = "<|endoftext|>"
+MAX_POSITIONS = 512
+
+_TEXT = (
+    "the quick brown fox jumps over the lazy dog and runs through the forest again",
+    "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n",
+    "the sum of the numbers from one to ten is fifty five, and the product is larger",
+    "for index, value in enumerate(values):\n    print(index, value)\n",
+    "there is more than one way to count the tokens of a sentence in another language",
+)
+
+
+def make_tokenizer(directory: Path | str) -> PreTrainedTokenizerBase:
+    """Write the shared tokenizer (`VOCAB_SIZE` ids, id 0 ends a text) and return it."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_tokenizer_json()),
+        eos_token=EOS_TOKEN,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.save_pretrained(str(directory))
+    return tokenizer
+
+
+def save_llama(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+    tied: bool = True,
+) -> Path:
+    """Write a random Llama with its tokenizer."""
+    config = LlamaConfig(
+        **_shape(hidden, layers, heads, kv_heads, vocab_size), tie_word_embeddings=tied
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_qwen3(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+    tied: bool = True,
+) -> Path:
+    """Write a random Qwen3 (query and key norms) with its tokenizer."""
+    config = Qwen3Config(
+        **_shape(hidden, layers, heads, kv_heads, vocab_size),
+        head_dim=hidden // heads,
+        tie_word_embeddings=tied,
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_gpt2(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+) -> Path:
+    """Write a random GPT-2 (learnt positions, no grouped heads) with its tokenizer."""
+    config = GPT2Config(
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=heads,
+        n_positions=MAX_POSITIONS,
+        vocab_size=vocab_size,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_perturbed(
+    source: Path | str, directory: Path | str, *, noise: float = 0.03, seed: int = 0
+) -> Path:
+    """Write a copy of a checkpoint with each weight moved by `noise` of its tensor's spread.
+
+    Such a pair agrees on some tokens and not on others, which two seeds never do.
+    """
+    model = AutoModelForCausalLM.from_pretrained(str(source))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = parameter.std().item() if parameter.numel() > 1 else 0.0
+            shift = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_((noise * spread * shift).to(parameter.dtype))
+    model.save_pretrained(str(directory))
+    make_tokenizer(directory)
+    return Path(directory)
+
+
+def _shape(
+    hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int
+) -> dict[str, int | None]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+
+
+def _save(config: PreTrainedConfig, directory: Path, *, seed: int, dtype: str) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "ln_" in name:
+                torch.nn.init.uniform_(parameter, 0.7, 1.3)
+            elif "embed" in name or "wte" in name or "lm_head" in name:
+                torch.nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
+            else:  # louder than the embeddings, or tied ones make each token predict itself
+                torch.nn.init.normal_(parameter, std=3.5 * min(parameter.shape) ** -0.5)
+    model.to(getattr(torch, dtype)).save_pretrained(str(directory))
+    make_tokenizer(directory)
+    return directory
+
+
+@functools.cache
+def _tokenizer_json() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT, trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE, tokenizer.get_vocab_size()
+    return tokenizer.to_str()

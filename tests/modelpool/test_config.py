@@ -1,0 +1,78 @@
+"""Every fault of a pool's configuration names its field."""
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from modelpool.config import PoolConfig, config_error, validate_config
+from modelpool.errors import ConfigError
+
+SMALL = {"name": "small", "source": "bundled:small"}
+LARGE = {"name": "large", "source": "path:large", "dtype": "bfloat16"}
+
+
+def field_of(pool: object, field: str = "pool") -> tuple[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(PoolConfig, pool, field)
+    assert str(caught.value) == f"{caught.value.field}: {caught.value.reason}"
+    return caught.value.field, caught.value.reason
+
+
+def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
+    pool = validate_config(PoolConfig, {"target": "large", "models": [SMALL, LARGE]}, "pool")
+    small = pool.models[0]
+    assert (small.dtype, small.device, small.pinned) == ("auto", "auto", False)
+    assert (small.revision, small.trust_remote_code) == (None, False)
+    with pytest.raises(ValidationError):
+        pool.target = "small"  # type: ignore[misc]
+    assert validate_config(PoolConfig, pool, "pool") is pool
+
+
+@pytest.mark.parametrize(
+    ("models", "target", "field", "word"),
+    [
+        ([SMALL, {**LARGE, "dtype": "int3"}], "large", "pool.models[1].dtype", "int3"),
+        ([SMALL, {**LARGE, "device": "gpu"}], "large", "pool.models[1].device", "gpu"),
+        ([SMALL, {**LARGE, "dtyp": "auto"}], "large", "pool.models[1].dtyp", "'dtype'"),
+        ([{"name": "small"}], "small", "pool.models[0].source", "required"),
+        ([SMALL, SMALL], "small", "pool.models[1].name", "models[0]"),
+        ([SMALL], "large", "pool.target", "'large'"),
+        ([{**SMALL, "name": "a>b"}], "a>b", "pool.models[0].name", "a>b"),
+        ([], "large", "pool.models", "1"),
+        ("small", "small", "pool.models", "small"),
+    ],
+)
+def test_a_fault_names_its_field(models: object, target: str, field: str, word: str) -> None:
+    found, reason = field_of({"target": target, "models": models})
+    assert found == field
+    assert word in reason
+
+
+def test_an_unknown_key_is_told_before_what_is_missing_because_of_it() -> None:
+    found, reason = field_of({"taget": "small", "models": [SMALL]})
+    assert found == "pool.taget"
+    assert "did you mean 'target'" in reason
+
+
+def test_a_pool_that_is_no_mapping_is_refused() -> None:
+    assert field_of(["small"])[0] == "pool"
+    assert field_of(None)[0] == "pool"
+
+
+def test_the_limit_has_room_for_what_is_never_evicted() -> None:
+    models = [{**SMALL, "pinned": True}, LARGE]
+    found, _ = field_of({"target": "large", "models": models, "max_loaded_models": 1})
+    assert found == "pool.max_loaded_models"
+
+
+def test_paths_start_at_the_root_of_a_larger_configuration() -> None:
+    class Whole(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        pool: PoolConfig
+
+    with pytest.raises(ValidationError) as caught:
+        Whole.model_validate({"pool": {"target": "x", "models": [SMALL]}})
+    assert config_error(caught.value).field == "pool.target"
+    with pytest.raises(ConfigError) as raised:
+        validate_config(Whole, {"pool": {"target": "small", "models": [{**SMALL, "pined": 1}]}})
+    assert raised.value.field == "pool.models[0].pined"
+    assert "'pinned'" in raised.value.reason

@@ -1,0 +1,48 @@
+"""A checkpoint's headers say what loading it would find."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, MambaConfig
+
+from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.footprint import read_checkpoint
+from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama, save_qwen3
+
+
+@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
+def test_parameters_and_bytes_are_those_of_the_loaded_model(save, tmp_path: Path) -> None:
+    save(tmp_path, dtype="bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    assert facts.parameter_count == sum(p.numel() for p in model.parameters())
+    assert facts.weight_bytes == 2 * facts.parameter_count
+    assert facts.max_positions == MAX_POSITIONS
+    assert facts.vocab_rows == VOCAB_SIZE
+    assert facts.eos_token_ids == {0}
+    wide = read_checkpoint(tmp_path, field="pool.models[0]", dtype="float32")
+    assert wide.weight_bytes == 4 * facts.parameter_count
+    assert wide.kv_bytes_per_token == 2 * facts.kv_bytes_per_token
+
+
+def test_kv_is_counted_per_kv_head(tmp_path: Path) -> None:
+    save_llama(tmp_path, hidden=32, layers=3, heads=4, kv_heads=2, dtype="float32")
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    assert facts.kv_bytes_per_token == 2 * 3 * 2 * 8 * 4  # K and V, layers, heads, dim, float32
+
+
+def test_a_model_without_attention_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    MambaConfig(vocab_size=VOCAB_SIZE).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_checkpoint(tmp_path, field="pool.models[0]")
+    assert caught.value.field == "pool.models[0].source"
+
+
+def test_a_broken_checkpoint_names_the_source(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    for name, content in (("generation_config.json", b"{"), ("model.safetensors", b"\x00")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            read_checkpoint(tmp_path, field="pool.models[0]")
+        assert caught.value.field == "pool.models[0].source"

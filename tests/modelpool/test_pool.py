@@ -1,0 +1,210 @@
+"""The pool: order, lazy loading, limits, and what it refuses at construction."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modelpool import ConfigError, ModelPool, PoolFullError
+from modelpool.config import ModelConfig, PoolConfig
+from modelpool.device_manager import DeviceInfo, Placement
+from modelpool.packed_model import PackedModel
+from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    save_llama(root / "large", layers=4, dtype="float32")
+    save_llama(root / "middle", layers=2, seed=1, dtype="float32")
+    save_llama(root / "small", layers=1, seed=2, dtype="float32")
+    save_gpt2(root / "small-too", layers=1, hidden=16, seed=3, dtype="float32")
+    return root
+
+
+def config(models: Path, names: tuple[str, ...], target: str, **settings: Any) -> dict[str, Any]:
+    pinned = settings.pop("pinned", ())
+    members = [
+        {"name": name, "source": f"path:{models / name}", "pinned": name in pinned}
+        for name in names
+    ]
+    return {"target": target, "models": members, **settings}
+
+
+ALL = ("large", "small", "middle", "small-too")
+
+
+class Loads:
+    """A loader that counts, and fails when told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.out_of_memory_on: tuple[str, ...] = ()
+        self.seconds = 0.0
+
+    def __call__(
+        self, config: ModelConfig, path: Path, placement: Placement, vocab_size: int, field: str
+    ) -> Any:
+        self.calls.append((config.name, placement.device))
+        time.sleep(self.seconds)
+        if placement.device in self.out_of_memory_on:
+            raise torch.OutOfMemoryError("no memory")
+        return object()
+
+
+def counted(raw: dict[str, Any], **options: Any) -> tuple[ModelPool, Loads]:
+    loads = Loads()
+    return ModelPool(PoolConfig.model_validate(raw), loader=loads, **options), loads
+
+
+def test_names_are_weakest_first_and_the_target_last(models: Path) -> None:
+    pool = ModelPool.from_config(config(models, ALL, "large"))
+    assert pool.names == ("small-too", "small", "middle", "large")
+    assert ModelPool.from_config(config(models, ALL, "small")).names[-1] == "small"
+    assert pool.parameter_count("small") < pool.parameter_count("middle")
+    assert (pool.target, pool.vocab_size, pool.eos_token_ids) == ("large", VOCAB_SIZE, {0})
+    assert pool.path("middle") == (models / "middle").resolve()
+    assert pool.max_positions("large") == 512
+
+
+def test_a_model_is_loaded_on_first_use_and_kept(models: Path) -> None:
+    pool = ModelPool.from_config(config(models, ALL, "large"))
+    assert not any(pool.is_loaded(name) for name in pool.names)
+    model = pool.get("small")
+    assert isinstance(model, PackedModel)
+    assert model.parameter_count == pool.parameter_count("small")
+    assert pool.is_loaded("small")
+    assert pool.get("small") is model
+    with pytest.raises(KeyError):
+        pool.get("absent")
+
+
+def test_threads_that_want_the_same_model_load_it_once(models: Path) -> None:
+    pool, loads = counted(config(models, ALL, "large"))
+    loads.seconds = 0.05
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda name=name: found.append(pool.get(name)))
+        for name in ("small", "middle") * 4
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads.calls) == 2
+    assert len(set(map(id, found))) == 2
+
+
+def test_the_least_recently_used_idle_model_is_evicted(models: Path) -> None:
+    pool, _ = counted(config(models, ALL, "large", max_loaded_models=3))
+    for name in ("large", "small", "middle", "small", "small-too"):
+        pool.get(name)
+    assert [name for name in pool.names if pool.is_loaded(name)] == ["small-too", "small", "large"]
+
+
+def test_pinned_models_the_target_and_models_in_use_are_never_evicted(models: Path) -> None:
+    pool, _ = counted(config(models, ALL, "large", max_loaded_models=3, pinned=("small",)))
+    pool.get("large")
+    pool.get("small")
+    pool.acquire("middle")
+    with pytest.raises(PoolFullError, match="small-too"):
+        pool.get("small-too")
+    assert not pool.evict("middle")
+    assert not pool.evict("small")
+    assert not pool.evict("large")
+    pool.release("middle")
+    pool.get("small-too")
+    assert not pool.is_loaded("middle")
+
+
+def test_the_target_is_let_in_whatever_is_in_use(models: Path) -> None:
+    pool, _ = counted(config(models, ALL, "large", max_loaded_models=1))
+    pool.acquire("small")
+    pool.get("large")
+    assert pool.is_loaded("small")
+    assert pool.is_loaded("large")
+
+
+def test_a_memory_limit_counts_weights_and_kv(models: Path) -> None:
+    raw = config(models, ALL, "large", memory_limit_mb=1)
+    pool, _ = counted(raw)
+    for name in pool.names:
+        pool.get(name)
+    assert all(pool.is_loaded(name) for name in pool.names)
+    pool, _ = counted(raw, kv_tokens=2000)  # the target's 4 layers alone: 1 MB of KV
+    pool.get("small")
+    pool.get("large")
+    assert not pool.is_loaded("small")
+
+
+def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(
+    models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = [DeviceInfo("cuda:0", 2**30, 2**30), DeviceInfo("cpu", 2**30, 2**30)]
+    pool, loads = counted(config(models, ALL, "large"), devices=devices)
+    loads.out_of_memory_on = ("cuda:0",)
+    pool.get("small")
+    assert loads.calls == [("small", "cuda:0"), ("small", "cpu")]
+    assert pool.placement("small").device == "cpu"
+    assert "small" in caplog.text
+    with pytest.raises(ConfigError) as caught:
+        pool.get("large")
+    assert caught.value.field == "pool.models[0].device"
+    assert not pool.is_loaded("large")
+
+
+def test_a_failed_load_leaves_the_pool_as_it_was(models: Path) -> None:
+    pool, loads = counted(config(models, ALL, "large"))
+    loads.out_of_memory_on = ("cpu",)
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.acquire("small")
+    loads.out_of_memory_on = ()
+    pool.get("small")
+    assert pool.evict("small")
+
+
+def test_a_missing_model_names_its_source(models: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelPool.from_config(config(models, ("large", "absent"), "large"))
+    assert caught.value.field == "pool.models[1].source"
+
+
+def test_another_tokenizer_is_refused_with_both_names(models: Path, tmp_path: Path) -> None:
+    other = save_llama(tmp_path / "other")
+    file = other / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    file.write_text(json.dumps(content))
+    raw = config(models, ("large", "small"), "large")
+    raw["models"].append({"name": "other", "source": str(other)})
+    with pytest.raises(ConfigError, match=r"'other'.*'large'") as caught:
+        ModelPool.from_config(raw)
+    assert caught.value.field == "pool.models[2].source"
+
+
+def test_padded_embeddings_are_accepted_and_short_ones_refused(
+    models: Path, tmp_path: Path
+) -> None:
+    raw = config(models, ("large",), "large")
+    raw["models"].append({"name": "padded", "source": str(save_llama(tmp_path, vocab_size=384))})
+    pool = ModelPool.from_config(raw)
+    assert pool.get("padded").vocab_size == VOCAB_SIZE
+    raw["models"][1]["source"] = str(save_llama(tmp_path / "short", vocab_size=300))
+    with pytest.raises(ConfigError, match="300 ids"):
+        ModelPool.from_config(raw)
+
+
+def test_construction_imports_no_modelling_code(models: Path) -> None:
+    raw = config(models, ALL, "large")
+    program = (
+        "import sys; from modelpool import ModelPool; "
+        f"ModelPool.from_config({raw!r}); "
+        "assert 'transformers.modeling_utils' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

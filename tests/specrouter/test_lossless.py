@@ -1,0 +1,116 @@
+"""Small versions of the exactness checks, on random models in float64.
+
+`make exact` runs the long ones, on the bundled pool.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specrouter import ChainRouter, SamplingParams
+from tests.exact.arguments import open_oracle
+from tests.exact.arrangement import Arrangement, covering_array, modes_of
+from tests.exact.array_check import make_cases
+from tests.exact.comparison import Case, all_divergences, compare, resume
+from tests.exact.distribution import failed_tests, open_small_router, stream_p_values
+from tests.exact.faults import Family, FaultCheck
+from tests.exact.models import SAVERS, pool_settings, save_family
+from tests.exact.oracle import Oracle
+from tests.exact.report import Progress
+from tests.exact.seeded import SETTINGS
+
+NEW_TOKENS = 12
+REQUESTS = len(SETTINGS) + 4  # each sampled setting once, the others greedy
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    router: ChainRouter
+    oracle: Oracle
+    cases: list[Case]
+
+
+@pytest.fixture(scope="module", params=SAVERS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A router over a family of each architecture, and requests with their references."""
+    paths = save_family(tmp_path_factory.mktemp(request.param), request.param)
+    engine = {"max_requests": 8, "max_model_len": 128, "prefill_chunk": 16}
+    settings = {"pool": pool_settings(paths), "engine": engine}
+    rng = np.random.default_rng(3)
+    prompts = [tuple(rng.integers(0, 320, rng.integers(1, 50)).tolist()) for _ in range(REQUESTS)]
+    with ChainRouter.from_config(settings) as router:
+        oracle = open_oracle(router, "float64")
+        yield Served(router, oracle, make_cases(oracle, prompts, _params))
+
+
+def _params(index: int) -> SamplingParams:
+    greedy = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=index % 2 == 0)
+    if index >= len(SETTINGS):
+        return greedy
+    temperature, top_k, top_p = SETTINGS[index]
+    return dataclasses.replace(
+        greedy, temperature=temperature, top_k=top_k, top_p=top_p, seed=2**40 + index
+    )
+
+
+def test_tokens_are_the_oracles_under_every_arrangement(served: Served) -> None:
+    for row in covering_array(modes_of(served.router), batches=(1, 4), depths=(1, 4, 7)):
+        result = compare(served.router, served.cases, row)
+        assert not all_divergences([result]), row
+        if isinstance(row.mode, tuple):
+            assert result.speculated > result.cycles / 2, f"{row} hardly speculated"
+    served.router.check_integrity()
+
+
+def test_a_request_resumed_after_any_token_ends_alike(served: Served) -> None:
+    longest = max(served.cases, key=lambda case: len(case.reference))
+    for position in range(len(longest.reference)):
+        prefix = longest.reference[:position]
+        output = resume(served.router, longest, prefix, Arrangement("adaptive", 1))
+        assert tuple(output.token_ids) == longest.reference
+
+
+def test_generate_takes_a_setting_per_prompt(served: Served) -> None:
+    outputs = served.router.generate(
+        [case.prompt for case in served.cases],
+        [case.params for case in served.cases],
+        speculation=[row.speculation for row in _rows(served)],
+    )
+    assert [tuple(output.token_ids) for output in outputs] == [
+        case.reference for case in served.cases
+    ]
+
+
+def test_drafters_save_cycles_of_the_target(served: Served) -> None:
+    chain = Arrangement((*served.router.pool.names[1:],), 1, depth=4)
+    result = compare(served.router, served.cases, chain)
+    assert result.cycles < 0.9 * result.tokens
+
+
+def test_tokens_follow_the_processed_distribution(tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.9, top_k=40, top_p=0.95)
+    progress = Progress("distribution", 2000)
+    with open_small_router(tmp_path) as router:
+        oracle = open_oracle(router, "float64")
+        p_values, accepted = stream_p_values(router, oracle, params, 1000, progress)
+    assert not failed_tests(p_values)
+    assert accepted > 1.1, "the tests mean little where no draft is accepted"
+
+
+@pytest.mark.parametrize("architecture", SAVERS)
+def test_faults_never_change_an_output(architecture: str, tmp_path: Path) -> None:
+    check = FaultCheck(seed=1, progress=Progress("faults", 20))
+    family = Family(architecture, tmp_path)
+    for lifetime in (100, 101):
+        check.play_lifetime(family, lifetime, bursts=5)
+    assert not check.failures
+
+
+def _rows(served: Served) -> list[Arrangement]:
+    rows = covering_array(modes_of(served.router), batches=(1,))
+    return [rows[index % len(rows)] for index in range(len(served.cases))]

@@ -1,0 +1,297 @@
+"""The HTTP service in front of a fake router: answers, refusals, framing, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.server import create_app
+from tests.specrouter.fake_router import METRICS, FakeRouter
+
+PROMPT: dict[str, Any] = {"prompt": "def f"}
+
+
+def app_of(router: FakeRouter) -> FastAPI:
+    return create_app(cast(ChainRouter, router))
+
+
+def post(router: FakeRouter, body: Any, path: str = "/generate") -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return request(router, "POST", path, content)
+
+
+def request(
+    router: FakeRouter, method: str, path: str, content: bytes | None = None
+) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app_of(router), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            headers = {"Content-Type": "application/json"}
+            return await client.request(method, path, content=content, headers=headers)
+
+    return asyncio.run(send())
+
+
+def refusal(response: httpx.Response) -> dict[str, Any]:
+    """The error of a 4xx; its shape is the one that OpenAI's clients read."""
+    assert 400 <= response.status_code < 500
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+# Answers
+
+
+def test_generate_answers_with_text_tokens_ending_metrics_and_seed() -> None:
+    router = FakeRouter()
+    response = post(router, PROMPT)
+    assert response.status_code == 200
+    assert response.json() == {
+        "text": " ab\nc é",
+        "token_ids": [5, 6, 7, 8],
+        "finish_reason": "length",
+        "metrics": METRICS.to_json(),
+        "seed": 7,
+    }
+    assert router.calls == [("def f", SamplingParams(), None)]
+    assert router.open_requests == 0
+
+
+def test_every_sampling_field_reaches_the_router() -> None:
+    router = FakeRouter()
+    fields: dict[str, Any] = {
+        "max_new_tokens": 3,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "seed": 11,
+        "stop": ["x", "y"],
+        "stop_token_ids": [4],
+        "ignore_eos": True,
+    }
+    speculation = {"chain": ["small", "big"], "depth": 2}
+    post(router, {"input_ids": [1, 2], **fields, "speculation": speculation})
+    expected = SamplingParams(**{**fields, "stop": ("x", "y"), "stop_token_ids": (4,)})
+    assert router.calls == [([1, 2], expected, Speculation(chain=("small", "big"), depth=2))]
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    router = FakeRouter()
+    post(router, {**PROMPT, "stop": "\n\n"})
+    assert router.calls[0][1].stop == ("\n\n",)
+
+
+def test_null_means_the_default_for_every_optional_field() -> None:
+    router = FakeRouter()
+    names = [
+        "input_ids", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop",
+        "stop_token_ids", "ignore_eos", "speculation", "stream",
+    ]  # fmt: skip
+    assert post(router, {**PROMPT, **dict.fromkeys(names)}).status_code == 200
+    assert router.calls == [("def f", SamplingParams(), None)]
+
+
+def test_speculation_can_be_switched_off() -> None:
+    router = FakeRouter()
+    post(router, {**PROMPT, "speculation": "off"})
+    assert router.calls[0][2] == "off"
+
+
+def test_unknown_fields_are_accepted() -> None:
+    assert post(FakeRouter(), {**PROMPT, "model": "any", "priority": 3}).status_code == 200
+
+
+def test_failed_generation_is_a_500_that_names_the_cause_and_keeps_the_text() -> None:
+    response = post(FakeRouter(error="out of memory"), PROMPT)
+    assert response.status_code == 500
+    answer = response.json()
+    assert answer["finish_reason"] == "error"
+    assert answer["text"] == " ab\nc é"
+    assert answer["error"]["message"] == "out of memory"
+    assert answer["error"]["type"] == "server_error"
+
+
+def test_unforeseen_exception_is_a_500_in_the_same_shape() -> None:
+    response = post(FakeRouter(crash=True), PROMPT)
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+
+
+def test_health_and_its_end() -> None:
+    router = FakeRouter()
+    response = request(router, "GET", "/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    router.is_healthy = False
+    assert request(router, "GET", "/health").status_code == 503
+
+
+def test_models_lists_the_target_as_openai_does() -> None:
+    listed = request(FakeRouter(), "GET", "/v1/models").json()
+    assert listed["object"] == "list"
+    [model] = listed["data"]
+    assert set(model) == {"id", "object", "created", "owned_by", "root"}
+    assert (model["id"], model["object"], model["root"]) == ("big", "model", "big")
+
+
+# Refusals: nothing reaches the router
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "input_ids": [1]}, "input_ids"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"input_ids": "abc"}, "input_ids"),
+        ({"input_ids": [1, "2"]}, "input_ids[1]"),
+        ({"input_ids": [True]}, "input_ids[0]"),
+        ({**PROMPT, "temperature": "hot"}, "temperature"),
+        ({**PROMPT, "temperature": -0.1}, "temperature"),
+        ({**PROMPT, "temperature": float("nan")}, "temperature"),
+        ({**PROMPT, "temperature": float("inf")}, "temperature"),
+        ({**PROMPT, "temperature": 10**400}, "temperature"),
+        ({**PROMPT, "top_p": float("nan")}, "top_p"),
+        ({**PROMPT, "top_p": -0.5}, "top_p"),
+        ({**PROMPT, "top_k": -2}, "top_k"),
+        ({**PROMPT, "top_k": 1.5}, "top_k"),
+        ({**PROMPT, "max_new_tokens": -1}, "max_new_tokens"),
+        ({**PROMPT, "max_new_tokens": "8"}, "max_new_tokens"),
+        ({**PROMPT, "max_new_tokens": float("nan")}, "max_new_tokens"),
+        ({**PROMPT, "seed": "x"}, "seed"),
+        ({**PROMPT, "stop": 5}, "stop"),
+        ({**PROMPT, "stop": ["a", 5]}, "stop[1]"),
+        ({**PROMPT, "stop_token_ids": [None]}, "stop_token_ids[0]"),
+        ({**PROMPT, "ignore_eos": "yes"}, "ignore_eos"),
+        ({**PROMPT, "stream": 1}, "stream"),
+        ({**PROMPT, "speculation": "on"}, "speculation"),
+        ({**PROMPT, "speculation": {"chain": "small"}}, "speculation.chain"),
+        ({**PROMPT, "speculation": {"chain": ["small", 4]}}, "speculation.chain[1]"),
+        ({**PROMPT, "speculation": {"depth": "4"}}, "speculation.depth"),
+        ({**PROMPT, "speculation": {"dept": 4}}, "speculation.dept"),
+        ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_field_is_a_400_that_names_it(body: dict[str, Any], param: str, stream: bool) -> None:
+    router = FakeRouter()
+    response = post(router, {"stream": stream, **body})
+    error = refusal(response)
+    assert response.status_code == 400
+    assert error["param"] == param
+    assert param.partition("[")[0] in error["message"]
+    assert router.calls == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"prompt": "a",}', b"\xff\xfe{", b'{"prompt": "a"} x', b"[" * 100_000]
+)
+def test_malformed_json_is_a_400(body: bytes) -> None:
+    router = FakeRouter()
+    assert refusal(post(router, body))["param"] is None
+    assert router.calls == []
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"def f"', b"3"])
+def test_body_that_is_no_object_is_a_400(body: bytes) -> None:
+    assert "JSON object" in refusal(post(FakeRouter(), body))["message"]
+
+
+def test_message_says_where_the_json_is_malformed() -> None:
+    error = refusal(post(FakeRouter(), b'{"prompt": oops}'))
+    assert error["code"] == "invalid_json"
+    assert "character 11" in error["message"]
+
+
+def test_a_union_is_refused_with_all_that_it_allows() -> None:
+    message = refusal(post(FakeRouter(), {**PROMPT, "stop": 5}))["message"]
+    assert "valid string" in message
+    assert "valid list" in message
+
+
+def test_unknown_path_and_wrong_method_have_the_same_error_shape() -> None:
+    assert refusal(request(FakeRouter(), "GET", "/nothing"))["message"] == "Not Found"
+    assert request(FakeRouter(), "GET", "/generate").status_code == 405
+
+
+# Streaming
+
+
+def test_stream_is_one_event_per_run_then_the_ending_then_done() -> None:
+    response = post(FakeRouter(), {**PROMPT, "stream": True})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    ending = {"finish_reason": "length", "metrics": METRICS.to_json(), "seed": 7}
+    last = json.dumps({"text": " é", "token_ids": [8], **ending}, ensure_ascii=False)
+    assert response.content.decode() == (
+        'data: {"text": " a", "token_ids": [5]}\n\n'
+        'data: {"text": "b\\nc", "token_ids": [6, 7]}\n\n'
+        f"data: {last}\n\n"
+        "data: [DONE]\n\n"
+    )
+
+
+@pytest.mark.parametrize("router", [FakeRouter(error="the engine broke"), FakeRouter(crash=True)])
+def test_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) -> None:
+    response = post(router, {**PROMPT, "stream": True})
+    assert response.status_code == 200
+    *_, error, done, end = response.content.decode().split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["message"] == "the engine broke"
+    assert (done, end) == ("data: [DONE]", "")
+
+
+# Clients that leave
+
+
+async def leave(router: FakeRouter, *, stream: bool, after_events: int = 0) -> None:
+    """Sends a request, and disconnects once the router works on it and `after_events` arrived."""
+    body = json.dumps({**PROMPT, "stream": stream}).encode()
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+    events = asyncio.Queue[bytes]()
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if incoming:
+            return incoming.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            events.put_nowait(message["body"])
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "POST",
+        "path": "/generate",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    answering = asyncio.ensure_future(app_of(router)(scope, receive, cast(Any, send)))
+    for _ in range(after_events):
+        await events.get()
+    while not router.open_requests:
+        await asyncio.sleep(0)
+    gone.set()
+    await asyncio.wait_for(answering, timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("stream", "runs_before"), [(False, 0), (False, 2), (True, 0), (True, 1), (True, 2)]
+)
+def test_client_that_leaves_cancels_its_request(stream: bool, runs_before: int) -> None:
+    router = FakeRouter(hold_after=runs_before)
+    arrived = runs_before if stream else 0
+    asyncio.run(leave(router, stream=stream, after_events=arrived))
+    assert len(router.calls) == 1
+    assert router.open_requests == 0
