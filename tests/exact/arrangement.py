@@ -47,8 +47,8 @@ def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> lis
     A drafter need not be smaller than the target, only smaller than what stands between them.
     """
     drafters = [name for name in names if name != target]
-    pairs = [(name, target) for name in drafters]
-    triples = [
+    pairs: list[Chain] = [(name, target) for name in drafters]
+    triples: list[Chain] = [
         (first, second, target)
         for first, second in itertools.combinations(drafters, 2)
         if size(first) < size(second)

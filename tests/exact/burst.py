@@ -83,13 +83,13 @@ def _draw_case(oracle: Oracle, rng: np.random.Generator) -> Case:
 
 
 def _draw_plan(cases: Sequence[Case], chains: Sequence[Chain], rng: np.random.Generator) -> Plan:
-    case = cases[rng.integers(len(cases))]
+    case = cases[int(rng.integers(len(cases)))]
     speculation: Literal["off"] | Speculation | None = None
     kind = rng.random()
     if kind < 0.1:
         speculation = "off"
     elif kind < 0.8:
-        chain = chains[rng.integers(len(chains))]
+        chain = chains[int(rng.integers(len(chains)))]
         speculation = Speculation(chain=chain, depth=int(rng.integers(1, 8)))
     resumes = rng.random() < 0.15
     cancels = rng.random() < 0.2

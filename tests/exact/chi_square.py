@@ -63,5 +63,6 @@ def _fold(probabilities: Floats) -> tuple[Ints, Floats]:
     likeliest = np.argsort(-probabilities, kind="stable")[: _CELLS - 1]
     cell = np.full(len(probabilities), len(likeliest), dtype=np.int64)
     cell[likeliest] = np.arange(len(likeliest))
-    folded = np.bincount(cell, weights=probabilities, minlength=len(likeliest) + 1)
+    folded = np.zeros(len(likeliest) + 1)
+    np.add.at(folded, cell, probabilities)
     return cell, folded

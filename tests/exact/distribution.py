@@ -34,14 +34,14 @@ SETTINGS = (
 PROMPT = (17, 230, 41, 99, 5, 301, 64)
 FORCED = 88  # the output token that the longer prefix holds
 BATCH = 32
-_NEW = 2  # tokens that a request generates after its prefix
+_NEW = 4  # tokens that a request generates after its prefix, so that drafts have room
 
 
 @dataclass(frozen=True)
 class Stream:
     """Tokens of consecutive seeds after one prefix, and what they should follow."""
 
-    tokens: Ints  # [N, 2] at the output position after the prefix and at the next
+    tokens: Ints  # [N, new] at the output positions from the end of the prefix on
     first: Floats  # [V] probabilities of the first
     second: Floats  # [V, V] of the second, given the first
 

@@ -42,10 +42,10 @@ class Family:
             self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
 
     def open_router(self, max_loaded_models: int | None, max_requests: int = 4) -> ChainRouter:
-        extra = {} if max_loaded_models is None else {"max_loaded_models": max_loaded_models}
+        pool = pool_settings(self.paths, max_loaded_models=max_loaded_models)
         return ChainRouter.from_config(
             {
-                "pool": pool_settings(self.paths, **extra),
+                "pool": pool,
                 "engine": {
                     "max_requests": max_requests,
                     "max_model_len": 128,

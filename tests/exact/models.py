@@ -7,7 +7,7 @@ layer that speaks softly. Sizes grow strictly, as chains want it.
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -48,7 +48,7 @@ def grown_copy(source: Path, directory: Path) -> Path:
         if name.startswith(f"{prefix}.{last}."):
             loudness = _LOUDNESS if any(part in name for part in _OUTPUTS) else 1.0
             weights[name.replace(f".{last}.", f".{last + 1}.", 1)] = weight * loudness
-    grown = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    grown = cast(Any, AutoModelForCausalLM).from_config(config, dtype=model.dtype)
     grown.load_state_dict(weights)
     return _save(grown, directory)
 

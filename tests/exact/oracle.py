@@ -10,6 +10,7 @@ Not covered: stop strings.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -61,10 +62,11 @@ class Oracle:
         self, path: Path, dtype: str, *, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
         # Eager attention takes its softmax in float32 whatever the dtype, SDPA does not.
-        self.model = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
-        self.model.generation_config = GenerationConfig()  # no defaults but ours
+        )
+        self.model = cast(Any, loaded).eval()
+        self.model.generation_config = _generation_config()  # no defaults but ours
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         rows = self.model.get_output_embeddings().weight.shape[0]
@@ -79,7 +81,7 @@ class Oracle:
     @torch.inference_mode()
     def generate(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """Greedy decoding by `transformers` itself."""
-        config = GenerationConfig(
+        config = _generation_config(
             do_sample=False,
             max_new_tokens=params.max_new_tokens,
             eos_token_id=sorted(self.stop_ids(params)) or None,
@@ -170,6 +172,11 @@ def cut_distance(logits: Tensor, params: SamplingParams, token: int) -> float:
         above = probabilities[probabilities > probabilities[token]].sum()
         distances.append(float((above - params.top_p).abs()))
     return min(distances)
+
+
+def _generation_config(**settings: Any) -> GenerationConfig:
+    config: GenerationConfig = cast(Any, GenerationConfig)(**settings)
+    return config
 
 
 def _lowest_argmax(scores: Tensor) -> int:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import transformers
@@ -50,7 +51,7 @@ def cpu_name() -> str:
 def prepare(threads: int) -> None:
     """Sets torch's threads and silences `transformers`' own progress bars."""
     torch.set_num_threads(threads)
-    transformers.utils.logging.disable_progress_bar()
+    cast(Any, transformers.utils.logging).disable_progress_bar()
 
 
 def conditions() -> dict[str, object]:

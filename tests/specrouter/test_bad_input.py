@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -28,7 +28,9 @@ def _set(*path: str | int, to: Any) -> Callable[[Settings], None]:
     def change(settings: Settings) -> None:
         place: Any = settings
         for key in path[:-1]:
-            place = place[key] if isinstance(place, list) else place.setdefault(key, {})
+            if isinstance(place, dict):
+                place.setdefault(key, {})
+            place = place[key]
         place[path[-1]] = to
 
     return change
@@ -89,7 +91,8 @@ def test_a_static_chain_must_lead_to_the_target(chain: list[str], settings: Sett
 
 def test_the_static_policy_needs_a_chain(settings: Settings) -> None:
     settings["scheduler"] = {"policy": "static"}
-    _assert_refused(settings, "scheduler.chain")
+    error = _assert_refused(settings, "scheduler")
+    assert "chain" in str(error)
 
 
 def test_a_missing_file_is_refused_by_its_path(tmp_path: Path) -> None:
@@ -108,9 +111,8 @@ def test_a_file_without_settings_is_refused(text: str, tmp_path: Path) -> None:
 def test_another_tokenizer_is_refused_with_both_names(settings: Settings, tmp_path: Path) -> None:
     other = save_llama(tmp_path, seed=5)
     words = {f"w{index}": index for index in range(VOCAB_SIZE)}
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0"))
-    ).save_pretrained(str(other))
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    cast(Any, PreTrainedTokenizerFast)(tokenizer_object=tokenizer).save_pretrained(str(other))
     settings["pool"]["models"][0]["source"] = str(other)
     error = _assert_refused(settings, "pool.models[0].source")
     assert "'small'" in str(error)

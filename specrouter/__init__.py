@@ -1,0 +1,19 @@
+"""SpecRouter: text from a large language model faster, drafted by smaller ones of its family."""
+
+from specrouter.config import RouterConfig
+from specrouter.output import Delta, RequestMetrics, RequestOutput
+from specrouter.params import RequestError, SamplingParams, Speculation
+from specrouter.request import RequestHandle
+from specrouter.router import ChainRouter
+
+__all__ = [
+    "ChainRouter",
+    "Delta",
+    "RequestError",
+    "RequestHandle",
+    "RequestMetrics",
+    "RequestOutput",
+    "RouterConfig",
+    "SamplingParams",
+    "Speculation",
+]

@@ -1,0 +1,67 @@
+"""Token ids to text, as they come: never a broken character, never part of a stop text."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_BROKEN = "\ufffd"  # what half a character decodes to
+_MOST_PENDING = 8  # tokens; beyond it the bytes are broken for good and are shown as such
+
+
+class Detokenizer:
+    """Of one request. `push` returns the text that became certain with a token.
+
+    Text that could be the beginning of a stop text is held back until that is decided.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._context: list[int] = []  # ids whose text is known; the next ids' text hangs on them
+        self._pending: list[int] = []  # ids that end within a character
+        self._held = ""
+        self.text = ""  # all that was returned
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Text that is certain now. Sets `stopped` where the text holds a stop text."""
+        self._pending.append(token)
+        known = self._decode(self._context)
+        decoded = self._decode(self._context + self._pending)
+        if decoded.endswith(_BROKEN) and len(self._pending) < _MOST_PENDING:
+            return ""
+        self._context, self._pending = self._pending, []
+        return self._release(decoded[len(known) :])
+
+    def finish(self) -> str:
+        """The rest: what was held back, and what will not become whole characters any more."""
+        known = self._decode(self._context)
+        rest = self._decode(self._context + self._pending)[len(known) :]
+        rest, self._held, self._pending = self._held + rest, "", []
+        self.text += rest
+        return rest
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _release(self, new: str) -> str:
+        self._held += new
+        found = [at for at in map(self._held.find, self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            shown, self._held = self._held[: min(found)], ""
+        else:
+            keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
+            cut = len(self._held) - keep
+            shown, self._held = self._held[:cut], self._held[cut:]
+        self.text += shown
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

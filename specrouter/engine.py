@@ -1,0 +1,225 @@
+"""Engine: the decoding cycle, and the requests that are in it.
+
+One step: admit, choose chains, share out prefill chunks, run the cycle, hand over tokens. All calls
+come from the router's thread, `max_request_tokens` and `can_ever_fit` apart.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from processors import SamplingSettings, share_chunk
+from specrouter.config import RouterConfig
+from specrouter.executor import (
+    ChainGroup,
+    CyclePlan,
+    CycleResult,
+    Executor,
+    ModelFailure,
+    TargetError,
+)
+from specrouter.output import FinishReason
+from specrouter.params import MAX_DEPTH, Speculation
+from specrouter.profiler import PerformanceProfiler
+from specrouter.request import RunningRequest
+from specrouter.scheduler import Chain, ModelChainScheduler
+from statemgr import StateManager
+
+logger = logging.getLogger(__name__)
+
+Ints = NDArray[np.int64]
+
+_FIRST_QUARANTINE = 4  # cycles; doubled by every further failure
+_LONGEST_QUARANTINE = 1024
+
+
+@dataclass
+class _Quarantine:
+    until_cycle: int
+    cycles: int
+
+
+class Engine:
+    def __init__(self, config: RouterConfig, pool: ModelPool) -> None:
+        engine, depth = config.engine, config.scheduler.depth
+        self._config = config
+        self._pool = pool
+        parameters = {name: pool.parameter_count(name) for name in pool.names}
+        self.max_request_tokens = min(
+            engine.max_model_len, *(pool.max_positions(name) for name in pool.names)
+        )
+        self.profiler = PerformanceProfiler(parameters)
+        self.scheduler = ModelChainScheduler(
+            config.scheduler, pool.names, parameters, pool.target
+        )
+        # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
+        self._manager = StateManager(
+            engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens
+        )
+        window = _most_output_positions(depth, len(pool.names))
+        self._executor = Executor(
+            pool, self._manager, self.profiler, engine.prefill_chunk, window
+        )
+        self._waiting: deque[RunningRequest] = deque()
+        self._running: dict[int, RunningRequest] = {}  # by row
+        self._quarantined: dict[str, _Quarantine] = {}
+        self._chain: Chain | None = None
+        self._cycle = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def can_ever_fit(self, tokens: int) -> bool:
+        return self._manager.can_ever_fit(tokens)
+
+    def enqueue(self, request: RunningRequest) -> None:
+        self._waiting.append(request)
+
+    def step(self) -> None:
+        self._cycle += 1
+        self._drop_cancelled()
+        self._admit()
+        if not self._running:
+            return
+        plan = self._plan()
+        try:
+            result = self._executor.run(plan)
+        except TargetError as error:
+            self._end_planned(plan, str(error))
+            return
+        self._deliver(result)
+        self._executor.forget_evicted()
+
+    def end_all(self, reason: FinishReason, error: str | None) -> None:
+        """Ends every request, waiting ones included."""
+        for request in [*self._waiting, *self._running.values()]:
+            self._end(request, reason, error)
+        self._waiting.clear()
+
+    def check_integrity(self) -> None:
+        self._manager.check_integrity()
+        assert self._manager.free_rows == self._manager.rows - len(self._running)
+
+    def _drop_cancelled(self) -> None:
+        for request in [r for r in self._running.values() if r.handle.is_cancelled]:
+            self._end(request, "cancelled")
+        for request in [r for r in self._waiting if r.handle.is_cancelled]:
+            self._waiting.remove(request)
+            self._end(request, "cancelled")
+
+    def _admit(self) -> None:
+        """First come, first served, while there are rows and memory."""
+        while self._waiting:
+            request = self._waiting[0]
+            prompt, params = request.prompt, request.prompt.params
+            row = self._manager.allocate(prompt.committed, prompt.reserve_tokens)
+            if row is None:
+                return
+            self._waiting.popleft()
+            request.row = row
+            self._running[row] = request
+            settings = SamplingSettings(
+                params.temperature, params.top_k, params.top_p, prompt.seed
+            )
+            self._executor.open(row, len(prompt.token_ids), params.max_new_tokens, settings)
+
+    def _plan(self) -> CyclePlan:
+        """Rows whose prompt the target has read decode; the others share the prefill chunk."""
+        rows = np.array(sorted(self._running), dtype=np.int64)
+        lags = self._executor.target_lag(rows)
+        # A verified row lags by nothing; the last chunk of a prompt brings the first token.
+        chunks = share_chunk(np.where(lags > 0, lags + 1, 0), self._config.engine.prefill_chunk)
+        ends_prompt = (lags > 0) & (chunks == lags + 1)
+        reading = (lags > 0) & (chunks > 0) & ~ends_prompt
+        prefill_counts = np.minimum(chunks[reading], lags[reading])
+        groups = self._groups(rows[lags == 0], rows[ends_prompt])
+        return CyclePlan(groups, rows[reading], prefill_counts)
+
+    def _groups(self, decoding: Ints, first_tokens: Ints) -> list[ChainGroup]:
+        snapshot = self.profiler.snapshot()
+        available = self._available()
+        members: dict[tuple[Chain, int, bool], list[int]] = {}
+        target_only = (self._pool.target,)
+        if len(first_tokens):
+            members[target_only, 1, False] = first_tokens.tolist()
+        for row in decoding.tolist():
+            override = self._running[row].prompt.speculation
+            depth = override.depth if isinstance(override, Speculation) else None
+            if override == "off":
+                key = (target_only, 1, False)
+            elif isinstance(override, Speculation) and override.chain is not None:
+                usable = tuple(n for n in override.chain[:-1] if n in available)
+                hard = self.scheduler.config.policy == "paper"
+                chain = (*usable, self._pool.target)
+                key = (chain, depth or self.scheduler.config.depth, hard)
+            else:
+                decision = self.scheduler.choose(
+                    snapshot, len(decoding), available, self._chain, depth
+                )
+                self._chain = decision.chain
+                key = (decision.chain, decision.depth, decision.hard_rejection)
+            members.setdefault(key, []).append(row)
+        return [
+            ChainGroup(chain, depth, np.array(sorted(rows), dtype=np.int64), hard)
+            for (chain, depth, hard), rows in members.items()
+        ]
+
+    def _available(self) -> frozenset[str]:
+        """Models that may be used: a quarantined one may be tried again after its time."""
+        return frozenset(
+            name
+            for name in self._pool.names
+            if name not in self._quarantined
+            or self._quarantined[name].until_cycle <= self._cycle
+        )
+
+    def _deliver(self, result: CycleResult) -> None:
+        for failure in result.failures:
+            self._quarantine(failure)
+        for commit in result.commits:
+            request = self._running[commit.row]
+            request.accept(commit.tokens, commit.chain)
+            for name in commit.chain[:-1]:
+                self._quarantined.pop(name, None)
+            if request.finished:
+                self._release(request)
+
+    def _quarantine(self, failure: ModelFailure) -> None:
+        before = self._quarantined.get(failure.model)
+        cycles = _FIRST_QUARANTINE if before is None else 2 * before.cycles
+        cycles = min(cycles, _LONGEST_QUARANTINE)
+        self._quarantined[failure.model] = _Quarantine(self._cycle + cycles, cycles)
+        logger.warning(
+            "%s failed and rests for %d cycles: %s: %s",
+            failure.model,
+            cycles,
+            type(failure.error).__name__,
+            failure.error,
+        )
+
+    def _end_planned(self, plan: CyclePlan, error: str) -> None:
+        rows = [row for group in plan.groups for row in group.rows.tolist()]
+        for row in [*rows, *plan.prefill_rows.tolist()]:
+            self._end(self._running[row], "error", error)
+
+    def _end(
+        self, request: RunningRequest, reason: FinishReason, error: str | None = None
+    ) -> None:
+        request.finish(reason, error)
+        self._release(request)
+
+    def _release(self, request: RunningRequest) -> None:
+        if request.row is not None:
+            del self._running[request.row]
+            self._executor.close(request.row)
+            request.row = None
+
+
+def _most_output_positions(depth: int, models: int) -> int:
+    """Each verifier of a chain may add a token to what was drafted; overrides go deeper."""
+    return max(depth, MAX_DEPTH) + models + 2

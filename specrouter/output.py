@@ -1,0 +1,60 @@
+"""What a request gives back: deltas while it runs, one output at its end."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["eos", "stop", "length", "error", "cancelled"]
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Of one finished request.
+
+    Attributes:
+        ttft_ms: from submission to the first token; None where there was none.
+        tpot_ms: mean time of a token after the first; None for fewer than two.
+        acceptance_length: tokens committed per verification by the target, its own included.
+        cycles: engine cycles in which the request decoded.
+        chains: how many of those used which chain.
+    """
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    acceptance_length: float
+    cycles: int
+    chains: dict[tuple[str, ...], int]
+    prompt_tokens: int
+    output_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "acceptance_length": self.acceptance_length,
+            "cycles": self.cycles,
+            "chains": {">".join(chain): count for chain, count in self.chains.items()},
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """`seed` reproduces the text, whichever chains were used; `error` is set with "error"."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    metrics: RequestMetrics
+    seed: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """News of a request; the last one has the finish reason and the whole output."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    output: RequestOutput | None = None

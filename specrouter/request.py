@@ -1,0 +1,185 @@
+"""A request while it lives: what was asked, what has come out, who listens.
+
+Contract: every accepted request ends in exactly one last delta, whatever happens.
+`RequestHandle` is the caller's side and may be used from any thread; `RunningRequest` belongs to
+the engine's thread.
+"""
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from specrouter.detokenizer import Detokenizer
+from specrouter.output import Delta, FinishReason, RequestMetrics, RequestOutput
+from specrouter.params import SamplingParams, Speculation
+from specrouter.scheduler import Chain
+
+SpeculationOverride = Speculation | Literal["off"] | None
+Listener = Callable[[Delta], None]
+
+
+class RequestHandle:
+    """Iterate for deltas, or wait for the `result`; either, from one thread at a time."""
+
+    def __init__(
+        self, request_id: int, wake_engine: Callable[[], None], listener: Listener | None = None
+    ) -> None:
+        self.request_id = request_id
+        self._wake_engine = wake_engine
+        self._listener = listener
+        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._cancelled = threading.Event()
+        self._output: RequestOutput | None = None
+
+    def __iter__(self) -> Iterator[Delta]:
+        while True:
+            delta = self._deltas.get()
+            yield delta
+            if delta.finish_reason is not None:
+                return
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """Waits for the end. Raises `TimeoutError` after `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"request {self.request_id} has not ended within {timeout} s")
+        assert self._output is not None
+        return self._output
+
+    def cancel(self) -> None:
+        """Ends the request within one cycle; nothing happens if it has ended."""
+        self._cancelled.set()
+        self._wake_engine()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def deliver(self, delta: Delta) -> None:
+        """For the engine."""
+        if self._listener is not None:
+            self._listener(delta)
+        else:
+            self._deltas.put(delta)
+        if delta.output is not None:
+            self._output = delta.output
+            self._done.set()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What was accepted: committed tokens to start from, and how to go on."""
+
+    token_ids: tuple[int, ...]
+    generated: tuple[int, ...]  # output tokens of an earlier attempt
+    params: SamplingParams
+    speculation: SpeculationOverride
+    seed: int
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return self.token_ids + self.generated
+
+    @property
+    def reserve_tokens(self) -> int:
+        return len(self.token_ids) + self.params.max_new_tokens
+
+
+class RunningRequest:
+    def __init__(
+        self,
+        prompt: Prompt,
+        handle: RequestHandle,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.prompt = prompt
+        self.handle = handle
+        self.row: int | None = None
+        self._eos = frozenset() if prompt.params.ignore_eos else eos_token_ids
+        self._stop_ids = frozenset(prompt.params.stop_token_ids)
+        self._detokenizer = Detokenizer(tokenizer, prompt.params.stop)
+        for token in prompt.generated:
+            self._detokenizer.push(token)
+        self._tokens = list(prompt.generated)
+        self._chains: Counter[Chain] = Counter()
+        self._committed = 0  # tokens that cycles brought, those after a stop included
+        self._submitted = time.perf_counter()
+        self._first: float | None = None
+        self._last: float | None = None
+        self.finished = False
+
+    def accept(self, tokens: Sequence[int], chain: Chain) -> None:
+        """Takes a cycle's tokens up to the first at which the text ends, and tells the caller."""
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+        self._chains[chain] += 1
+        self._committed += len(tokens)
+        text: list[str] = []
+        fresh: list[int] = []
+        reason: FinishReason | None = None
+        for token in tokens:
+            self._tokens.append(token)
+            fresh.append(token)
+            text.append(self._detokenizer.push(token))
+            reason = self._ending(token)
+            if reason is not None:
+                break
+        if reason is None:
+            self.handle.deliver(Delta("".join(text), fresh))
+        else:
+            self.finish(reason, text="".join(text), tokens=fresh)
+
+    def finish(
+        self,
+        reason: FinishReason,
+        error: str | None = None,
+        text: str = "",
+        tokens: Sequence[int] = (),
+    ) -> None:
+        """The last delta. Calling it twice is our mistake."""
+        assert not self.finished, "a request ends once"
+        self.finished = True
+        text += self._detokenizer.finish()
+        output = RequestOutput(
+            self._detokenizer.text,
+            list(self._tokens),
+            reason,
+            self._metrics(),
+            self.prompt.seed,
+            error,
+        )
+        self.handle.deliver(Delta(text, list(tokens), reason, output))
+
+    def _ending(self, token: int) -> FinishReason | None:
+        if self._detokenizer.stopped or token in self._stop_ids:
+            return "stop"
+        if token in self._eos:
+            return "eos"
+        if len(self._tokens) >= self.prompt.params.max_new_tokens:
+            return "length"
+        return None
+
+    def _metrics(self) -> RequestMetrics:
+        cycles = sum(self._chains.values())
+        produced = len(self._tokens) - len(self.prompt.generated)
+        ttft_ms = tpot_ms = None
+        if self._first is not None and self._last is not None:
+            ttft_ms = (self._first - self._submitted) * 1000
+            if produced > 1:
+                tpot_ms = (self._last - self._first) * 1000 / (produced - 1)
+        return RequestMetrics(
+            ttft_ms,
+            tpot_ms,
+            self._committed / cycles if cycles else 0.0,
+            cycles,
+            dict(self._chains),
+            len(self.prompt.token_ids),
+            len(self._tokens),
+        )

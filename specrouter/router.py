@@ -1,0 +1,301 @@
+"""ChainRouter: accepts requests, and drives the decoding cycle that serves them.
+
+Contract: a request that is accepted ends in exactly one last delta; one that cannot be served is
+refused with `RequestError` before it is queued. Requests join and leave at any cycle. One thread
+of the router's own runs the cycles, so callers may be threads, coroutines or a script.
+Source: SpecRouter, section 4.1 and Listing 1.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modelpool import ModelPool
+from specrouter.config import RouterConfig
+from specrouter.engine import Engine
+from specrouter.output import Delta, RequestOutput
+from specrouter.params import RequestError, SamplingParams, Speculation
+from specrouter.profiler import PerformanceSnapshot
+from specrouter.request import (
+    Listener,
+    Prompt,
+    RequestHandle,
+    RunningRequest,
+    SpeculationOverride,
+)
+
+logger = logging.getLogger(__name__)
+
+PromptLike = str | Sequence[int]
+
+
+class ChainRouter:
+    """See the module. Close it, or use it as a context manager."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        engine = config.engine
+        kv_tokens = engine.kv_budget_tokens or engine.max_requests * engine.max_model_len
+        self.pool = ModelPool.from_config(config.pool, kv_tokens=kv_tokens)
+        self.pool.get(self.pool.target)  # a target that cannot be served is known now
+        self._engine = Engine(config, self.pool)
+        self._ids = itertools.count(1)
+        self._wakeup = threading.Condition()
+        self._arrived: deque[RunningRequest] = deque()
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="specrouter-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_config(cls, source: "str | Path | Mapping[str, Any] | RouterConfig") -> "ChainRouter":
+        """From a YAML file, a mapping or a configuration. Raises `modelpool.ConfigError`."""
+        return cls(RouterConfig.load(source))
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        speculation: SpeculationOverride | Sequence[SpeculationOverride] = None,
+    ) -> list[RequestOutput]:
+        """Serves all prompts together, and returns their outputs in the same order.
+
+        Args:
+            prompts: texts or lists of token ids; one of either is a list of one.
+            params, speculation: one for all prompts, or one for each.
+
+        Raises:
+            RequestError: a prompt or a parameter is refused; none of the prompts is served then.
+        """
+        several: list[PromptLike] = _as_prompts(prompts)
+        each_params = _one_each("params", params or SamplingParams(), SamplingParams, several)
+        each_override = _one_each("speculation", speculation, (Speculation, str), several)
+        accepted = [
+            self._accept(prompt, one, override, ())
+            for prompt, one, override in zip(several, each_params, each_override, strict=True)
+        ]
+        handles = [self._enqueue(prompt, None) for prompt in accepted]
+        return [handle.result() for handle in handles]
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+    ) -> Iterator[Delta]:
+        """Deltas as they come; leaving the loop cancels the request."""
+        handle = self.submit(prompt, params or SamplingParams(), speculation)
+        try:
+            yield from handle
+        finally:
+            handle.cancel()
+
+    async def astream(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+    ) -> AsyncGenerator[Delta]:
+        """`stream` for coroutines; closing the generator cancels the request."""
+        accepted = self._accept(prompt, params or SamplingParams(), speculation, ())
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+
+        def listen(delta: Delta) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deltas.put_nowait, delta)
+
+        handle = self._enqueue(accepted, listen)
+        try:
+            while True:
+                delta = await deltas.get()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            handle.cancel()
+
+    def submit(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+        generated: Sequence[int] = (),
+    ) -> RequestHandle:
+        """Queues one request.
+
+        Args:
+            generated: output tokens that an earlier attempt produced. They count as output: the
+                text goes on after them exactly as if it had not been interrupted.
+
+        Raises:
+            RequestError: names the field; nothing was queued.
+        """
+        accepted = self._accept(prompt, params or SamplingParams(), speculation, generated)
+        return self._enqueue(accepted, None)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._failure is None and not self._closing
+
+    def performance(self) -> PerformanceSnapshot:
+        """What the scheduler knows now."""
+        return self._engine.profiler.snapshot()
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants of all state. For when no request runs."""
+        self._engine.check_integrity()
+
+    def close(self) -> None:
+        """Ends what runs with "cancelled", and the router's thread."""
+        with self._wakeup:
+            self._closing = True
+            self._wakeup.notify()
+        self._thread.join()
+
+    def __enter__(self) -> "ChainRouter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams,
+        speculation: SpeculationOverride,
+        generated: Sequence[int],
+    ) -> Prompt:
+        """Everything about a request that can be refused is refused here."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError("params", "must be SamplingParams")
+        if isinstance(speculation, Speculation):
+            speculation.check_members(self.pool.names, self.pool.target)
+        elif speculation not in (None, "off"):
+            raise RequestError("speculation", f'must be None, "off" or a Speculation, not {speculation!r}')
+        tokens = self._token_ids(prompt)
+        made = self._checked_ids("generated", generated)
+        if len(made) >= params.max_new_tokens:
+            raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
+        self._check_length(tokens, params)
+        vocabulary = self.pool.vocab_size
+        if any(token >= vocabulary for token in params.stop_token_ids):
+            raise RequestError("stop_token_ids", f"must be below {vocabulary}")
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return Prompt(tokens, made, params, speculation, seed)
+
+    def _token_ids(self, prompt: PromptLike) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            tokens = self._checked_ids("input_ids", prompt)
+            if not tokens:
+                raise RequestError("input_ids", "is empty")
+            return tokens
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise RequestError("prompt", "holds half a surrogate pair") from None
+        tokens = tuple(self.pool.tokenizer(prompt)["input_ids"])
+        if not tokens:
+            raise RequestError("prompt", "is empty")
+        return tokens
+
+    def _checked_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            tokens = tuple(int(token) for token in ids if not isinstance(token, str | bool))
+            whole = len(tokens) == len(ids) and all(a == b for a, b in zip(tokens, ids, strict=True))
+        except (TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise RequestError(field, "must be a list of token ids")
+        vocabulary = self.pool.vocab_size
+        if any(not 0 <= token < vocabulary for token in tokens):
+            raise RequestError(field, f"token ids must be from 0 to {vocabulary - 1}")
+        return tokens
+
+    def _check_length(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        limit = self._engine.max_request_tokens
+        field = "prompt"
+        if len(tokens) >= limit:
+            raise RequestError(
+                field, f"has {len(tokens)} tokens, and the model's length is {limit}"
+            )
+        total = len(tokens) + params.max_new_tokens
+        if total > limit:
+            raise RequestError(
+                "max_new_tokens",
+                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones exceed the "
+                f"model's length of {limit}; at most {limit - len(tokens)} fit",
+            )
+        if not self._engine.can_ever_fit(total):
+            raise RequestError(
+                "max_new_tokens",
+                f"{total} tokens can never fit in the KV memory "
+                f"(engine.kv_budget_tokens: {self.config.engine.kv_budget_tokens})",
+            )
+
+    def _enqueue(self, prompt: Prompt, listener: Listener | None) -> RequestHandle:
+        handle = RequestHandle(next(self._ids), self._wake, listener)
+        request = RunningRequest(prompt, handle, self.pool.tokenizer, self.pool.eos_token_ids)
+        with self._wakeup:
+            if not self.is_healthy:
+                raise RuntimeError(self._failure or "the router is closed")
+            self._arrived.append(request)
+            self._wakeup.notify()
+        return handle
+
+    def _wake(self) -> None:
+        with self._wakeup:
+            self._wakeup.notify()
+
+    def _run(self) -> None:
+        """The thread: sleeps while there is nothing to do, ends what is left at the end."""
+        cause = "cancelled"
+        try:
+            while self._wait_for_work():
+                self._engine.step()
+        except BaseException as error:
+            logger.exception("the engine has failed")
+            cause = f"{type(error).__name__}: {error}"
+        with self._wakeup:
+            self._failure = None if cause == "cancelled" else cause
+            self._closing = True
+            arrived, self._arrived = list(self._arrived), deque()
+        for request in arrived:
+            self._engine.enqueue(request)
+        if cause == "cancelled":
+            self._engine.end_all("cancelled", None)
+        else:
+            self._engine.end_all("error", cause)
+
+    def _wait_for_work(self) -> bool:
+        """Hands over what arrived; False when the router closes."""
+        with self._wakeup:
+            while not (self._closing or self._arrived or self._engine.has_work):
+                self._wakeup.wait()
+            while self._arrived:
+                self._engine.enqueue(self._arrived.popleft())
+            return not self._closing
+
+
+def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(field: str, value: Any, single: Any, prompts: Sequence[PromptLike]) -> list[Any]:
+    """`value` for every prompt, or its elements if it is a sequence of as many."""
+    if value is None or isinstance(value, single):
+        return [value] * len(prompts)
+    values = list(value)
+    if len(values) != len(prompts):
+        raise RequestError(field, f"{len(values)} given for {len(prompts)} prompts")
+    return values

@@ -1,0 +1,187 @@
+"""What one forward pass sees of a model's state: where its tokens go, what each may attend to.
+
+Contract: tokens of the pack are grouped by row, in the order of `rows`, `counts[i]` consecutive ones
+each. Token `t` of row `r` at position `p` attends to the valid slots of `r` whose position is at
+most `p`; a token tree restricts that further by `visible`. Attention runs in groups of rows:
+those with few queries together, padded to the most that any has, and long prefill chunks alone.
+KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked: attention kernels then give a
+query the same bits whatever stands beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from statemgr.kv_store import KVStore
+
+KV_QUANTUM = 128
+_ALONE = 16  # a row with more queries than this is attended by itself
+_MAX_IDLE = 2.0  # rows that a group may span, for each row that it is about
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class RowGroup:
+    """Rows `first .. first + rows` attended together, Q queries each; see `QueryGroup`."""
+
+    first: int
+    rows: int
+    queries: int
+    length: int  # S, slots read
+    positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
+    take: Tensor | None
+    put: Tensor | None
+    pack_index: Tensor | None
+    visible: Bools | None = None  # [B, Q, S] tree visibility; None: positions decide
+
+
+class ForwardView:
+    """Implements `modelpool.packed_attention.KVView` over a model's store and mask."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        cache_mask: Bools,  # [rows, slots]
+        positions: Ints,  # [rows, slots]
+        flat_slots: Ints,  # [T] where the pack's tokens go
+        groups: Sequence[RowGroup],
+    ) -> None:
+        self.groups = groups
+        self._store = store
+        self._cache_mask = cache_mask
+        self._positions = positions
+        self._slots = {
+            device: torch.from_numpy(flat_slots).to(device, non_blocking=True)
+            for device in store.devices
+        }
+        self._masks: dict[tuple[int, int, int | None, torch.dtype, torch.device], Tensor] = {}
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        keys, values = self._store.layer(layer)
+        slots = self._slots[keys.device]
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
+
+    def read(self, layer: int, group: RowGroup) -> tuple[Tensor, Tensor]:
+        slots, first, stop = self._store.slots, group.first, group.first + group.rows
+        keys, values = (
+            part.view(self._store.rows, slots, *part.shape[1:])[first:stop, : group.length]
+            for part in self._store.layer(layer)
+        )
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def mask(
+        self,
+        group: RowGroup,
+        repeat: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
+        key = (id(group), repeat, window, dtype, device)
+        if key not in self._masks:
+            allowed = torch.from_numpy(self._allowed(group, window)).to(device, non_blocking=True)
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
+            mask.masked_fill_(~allowed, float("-inf"))
+            self._masks[key] = mask.repeat(1, repeat, 1).unsqueeze(1)
+        return self._masks[key]
+
+    def _allowed(self, group: RowGroup, window: int | None) -> Bools:
+        """[B, Q, S]: may the query attend to the slot?"""
+        rows = slice(group.first, group.first + group.rows)
+        valid = self._cache_mask[rows, None, : group.length]
+        slot_position = self._positions[rows, None, : group.length]
+        query_position = group.positions[:, :, None]
+        allowed: Bools = valid & (slot_position <= query_position)
+        if window is not None:
+            allowed &= slot_position > query_position - window
+        if group.visible is not None:
+            allowed &= group.visible
+        # Without any slot to attend to, an idle row would divide by zero; it sees slot 0.
+        allowed[:, :, 0] |= group.positions < 0
+        return allowed
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Entries `first .. stop` of the pack's rows that are attended together."""
+
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class GroupPlanner:
+    """Splits a pack into row groups. All arrays are on the host.
+
+    rows [R] ascending; counts [R] tokens of each; positions [T]; ends [R] slots in use.
+    """
+
+    rows: Ints
+    counts: Ints
+    positions: Ints
+    ends: Ints
+    slots: int
+    device: torch.device
+
+    @cached_property
+    def _offsets(self) -> Ints:
+        return np.concatenate(([0], np.cumsum(self.counts)))
+
+    def plan(self) -> tuple[RowGroup, ...]:
+        spans = self._spans()
+        return tuple(self._group(span, sole=len(spans) == 1) for span in spans)
+
+    def _spans(self) -> list[_Span]:
+        spans: list[_Span] = []
+        start = 0
+        for index in range(1, len(self.rows) + 1):
+            if index == len(self.rows) or not self._joins(start, index):
+                spans.append(_Span(start, index))
+                start = index
+        return spans
+
+    def _joins(self, start: int, index: int) -> bool:
+        if max(self.counts[index], self.counts[index - 1]) > _ALONE:
+            return False
+        reach = int(self.rows[index] - self.rows[start] + 1)
+        return reach <= _MAX_IDLE * (index - start + 1)
+
+    def _group(self, span: _Span, sole: bool) -> RowGroup:
+        rows = self.rows[span.first : span.stop]
+        counts = self.counts[span.first : span.stop]
+        first, reach, queries = int(rows[0]), int(rows[-1] - rows[0] + 1), int(counts.max())
+        length = -(-int(self.ends[span.first : span.stop].max()) // KV_QUANTUM) * KV_QUANTUM
+        pack = slice(self._offsets[span.first], self._offsets[span.stop])
+        positions = np.full((reach, queries), -1, dtype=np.int64)
+        if sole and len(rows) == reach and bool((counts == queries).all()):
+            positions[:] = self.positions[pack].reshape(reach, queries)
+            return RowGroup(first, reach, queries, length, positions, None, None, None)
+        # Row i's tokens fill the head of its Q places; the rest repeat its last token.
+        place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
+        source = self._offsets[span.first : span.stop, None] + place
+        take = np.zeros((reach, queries), dtype=np.int64)
+        take[rows - first] = source
+        positions[rows - first] = self.positions[source]
+        real = np.arange(queries) < counts[:, None]
+        put = ((rows - first)[:, None] * queries + np.arange(queries))[real]
+        return RowGroup(
+            first,
+            reach,
+            queries,
+            min(length, self.slots),
+            positions,
+            self._tensor(take.reshape(-1)),
+            self._tensor(put),
+            self._tensor(np.arange(pack.start, pack.stop)),
+        )
+
+    def _tensor(self, values: Ints) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)

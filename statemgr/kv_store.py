@@ -1,0 +1,78 @@
+"""Keys and values of one model: rows of contiguous slots, allocated once.
+
+Contract: a slot holds the key and value that one token has in every layer. A flat slot number is
+`row * slots + slot`. The store starts as zeros and knows nothing of validity: that is the mask's
+business (`ModelState`). Layers of equal shape on one device share a tensor, so that moving slots is
+one operation for all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class LayerShape(Protocol):
+    """What the store must know of an attention layer."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class KVStore:
+    def __init__(self, layers: Sequence[LayerShape], rows: int, slots: int) -> None:
+        self.rows = rows
+        self.slots = slots
+        groups: dict[tuple[torch.device, torch.dtype, int, int], list[int]] = {}
+        for number, layer in enumerate(layers):
+            key = (layer.device, layer.dtype, layer.kv_heads, layer.head_dim)
+            groups.setdefault(key, []).append(number)
+        # [layers, 2, rows * slots, kv_heads, head_dim] per group; 0 is the key, 1 the value.
+        self._tensors: list[Tensor] = []
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for (device, dtype, heads, dim), members in groups.items():
+            shape = (len(members), 2, rows * slots, heads, dim)
+            tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self._tensors.append(tensor)
+            for index, number in enumerate(members):
+                self._layers[number] = (tensor[index, 0], tensor[index, 1])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The devices of the layers, each once."""
+        return tuple(dict.fromkeys(tensor.device for tensor in self._tensors))
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [rows * slots, kv_heads, head_dim], not copied."""
+        return self._layers[number]
+
+    def move(self, source: NDArray[np.int64], destination: NDArray[np.int64]) -> None:
+        """Copies flat slots `source` to `destination`, in all layers; the two may overlap."""
+        for tensor in self._tensors:
+            taken = torch.from_numpy(source).to(tensor.device)
+            given = torch.from_numpy(destination).to(tensor.device)
+            tensor.index_copy_(2, given, tensor.index_select(2, taken))
+
+    def scrub(self, flat_slots: NDArray[np.int64]) -> None:
+        """Zeros slots: a NaN poisons attention even where a mask excludes it."""
+        for tensor in self._tensors:
+            tensor.index_fill_(2, torch.from_numpy(flat_slots).to(tensor.device), 0)
+
+    def is_finite(self, flat_slots: NDArray[np.int64]) -> bool:
+        return all(
+            bool(tensor.index_select(2, torch.from_numpy(flat_slots).to(tensor.device)).isfinite().all())
+            for tensor in self._tensors
+        )

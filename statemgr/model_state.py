@@ -1,0 +1,169 @@
+"""One model's cache: tokens, positions and the validity of every slot, row by row.
+
+K is stored after the rotary embedding, so a slot's place means nothing: validity is `cache_mask`,
+order is `positions`. Rolling back clears mask bits and moves nothing. Slots beyond `ends[row]` are
+free. Between cycles a row's valid slots hold exactly the positions `0 .. length - 1` of its
+committed tokens; `check_integrity` states it.
+
+Bookkeeping is in host arrays, keys and values in the `KVStore` on the model's device.
+Source: SpecRouter, section 4.4 (cache mask, logical rollback, `fix_kv_cache`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from statemgr.forward_view import ForwardView, GroupPlanner
+from statemgr.kv_store import KVStore, LayerShape
+
+Ints = NDArray[np.int64]
+
+HOLE_SHARE = 0.25  # of the slots in use; beyond it `fix_kv_cache` compacts a row
+
+
+class ModelState:
+    """Args: `canonical` keeps slot order equal to position order, which bit-stable logits need."""
+
+    def __init__(
+        self, layers: Sequence[LayerShape], rows: int, slots: int, canonical: bool = False
+    ) -> None:
+        self.store = KVStore(layers, rows, slots)
+        self.slots = slots
+        self.canonical = canonical
+        self.device = layers[0].device if layers else torch.device("cpu")
+        self.cache_tokens: Ints = np.zeros((rows, slots), dtype=np.int64)
+        self.positions: Ints = np.zeros((rows, slots), dtype=np.int64)
+        self.cache_mask = np.zeros((rows, slots), dtype=np.bool_)
+        self.ends: Ints = np.zeros(rows, dtype=np.int64)  # first free slot of each row
+
+    def lengths(self, rows: Ints) -> Ints:
+        """[R] valid slots of each row."""
+        counts: Ints = self.cache_mask[rows].sum(axis=1)
+        return counts
+
+    def append(self, rows: Ints, counts: Ints, tokens: Ints, positions: Ints) -> Ints:
+        """Takes and marks valid the next free slots: `counts[i]` of `rows[i]`.
+
+        Args:
+            tokens, positions: [sum(counts)], row after row. A token that is not known on the host
+                yet may be given as anything and set later by `set_tokens`.
+
+        Returns:
+            flat slots [sum(counts)].
+
+        Raises:
+            ValueError: a row has no room, holes included.
+        """
+        if np.any(self.ends[rows] + counts > self.slots):
+            self.fix_kv_cache(rows[self.ends[rows] + counts > self.slots], hole_share=0.0)
+            if np.any(self.ends[rows] + counts > self.slots):
+                raise ValueError("a row has no free slots left")
+        starts = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+        which = np.repeat(rows, counts)
+        slots = np.repeat(self.ends[rows], counts) + within
+        self.cache_tokens[which, slots] = tokens
+        self.positions[which, slots] = positions
+        self.cache_mask[which, slots] = True
+        self.ends[rows] += counts
+        return which * self.slots + slots
+
+    def set_tokens(self, flat_slots: Ints, tokens: Ints) -> None:
+        self.cache_tokens.reshape(-1)[flat_slots] = tokens
+
+    def view(self, rows: Ints, counts: Ints, positions: Ints, flat_slots: Ints) -> ForwardView:
+        """The view of a forward over appended tokens; rows must ascend."""
+        planner = GroupPlanner(
+            rows, counts, positions, self.ends[rows], self.slots, self.store.devices[0]
+        )
+        return ForwardView(
+            self.store, self.cache_mask, self.positions, flat_slots, planner.plan()
+        )
+
+    def rollback(self, rows: Ints, lengths: Ints) -> None:
+        """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
+        self.cache_mask[rows] &= self.positions[rows] < lengths[:, None]
+        self._truncate(rows)
+
+    def commit(self, row: int, base: int, accepted: Ints) -> None:
+        """Keeps an accepted path of a token tree, and drops all other speculative slots.
+
+        Args:
+            base: positions from here on are speculative.
+            accepted: slots of `row` (not flat) on the path, one per position from `base` on.
+        """
+        keep = self.positions[row] < base
+        keep[accepted] = True
+        self.cache_mask[row] &= keep
+        rows = np.array([row])
+        self._truncate(rows)
+        if self.canonical:
+            self.fix_kv_cache(rows, hole_share=0.0)
+
+    def fix_kv_cache(self, rows: Ints, hole_share: float = HOLE_SHARE) -> None:
+        """Compacts rows in which more than `hole_share` of the slots in use are holes.
+
+        Valid slots move to the front in the order of their positions, in all layers at once. With
+        `hole_share=0.0` rows are also put in order.
+        """
+        sources: list[Ints] = []
+        destinations: list[Ints] = []
+        for row in rows.tolist():
+            source = self._misplaced(row, hole_share)
+            if source is None:
+                continue
+            count = len(source)
+            self.cache_tokens[row, :count] = self.cache_tokens[row, source]
+            self.positions[row, :count] = self.positions[row, source]
+            self.cache_mask[row] = False
+            self.cache_mask[row, :count] = True
+            self.ends[row] = count
+            moved = source != np.arange(count)
+            sources.append(row * self.slots + source[moved])
+            destinations.append(row * self.slots + np.flatnonzero(moved))
+        if sources:
+            self.store.move(np.concatenate(sources), np.concatenate(destinations))
+
+    def scrub(self, flat_slots: Ints) -> None:
+        """Forgets slots of a failed forward, contents included."""
+        rows = np.unique(flat_slots // self.slots)
+        self.cache_mask.reshape(-1)[flat_slots] = False
+        self.store.scrub(flat_slots)
+        self._truncate(rows)
+
+    def free(self, row: int) -> None:
+        self.cache_mask[row] = False
+        self.ends[row] = 0
+
+    def check_integrity(self, row: int, committed: Ints) -> None:
+        """Asserts the invariant of a row between cycles. `committed`: its tokens, [n]."""
+        slots = np.flatnonzero(self.cache_mask[row])
+        order = slots[np.argsort(self.positions[row, slots])]
+        length = len(order)
+        assert length <= max(0, len(committed) - 1), "the last token must not be cached"
+        assert np.array_equal(self.positions[row, order], np.arange(length)), "not a prefix"
+        assert np.array_equal(self.cache_tokens[row, order], committed[:length]), "other tokens"
+        assert length == 0 or int(slots[-1]) < self.ends[row], "a valid slot counts as free"
+        assert not self.canonical or np.array_equal(order, np.arange(length)), "not canonical"
+
+    def check_free(self, row: int) -> None:
+        assert self.ends[row] == 0 and not self.cache_mask[row].any(), f"row {row} is not free"
+
+    def _misplaced(self, row: int, hole_share: float) -> Ints | None:
+        """Valid slots in the order of their positions, or None where the row may stay as it is."""
+        end = int(self.ends[row])
+        valid = np.flatnonzero(self.cache_mask[row])
+        ordered: Ints = valid[np.argsort(self.positions[row, valid], kind="stable")]
+        holes = end - len(valid)
+        if hole_share > 0.0 and holes <= hole_share * end:
+            return None
+        in_place = holes == 0 and np.array_equal(ordered, np.arange(end))
+        return None if in_place else ordered
+
+    def _truncate(self, rows: Ints) -> None:
+        """Frees the invalid slots at the tails of rows."""
+        masks = self.cache_mask[rows]
+        last = self.slots - np.argmax(masks[:, ::-1], axis=1)
+        self.ends[rows] = np.where(masks.any(axis=1), last, 0)
