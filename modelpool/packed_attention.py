@@ -62,11 +62,16 @@ class KVView(Protocol):
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""
 
-    def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, group: Any) -> tuple[Tensor, Tensor]:
         """Keys and values of the group's rows, each [B, kv_heads, S, head_dim]."""
 
     def mask(
-        self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
+        self,
+        group: Any,  # one of `groups`
+        repeat: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Tensor:
         """Additive mask [B, 1, repeat * Q, S]; `window` counts positions, own one included."""
 
@@ -118,7 +123,9 @@ def packed_attention_forward(
     heads, tokens, _ = query[0].shape
     merged = query.new_empty(tokens, heads, value.shape[-1])
     for group in view.groups:
-        assert group.take is not None and group.put is not None and group.pack_index is not None
+        assert group.take is not None
+        assert group.put is not None
+        assert group.pack_index is not None
         picked = query[0].index_select(1, group.take)
         out = _attend(view, layer, group, picked, scale, sliding_window, softcap)
         merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))

@@ -59,8 +59,8 @@ class PackedModel:
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.kv_layers = kv_layers
-        self.device = model.get_input_embeddings().weight.device
-        self.dtype = model.dtype
+        self.device: torch.device = _embedding(model).device
+        self.dtype: torch.dtype = model.dtype
         self.parameter_count = sum(p.numel() for p in model.parameters())
         self.kv_bytes_per_token = sum(
             2 * layer.kv_heads * layer.head_dim * layer.dtype.itemsize for layer in kv_layers
@@ -80,10 +80,10 @@ class PackedModel:
         reason = _refusal(model.config)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
-        if model.get_output_embeddings().weight.shape[0] < vocab_size:
+        if _output_rows(model) < vocab_size:
             raise UnsupportedModelError(field, "it has fewer output ids than the tokenizer")
-        model.eval()
-        tokens = torch.arange(_PROBE_TOKENS, device=model.get_input_embeddings().weight.device)
+        model.train(False)
+        tokens = torch.arange(_PROBE_TOKENS, device=_embedding(model).device)
         tokens = (tokens * 7919 + 11) % vocab_size
         with torch.inference_mode():
             expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
@@ -125,6 +125,18 @@ class PackedModel:
         positions = torch.arange(start, stop, device=tokens.device)
         index = torch.arange(stop - start, device=tokens.device)
         return self.forward(tokens[start:stop], positions, view, index)
+
+
+def _embedding(model: PreTrainedModel) -> Tensor:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _output_rows(model: PreTrainedModel) -> int:
+    """Ids that the model has logits for."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return int(head.weight.shape[0]) if head is not None else 0
 
 
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:

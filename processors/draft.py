@@ -68,9 +68,7 @@ class DraftProcessor:
         tree = TokenTree(rows, torch.stack(tokens, dim=1), np.full(count, depth))
         return DraftResult(tree, tuple(logits), slots)
 
-    def _reserve(
-        self, state: ModelState, manager: StateManager, rows: Ints, steps: int
-    ) -> Ints:
+    def _reserve(self, state: ModelState, manager: StateManager, rows: Ints, steps: int) -> Ints:
         """Slots [B, steps] for the nodes fed back, all taken now.
 
         A step's queries do not see those of later steps: their positions are larger.

@@ -42,9 +42,10 @@ class Detokenizer:
         return rest
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(
+        text = self._tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        assert isinstance(text, str)  # a list only for several sequences
         return text
 
     def _release(self, new: str) -> str:

@@ -6,6 +6,7 @@ come from the router's thread, `max_request_tokens` and `can_ever_fit` apart.
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ from specrouter.executor import (
     TargetError,
 )
 from specrouter.output import FinishReason
-from specrouter.params import MAX_DEPTH, Speculation
+from specrouter.params import MAX_DEPTH
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.scheduler import Chain, ModelChainScheduler
@@ -35,6 +36,13 @@ Ints = NDArray[np.int64]
 
 _FIRST_QUARANTINE = 4  # cycles; doubled by every further failure
 _LONGEST_QUARANTINE = 1024
+
+
+@dataclass(frozen=True)
+class _Route:
+    chain: Chain
+    depth: int
+    hard: bool = False
 
 
 @dataclass
@@ -53,17 +61,13 @@ class Engine:
             engine.max_model_len, *(pool.max_positions(name) for name in pool.names)
         )
         self.profiler = PerformanceProfiler(parameters)
-        self.scheduler = ModelChainScheduler(
-            config.scheduler, pool.names, parameters, pool.target
-        )
+        self.scheduler = ModelChainScheduler(config.scheduler, pool.names, parameters, pool.target)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
             engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens
         )
         window = _most_output_positions(depth, len(pool.names))
-        self._executor = Executor(
-            pool, self._manager, self.profiler, engine.prefill_chunk, window
-        )
+        self._executor = Executor(pool, self._manager, self.profiler, engine.prefill_chunk, window)
         self._waiting: deque[RunningRequest] = deque()
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
@@ -123,9 +127,7 @@ class Engine:
             self._waiting.popleft()
             request.row = row
             self._running[row] = request
-            settings = SamplingSettings(
-                params.temperature, params.top_k, params.top_p, prompt.seed
-            )
+            settings = SamplingSettings(params.temperature, params.top_k, params.top_p, prompt.seed)
             self._executor.open(row, len(prompt.token_ids), params.max_new_tokens, settings)
 
     def _plan(self) -> CyclePlan:
@@ -141,41 +143,47 @@ class Engine:
         return CyclePlan(groups, rows[reading], prefill_counts)
 
     def _groups(self, decoding: Ints, first_tokens: Ints) -> list[ChainGroup]:
+        members: dict[_Route, list[int]] = {}
+        if len(first_tokens):
+            members[_Route((self._pool.target,), 1)] = first_tokens.tolist()
+        router = self._router(len(decoding))
+        for row in decoding.tolist():
+            members.setdefault(router(self._running[row]), []).append(row)
+        return [
+            ChainGroup(route.chain, route.depth, np.array(sorted(rows), dtype=np.int64), route.hard)
+            for route, rows in members.items()
+        ]
+
+    def _router(self, requests: int) -> "Callable[[RunningRequest], _Route]":
+        """How each request goes through this cycle; the scheduler decides once per depth."""
         snapshot = self.profiler.snapshot()
         available = self._available()
-        members: dict[tuple[Chain, int, bool], list[int]] = {}
-        target_only = (self._pool.target,)
-        if len(first_tokens):
-            members[target_only, 1, False] = first_tokens.tolist()
-        for row in decoding.tolist():
-            override = self._running[row].prompt.speculation
-            depth = override.depth if isinstance(override, Speculation) else None
+        scheduled: dict[int | None, _Route] = {}
+
+        def route(request: RunningRequest) -> _Route:
+            override = request.prompt.speculation
             if override == "off":
-                key = (target_only, 1, False)
-            elif isinstance(override, Speculation) and override.chain is not None:
-                usable = tuple(n for n in override.chain[:-1] if n in available)
-                hard = self.scheduler.config.policy == "paper"
-                chain = (*usable, self._pool.target)
-                key = (chain, depth or self.scheduler.config.depth, hard)
-            else:
-                decision = self.scheduler.choose(
-                    snapshot, len(decoding), available, self._chain, depth
-                )
+                return _Route((self._pool.target,), 1)
+            depth = override.depth if override is not None else None
+            if override is not None and override.chain is not None:
+                chain = tuple(n for n in override.chain[:-1] if n in available)
+                deep = depth or self._config.scheduler.depth
+                hard = self._config.scheduler.policy == "paper"
+                return _Route((*chain, self._pool.target), deep, hard)
+            if depth not in scheduled:
+                decision = self.scheduler.choose(snapshot, requests, available, self._chain, depth)
                 self._chain = decision.chain
-                key = (decision.chain, decision.depth, decision.hard_rejection)
-            members.setdefault(key, []).append(row)
-        return [
-            ChainGroup(chain, depth, np.array(sorted(rows), dtype=np.int64), hard)
-            for (chain, depth, hard), rows in members.items()
-        ]
+                scheduled[depth] = _Route(decision.chain, decision.depth, decision.hard_rejection)
+            return scheduled[depth]
+
+        return route
 
     def _available(self) -> frozenset[str]:
         """Models that may be used: a quarantined one may be tried again after its time."""
         return frozenset(
             name
             for name in self._pool.names
-            if name not in self._quarantined
-            or self._quarantined[name].until_cycle <= self._cycle
+            if name not in self._quarantined or self._quarantined[name].until_cycle <= self._cycle
         )
 
     def _deliver(self, result: CycleResult) -> None:
@@ -207,9 +215,7 @@ class Engine:
         for row in [*rows, *plan.prefill_rows.tolist()]:
             self._end(self._running[row], "error", error)
 
-    def _end(
-        self, request: RunningRequest, reason: FinishReason, error: str | None = None
-    ) -> None:
+    def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         request.finish(reason, error)
         self._release(request)
 

@@ -296,9 +296,7 @@ class Executor:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
             self._manager.drop_state(name)
             self._loaded[name] = model
-        return self._manager.open_state(
-            name, model.kv_layers, canonical=name == self._pool.target
-        )
+        return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)
 
     def forget_evicted(self) -> None:
         """Frees the caches of models that the pool no longer holds."""

@@ -6,6 +6,7 @@ Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,7 @@ Pair = tuple[str, str]  # who proposed, who verified
 
 _TIME_WEIGHT = 0.15  # of a new time; a faster one counts more, since noise only slows
 _FASTER_WEIGHT = 0.4
+_COLD_CALLS = 2  # of a model, whose times say more about loading than about the model
 _OUTLIER = 3.0  # a time is taken for at most so many times the known one
 _SIMILARITY_WEIGHT = 0.05
 _EVIDENCE = 400.0  # tokens after which older acceptances have faded
@@ -69,6 +71,7 @@ class PerformanceProfiler:
 
     parameters: Mapping[str, int]
     _times: dict[str, dict[int, float]] = field(default_factory=dict)
+    _calls: Counter[str] = field(default_factory=Counter)
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _acceptance: dict[Pair, _Counts] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,6 +79,9 @@ class PerformanceProfiler:
     def record_time(self, model: str, tokens: int, elapsed_ms: float) -> None:
         bucket = 1 << max(0, tokens - 1).bit_length()  # the next power of two
         with self._lock:
+            self._calls[model] += 1
+            if self._calls[model] <= _COLD_CALLS:
+                return
             times = self._times.setdefault(model, {})
             known = times.get(bucket)
             if known is None:

@@ -178,7 +178,9 @@ class ChainRouter:
         if isinstance(speculation, Speculation):
             speculation.check_members(self.pool.names, self.pool.target)
         elif speculation not in (None, "off"):
-            raise RequestError("speculation", f'must be None, "off" or a Speculation, not {speculation!r}')
+            raise RequestError(
+                "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'
+            )
         tokens = self._token_ids(prompt)
         made = self._checked_ids("generated", generated)
         if len(made) >= params.max_new_tokens:
@@ -208,7 +210,9 @@ class ChainRouter:
     def _checked_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
         try:
             tokens = tuple(int(token) for token in ids if not isinstance(token, str | bool))
-            whole = len(tokens) == len(ids) and all(a == b for a, b in zip(tokens, ids, strict=True))
+            whole = len(tokens) == len(ids) and all(
+                a == b for a, b in zip(tokens, ids, strict=True)
+            )
         except (TypeError, ValueError):
             whole = False
         if not whole:

@@ -1,4 +1,4 @@
-"""State: KV memory, cache masks, rows and slots. Knows no model names' meaning and no acceptance."""
+"""State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
 from statemgr.forward_view import ForwardView
 from statemgr.kv_store import KVStore, LayerShape

@@ -1,9 +1,9 @@
 """What one forward pass sees of a model's state: where its tokens go, what each may attend to.
 
-Contract: tokens of the pack are grouped by row, in the order of `rows`, `counts[i]` consecutive ones
-each. Token `t` of row `r` at position `p` attends to the valid slots of `r` whose position is at
-most `p`; a token tree restricts that further by `visible`. Attention runs in groups of rows:
-those with few queries together, padded to the most that any has, and long prefill chunks alone.
+Contract: tokens of the pack stand row after row, `counts[i]` consecutive ones of `rows[i]`. Token
+`t` of row `r` at position `p` attends to the valid slots of `r` whose position is at most `p`; a
+token tree restricts that further by `visible`. Attention runs in groups of rows: those with few
+queries together, padded to the most that any has, and long prefill chunks alone.
 KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked: attention kernels then give a
 query the same bits whatever stands beside it.
 """

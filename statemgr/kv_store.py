@@ -73,6 +73,10 @@ class KVStore:
 
     def is_finite(self, flat_slots: NDArray[np.int64]) -> bool:
         return all(
-            bool(tensor.index_select(2, torch.from_numpy(flat_slots).to(tensor.device)).isfinite().all())
+            bool(
+                tensor.index_select(2, torch.from_numpy(flat_slots).to(tensor.device))
+                .isfinite()
+                .all()
+            )
             for tensor in self._tensors
         )

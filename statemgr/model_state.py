@@ -78,9 +78,7 @@ class ModelState:
         planner = GroupPlanner(
             rows, counts, positions, self.ends[rows], self.slots, self.store.devices[0]
         )
-        return ForwardView(
-            self.store, self.cache_mask, self.positions, flat_slots, planner.plan()
-        )
+        return ForwardView(self.store, self.cache_mask, self.positions, flat_slots, planner.plan())
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
@@ -149,7 +147,8 @@ class ModelState:
         assert not self.canonical or np.array_equal(order, np.arange(length)), "not canonical"
 
     def check_free(self, row: int) -> None:
-        assert self.ends[row] == 0 and not self.cache_mask[row].any(), f"row {row} is not free"
+        assert self.ends[row] == 0, f"row {row} is not free"
+        assert not self.cache_mask[row].any(), f"row {row} has valid slots"
 
     def _misplaced(self, row: int, hole_share: float) -> Ints | None:
         """Valid slots in the order of their positions, or None where the row may stay as it is."""

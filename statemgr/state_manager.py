@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 class StateManager:
-    """Args: `max_tokens` per row, drafts included; `budget_tokens` over all rows, None: no bound."""
+    """Args: `max_tokens` of a row, drafts included; `budget_tokens` of all rows, None: no bound."""
 
     def __init__(self, rows: int, max_tokens: int, budget_tokens: int | None = None) -> None:
         self.rows = rows
@@ -41,9 +41,7 @@ class StateManager:
         return int(self._reserved.sum())
 
     def can_ever_fit(self, tokens: int) -> bool:
-        return tokens <= self.slots and (
-            self.budget_tokens is None or tokens <= self.budget_tokens
-        )
+        return tokens <= self.slots and (self.budget_tokens is None or tokens <= self.budget_tokens)
 
     def allocate(self, prompt: Sequence[int], reserve: int) -> int | None:
         """The lowest free row, holding `prompt`; None where there is no row or memory now."""
@@ -94,7 +92,7 @@ class StateManager:
     def check_integrity(self) -> None:
         """Asserts every invariant; for the time between cycles."""
         for row in range(self.rows):
-            for name, state in self._states.items():
+            for state in self._states.values():
                 if self._reserved[row]:
                     state.check_integrity(row, self.committed(row))
                 else:

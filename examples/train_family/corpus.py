@@ -91,7 +91,7 @@ def _train_tokenizer(documents: dict[str, list[str]]) -> PreTrainedTokenizerFast
         stride = max(1, sum(map(len, texts)) // share)
         sample += texts[::stride]
     tokenizer.train_from_iterator(sample, trainer)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
         bos_token=END_OF_TEXT,
@@ -127,7 +127,7 @@ def load_corpus(data_dir: Path, work_dir: Path) -> Corpus:
         for domain, texts in documents.items():
             kept[f"{domain}_train"], kept[f"{domain}_validation"] = _encode(texts, tokenizer)
             logger.info("%s: %d training tokens", domain, len(kept[f"{domain}_train"]))
-        np.savez(arrays, **kept)
+        np.savez(arrays, **kept)  # type: ignore[arg-type]
     loaded = np.load(arrays)
     return Corpus(
         train={d: loaded[f"{d}_train"] for d in DOMAINS},

@@ -9,6 +9,8 @@ Three stages, each a share of the wall-clock budget `--minutes`:
    windows. Total variation joins the loss, since it is what acceptance depends on.
 3. one stage per specialist: a copy of the smallest generalist learns the target's distribution
    on one domain.
+4. `middle`: the middle generalist goes on learning from the target, so that it has a place in a
+   chain between the smallest and the target.
 
 Schedules follow the wall clock, so a slow machine trains less, not longer. The run keeps a
 checkpoint and goes on from it; at the end it writes `WORK/models/<name>` in bfloat16.
@@ -58,6 +60,7 @@ class Stage:
     teacher_learns: bool
     window: int  # tokens in a training window
     domain: str | None = None  # None: the mix
+    peak: float = 1 / 3  # share of a student's learning rate that a new schedule starts from
 
 
 @dataclass
@@ -165,7 +168,8 @@ class Trainer:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.progress = Progress()
         self.models = {
-            name: build(name, corpus.tokenizer.eos_token_id).to(self.device) for name in SHAPES
+            name: build(name, corpus.tokenizer.eos_token_id).to(self.device)  # type: ignore[arg-type]
+            for name in SHAPES
         }
         self.optimizers = {n: Optimizer(m, LEARNING_RATE[n]) for n, m in self.models.items()}
         self._checkpoint = work_dir / "checkpoint.pt"
@@ -190,7 +194,7 @@ class Trainer:
         if not stage.teacher_learns:  # a new stage is a new schedule, from a lower peak
             for name in stage.students:
                 base = LEARNING_RATE[SMALL if name in SPECIALISTS else name]
-                self.optimizers[name] = Optimizer(self.models[name], base / 3)
+                self.optimizers[name] = Optimizer(self.models[name], base * stage.peak)
 
     def _run_stage(self, stage: Stage) -> None:
         rng = np.random.default_rng([self.progress.stage, self.progress.steps])
@@ -219,13 +223,13 @@ class Trainer:
             cross_entropy = F.cross_entropy(teacher.float(), labels.flatten())
         losses[TARGET] = cross_entropy.item()
         if stage.teacher_learns:
-            cross_entropy.backward()
+            cross_entropy.backward()  # type: ignore[no-untyped-call]
             self._update(TARGET, scale, labels.numel())
         teacher = teacher.detach()
         for name in stage.students:
             student = logits_of(self.models[name], inputs)
             loss = distillation_loss(student, teacher, with_tv=not stage.teacher_learns)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             losses[name] = loss.item()
             self._update(name, scale, labels.numel())
         return losses
@@ -280,6 +284,7 @@ def make_stages(minutes: float) -> list[Stage]:
             Stage(name, per_specialist, (name,), False, 512, domain)
             for name, domain in SPECIALISTS.items()
         ),
+        Stage("middle", 0.2 * minutes, (MIDDLE,), teacher_learns=False, window=512, peak=0.7),
     ]
 
 

@@ -11,7 +11,14 @@ from typing import Any
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, open_oracle, open_router
 from tests.exact.arrangement import BATCHES, covering_array, modes_of
-from tests.exact.comparison import Case, Comparison, Divergence, all_divergences, compare
+from tests.exact.comparison import (
+    Case,
+    Comparison,
+    Divergence,
+    all_divergences,
+    assert_whole,
+    compare,
+)
 from tests.exact.oracle import Oracle
 from tests.exact.report import Progress, finish
 
@@ -66,7 +73,7 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         cases = make_cases(oracle, load_token_prompts(router, options), params_of)
         oracle_s = time.monotonic() - began
         comparisons = _serve_all(check, router, cases, dtype)
-        router.check_integrity()
+        assert_whole(router)
     differences = all_divergences(comparisons)
     margins = [difference_margin(oracle, difference) for difference in differences]
     tokens = sum(comparison.tokens for comparison in comparisons)

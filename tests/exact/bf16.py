@@ -14,7 +14,14 @@ from typing import Any
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, make_parser, open_router, parse
 from tests.exact.arrangement import Arrangement, modes_of
-from tests.exact.comparison import Case, Comparison, all_divergences, compare, resume
+from tests.exact.comparison import (
+    Case,
+    Comparison,
+    all_divergences,
+    assert_whole,
+    compare,
+    resume,
+)
 from tests.exact.report import Progress, finish
 
 DTYPE = "bfloat16"
@@ -31,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     with open_router(options.config, DTYPE, max(BATCHES)) as router:
         cases = _make_cases(router, options)
         comparisons = _serve_all(router, cases)
-        router.check_integrity()
+        assert_whole(router)
     tokens = sum(comparison.tokens for _, comparison in comparisons)
     divergences = all_divergences(comparison for _, comparison in comparisons)
     figures: dict[str, Any] = {

@@ -20,6 +20,7 @@ import torch
 from specrouter import ChainRouter, SamplingParams, Speculation
 from tests.exact.arguments import open_oracle
 from tests.exact.chi_square import Floats, Ints, fit_p_value, independence_p_value
+from tests.exact.comparison import assert_whole
 from tests.exact.models import NAMES, pool_settings, save_family
 from tests.exact.noise import noise_p_values
 from tests.exact.oracle import Oracle
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             found, length = stream_p_values(router, oracle, params, options.seeds, progress)
             p_values |= {f"{label}: {test}": p for test, p in found.items()}
             accepted[label] = round(length, 3)
-        router.check_integrity()
+        assert_whole(router)
     figures = {
         "seeds": options.seeds,
         "least_p_of_distributions": min(p for t, p in p_values.items() if _is_distribution(t)),

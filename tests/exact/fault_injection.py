@@ -1,10 +1,11 @@
-"""Models whose forward fails now and then.
+"""Models whose forward fails now and then, and a scheduler that cannot make up its mind.
 
 A failure comes before the forward, after it (keys and values are written by then), or after the
 first layer's keys and values were written as NaN, which attention must never see.
 """
 
 import contextlib
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from modelpool.packed_attention import KVView
 from modelpool.packed_model import PackedModel
+from specrouter.params import MAX_DEPTH
+from specrouter.scheduler import ChainDecision, ModelChainScheduler
 
 
 class InjectedFault(RuntimeError):
@@ -60,6 +63,24 @@ class FaultInjection:
                 return None
             self.raised[name] += 1
             return str(self._rng.choice(["before", "after", "poison"]))
+
+
+@contextlib.contextmanager
+def restless_scheduler(seed: int) -> Iterator[None]:
+    """Every second decision is another chain and depth: models sit out, lag and catch up."""
+    original = ModelChainScheduler.choose
+    rng = np.random.default_rng(seed)
+
+    def choose(scheduler: ModelChainScheduler, *arguments: Any, **named: Any) -> ChainDecision:
+        decision = original(scheduler, *arguments, **named)
+        candidates = sorted(decision.predicted_ms)
+        if not candidates or rng.random() < 0.5:
+            return decision
+        chain = candidates[int(rng.integers(len(candidates)))]
+        return dataclasses.replace(decision, chain=chain, depth=int(rng.integers(1, MAX_DEPTH + 1)))
+
+    with mock.patch.object(ModelChainScheduler, "choose", choose):
+        yield
 
 
 def _write_nan(model: PackedModel, tokens: int, view: KVView) -> None:

@@ -9,6 +9,7 @@ A failure names its lifetime: `--first-lifetime N --runs 20` plays that one alon
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections import Counter
@@ -21,8 +22,8 @@ from specrouter import ChainRouter, RequestOutput
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import chains
 from tests.exact.burst import draw_burst, draw_cases, play
-from tests.exact.comparison import Case
-from tests.exact.fault_injection import FaultInjection
+from tests.exact.comparison import Case, assert_whole
+from tests.exact.fault_injection import FaultInjection, restless_scheduler
 from tests.exact.models import SAVERS, pool_settings, save_family
 from tests.exact.report import Progress, finish, prepare
 
@@ -37,21 +38,17 @@ class Family:
 
     def __init__(self, architecture: str, directory: Path) -> None:
         self.paths = save_family(directory, architecture, noise=0.05, seed=11)
-        with self.open_router(None) as router:
+        with self.open_router() as router:
             oracle = open_oracle(router, "float64")
             self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
 
-    def open_router(self, max_loaded_models: int | None, max_requests: int = 4) -> ChainRouter:
+    def open_router(
+        self, max_loaded_models: int | None = None, policy: str = "adaptive", max_requests: int = 4
+    ) -> ChainRouter:
         pool = pool_settings(self.paths, max_loaded_models=max_loaded_models)
+        engine = {"max_requests": max_requests, "max_model_len": 128, "prefill_chunk": 16}
         return ChainRouter.from_config(
-            {
-                "pool": pool,
-                "engine": {
-                    "max_requests": max_requests,
-                    "max_model_len": 128,
-                    "prefill_chunk": 16,
-                },
-            }
+            {"pool": pool, "engine": engine, "scheduler": {"policy": policy}}
         )
 
 
@@ -70,13 +67,15 @@ class FaultCheck:
         """A router's bursts; ends at the first that goes wrong."""
         rng = np.random.default_rng([self.seed, lifetime])
         faults = FaultInjection(int(rng.integers(2**32)))
-        # Fewer requests at a time than a burst has, so that some wait; sometimes fewer models
-        # than a chain has, so that some cannot be loaded.
-        limits = {"max_requests": int(rng.integers(2, 7))}
-        most_models = None if rng.random() < 0.8 else 2
         drafter_rate = float(rng.choice([0.0, 0.01, 0.05, 0.3]))
-        router = family.open_router(most_models, **limits)
-        with faults.installed(), router:
+        router = family.open_router(
+            # Sometimes fewer models than a chain has, so that some cannot be loaded.
+            max_loaded_models=None if rng.random() < 0.8 else 2,
+            policy="adaptive" if rng.random() < 0.7 else "paper",
+            # Mostly fewer requests at a time than a burst has, so that some wait.
+            max_requests=int(rng.integers(2, 7)),
+        )
+        with restless_scheduler(lifetime), faults.installed(), router:
             for burst in range(bursts):
                 try:
                     self._play_burst(router, family, faults, drafter_rate, rng)
@@ -104,7 +103,7 @@ class FaultCheck:
         plans = draw_burst(family.cases, chains(pool.names, pool.target, pool.parameter_count), rng)
         self._count(play(router, plans, evict, may_fail=target_fails))
         faults.rates = {}
-        router.check_integrity()
+        assert_whole(router)
 
     def _count(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
@@ -121,6 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     prepare(options.threads)
+    logging.disable(logging.WARNING)  # one for every injected failure
     started = time.monotonic()
     check = FaultCheck(options.seed, Progress("faults", options.runs))
     lifetimes = range(options.first_lifetime, options.first_lifetime + -(-options.runs // BURSTS))

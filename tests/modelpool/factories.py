@@ -8,6 +8,7 @@ continuation of so small a model is one repeated token.
 
 import functools
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -36,7 +37,7 @@ _TEXT = (
 
 def make_tokenizer(directory: Path | str) -> PreTrainedTokenizerBase:
     """Write the shared tokenizer (`VOCAB_SIZE` ids, id 0 ends a text) and return it."""
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerBase = cast(Any, PreTrainedTokenizerFast)(
         tokenizer_object=Tokenizer.from_str(_tokenizer_json()),
         eos_token=EOS_TOKEN,
         clean_up_tokenization_spaces=False,
@@ -127,9 +128,7 @@ def save_perturbed(
     return Path(directory)
 
 
-def _shape(
-    hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int
-) -> dict[str, int | None]:
+def _shape(hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
@@ -147,7 +146,7 @@ def _shape(
 def _save(config: PreTrainedConfig, directory: Path, *, seed: int, dtype: str) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = cast(Any, AutoModelForCausalLM).from_config(config)
         for name, parameter in model.named_parameters():
             if "norm" in name or "ln_" in name:
                 torch.nn.init.uniform_(parameter, 0.7, 1.3)

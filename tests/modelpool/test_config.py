@@ -1,5 +1,7 @@
 """Every fault of a pool's configuration names its field."""
 
+from typing import Any
+
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -10,7 +12,7 @@ SMALL = {"name": "small", "source": "bundled:small"}
 LARGE = {"name": "large", "source": "path:large", "dtype": "bfloat16"}
 
 
-def field_of(pool: object, field: str = "pool") -> tuple[str, str]:
+def field_of(pool: Any, field: str = "pool") -> tuple[str, str]:
     with pytest.raises(ConfigError) as caught:
         validate_config(PoolConfig, pool, field)
     assert str(caught.value) == f"{caught.value.field}: {caught.value.reason}"
@@ -23,7 +25,7 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
     assert (small.dtype, small.device, small.pinned) == ("auto", "auto", False)
     assert (small.revision, small.trust_remote_code) == (None, False)
     with pytest.raises(ValidationError):
-        pool.target = "small"  # type: ignore[misc]
+        pool.target = "small"
     assert validate_config(PoolConfig, pool, "pool") is pool
 
 

@@ -19,7 +19,9 @@ def model(name: str, size: int, kv: int = 0, device: str = "auto") -> ModelFootp
     return ModelFootprint(name, size, kv, field=f"pool.models[{name}]", device=device)
 
 
-def devices_of(models: list[ModelFootprint], devices: list[DeviceInfo], kv_tokens: int = 0):
+def devices_of(
+    models: list[ModelFootprint], devices: list[DeviceInfo], kv_tokens: int = 0
+) -> dict[str, str]:
     return {
         name: placement.device
         for name, placement in place(

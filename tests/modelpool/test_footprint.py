@@ -1,5 +1,6 @@
 """A checkpoint's headers say what loading it would find."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save
 
 
 @pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
-def test_parameters_and_bytes_are_those_of_the_loaded_model(save, tmp_path: Path) -> None:
+def test_parameters_and_bytes_are_those_of_the_loaded_model(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
     save(tmp_path, dtype="bfloat16")
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     facts = read_checkpoint(tmp_path, field="pool.models[0]")

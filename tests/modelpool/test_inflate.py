@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.errors import ConfigError
@@ -25,11 +26,12 @@ def exact_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaRMSNorm, "forward", float64_norm)
 
 
-def load(path: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(path).eval()
+def load(path: Path) -> Any:
+    """In evaluation mode, as `from_pretrained` leaves it."""
+    return AutoModelForCausalLM.from_pretrained(path)
 
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "as it was": {"width_exponent": 0, "layers": 2, "mlp": 64},
     "wider": {"width_exponent": 2, "layers": 2, "mlp": 64},
     "deeper": {"width_exponent": 0, "layers": 5, "mlp": 64},
@@ -48,7 +50,7 @@ SHAPES = {
 @pytest.mark.usefixtures("exact_norm")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_the_function_is_unchanged(shape: dict[str, int], tied: bool, tmp_path: Path) -> None:
+def test_the_function_is_unchanged(shape: dict[str, Any], tied: bool, tmp_path: Path) -> None:
     source = save_llama(tmp_path / "source", tied=tied)
     new = inflate(source, tmp_path / "out", **shape, dtype="float64")
     before, after = load(source), load(tmp_path / "out")
@@ -113,7 +115,7 @@ def test_inflate_to_reaches_what_was_asked_for_and_little_more(tmp_path: Path) -
     ],
 )
 def test_a_shape_that_would_change_the_function_is_refused(
-    field: str, change: dict[str, int], tmp_path: Path
+    field: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
     source = save_llama(tmp_path / "source")
     with pytest.raises(ConfigError) as caught:

@@ -10,7 +10,7 @@ from typing import Any
 
 from specrouter import Delta, RequestError, RequestMetrics, RequestOutput
 
-RUNS = ((" a", (5,)), ("b\nc", (6, 7)), (" é", (8,)))
+RUNS = ((" a", [5]), ("b\nc", [6, 7]), (" é", [8]))
 METRICS = RequestMetrics(
     ttft_ms=20.0,
     tpot_ms=10.0,
@@ -76,7 +76,7 @@ class FakeRouter:
         *earlier, last = [Delta(text=text, token_ids=ids) for text, ids in RUNS]
         output = RequestOutput(
             text="".join(text for text, _ in RUNS),
-            token_ids=tuple(itertools.chain.from_iterable(ids for _, ids in RUNS)),
+            token_ids=list(itertools.chain.from_iterable(ids for _, ids in RUNS)),
             finish_reason="error" if self._error else "length",
             error=self._error,
             metrics=METRICS,

@@ -15,6 +15,7 @@ from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 
 from modelpool.errors import ConfigError, UnsupportedModelError
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation
+from tests.exact.comparison import assert_whole
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, save_llama
 
 Settings = dict[str, Any]
@@ -178,12 +179,19 @@ def test_a_bad_sampling_parameter_is_refused_by_its_name(field: str, value: Any)
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    ["", [], [VOCAB_SIZE], [-1], [1] * 300, "x " * 300],
-    ids=["no text", "no ids", "unknown id", "negative id", "too many ids", "too much text"],
+    ("field", "prompt"),
+    [
+        pytest.param("prompt", "", id="no text"),
+        pytest.param("prompt", "x " * 300, id="too much text"),
+        pytest.param("prompt", [1] * 300, id="too many ids"),
+        pytest.param("input_ids", [], id="no ids"),
+        pytest.param("input_ids", [VOCAB_SIZE], id="unknown id"),
+        pytest.param("input_ids", [-1], id="negative id"),
+        pytest.param("input_ids", [1.5], id="no whole number"),
+    ],
 )
-def test_a_bad_prompt_is_refused(router: ChainRouter, prompt: str | list[int]) -> None:
-    _assert_request_refused(router, "prompt", prompt)
+def test_a_bad_prompt_is_refused(router: ChainRouter, field: str, prompt: Any) -> None:
+    _assert_request_refused(router, field, prompt)
 
 
 def test_a_prompt_without_room_for_one_token_is_refused(router: ChainRouter) -> None:
@@ -214,7 +222,7 @@ def test_a_depth_below_one_is_refused(router: ChainRouter, depth: int) -> None:
 def test_one_bad_prompt_of_many_leaves_nothing_queued(router: ChainRouter) -> None:
     with pytest.raises(RequestError) as caught:
         router.generate([PROMPT, []], GREEDY)
-    assert "prompt" in caught.value.field
+    assert caught.value.field == "input_ids"
     _assert_serves(router)
 
 
@@ -233,6 +241,6 @@ def _assert_request_refused(
 
 def _assert_serves(router: ChainRouter) -> None:
     """What was refused left nothing behind."""
-    router.check_integrity()
+    assert_whole(router)
     assert len(router.generate([PROMPT], GREEDY)[0].token_ids) <= GREEDY.max_new_tokens
-    router.check_integrity()
+    assert_whole(router)

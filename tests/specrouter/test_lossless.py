@@ -14,7 +14,7 @@ from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import Arrangement, covering_array, modes_of
 from tests.exact.array_check import make_cases
-from tests.exact.comparison import Case, all_divergences, compare, resume
+from tests.exact.comparison import Case, all_divergences, assert_whole, compare, resume
 from tests.exact.distribution import failed_tests, open_small_router, stream_p_values
 from tests.exact.faults import Family, FaultCheck
 from tests.exact.models import SAVERS, pool_settings, save_family
@@ -64,7 +64,7 @@ def test_tokens_are_the_oracles_under_every_arrangement(served: Served) -> None:
         assert not all_divergences([result]), row
         if isinstance(row.mode, tuple):
             assert result.speculated > result.cycles / 2, f"{row} hardly speculated"
-    served.router.check_integrity()
+    assert_whole(served.router)
 
 
 def test_a_request_resumed_after_any_token_ends_alike(served: Served) -> None:

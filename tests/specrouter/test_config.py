@@ -1,0 +1,122 @@
+"""A configuration is read strictly, and each fault names its setting."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from modelpool.errors import ConfigError
+from specrouter.config import RouterConfig
+from specrouter.params import MAX_DEPTH
+
+Settings = dict[str, Any]
+POOL: Settings = {
+    "target": "big",
+    "models": [{"name": "small", "source": "a"}, {"name": "big", "source": "b"}],
+}
+
+
+def refused(settings: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        RouterConfig.load(settings)
+    return caught.value
+
+
+def test_a_pool_is_all_that_must_be_configured() -> None:
+    config = RouterConfig.load({"pool": POOL})
+    assert (config.scheduler.policy, config.scheduler.depth) == ("adaptive", 4)
+    assert (config.engine.max_requests, config.engine.max_model_len) == (32, 1024)
+    assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
+
+
+def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
+    config = RouterConfig.load({"pool": POOL})
+    assert RouterConfig.load(config) is config
+    with pytest.raises(ValidationError):
+        config.engine.max_requests = 4
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("scheduler", "policy", "clever"),
+        ("scheduler", "depth", 0),
+        ("scheduler", "depth", MAX_DEPTH + 1),
+        ("scheduler", "depth", "deep"),
+        ("scheduler", "deph", 4),
+        ("engine", "max_requests", 0),
+        ("engine", "max_requests", 1025),
+        ("engine", "max_model_len", 1),
+        ("engine", "prefill_chunk", 0),
+        ("engine", "kv_budget_tokens", 1),
+        ("engine", "kv_budget", 100),
+        ("server", "port", 65536),
+        ("server", "port", -1),
+        ("server", "host", 3),
+        ("pool", "target", "huge"),
+    ],
+)
+def test_a_bad_setting_names_itself(section: str, key: str, value: Any) -> None:
+    settings = {"pool": copy.deepcopy(POOL)}
+    settings.setdefault(section, {})[key] = value
+    error = refused(settings)
+    assert error.field == f"{section}.{key}"
+    assert str(error) == f"{error.field}: {error.reason}"
+
+
+def test_an_unknown_section_names_itself_and_the_nearest_known_one() -> None:
+    error = refused({"pool": POOL, "schedular": {}})
+    assert error.field == "schedular"
+    assert "'scheduler'" in error.reason
+
+
+def test_a_missing_pool_is_named() -> None:
+    assert refused({}).field == "pool"
+
+
+@pytest.mark.parametrize("scheduler", [{"policy": "static"}, {"chain": ["small", "big"]}])
+def test_a_chain_and_the_static_policy_go_together(scheduler: Settings) -> None:
+    error = refused({"pool": POOL, "scheduler": scheduler})
+    assert error.field == "scheduler"
+    assert "chain" in error.reason
+
+
+@pytest.mark.parametrize("chain", [[], ["tiny", "big"], ["small"], ["small", "small", "big"]])
+def test_a_static_chain_leads_through_the_pool_to_the_target(chain: list[str]) -> None:
+    settings = {"pool": POOL, "scheduler": {"policy": "static", "chain": chain}}
+    assert refused(settings).field == "scheduler.chain"
+
+
+def test_a_yaml_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "pool:\n  target: big\n  models:\n    - {name: big, source: b}\n"
+        "scheduler: {policy: static, chain: [big], depth: 2}\n",
+        encoding="utf-8",
+    )
+    config = RouterConfig.load(file)
+    assert config.scheduler.chain == ("big",)
+    assert RouterConfig.load(str(file)) == config
+
+
+@pytest.mark.parametrize("text", ["pool: [", "- a\n", "", "just text\n", "a: b: c"])
+def test_a_file_that_is_no_mapping_names_itself(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert "broken.yaml" in refused(file).reason
+
+
+def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path) -> None:
+    assert "absent.yaml" in refused(tmp_path / "absent.yaml").reason
+    refused(tmp_path)  # a directory
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    refused(binary)
+
+
+def test_the_bundled_configuration_is_valid() -> None:
+    config = RouterConfig.load(Path(__file__).parents[2] / "configs" / "tiny.yaml")
+    assert config.pool.target == "tiny-8m"

@@ -1,0 +1,142 @@
+"""However a text is cut into tokens, it streams to what decoding it at once gives."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from specrouter.detokenizer import Detokenizer
+from tests.modelpool.factories import make_tokenizer
+
+SPECIAL = 0
+ALPHABET = st.one_of(
+    st.sampled_from("aä ß\n.e"), st.sampled_from("中文字かな한글"), st.sampled_from("😀🎉👩🏽‍💻é")
+)
+TEXTS = st.text(ALPHABET, max_size=20)
+
+
+class Pieces:
+    """A tokenizer whose ids are arbitrary pieces of bytes; 0 is a special id."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = [b"", *pieces]
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        assert options == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return b"".join(self.pieces[token] for token in ids).decode(errors="replace")
+
+
+def detokenizer(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> Detokenizer:
+    return Detokenizer(cast(PreTrainedTokenizerBase, Pieces(pieces)), stop)
+
+
+def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
+    """What each token brought, the end's rest last; nothing follows a stop text."""
+    detok = detokenizer(pieces, stop)
+    shown: list[str] = []
+    for token in range(1, len(pieces) + 1):
+        shown.append(detok.push(token))
+        if detok.stopped:
+            break
+    return [*shown, detok.finish()], detok
+
+
+def cut(data: bytes, borders: Sequence[int]) -> list[bytes]:
+    ends = sorted({border % (len(data) + 1) for border in borders} | {0, len(data)})
+    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+
+
+@functools.cache
+def byte_level() -> PreTrainedTokenizerBase:
+    with TemporaryDirectory() as directory:
+        return make_tokenizer(Path(directory))
+
+
+@given(TEXTS, st.lists(st.integers(0, 200), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_any_cut_streams_to_the_whole_text(text: str, borders: list[int]) -> None:
+    shown, detok = stream(cut(text.encode(), borders))
+    assert "".join(shown) == detok.text == text
+    assert not any("\ufffd" in part for part in shown)
+
+
+@given(TEXTS)
+@settings(max_examples=100, deadline=None)
+def test_a_real_tokenizers_ids_stream_to_their_decoding(text: str) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer(text)["input_ids"]
+    detok = Detokenizer(tokenizer, ())
+    shown = [detok.push(token) for token in ids] + [detok.finish()]
+    assert "".join(shown) == text
+    assert not any("\ufffd" in part for part in shown)
+
+
+@given(
+    TEXTS,
+    st.lists(st.integers(0, 200), max_size=40),
+    st.lists(st.text(ALPHABET, min_size=1, max_size=3), min_size=1, max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_text_ends_before_the_first_stop_text(
+    text: str, borders: list[int], stop: list[str]
+) -> None:
+    shown, detok = stream(cut(text.encode(), borders), stop)
+    assert "".join(shown) == detok.text
+    assert text.startswith(detok.text)
+    assert not any(end in detok.text for end in stop)
+    assert detok.stopped == any(end in text for end in stop)
+    assert detok.stopped or detok.text == text
+
+
+def test_whole_characters_are_shown_at_once() -> None:
+    shown, _ = stream([b"a", "\u00e9".encode(), "\U0001f600".encode(), b"b"])
+    assert shown == ["a", "é", "😀", "b", ""]
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    first, second = "é".encode()[:1], "é".encode()[1:]
+    assert stream([b"a", first, second + b"b"])[0] == ["a", "", "éb", ""]
+
+
+def test_half_a_character_at_the_end_is_shown_as_broken() -> None:
+    assert stream([b"a", "é".encode()[:1]])[0] == ["a", "", "\ufffd"]
+
+
+def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever() -> None:
+    shown, _ = stream([b"\xff"] * 20)
+    assert "".join(shown[:-1])
+    assert "".join(shown) == "\ufffd" * 20
+
+
+def test_special_tokens_have_no_text() -> None:
+    detok = detokenizer([b"a"])
+    assert [detok.push(token) for token in (1, SPECIAL, 1)] == ["a", "", "a"]
+
+
+def test_a_stop_text_is_found_across_tokens_and_never_shown() -> None:
+    shown, detok = stream([b"one E", b"N", b"D two"], ["END"])
+    assert shown == ["one ", "", "", ""]
+    assert detok.stopped
+
+
+def test_text_held_back_is_shown_once_it_cannot_be_a_stop_text() -> None:
+    shown, detok = stream([b"E", b"N", b"E", b"X"], ["END"])
+    assert shown == ["", "", "EN", "EX", ""]
+    assert not detok.stopped
+
+
+def test_text_held_back_at_the_end_is_part_of_the_text() -> None:
+    shown, detok = stream([b"one E", b"N"], ["END"])
+    assert shown == ["one ", "", "EN"]
+    assert detok.text == "one EN"
+
+
+@pytest.mark.parametrize("stop", [["cd", "b"], ["b", "cd"]])
+def test_the_stop_text_that_begins_first_wins(stop: list[str]) -> None:
+    assert stream([b"abcd"], stop)[1].text == "a"

@@ -1,0 +1,212 @@
+"""Random lives of cache rows, checked against a naive account of what each row holds.
+
+Every cached token carries a number of its own, written to the store as its key and its value in
+every layer. After each step the slots that the mask calls valid must hold exactly the tokens,
+positions and numbers of the naive account. A row whose tree was decided is between cycles, and
+its integrity is checked as the engine would.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from modelpool.packed_model import KVLayer
+from statemgr import ModelState
+
+ROWS = 3
+LAYERS = 2
+_FLOAT64_LAYER = KVLayer(torch.device("cpu"), torch.float64, 1, 2)
+
+_row = st.integers(0, ROWS - 1)
+_share = st.sampled_from((0.0, 0.25, 0.5))
+_fraction = st.integers(0, 100)
+
+
+@dataclass(frozen=True)
+class Entry:
+    token: int
+    position: int
+    number: int  # unique; what the store holds
+
+
+@dataclass
+class NaiveRow:
+    """Committed tokens from position 0 on, then nodes of trees that nobody decided on yet."""
+
+    settled: list[Entry] = field(default_factory=list)
+    nodes: list[Entry] = field(default_factory=list)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return self.settled + self.nodes
+
+    def keep(self, entries: list[Entry]) -> None:
+        """Forgets the others. What stays of the settled ones is a prefix."""
+        self.settled = [entry for entry in self.settled if entry in entries]
+        self.nodes = [entry for entry in self.nodes if entry in entries]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    state: ModelState
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[int, NaiveRow] = {}
+        self.written = 0
+
+    @initialize(canonical=st.booleans(), slots=st.sampled_from((20, 128)))
+    def open_state(self, canonical: bool, slots: int) -> None:
+        """Few slots: rows fill up. 128: as few as the engine ever has."""
+        self.state = ModelState([_FLOAT64_LAYER] * LAYERS, ROWS, slots, canonical)
+
+    @precondition(lambda self: len(self.rows) < ROWS)
+    @rule()
+    def allocate(self) -> None:
+        row = min(set(range(ROWS)) - set(self.rows))
+        self.rows[row] = NaiveRow()
+
+    @precondition(lambda self: self.rows)
+    @rule(
+        rows=st.sets(_row, min_size=1),
+        prefix=st.integers(0, 12),
+        depths=st.lists(st.integers(0, 4), max_size=7),
+    )
+    def forward(self, rows: set[int], prefix: int, depths: list[int]) -> None:
+        """Committed tokens, where no tree is open, then nodes: often several at one position."""
+        chosen = sorted(rows & set(self.rows))
+        fed = {row: self._pack(self.rows[row], prefix, depths) for row in chosen}
+        chosen = [row for row in chosen if any(fed[row])]
+        if not chosen:
+            return
+        packs = [settled + nodes for settled, nodes in (fed[row] for row in chosen)]
+        counts = np.array([len(pack) for pack in packs])
+        tokens = np.array([entry.token for pack in packs for entry in pack])
+        positions = np.array([entry.position for pack in packs for entry in pack])
+        held = np.array([len(self.rows[row].entries) for row in chosen])
+        try:
+            slots = self.state.append(np.array(chosen), counts, tokens, positions)
+        except ValueError:
+            assert np.any(held + counts > self.state.slots), "there was room"
+            return
+        assert np.all(held + counts <= self.state.slots)
+        numbers = torch.tensor([entry.number for pack in packs for entry in pack])
+        for layer in range(LAYERS):
+            keys, values = self.state.store.layer(layer)
+            keys[torch.from_numpy(slots)] = numbers[:, None, None].double() + layer
+            values[torch.from_numpy(slots)] = -numbers[:, None, None].double() - layer
+        for row in chosen:
+            self.rows[row].settled += fed[row][0]
+            self.rows[row].nodes += fed[row][1]
+
+    @rule(row=_row, length=st.integers(0, 24))
+    def rollback(self, row: int, length: int) -> None:
+        if row in self.rows:
+            self.state.rollback(np.array([row]), np.array([length]))
+            naive = self.rows[row]
+            naive.keep([entry for entry in naive.entries if entry.position < length])
+
+    @rule(row=_row, picks=st.lists(st.integers(0, 5), max_size=4))
+    def commit(self, row: int, picks: list[int]) -> None:
+        """Of the nodes, a path stays: one per position from the root on, as far as `picks` go."""
+        if row not in self.rows:
+            return
+        naive = self.rows[row]
+        base = len(naive.settled)
+        path: list[Entry] = []
+        for pick in picks:
+            level = [node for node in naive.nodes if node.position == base + len(path)]
+            if not level:
+                break
+            path.append(level[pick % len(level)])
+        accepted = np.array([self._slot(row, node) for node in path], dtype=np.int64)
+        self.state.commit(row, base, accepted)
+        naive.settled += path
+        naive.nodes = []
+
+    @rule(rows=st.sets(_row, min_size=1), share=_share)
+    def fix_kv_cache(self, rows: set[int], share: float) -> None:
+        self.state.fix_kv_cache(np.array(sorted(rows)), share)
+        for row in rows:
+            holes = int(self.state.ends[row]) - int(self.state.cache_mask[row].sum())
+            assert holes <= share * self.state.ends[row]
+            if share == 0.0:
+                positions = self.state.positions[row, : self.state.ends[row]]
+                assert np.all(np.diff(positions) >= 0)
+
+    @rule(row=_row, kept=_fraction)
+    def fail(self, row: int, kept: int) -> None:
+        """The forward that wrote the last slots failed: of the nodes, or of the prefix."""
+        if row not in self.rows or not self.rows[row].entries:
+            return
+        naive = self.rows[row]
+        last = naive.nodes or naive.settled
+        lost = last[len(last) * kept // 100 :]
+        flat = np.array([row * self.state.slots + self._slot(row, entry) for entry in lost])
+        if len(flat):
+            self.state.scrub(flat)
+            keys, values = self.state.store.layer(LAYERS - 1)
+            assert not keys[torch.from_numpy(flat)].any()
+            assert not values[torch.from_numpy(flat)].any()
+            naive.keep([entry for entry in naive.entries if entry not in lost])
+
+    @rule(row=_row)
+    def free(self, row: int) -> None:
+        self.state.free(row)
+        self.rows.pop(row, None)
+
+    @invariant()
+    def valid_slots_hold_exactly_the_entries(self) -> None:
+        for row, naive in self.rows.items():
+            valid = np.flatnonzero(self.state.cache_mask[row])
+            last = int(valid[-1]) + 1 if len(valid) else 0
+            assert self.state.ends[row] == last, "slots in use end at the last valid one"
+            tokens = self.state.cache_tokens[row, valid].tolist()
+            positions = self.state.positions[row, valid].tolist()
+            wanted = sorted((e.number, e.token, e.position) for e in naive.entries)
+            for layer in range(LAYERS):
+                keys, values = self._numbers(row, valid, layer)
+                assert sorted(zip(keys, tokens, positions, strict=True)) == wanted
+                assert values == keys
+
+    @invariant()
+    def rows_between_cycles_have_integrity(self) -> None:
+        for row in range(ROWS):
+            naive = self.rows.get(row)
+            if naive is None:
+                self.state.check_free(row)
+            elif not naive.nodes:
+                committed = np.array([entry.token for entry in naive.settled] + [7])
+                self.state.check_integrity(row, committed)
+
+    def _pack(
+        self, naive: NaiveRow, prefix: int, depths: list[int]
+    ) -> tuple[list[Entry], list[Entry]]:
+        """What a forward feeds: tokens at the next positions, and nodes behind them."""
+        start = len(naive.settled)
+        ahead = 0 if naive.nodes else prefix
+        settled = [self._entry(start + offset) for offset in range(ahead)]
+        nodes = [self._entry(start + ahead + depth) for depth in depths]
+        return settled, nodes
+
+    def _entry(self, position: int) -> Entry:
+        self.written += 1
+        return Entry(token=self.written % 5, position=position, number=self.written)
+
+    def _numbers(
+        self, row: int, slots: np.ndarray[tuple[int], np.dtype[np.int64]], layer: int
+    ) -> tuple[list[float], list[float]]:
+        index = torch.from_numpy(row * self.state.slots + slots)
+        keys, values = self.state.store.layer(layer)
+        assert bool((keys[index] == keys[index][:, :1, :1]).all())
+        return (
+            (keys[index, 0, 0] - layer).tolist(),
+            (-values[index, 0, 1] - layer).tolist(),
+        )
+
+    def _slot(self, row: int, entry: Entry) -> int:
+        valid = np.flatnonzero(self.state.cache_mask[row])
+        keys, _ = self._numbers(row, valid, 0)
+        return int(valid[keys.index(entry.number)])

@@ -1,0 +1,250 @@
+"""A model's cache forgets by mask, moves only to compact, and notices when it is corrupt."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from modelpool.packed_model import KVLayer
+from statemgr import ModelState
+from tests.statemgr.cache_machine import CacheMachine
+
+SLOTS = 128
+ROWS = np.array([0])
+
+
+def make_state(canonical: bool = False) -> ModelState:
+    return ModelState(
+        [KVLayer(torch.device("cpu"), torch.float64, 2, 4)] * 2,
+        rows=3,
+        slots=SLOTS,
+        canonical=canonical,
+    )
+
+
+def fill(state: ModelState, row: int, positions: list[int]) -> None:
+    """Appends tokens 100 + slot; slot i's key is i + 1 and its value -i - 1 in every layer."""
+    start = int(state.ends[row])
+    numbers = np.arange(start, start + len(positions))
+    slots = state.append(
+        np.array([row]), np.array([len(positions)]), 100 + numbers, np.array(positions)
+    )
+    for layer in range(2):
+        keys, values = state.store.layer(layer)
+        keys[torch.from_numpy(slots)] = torch.from_numpy(numbers + 1.0)[:, None, None]
+        values[torch.from_numpy(slots)] = -torch.from_numpy(numbers + 1.0)[:, None, None]
+
+
+def stored(state: ModelState, row: int, count: int) -> list[float]:
+    """The keys' numbers in the first `count` slots, valid or not."""
+    keys, values = state.store.layer(1)
+    part = slice(row * SLOTS, row * SLOTS + count)
+    assert torch.equal(values[part], -keys[part])
+    numbers: list[float] = keys[part, 1, 3].tolist()
+    return numbers
+
+
+def test_random_lives_of_rows_match_a_naive_account() -> None:
+    few = settings(max_examples=300, stateful_step_count=20, deadline=None, database=None)
+    run_state_machine_as_test(CacheMachine, settings=few)
+
+
+@pytest.mark.exact
+def test_ten_thousand_random_lives_of_rows_match_a_naive_account() -> None:
+    many = settings(max_examples=10_000, stateful_step_count=20, deadline=None, database=None)
+    run_state_machine_as_test(CacheMachine, settings=many)
+
+
+def test_rollback_clears_bits_and_moves_nothing() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1, 2, 2, 3])
+    fill(state, 1, [0, 1, 2])
+    state.rollback(np.array([0, 1]), np.array([2, 3]))
+    assert state.cache_mask[0].nonzero()[0].tolist() == [0, 1]
+    assert state.lengths(np.array([0, 1])).tolist() == [2, 3]
+    assert state.ends.tolist() == [2, 3, 0]
+    assert stored(state, 0, 5) == [1, 2, 3, 4, 5]
+
+
+def test_rolled_back_slots_are_taken_again() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1, 2])
+    state.rollback(ROWS, np.array([1]))
+    slots = state.append(ROWS, np.array([2]), np.array([8, 9]), np.array([1, 2]))
+    assert slots.tolist() == [1, 2]
+    state.check_integrity(0, np.array([100, 8, 9, 5]))
+
+
+def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1, 2, 2, 2, 3, 3])  # committed 0 and 1; three nodes at 2, two at 3
+    state.commit(0, 2, np.array([4, 6]))
+    assert state.cache_mask[0].nonzero()[0].tolist() == [0, 1, 4, 6]
+    assert stored(state, 0, 7) == [1, 2, 3, 4, 5, 6, 7]
+    state.check_integrity(0, np.array([100, 101, 104, 106, 5]))
+
+
+def test_a_canonical_state_gathers_an_accepted_path() -> None:
+    state = make_state(canonical=True)
+    fill(state, 1, [0, 1, 2, 2, 2, 3, 3])
+    state.commit(1, 2, np.array([4, 6]))
+    assert state.cache_mask[1].nonzero()[0].tolist() == [0, 1, 2, 3]
+    assert stored(state, 1, 4) == [1, 2, 5, 7]
+    assert state.ends[1] == 4
+    state.check_integrity(1, np.array([100, 101, 104, 106, 5]))
+
+
+def test_a_canonical_state_orders_an_accepted_path_by_position() -> None:
+    state = make_state(canonical=True)
+    fill(state, 0, [0, 2, 1])  # a child was written before its parent
+    state.commit(0, 1, np.array([1, 2]))
+    assert stored(state, 0, 3) == [1, 3, 2]
+    state.check_integrity(0, np.array([100, 102, 101, 5]))
+
+
+def test_holes_are_compacted_only_beyond_their_share() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1, 2, 3, 4, 5, 6, 7, 7])
+    state.commit(0, 7, np.array([8]))  # 1 hole in 9 slots
+    state.fix_kv_cache(ROWS)
+    assert state.ends[0] == 9
+    state.fix_kv_cache(ROWS, hole_share=0.1)
+    assert state.ends[0] == 8
+    assert stored(state, 0, 8) == [1, 2, 3, 4, 5, 6, 7, 9]
+
+
+def test_a_row_without_room_is_compacted_before_it_is_refused() -> None:
+    state = make_state()
+    fill(state, 0, [*range(SLOTS - 3), SLOTS - 4, SLOTS - 4])
+    state.commit(0, SLOTS - 4, np.array([SLOTS - 2]))  # two holes before the last valid slot
+    assert state.ends[0] == SLOTS - 1
+    fill(state, 0, [SLOTS - 3, SLOTS - 2, SLOTS - 1])
+    assert state.lengths(ROWS).tolist() == [SLOTS]
+    assert state.ends[0] == SLOTS
+
+
+def test_a_row_without_room_raises_and_takes_nothing() -> None:
+    state = make_state()
+    fill(state, 0, list(range(SLOTS)))
+    fill(state, 1, [0])
+    with pytest.raises(ValueError, match="no free slots"):
+        state.append(np.array([0, 1]), np.array([1, 1]), np.array([5, 5]), np.array([SLOTS, 1]))
+    assert state.lengths(np.array([0, 1])).tolist() == [SLOTS, 1]
+
+
+def test_scrubbed_slots_are_zero_and_free() -> None:
+    state = make_state()
+    fill(state, 1, [0, 1, 2])
+    keys, values = state.store.layer(0)
+    keys[SLOTS + 1 : SLOTS + 3] = float("nan")
+    assert not state.store.is_finite(np.array([SLOTS + 2]))
+    state.scrub(np.array([SLOTS + 1, SLOTS + 2]))
+    assert state.store.is_finite(np.arange(3 * SLOTS))
+    assert not keys[SLOTS + 1 : SLOTS + 3].any()
+    assert not values[SLOTS + 1 : SLOTS + 3].any()
+    assert state.ends.tolist() == [0, 1, 0]
+    assert stored(state, 1, 1) == [1]
+
+
+def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
+    state = make_state()
+    slots = state.append(np.array([2]), np.array([2]), np.array([-1, -1]), np.array([0, 1]))
+    state.set_tokens(slots, np.array([30, 31]))
+    state.check_integrity(2, np.array([30, 31, 32]))
+
+
+def test_freeing_a_row_leaves_the_others() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1])
+    fill(state, 1, [0, 1])
+    state.free(0)
+    state.check_free(0)
+    state.check_integrity(1, np.array([100, 101, 5]))
+
+
+def test_layers_of_different_shapes_move_together() -> None:
+    cpu = torch.device("cpu")
+    shapes = [KVLayer(cpu, torch.float64, 2, 4), KVLayer(cpu, torch.float32, 1, 8)]
+    state = ModelState(shapes, rows=1, slots=4)
+    slots = state.append(ROWS, np.array([3]), np.array([5, 6, 7]), np.array([0, 1, 1]))
+    for layer in range(2):
+        state.store.layer(layer)[0][torch.from_numpy(slots)] += torch.tensor([1, 2, 3])[
+            :, None, None
+        ]
+    state.commit(0, 1, np.array([2]))
+    state.fix_kv_cache(ROWS, hole_share=0.0)
+    assert state.store.layer(0)[0][:2, 1, 3].tolist() == [1, 3]
+    assert state.store.layer(1)[0][:2, 0, 7].tolist() == [1, 3]
+    assert state.store.nbytes == 2 * 4 * (8 * 8 + 8 * 4)
+
+
+def _lose_a_slot(state: ModelState) -> None:
+    state.cache_mask[0, 1] = False
+
+
+def _repeat_a_position(state: ModelState) -> None:
+    state.positions[0, 2] = 1
+
+
+def _change_a_token(state: ModelState) -> None:
+    state.cache_tokens[0, 2] += 1
+
+
+def _free_a_valid_slot(state: ModelState) -> None:
+    state.ends[0] = 2
+
+
+def _cache_the_last_token(state: ModelState) -> None:
+    fill(state, 0, [3])
+
+
+def _swap_two_slots(state: ModelState) -> None:
+    state.positions[0, :2] = [1, 0]
+    state.cache_tokens[0, :2] = [101, 100]
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "complaint"),
+    [
+        (_lose_a_slot, "not a prefix"),
+        (_repeat_a_position, "not a prefix"),
+        (_change_a_token, "other tokens"),
+        (_free_a_valid_slot, "counts as free"),
+        (_cache_the_last_token, "the last token"),
+        (_swap_two_slots, "other tokens|not canonical"),
+    ],
+)
+def test_corruption_is_noticed(corrupt: Callable[[ModelState], None], complaint: str) -> None:
+    state = make_state(canonical=True)
+    fill(state, 0, [0, 1, 2])
+    committed = np.array([100, 101, 102, 103])
+    state.check_integrity(0, committed)
+    corrupt(state)
+    with pytest.raises(AssertionError) as caught:
+        state.check_integrity(0, committed)
+    assert re.search(complaint, str(caught.value))
+
+
+def test_order_in_memory_matters_to_a_canonical_state_only() -> None:
+    for canonical in (False, True):
+        state = make_state(canonical)
+        fill(state, 0, [1, 0])
+        if canonical:
+            with pytest.raises(AssertionError, match="not canonical"):
+                state.check_integrity(0, np.array([101, 100, 5]))
+        else:
+            state.check_integrity(0, np.array([101, 100, 5]))
+
+
+def test_a_free_row_with_slots_in_use_is_noticed() -> None:
+    state = make_state()
+    fill(state, 0, [0])
+    with pytest.raises(AssertionError, match="row 0 is not free"):
+        state.check_free(0)
+    state.ends[0] = 0
+    with pytest.raises(AssertionError, match="valid slots"):
+        state.check_free(0)

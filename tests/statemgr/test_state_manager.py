@@ -1,0 +1,109 @@
+"""Rows and memory are promised at admission; every model's cache is a prefix of the tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from modelpool.packed_model import KVLayer
+from statemgr import ModelState, StateManager
+
+LAYERS = (KVLayer(torch.device("cpu"), torch.float32, 1, 2),)
+
+
+def cache(state: ModelState, row: int, tokens: list[int]) -> None:
+    """A forward of `tokens` from position 0 on."""
+    count = np.array([len(tokens)])
+    state.append(np.array([row]), count, np.array(tokens), np.arange(len(tokens)))
+
+
+def test_rows_are_whole_quanta_of_slots() -> None:
+    assert StateManager(rows=1, max_tokens=129).slots == 256
+
+
+def test_the_lowest_free_row_is_allocated() -> None:
+    manager = StateManager(rows=3, max_tokens=128)
+    assert [manager.allocate([1, 2], reserve=10) for _ in range(4)] == [0, 1, 2, None]
+    manager.free(1)
+    assert manager.free_rows == 1
+    assert manager.allocate([3], reserve=10) == 1
+    assert manager.committed(1).tolist() == [3]
+    manager.check_integrity()
+
+
+def test_a_budget_is_reserved_when_a_request_is_admitted() -> None:
+    manager = StateManager(rows=3, max_tokens=128, budget_tokens=100)
+    assert manager.allocate([1], reserve=60) == 0
+    assert manager.allocate([1], reserve=41) is None
+    assert manager.allocate([1], reserve=40) == 1
+    assert manager.reserved_tokens == 100
+    manager.free(0)
+    assert manager.reserved_tokens == 40
+    manager.check_integrity()
+
+
+def test_what_can_never_fit_is_known_beforehand() -> None:
+    manager = StateManager(rows=1, max_tokens=256, budget_tokens=200)
+    assert manager.can_ever_fit(200)
+    assert not manager.can_ever_fit(201)
+    assert StateManager(rows=1, max_tokens=256).can_ever_fit(256)
+    assert not StateManager(rows=1, max_tokens=256).can_ever_fit(257)
+
+
+def test_a_row_never_outgrows_its_reservation() -> None:
+    manager = StateManager(rows=1, max_tokens=128)
+    manager.allocate([1, 2], reserve=4)
+    manager.extend(0, np.array([3, 4]))
+    assert manager.committed(0).tolist() == [1, 2, 3, 4]
+    with pytest.raises(AssertionError, match="more tokens than were reserved"):
+        manager.extend(0, np.array([5]))
+
+
+def test_a_state_is_made_once_and_forgotten_when_dropped() -> None:
+    manager = StateManager(rows=2, max_tokens=128)
+    assert manager.state("draft") is None
+    manager.allocate([5, 6, 7], reserve=10)
+    state = manager.open_state("draft", LAYERS)
+    cache(state, 0, [5, 6])
+    assert manager.open_state("draft", LAYERS) is state
+    manager.check_integrity()
+    manager.drop_state("draft")
+    assert manager.state("draft") is None
+    assert manager.open_state("draft", LAYERS).lengths(np.array([0])).tolist() == [0]
+    manager.drop_state("never opened")
+
+
+def test_freeing_a_row_frees_it_in_every_model() -> None:
+    manager = StateManager(rows=2, max_tokens=128)
+    manager.allocate([5, 6, 7], reserve=10)
+    states = [manager.open_state(name, LAYERS) for name in ("draft", "target")]
+    for state in states:
+        cache(state, 0, [5, 6])
+    manager.free(0)
+    for state in states:
+        state.check_free(0)
+    manager.check_integrity()
+
+
+def test_a_cache_that_differs_from_the_tokens_is_noticed() -> None:
+    manager = StateManager(rows=1, max_tokens=128)
+    manager.allocate([5, 6, 7], reserve=10)
+    cache(manager.open_state("draft", LAYERS), 0, [5, 9])
+    with pytest.raises(AssertionError, match="other tokens"):
+        manager.check_integrity()
+
+
+def test_a_cache_of_a_free_row_is_noticed() -> None:
+    manager = StateManager(rows=1, max_tokens=128)
+    cache(manager.open_state("draft", LAYERS), 0, [5])
+    with pytest.raises(AssertionError, match="not free"):
+        manager.check_integrity()
+
+
+@pytest.mark.parametrize("models", [0, 1])
+def test_tokens_of_a_free_row_are_noticed(models: int) -> None:
+    manager = StateManager(rows=1, max_tokens=128)
+    for _ in range(models):
+        manager.open_state("draft", LAYERS)
+    manager.counts[0] = 2
+    with pytest.raises(AssertionError, match="row 0"):
+        manager.check_integrity()
