@@ -9,8 +9,6 @@ Three stages, each a share of the wall-clock budget `--minutes`:
    windows. Total variation joins the loss, since it is what acceptance depends on.
 3. one stage per specialist: a copy of the smallest generalist learns the target's distribution
    on one domain.
-4. `middle`: the middle generalist goes on learning from the target, so that it has a place in a
-   chain between the smallest and the target.
 
 Schedules follow the wall clock, so a slow machine trains less, not longer. The run keeps a
 checkpoint and goes on from it; at the end it writes `WORK/models/<name>` in bfloat16.
@@ -60,7 +58,6 @@ class Stage:
     teacher_learns: bool
     window: int  # tokens in a training window
     domain: str | None = None  # None: the mix
-    peak: float = 1 / 3  # share of a student's learning rate that a new schedule starts from
 
 
 @dataclass
@@ -194,7 +191,7 @@ class Trainer:
         if not stage.teacher_learns:  # a new stage is a new schedule, from a lower peak
             for name in stage.students:
                 base = LEARNING_RATE[SMALL if name in SPECIALISTS else name]
-                self.optimizers[name] = Optimizer(self.models[name], base * stage.peak)
+                self.optimizers[name] = Optimizer(self.models[name], base / 3)
 
     def _run_stage(self, stage: Stage) -> None:
         rng = np.random.default_rng([self.progress.stage, self.progress.steps])
@@ -284,7 +281,6 @@ def make_stages(minutes: float) -> list[Stage]:
             Stage(name, per_specialist, (name,), False, 512, domain)
             for name, domain in SPECIALISTS.items()
         ),
-        Stage("middle", 0.2 * minutes, (MIDDLE,), teacher_learns=False, window=512, peak=0.7),
     ]
 
 

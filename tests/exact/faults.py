@@ -67,7 +67,7 @@ class FaultCheck:
         """A router's bursts; ends at the first that goes wrong."""
         rng = np.random.default_rng([self.seed, lifetime])
         faults = FaultInjection(int(rng.integers(2**32)))
-        drafter_rate = float(rng.choice([0.0, 0.01, 0.05, 0.3]))
+        drafter_rate = float(rng.choice([0.0, 0.01, 0.03, 0.1]))
         router = family.open_router(
             # Sometimes fewer models than a chain has, so that some cannot be loaded.
             max_loaded_models=None if rng.random() < 0.8 else 2,

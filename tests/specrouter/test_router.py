@@ -1,0 +1,472 @@
+"""Requests come, go, fail and are cancelled; the others never notice.
+
+On a family of small random models in float64, where nothing may differ from the target alone.
+"""
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from modelpool.packed_model import PackedModel
+from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
+from specrouter.executor import CyclePlan, CycleResult, Executor
+from tests.exact.comparison import assert_whole
+
+Settings = dict[str, Any]
+Forward = Callable[..., Tensor]
+
+PROMPT = [5, 17, 300, 42, 9]
+GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=200, ignore_eos=True)
+CHAIN = Speculation(chain=("small", "middle", "target"), depth=3)
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def router(small_config: Settings) -> Iterator[ChainRouter]:
+    with open_router(small_config) as router:
+        yield router
+        assert_whole(router)
+
+
+def open_router(small_config: Settings, **engine: Any) -> ChainRouter:
+    settings = copy.deepcopy(small_config)
+    settings["engine"] |= engine
+    return ChainRouter.from_config(settings)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> "Faults":
+    return Faults(monkeypatch)
+
+
+class Faults:
+    """Makes the models named in `failing` raise; counts the forwards of all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing: set[str] = set()
+        self.forwards: dict[str, int] = {}
+        self.delay_s = 0.0
+        real: Forward = PackedModel.forward
+
+        def forward(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
+            self.forwards[model.name] = self.forwards.get(model.name, 0) + 1
+            time.sleep(self.delay_s)
+            if model.name in self.failing:
+                raise RuntimeError(f"{model.name} is on fire")
+            return real(model, *arguments, **options)
+
+        monkeypatch.setattr(PackedModel, "forward", forward)
+
+    def settled(self, name: str) -> int:
+        """Forwards of a model, once there are no more."""
+        seen = -1
+        while seen != self.forwards[name]:
+            seen = self.forwards[name]
+            time.sleep(0.1)
+        return seen
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[(7 * i + 3 * k) % 300 + 1 for k in range(3 + i % 9)] for i in range(count)]
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+def alone(router: ChainRouter, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    return router.generate([prompt], params, "off")[0].token_ids
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.002)
+
+
+# Batching
+
+
+def test_more_requests_than_rows_are_all_served_as_if_alone(router: ChainRouter) -> None:
+    several = prompts(20)
+    params = [SamplingParams(max_new_tokens=1 + i % 7, ignore_eos=True) for i in range(20)]
+    outputs = router.generate(several, params, CHAIN)
+    assert [len(output.token_ids) for output in outputs] == [p.max_new_tokens for p in params]
+    assert_whole(router)
+    expected = [alone(router, p, q) for p, q in zip(several[:9], params, strict=False)]
+    assert tokens(outputs)[:9] == expected
+
+
+def test_requests_join_and_leave_while_others_run(router: ChainRouter) -> None:
+    expected = alone(router, PROMPT, LONG)
+    long = router.submit(PROMPT, LONG, CHAIN)
+    deltas = iter(long)
+    next(deltas)
+    short = [router.submit(prompt, GREEDY, CHAIN) for prompt in prompts(4)]
+    for handle, prompt in zip(short, prompts(4), strict=True):
+        assert handle.result(PATIENCE_S).token_ids == alone(router, prompt)
+    assert long.result(PATIENCE_S).token_ids == expected
+    assert_whole(router)
+
+
+def test_a_prompt_longer_than_the_chunk_is_read_in_pieces(router: ChainRouter) -> None:
+    prompt = [k % 300 + 1 for k in range(150)]
+    running = router.submit(PROMPT, LONG, CHAIN)
+    outputs = router.generate([prompt, prompt], GREEDY, [CHAIN, "off"])
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert len(running.result(PATIENCE_S).token_ids) == LONG.max_new_tokens
+
+
+def test_requests_wait_for_kv_memory_and_all_finish(small_config: Settings) -> None:
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    with open_router(small_config, kv_budget_tokens=70) as router:
+        several = prompts(9)
+        outputs = router.generate(several, params, CHAIN)
+        assert [len(output.token_ids) for output in outputs] == [20] * 9
+        assert_whole(router)
+        assert tokens(outputs[:3]) == [alone(router, prompt, params) for prompt in several[:3]]
+
+
+def test_two_threads_may_submit_at_once(router: ChainRouter) -> None:
+    results: dict[int, list[list[int]]] = {}
+
+    def client(number: int) -> None:
+        results[number] = [
+            router.generate([prompt], GREEDY, CHAIN)[0].token_ids for prompt in prompts(5)
+        ]
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert results[0] == results[1] == [alone(router, prompt) for prompt in prompts(5)]
+    assert_whole(router)
+
+
+def test_request_ids_are_never_reused(router: ChainRouter) -> None:
+    handles = [router.submit(PROMPT, SamplingParams(max_new_tokens=1)) for _ in range(10)]
+    assert len({handle.request_id for handle in handles}) == 10
+    assert all(handle.result(PATIENCE_S) for handle in handles)
+
+
+# Cancellation and streaming
+
+
+def test_cancellation_ends_a_request_and_frees_its_row(small_config: Settings) -> None:
+    with open_router(small_config, max_requests=1) as router:
+        handle = router.submit(PROMPT, LONG, "off")
+        deltas = iter(handle)
+        next(deltas)
+        waiting = router.submit(PROMPT, LONG, "off")
+        waiting.cancel()
+        assert waiting.result(PATIENCE_S).finish_reason == "cancelled"
+        assert waiting.result().token_ids == []
+        handle.cancel()
+        cancelled = handle.result(PATIENCE_S)
+        assert cancelled.finish_reason == "cancelled"
+        assert 0 < len(cancelled.token_ids) < LONG.max_new_tokens
+        assert alone(router, PROMPT, LONG)[: len(cancelled.token_ids)] == cancelled.token_ids
+        handle.cancel()  # nothing happens
+        assert_whole(router)
+
+
+def test_leaving_a_stream_cancels_its_request(router: ChainRouter, faults: Faults) -> None:
+    faults.delay_s = 0.002
+    stream = router.stream(PROMPT, LONG, "off")
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert faults.settled("target") < LONG.max_new_tokens
+    assert_whole(router)
+
+
+def test_a_stream_adds_up_to_its_output(router: ChainRouter) -> None:
+    deltas = list(router.stream(PROMPT, GREEDY, CHAIN))
+    output = deltas[-1].output
+    assert output is not None
+    assert [delta.output for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert [token for delta in deltas for token in delta.token_ids] == output.token_ids
+    assert output.token_ids == alone(router, PROMPT)
+
+
+def test_coroutines_stream_side_by_side(router: ChainRouter) -> None:
+    async def client(prompt: list[int]) -> list[int]:
+        return [
+            token
+            async for delta in router.astream(prompt, GREEDY, CHAIN)
+            for token in delta.token_ids
+        ]
+
+    async def clients() -> list[list[int]]:
+        return list(await asyncio.gather(*map(client, prompts(5))))
+
+    assert asyncio.run(clients()) == [alone(router, prompt) for prompt in prompts(5)]
+    assert_whole(router)
+
+
+def test_closing_an_async_stream_cancels_its_request(router: ChainRouter, faults: Faults) -> None:
+    faults.delay_s = 0.002
+
+    async def leave() -> None:
+        stream = router.astream(PROMPT, LONG, "off")
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(leave())
+    assert faults.settled("target") < LONG.max_new_tokens
+    assert_whole(router)
+
+
+def test_an_async_stream_refuses_before_it_begins(router: ChainRouter) -> None:
+    async def ask() -> None:
+        await anext(router.astream([], GREEDY))
+
+    with pytest.raises(RequestError) as caught:
+        asyncio.run(ask())
+    assert caught.value.field == "input_ids"
+
+
+# Where a text ends
+
+
+def test_a_stop_id_is_the_last_token(router: ChainRouter) -> None:
+    expected = alone(router, PROMPT)
+    last = expected[6]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, stop_token_ids=(last,))
+    for speculation in ("off", CHAIN):
+        output = router.generate([PROMPT], params, speculation)[0]
+        assert output.finish_reason == "stop"
+        assert output.token_ids == expected[: expected.index(last) + 1]
+
+
+def test_a_stop_text_is_not_part_of_the_text(router: ChainRouter) -> None:
+    whole = router.generate([PROMPT], GREEDY, "off")[0].text
+    stop = next(
+        whole[at : at + 2] for at in range(4, len(whole)) if "\ufffd" not in whole[at : at + 2]
+    )
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, stop=(stop,))
+    for speculation in ("off", CHAIN):
+        output = router.generate([PROMPT], params, speculation)[0]
+        assert output.finish_reason == "stop"
+        assert output.text == whole[: whole.index(stop)]
+
+
+def test_the_end_of_text_ends_it_unless_ignored(router: ChainRouter) -> None:
+    seed, position = _seed_with_end_of_text(router)
+    params = SamplingParams(max_new_tokens=40, temperature=1.5, seed=seed)
+    for speculation in ("off", CHAIN):
+        output = router.generate([PROMPT], params, speculation)[0]
+        assert output.finish_reason == "eos"
+        assert len(output.token_ids) == position + 1
+        assert output.token_ids[-1] in router.pool.eos_token_ids
+
+
+def _seed_with_end_of_text(router: ChainRouter) -> tuple[int, int]:
+    sampled = [
+        SamplingParams(max_new_tokens=40, temperature=1.5, seed=seed, ignore_eos=True)
+        for seed in range(40)
+    ]
+    for output in router.generate([PROMPT] * 40, sampled, "off"):
+        assert output.finish_reason == "length"
+        at = [i for i, t in enumerate(output.token_ids) if t in router.pool.eos_token_ids]
+        if at:
+            return output.seed, at[0]
+    raise AssertionError("no seed gives an end of text")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_no_more_tokens_come_than_were_asked_for(router: ChainRouter, count: int) -> None:
+    params = SamplingParams(max_new_tokens=count, ignore_eos=True)
+    deep = Speculation(chain=("small", "target"), depth=16)
+    output = router.generate([PROMPT], params, deep)[0]
+    assert output.token_ids == alone(router, PROMPT)[:count]
+    assert output.finish_reason == "length"
+
+
+def test_a_request_may_fill_the_models_length(router: ChainRouter) -> None:
+    params = SamplingParams(max_new_tokens=256 - len(PROMPT), ignore_eos=True)
+    deep = Speculation(chain=("small", "middle", "target"), depth=16)
+    outputs = router.generate([PROMPT] * 2, params, [deep, "off"])
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert len(outputs[0].token_ids) == params.max_new_tokens
+
+
+# Seeds and resumption
+
+
+def test_the_seed_returned_reproduces_the_text(router: ChainRouter) -> None:
+    drawn = SamplingParams(max_new_tokens=12, temperature=1.0)
+    one, other = router.generate([PROMPT] * 2, drawn, CHAIN)
+    assert one.seed != other.seed
+    again = SamplingParams(max_new_tokens=12, temperature=1.0, seed=one.seed)
+    for speculation in (None, "off", CHAIN):
+        assert router.generate([PROMPT], again, speculation)[0].token_ids == one.token_ids
+
+
+def test_an_interrupted_request_goes_on_as_if_it_had_not_been(router: ChainRouter) -> None:
+    params = SamplingParams(max_new_tokens=14, temperature=0.9, seed=3, ignore_eos=True)
+    whole = router.generate([PROMPT], params, CHAIN)[0]
+    for made in (1, 6, 13):
+        handle = router.submit(PROMPT, params, CHAIN, generated=whole.token_ids[:made])
+        fresh = [token for delta in handle for token in delta.token_ids]
+        assert fresh == whole.token_ids[made:]
+        assert handle.result().token_ids == whole.token_ids
+        assert handle.result().text == whole.text
+
+
+# Failures
+
+
+def test_a_failing_drafter_costs_nothing_rests_and_is_used_again(
+    small_config: Settings, faults: Faults
+) -> None:
+    with open_router(small_config) as router:
+        expected = alone(router, PROMPT, LONG)
+        faults.failing = {"small"}
+        pair = Speculation(chain=("small", "target"), depth=3)
+        output = router.generate([PROMPT], LONG, pair)[0]
+        assert output.token_ids == expected
+        assert set(output.metrics.chains) == {("target",)}
+        # It rested: far fewer attempts than cycles.
+        assert 1 < faults.forwards["small"] < output.metrics.cycles / 4
+        faults.failing = set()
+        assert_whole(router)
+        again = router.generate([PROMPT] * 4, LONG, pair)
+        assert tokens(again) == [expected] * 4
+        assert ("small", "target") in again[0].metrics.chains
+        assert_whole(router)
+
+
+def test_a_failing_intermediate_costs_nothing(router: ChainRouter, faults: Faults) -> None:
+    expected = alone(router, PROMPT)
+    faults.failing = {"middle"}
+    assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
+    assert_whole(router)
+
+
+def test_a_failing_target_ends_the_affected_requests_and_no_other(
+    small_config: Settings, faults: Faults
+) -> None:
+    with open_router(small_config, max_requests=2) as router:
+        expected = alone(router, PROMPT)
+        faults.delay_s = 0.001
+        running = [router.submit(PROMPT, LONG, CHAIN) for _ in range(2)]
+        for handle in running:
+            next(iter(handle))
+        waiting = router.submit(PROMPT, GREEDY, CHAIN)
+        faults.failing = {"target"}
+        for handle in running:
+            output = handle.result(PATIENCE_S)
+            assert output.finish_reason == "error"
+            assert "target is on fire" in (output.error or "")
+            assert output.token_ids == alone_prefix(expected, output)
+        faults.failing = set()
+        # It may have been admitted while the target still failed.
+        assert waiting.result(PATIENCE_S).finish_reason in ("length", "error")
+        assert router.is_healthy
+        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
+        assert_whole(router)
+
+
+def alone_prefix(expected: list[int], output: RequestOutput) -> list[int]:
+    """The output, where it begins as it should."""
+    made = output.token_ids
+    assert made[: len(expected)] == expected[: len(made)]
+    return made
+
+
+def test_an_engine_that_crashes_ends_every_request_with_the_cause(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Odd(Exception):
+        pass
+
+    real = Executor.run
+    broken = threading.Event()
+
+    def run(executor: Executor, plan: CyclePlan) -> CycleResult:
+        if broken.is_set():
+            raise Odd("the cable is loose")
+        return real(executor, plan)
+
+    monkeypatch.setattr(Executor, "run", run)
+    with open_router(small_config, max_requests=1) as router:
+        running = router.submit(PROMPT, LONG, "off")
+        next(iter(running))
+        waiting = router.submit(PROMPT, LONG, "off")
+        broken.set()
+        for handle in (running, waiting):
+            output = handle.result(PATIENCE_S)
+            assert output.finish_reason == "error"
+            assert "Odd: the cable is loose" in (output.error or "")
+        wait_until(lambda: not router.is_healthy)
+        with pytest.raises(RuntimeError, match="cable"):
+            router.submit(PROMPT, GREEDY)
+
+
+def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Settings) -> None:
+    router = open_router(small_config, max_requests=1)
+    running = router.submit(PROMPT, LONG, "off")
+    next(iter(running))
+    waiting = router.submit(PROMPT, LONG, "off")
+    router.close()
+    assert running.result(0).finish_reason == "cancelled"
+    assert running.result(0).token_ids
+    assert waiting.result(0).finish_reason == "cancelled"
+    assert not router.is_healthy
+    router.check_integrity()
+    with pytest.raises(RuntimeError, match="closed"):
+        router.submit(PROMPT, GREEDY)
+    router.close()  # nothing happens
+
+
+# The interface
+
+
+def test_one_prompt_is_a_list_of_one(router: ChainRouter) -> None:
+    assert len(router.generate("the quick", GREEDY)) == 1
+    assert len(router.generate(PROMPT, GREEDY)) == 1
+    assert router.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("params", {"params": [GREEDY]}),
+        ("speculation", {"speculation": ["off"]}),
+        ("speculation", {"speculation": "on"}),
+    ],
+)
+def test_as_many_options_as_prompts_are_needed(
+    router: ChainRouter, field: str, arguments: Settings
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        router.generate([PROMPT, PROMPT], **arguments)
+    assert caught.value.field == field
+
+
+def test_generated_tokens_are_checked(router: ChainRouter) -> None:
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPT, GREEDY, generated=[10_000])
+    assert caught.value.field == "generated"
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPT, SamplingParams(max_new_tokens=2), generated=[1, 2])
+    assert caught.value.field == "max_new_tokens"
+
+
+def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
+    router.generate([PROMPT], GREEDY, CHAIN)
+    known = router.performance()
+    assert set(known.times) == {"small", "middle", "target"}
+    for pair in (("small", "middle"), ("middle", "target")):
+        assert 0.0 <= known.acceptance[pair].rate <= 1.0
+        assert 0.0 <= known.similarity[pair] <= 1.0

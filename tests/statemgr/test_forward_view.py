@@ -1,0 +1,225 @@
+"""Attention through a forward view equals attention over each token's own past, one by one."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modelpool.packed_attention import OpaqueView, packed_attention_forward
+from modelpool.packed_model import KVLayer
+from statemgr import ForwardView, ModelState
+
+ROWS, SLOTS, DIM, LAYER = 8, 256, 4, 1
+
+
+class _Attention(nn.Module):
+    layer_idx = LAYER
+
+
+@dataclass
+class Past:
+    """What one row should attend to: position, key and value of every valid token."""
+
+    positions: list[int] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)  # each [kv_heads, DIM]
+    values: list[Tensor] = field(default_factory=list)
+
+
+class Bench:
+    """A state with random pasts; forwards packs and attends naively beside it."""
+
+    def __init__(self, heads: int = 4, kv_heads: int = 2, seed: int = 0) -> None:
+        self.heads, self.kv_heads = heads, kv_heads
+        layer = KVLayer(torch.device("cpu"), torch.float64, kv_heads, DIM)
+        self.state = ModelState([layer] * 2, ROWS, SLOTS)
+        self.pasts = [Past() for _ in range(ROWS)]
+        self._random = torch.Generator().manual_seed(seed)
+
+    def forward(
+        self, counts: dict[int, int], window: int | None = None, softcap: float | None = None
+    ) -> tuple[Tensor, Tensor, ForwardView]:
+        """Appends `counts[row]` tokens to each row. Got and wanted, each [T, heads, DIM]."""
+        rows = np.array(sorted(counts))
+        feed = np.array([counts[row] for row in rows.tolist()])
+        positions = np.concatenate(
+            [len(self.pasts[row].positions) + np.arange(counts[row]) for row in rows.tolist()]
+        )
+        total = int(feed.sum())
+        query = self._draw(self.heads, total)
+        key, value = self._draw(self.kv_heads, total), self._draw(self.kv_heads, total)
+        slots = self.state.append(rows, feed, np.zeros_like(positions), positions)
+        view = self.state.view(rows, feed, positions, slots)
+        out, _ = packed_attention_forward(
+            _Attention(),
+            query.unsqueeze(0),
+            key.unsqueeze(0),
+            value.unsqueeze(0),
+            None,
+            scaling=0.7,
+            sliding_window=window,
+            softcap=softcap,
+            packed_kv=OpaqueView(view),
+        )
+        wanted = []
+        for index, row in enumerate(np.repeat(rows, feed).tolist()):
+            past = self.pasts[row]
+            past.positions.append(int(positions[index]))
+            past.keys.append(key[:, index])
+            past.values.append(value[:, index])
+        for index, row in enumerate(np.repeat(rows, feed).tolist()):
+            at = int(positions[index])
+            wanted.append(naive(query[:, index], self.pasts[row], at, window, softcap))
+        return out[0], torch.stack(wanted), view
+
+    def rollback(self, row: int, length: int) -> None:
+        self.state.rollback(np.array([row]), np.array([length]))
+        past = self.pasts[row]
+        del past.positions[length:], past.keys[length:], past.values[length:]
+
+    def _draw(self, heads: int, tokens: int) -> Tensor:
+        return torch.randn(heads, tokens, DIM, generator=self._random, dtype=torch.float64)
+
+
+def naive(query: Tensor, past: Past, at: int, window: int | None, softcap: float | None) -> Tensor:
+    """[heads, DIM] attention of one token at position `at`, [heads, DIM]."""
+    seen = [
+        index
+        for index, position in enumerate(past.positions)
+        if position <= at and (window is None or position > at - window)
+    ]
+    repeat = query.shape[0] // past.keys[0].shape[0]
+    keys = torch.stack([past.keys[index] for index in seen], 1).repeat_interleave(repeat, 0)
+    values = torch.stack([past.values[index] for index in seen], 1).repeat_interleave(repeat, 0)
+    scores = 0.7 * (keys @ query.unsqueeze(-1)).squeeze(-1)  # [heads, seen]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return (scores.softmax(-1).unsqueeze(1) @ values).squeeze(1)
+
+
+def assert_equal(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {0: 1, 1: 1, 2: 1},  # a decode step as it stands
+        {0: 1, 1: 5, 2: 3},  # ragged
+        {0: 2, 2: 1},  # an idle row between
+        {0: 1, 3: 2, 4: 1},  # too many idle ones: two groups
+        {1: 1, 2: 40, 3: 2},  # a prefill chunk beside decode rows
+        {0: 17, 1: 16, 7: 16},
+        {6: 4},
+        {0: 130},  # past the first quantum of slots
+    ],
+)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (2, 2)])
+def test_packed_attention_equals_naive(second: dict[int, int], heads: int, kv_heads: int) -> None:
+    bench = Bench(heads, kv_heads)
+    got, wanted, _ = bench.forward({row: 3 + 2 * row for row in range(ROWS)})
+    assert_equal(got, wanted)
+    got, wanted, _ = bench.forward(second)
+    assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 1000])
+def test_a_sliding_window_counts_positions_not_slots(window: int) -> None:
+    bench = Bench()
+    bench.forward({0: 20, 1: 6, 3: 9}, window)
+    for row, length in ((0, 11), (3, 2)):
+        bench.rollback(row, length)
+    got, wanted, _ = bench.forward({0: 4, 1: 1, 3: 20}, window)
+    assert_equal(got, wanted)
+
+
+def test_softcapped_scores_equal_naive() -> None:
+    bench = Bench()
+    bench.forward({0: 4, 1: 2})
+    got, wanted, _ = bench.forward({0: 1, 1: 3}, softcap=0.5)
+    assert_equal(got, wanted)
+
+
+def test_random_packs_equal_naive() -> None:
+    random = np.random.default_rng(1)
+    bench = Bench()
+    for _ in range(25):
+        rows = random.choice(ROWS, size=int(random.integers(1, ROWS + 1)), replace=False)
+        counts = {int(row): int(random.choice([1, 1, 2, 4, 19])) for row in rows}
+        for row in counts:
+            if len(bench.pasts[row].positions) > 100:
+                bench.rollback(row, int(random.integers(0, 100)))
+        got, wanted, _ = bench.forward(counts)
+        assert_equal(got, wanted)
+
+
+def test_holes_and_places_in_memory_mean_nothing() -> None:
+    bench = Bench()
+    bench.forward({0: 4})
+    drawn = torch.Generator().manual_seed(7)
+    slots = bench.state.append(
+        np.array([0]), np.array([5]), np.zeros(5, dtype=np.int64), np.array([4, 4, 5, 5, 4])
+    )
+    keys, values = bench.state.store.layer(LAYER)
+    for part in (keys, values):
+        part[torch.from_numpy(slots)] = torch.randn(5, 2, DIM, generator=drawn).double()
+    accepted = [8, 6]  # the path lies against the order of positions
+    bench.state.commit(0, 4, np.array(accepted))
+    for position, slot in enumerate(accepted, start=4):
+        bench.pasts[0].positions.append(position)
+        bench.pasts[0].keys.append(keys[slot].clone())
+        bench.pasts[0].values.append(values[slot].clone())
+    got, wanted, _ = bench.forward({0: 3, 1: 2})
+    assert_equal(got, wanted)
+    bench.state.fix_kv_cache(np.array([0]), hole_share=0.0)
+    got, wanted, _ = bench.forward({0: 1, 1: 2}, window=4)
+    assert_equal(got, wanted)
+
+
+def test_idle_rows_full_of_nan_do_not_leak() -> None:
+    bench = Bench()
+    bench.forward({0: 3, 2: 5})
+    for part in bench.state.store.layer(LAYER):
+        part[SLOTS : 2 * SLOTS] = float("nan")
+    got, wanted, view = bench.forward({0: 1, 2: 2})
+    assert [(group.first, group.rows) for group in view.groups] == [(0, 3)]
+    assert_equal(got, wanted)
+
+
+def test_scrubbed_slots_do_not_leak() -> None:
+    bench = Bench()
+    bench.forward({0: 3, 1: 5})
+    rows, feed = np.array([0, 1]), np.array([2, 1])
+    slots = bench.state.append(rows, feed, np.zeros(3, dtype=np.int64), np.array([3, 4, 5]))
+    for part in bench.state.store.layer(LAYER):
+        part[torch.from_numpy(slots)] = float("nan")
+    bench.state.scrub(slots)
+    got, wanted, _ = bench.forward({0: 1, 1: 2})
+    assert_equal(got, wanted)
+
+
+def test_a_long_chunk_is_attended_alone_and_short_rows_together() -> None:
+    bench = Bench()
+    _, _, view = bench.forward({0: 1, 1: 3, 2: 17, 3: 2, 4: 1})
+    assert [(g.first, g.rows, g.queries) for g in view.groups] == [(0, 2, 3), (2, 1, 17), (3, 2, 2)]
+
+
+def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
+    alone, beside = Bench(), Bench()
+    draws = torch.Generator().manual_seed(3)
+    query, key, value = (
+        torch.randn(heads, 3, DIM, generator=draws, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    outs = []
+    for bench, rows in ((alone, [1]), (beside, [0, 1, 2])):
+        feed = np.full(len(rows), 3)
+        positions = np.tile(np.arange(3), len(rows))
+        slots = bench.state.append(np.array(rows), feed, np.zeros_like(positions), positions)
+        view = bench.state.view(np.array(rows), feed, positions, slots)
+        pack = [part.repeat(1, len(rows), 1).unsqueeze(0) for part in (query, key, value)]
+        out, _ = packed_attention_forward(
+            _Attention(), pack[0], pack[1], pack[2], None, packed_kv=OpaqueView(view)
+        )
+        outs.append(out[0, 3 * rows.index(1) :][:3])
+    assert torch.equal(outs[0], outs[1])
