@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from modelpool.architecture import max_positions
 from modelpool.config import Dtype
 from modelpool.errors import ConfigError, UnsupportedModelError
 
@@ -79,10 +80,16 @@ def read_checkpoint(
         raise UnsupportedModelError(f"{field}.source", reason) from error
 
 
-def _read(directory: Path, dtype: Dtype, trust_remote_code: bool) -> CheckpointFacts:
-    config = AutoConfig.from_pretrained(
+def read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration of a local checkpoint."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
         str(directory), trust_remote_code=trust_remote_code, local_files_only=True
     )
+    return config
+
+
+def _read(directory: Path, dtype: Dtype, trust_remote_code: bool) -> CheckpointFacts:
+    config = read_config(directory, trust_remote_code)
     tensors = _tensors(directory)
     text = config.get_text_config(decoder=True)
     count = sum(math.prod(shape) for shape, _ in tensors)
@@ -92,7 +99,7 @@ def _read(directory: Path, dtype: Dtype, trust_remote_code: bool) -> CheckpointF
         parameter_count=count,
         weight_bytes=round(count * width),
         kv_bytes_per_token=round(_kv_elements_per_token(text) * width),
-        max_positions=_max_positions(text),
+        max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
         eos_token_ids=_eos_token_ids(directory, text),
     )
@@ -126,21 +133,6 @@ def _kv_elements_per_token(config: PreTrainedConfig) -> int:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return 2 * int(config.num_hidden_layers) * int(kv_heads) * int(head_dim)
-
-
-def _max_positions(config: PreTrainedConfig) -> int:
-    """The longest sequence whose logits do not depend on its neighbours in a pack.
-
-    RoPE of type dynamic or longrope changes past its original length, for the whole pack.
-    """
-    longest = int(getattr(config, "max_position_embeddings", None) or 2**31)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return min(longest, int(original)) if original else longest
-    return longest
 
 
 def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:

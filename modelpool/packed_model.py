@@ -6,9 +6,8 @@ models whose rotary embedding depends on their neighbours' positions, and compar
 forward with the model's ordinary one. After that `forward` may be trusted.
 """
 
-import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from modelpool.architecture import max_positions, refusal
 from modelpool.errors import UnsupportedModelError
 from modelpool.packed_attention import (
     ATTENTION_NAME,
@@ -27,9 +27,6 @@ from modelpool.packed_attention import (
 
 logger = logging.getLogger(__name__)
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-# Their frequencies depend on the largest position of the whole pack, that is, on neighbours.
-_PACK_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 _PROBE_TOKENS = 9
 
 
@@ -77,7 +74,7 @@ class PackedModel:
             UnsupportedModelError: with the reason why packed attention would not be exact.
         """
         field = f"pool.models[{name}]"
-        reason = _refusal(model.config)
+        reason = refusal(model.config)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
         if _output_rows(model) < vocab_size:
@@ -89,7 +86,7 @@ class PackedModel:
             expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
             _use_packed_attention(model, field)
             probe = _ProbeView(_PROBE_TOKENS)
-            packed = cls(name, model, expected.shape[-1], _max_positions(model.config), ())
+            packed = cls(name, model, expected.shape[-1], max_positions(model.config), ())
             try:
                 got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
             except UnsupportedAttention as error:
@@ -139,37 +136,6 @@ def _output_rows(model: PreTrainedModel) -> int:
     return int(head.weight.shape[0]) if head is not None else 0
 
 
-def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """All rotary settings of a model; some have one set per layer type."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    yield from nested or [found]
-
-
-def _refusal(config: Any) -> str | None:
-    """Why a configuration cannot be honoured, or None."""
-    if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder model; only decoders are supported"
-    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if unknown:
-        return f"it has layers of type {', '.join(sorted(unknown))}; only softmax attention works"
-    if getattr(config, "num_kv_shared_layers", 0):
-        return "its layers share keys and values"
-    return None
-
-
-def _max_positions(config: Any) -> int:
-    """Positions that the model may be used at without depending on its neighbours."""
-    limit = int(getattr(config, "max_position_embeddings", None) or 2**31)
-    for rope in _rope_parameters(config):
-        if rope.get("rope_type") in _PACK_DEPENDENT_ROPE:
-            original = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            limit = min(limit, int(original or limit))
-    return limit
-
-
 def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
     # An architecture that does not dispatch its attention only warns and stays as it was.
     quiet = logging.getLogger("transformers.modeling_utils")
@@ -183,8 +149,6 @@ def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
         raise UnsupportedModelError(
             field, f"{type(model).__name__} does not dispatch its attention (AttentionInterface)"
         )
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModelError(field, f"{type(model).__name__} takes no logits_to_keep")
 
 
 def _check_parity(field: str, expected: Tensor, got: Tensor) -> None:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from modelpool.architecture import refusal
 from modelpool.config import ModelConfig, PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
-from modelpool.errors import ConfigError, PoolFullError
-from modelpool.footprint import CheckpointFacts, read_checkpoint
+from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
+from modelpool.footprint import CheckpointFacts, read_checkpoint, read_config
 from modelpool.source import resolve_source
 from modelpool.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 
@@ -145,6 +146,16 @@ class ModelPool:
                 return False
             self._drop(name)
             return True
+
+    def check_architectures(self) -> None:
+        """Raises `UnsupportedModelError` for a member that could not be served once loaded.
+
+        Apart from the construction, because it imports the members' modelling code.
+        """
+        for member in self._members.values():
+            reason = refusal(read_config(member.path, member.config.trust_remote_code))
+            if reason is not None:
+                raise UnsupportedModelError(f"{member.field}.source", reason)
 
     def _items(self) -> list[tuple[str, _Member]]:
         return list(self._members.items())

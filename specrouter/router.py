@@ -43,6 +43,7 @@ class ChainRouter:
         engine = config.engine
         kv_tokens = engine.kv_budget_tokens or engine.max_requests * engine.max_model_len
         self.pool = ModelPool.from_config(config.pool, kv_tokens=kv_tokens)
+        self.pool.check_architectures()
         self.pool.get(self.pool.target)  # a target that cannot be served is known now
         self._engine = Engine(config, self.pool)
         self._ids = itertools.count(1)

@@ -1,6 +1,7 @@
 """However a text is cut into tokens, it streams to what decoding it at once gives."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +50,7 @@ def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[str]
 
 def cut(data: bytes, borders: Sequence[int]) -> list[bytes]:
     ends = sorted({border % (len(data) + 1) for border in borders} | {0, len(data)})
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @functools.cache

@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, pool: ModelPool, max_new_tokens: int = 30) -> None:
         self.manager = StateManager(len(PROMPTS), 128)
-        self.profiler = PerformanceProfiler({name: 1 for name in pool.names})
+        self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
         self.executor = Executor(pool, self.manager, self.profiler, 32, 24)
         for prompt in PROMPTS:
             row = self.manager.allocate(prompt, len(prompt) + max_new_tokens)

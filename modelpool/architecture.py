@@ -1,0 +1,61 @@
+"""What a model's configuration says about whether the plug-in can honour its attention.
+
+Pure functions of a configuration, and a check of the class that would be loaded; no weights.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Their frequencies depend on the largest position of the whole pack, that is, on neighbours.
+_PACK_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+def refusal(config: Any) -> str | None:
+    """Why a model of this configuration cannot be served, or None.
+
+    What passes may still be refused by the parity probe when it is loaded.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder model; only decoders are supported"
+    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if unknown:
+        return f"it has layers of type {', '.join(sorted(unknown))}; only softmax attention works"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "its layers share keys and values"
+    if getattr(config, "auto_map", None):
+        return None  # the repository's own code, which is known when it is loaded
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"{type(config).__name__} has no causal language model in transformers"
+    return _class_refusal(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+
+
+def _class_refusal(model_class: Any) -> str | None:
+    name = model_class.__name__
+    if not model_class._can_set_attn_implementation():
+        return f"{name} does not dispatch its attention (AttentionInterface)"
+    if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
+        return f"{name} takes no logits_to_keep"
+    return None
+
+
+def max_positions(config: Any) -> int:
+    """The longest sequence whose logits do not depend on its neighbours in a pack."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 2**31)
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") in _PACK_DEPENDENT_ROPE:
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, int(original or limit))
+    return limit
+
+
+def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """All rotary settings of a model; some have one set per layer type."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    yield from nested or [found]

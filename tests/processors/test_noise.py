@@ -1,0 +1,74 @@
+"""The noise is a pure function, and a bank of it says nothing that the function does not."""
+
+import numpy as np
+import pytest
+import torch
+
+from processors.noise import NoiseBank, gumbel
+
+VOCAB = 40
+
+
+def make_bank(window: int = 8) -> NoiseBank:
+    return NoiseBank(VOCAB, window, torch.device("cpu"))
+
+
+def test_noise_is_a_function_of_seed_stream_position_and_id() -> None:
+    assert np.array_equal(gumbel(3, 5, VOCAB), gumbel(3, 5, VOCAB))
+    others = [gumbel(4, 5, VOCAB), gumbel(3, 6, VOCAB), gumbel(3, 5, VOCAB, stream=1)]
+    assert not any(np.isin(other, gumbel(3, 5, VOCAB)).any() for other in others)
+
+
+def test_a_larger_vocabulary_changes_no_value() -> None:
+    assert np.array_equal(gumbel(3, 5, 7), gumbel(3, 5, 1000)[:7])
+
+
+@pytest.mark.parametrize("seed", [0, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("position", [0, 2**20])
+def test_every_seed_and_position_gives_finite_noise(seed: int, position: int) -> None:
+    assert np.isfinite(gumbel(seed, position, 1000)).all()
+
+
+def test_noise_has_the_mean_and_the_spread_of_a_gumbel() -> None:
+    noise = gumbel(0, 0, 200_000)
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.05)
+
+
+def test_a_bank_gives_each_row_the_noise_of_its_seed() -> None:
+    bank = make_bank()
+    seeds = {4: 10, 0: 11, 7: 12}
+    for row, seed in seeds.items():
+        bank.open(row, seed)
+    rows, positions = [4, 4, 0, 7, 0], [0, 3, 3, 0, 9]
+    for _ in range(2):  # computed, then remembered
+        taken = bank.take(rows, positions).numpy()
+        for noise, row, position in zip(taken, rows, positions, strict=True):
+            assert np.array_equal(noise, gumbel(seeds[row], position, VOCAB))
+
+
+def test_a_ring_is_written_anew_as_positions_move_on() -> None:
+    bank = make_bank(window=4)
+    bank.open(0, seed=5)
+    for position in [0, 1, 2, 3, 4, 5, 3, 2, 9, 5]:  # forwards, and back within the window
+        noise = bank.take([0], [position])[0].numpy()
+        assert np.array_equal(noise, gumbel(5, position, VOCAB))
+
+
+def test_a_row_that_is_opened_again_forgets_its_former_seed() -> None:
+    bank = make_bank()
+    bank.open(0, seed=5)
+    bank.take([0], [2])
+    bank.close(0)
+    bank.close(0)  # of a row without noise: nothing
+    bank.open(0, seed=6)
+    assert np.array_equal(bank.take([0], [2])[0].numpy(), gumbel(6, 2, VOCAB))
+
+
+def test_a_bank_grows_without_losing_noise() -> None:
+    bank = make_bank()
+    for row in range(9):
+        bank.open(row, seed=row)
+        bank.take([row], [1])
+    taken = bank.take(list(range(9)), [1] * 9).numpy()
+    assert all(np.array_equal(taken[row], gumbel(row, 1, VOCAB)) for row in range(9))
