@@ -26,6 +26,7 @@ _HARMLESS = frozenset(
         "is_causal",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "position_embeddings",
         "position_ids",
         "return_dict",

@@ -82,15 +82,18 @@ class PackedModel:
         model.train(False)
         tokens = torch.arange(_PROBE_TOKENS, device=_embedding(model).device)
         tokens = (tokens * 7919 + 11) % vocab_size
-        with torch.inference_mode():
-            expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
-            _use_packed_attention(model, field)
-            probe = _ProbeView(_PROBE_TOKENS)
-            packed = cls(name, model, expected.shape[-1], max_positions(model.config), ())
-            try:
+        probe = _ProbeView(_PROBE_TOKENS)
+        try:
+            with torch.inference_mode():
+                expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
+                _use_packed_attention(model, field)
+                longest = max_positions(model.config)
+                packed = cls(name, model, expected.shape[-1], longest, ())
                 got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
-            except UnsupportedAttention as error:
-                raise UnsupportedModelError(field, str(error)) from error
+        except UnsupportedAttention as error:
+            raise UnsupportedModelError(field, str(error)) from error
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
         _check_parity(field, expected, got)
         return cls(name, model, vocab_size, packed.max_positions, probe.layers())
 
@@ -154,7 +157,8 @@ def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
 def _check_parity(field: str, expected: Tensor, got: Tensor) -> None:
     """The packed forward must equal the ordinary one up to the rounding of the dtype."""
     difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
-    allowed = 300.0 * torch.finfo(expected.dtype).eps
+    # Some models compute softmax or norms in float32 whatever their dtype.
+    allowed = 300.0 * max(torch.finfo(expected.dtype).eps, 4e-9)
     if not float(difference) <= min(allowed, 0.2):
         raise UnsupportedModelError(
             field,

@@ -20,14 +20,15 @@ from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
 
-_UNKNOWN = np.int64(-1)  # no token: what the device knows and the host does not yet
+_UNKNOWN = np.int64(-1)  # no token, which the device knows and the host not yet; no slot
 
 
 @dataclass(frozen=True, eq=False)
 class DraftResult:
     tree: TokenTree
-    logits: tuple[Tensor, ...]  # per depth [B, V], for similarities
-    flat_slots: Ints  # [B, depth - 1] of the nodes that were fed back
+    logits: tuple[Tensor, ...]  # per depth [A, V], of the rows that draft so deep
+    places: tuple[Ints, ...]  # per depth [B], where in the logits a row stands
+    flat_slots: Ints  # [B, depth - 1] of the nodes that were fed back; _UNKNOWN beyond a row's
 
 
 class DraftProcessor:
@@ -39,42 +40,49 @@ class DraftProcessor:
         sampler: Sampler,
         rows: Ints,
         output_positions: Ints,
-        depth: int,
+        sizes: Ints,
     ) -> DraftResult:
-        """Drafts `depth` tokens for each row.
+        """Drafts `sizes[i]` tokens, at least one, for each row.
 
         Args:
             rows: [B] ascending; what their state lacks is fed first.
             output_positions: [B], of each row's first drafted token.
-        """
-        count = len(rows)
-        behind = lag(state, manager, rows) + 1
-        nothing = np.zeros(count, dtype=np.int64)
-        plan = PackPlan(rows, behind, nothing, np.ones(count, dtype=np.bool_))
-        logits = [run_pack(model, state, manager, plan).logits]
-        tokens = [sampler.choose(logits[0], rows, output_positions)]
-        slots = self._reserve(state, manager, rows, depth - 1)
-        try:
-            for step in range(1, depth):
-                positions = manager.counts[rows] + step - 1
-                view = state.view(rows, np.ones_like(rows), positions, slots[:, step - 1].copy())
-                index = torch.arange(count, device=model.device)
-                at = torch.from_numpy(positions).to(model.device, non_blocking=True)
-                logits.append(model.forward(tokens[-1], at, view, index))
-                tokens.append(sampler.choose(logits[-1], rows, output_positions + step))
-        except BaseException:
-            state.scrub(slots.reshape(-1))
-            raise
-        tree = TokenTree(rows, torch.stack(tokens, dim=1), np.full(count, depth))
-        return DraftResult(tree, tuple(logits), slots)
 
-    def _reserve(self, state: ModelState, manager: StateManager, rows: Ints, steps: int) -> Ints:
-        """Slots [B, steps] for the nodes fed back, all taken now.
+        If a forward raises, its slots are scrubbed; the caller rolls back what went before.
+        """
+        behind = lag(state, manager, rows) + 1
+        plan = PackPlan(rows, behind, np.zeros_like(rows), np.ones(len(rows), dtype=np.bool_))
+        logits = [run_pack(model, state, manager, plan).logits]
+        places = [np.arange(len(rows))]
+        tokens = [sampler.choose(logits[0], rows, output_positions)]
+        slots = self._reserve(state, manager, rows, sizes - 1)
+        try:
+            for step in range(1, int(sizes.max())):
+                active = np.flatnonzero(sizes > step)
+                index = torch.from_numpy(active).to(model.device, non_blocking=True)
+                who, positions = rows[active], manager.counts[rows[active]] + step - 1
+                view = state.view(who, np.ones_like(who), positions, slots[active, step - 1])
+                fed = tokens[-1].index_select(0, index)
+                at = torch.from_numpy(positions).to(model.device, non_blocking=True)
+                everywhere = torch.arange(len(active), device=model.device)
+                logits.append(model.forward(fed, at, view, everywhere))
+                places.append(np.cumsum(sizes > step) - 1)
+                chosen = sampler.choose(logits[-1], who, output_positions[active] + step)
+                tokens.append(tokens[-1].index_copy(0, index, chosen))
+        except BaseException:
+            state.scrub(slots[slots != _UNKNOWN])
+            raise
+        tree = TokenTree(rows, torch.stack(tokens, dim=1), sizes)
+        return DraftResult(tree, tuple(logits), tuple(places), slots)
+
+    def _reserve(self, state: ModelState, manager: StateManager, rows: Ints, counts: Ints) -> Ints:
+        """Slots [B, max(counts)] for the nodes fed back, all taken now.
 
         A step's queries do not see those of later steps: their positions are larger.
         """
-        counts = np.full(len(rows), steps)
-        positions = manager.counts[rows][:, None] + np.arange(steps)
-        unknown = np.full(len(rows) * steps, _UNKNOWN)
-        flat = state.append(rows, counts, unknown, positions.reshape(-1))
-        return flat.reshape(len(rows), steps)
+        steps = np.arange(int(counts.max()))
+        real = steps < counts[:, None]
+        positions = (manager.counts[rows][:, None] + steps)[real]
+        slots = np.full(real.shape, _UNKNOWN)
+        slots[real] = state.append(rows, counts, np.full(len(positions), _UNKNOWN), positions)
+        return slots

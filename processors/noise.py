@@ -49,7 +49,8 @@ class NoiseBank:
         self._free: list[int] = []
         self._seeds: dict[int, int] = {}
         self._tags = np.full((0, window), -1, dtype=np.int64)  # position in each place
-        self._values = torch.empty((0, window, vocab_size), dtype=torch.float64, device=device)
+        with torch.inference_mode(False):  # rows are opened outside of inference
+            self._values = torch.empty((0, window, vocab_size), dtype=torch.float64, device=device)
 
     def open(self, row: int, seed: int) -> None:
         if not self._free:
@@ -81,8 +82,9 @@ class NoiseBank:
         """Doubles the blocks."""
         old = len(self._tags)
         new = max(1, 2 * old)
-        values = self._values.new_empty((new, self._window, self._vocab_size))
-        values[:old] = self._values
+        with torch.inference_mode(False):
+            values = self._values.new_empty((new, self._window, self._vocab_size))
+            values[:old] = self._values
         tags = np.full((new, self._window), -1, dtype=np.int64)
         tags[:old] = self._tags
         self._values, self._tags = values, tags

@@ -83,11 +83,11 @@ class RouterConfig(_Strict):
         if isinstance(source, Mapping):
             return validate_config(cls, source)
         try:
-            text = Path(source).read_text(encoding="utf-8")
+            data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError("config", f"cannot read {source}: {error.strerror}") from error
-        try:
-            data = yaml.safe_load(text)
+        except UnicodeDecodeError as error:
+            raise ConfigError("config", f"{source} is not UTF-8 text: {error}") from error
         except yaml.YAMLError as error:
             raise ConfigError("config", f"{source} is not YAML: {error}") from error
         if not isinstance(data, dict):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 _BROKEN = "\ufffd"  # what half a character decodes to
-_MOST_PENDING = 8  # tokens; beyond it the bytes are broken for good and are shown as such
 
 
 class Detokenizer:
@@ -19,24 +18,27 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._context: list[int] = []  # ids whose text is known; the next ids' text hangs on them
         self._pending: list[int] = []  # ids that end within a character
-        self._held = ""
+        self._shown = 0  # characters of context and pending ids that were released
+        self._held = ""  # released, but maybe the beginning of a stop text
         self.text = ""  # all that was returned
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Text that is certain now. Sets `stopped` where the text holds a stop text."""
         self._pending.append(token)
-        known = self._decode(self._context)
         decoded = self._decode(self._context + self._pending)
-        if decoded.endswith(_BROKEN) and len(self._pending) < _MOST_PENDING:
-            return ""
-        self._context, self._pending = self._pending, []
-        return self._release(decoded[len(known) :])
+        if decoded.endswith(_BROKEN):  # the last character may yet become whole
+            certain = decoded[self._shown : -1]
+            self._shown += len(certain)
+        else:
+            certain = decoded[self._shown :]
+            self._context, self._pending = self._pending, []
+            self._shown = len(self._decode(self._context))
+        return self._release(certain)
 
     def finish(self) -> str:
         """The rest: what was held back, and what will not become whole characters any more."""
-        known = self._decode(self._context)
-        rest = self._decode(self._context + self._pending)[len(known) :]
+        rest = self._decode(self._context + self._pending)[self._shown :]
         rest, self._held, self._pending = self._held + rest, "", []
         self.text += rest
         return rest

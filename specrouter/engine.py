@@ -5,6 +5,7 @@ come from the router's thread, `max_request_tokens` and `can_ever_fit` apart.
 """
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from specrouter.executor import (
     ModelFailure,
     TargetError,
 )
-from specrouter.output import FinishReason
+from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
@@ -73,6 +74,7 @@ class Engine:
         self._quarantined: dict[str, _Quarantine] = {}
         self._chain: Chain | None = None
         self._cycle = 0
+        self._stepping = threading.Lock()  # state may be looked at from outside between steps
 
     @property
     def has_work(self) -> bool:
@@ -85,29 +87,43 @@ class Engine:
         self._waiting.append(request)
 
     def step(self) -> None:
+        with self._stepping:
+            self._step()
+
+    def cancel_all(self) -> None:
+        """Ends every request, waiting ones included."""
+        for request in [*self._waiting, *self._running.values()]:
+            self._end(request, "cancelled")
+        self._waiting.clear()
+
+    def abandon(self, cause: str) -> None:
+        """After a failure of the engine itself: its state is beyond use, but all are told."""
+        for request in [*self._waiting, *self._running.values()]:
+            if not request.handle.is_done:
+                request.handle.deliver(request.finish("error", cause))
+
+    def check_integrity(self) -> None:
+        with self._stepping:
+            self._manager.check_integrity()
+        assert self._manager.free_rows == self._manager.rows - len(self._running)
+
+    def _step(self) -> None:
         self._cycle += 1
         self._drop_cancelled()
         self._admit()
         if not self._running:
             return
+        self.profiler.begin_cycle()
         plan = self._plan()
         try:
             result = self._executor.run(plan)
         except TargetError as error:
+            for failure in error.failures:
+                self._quarantine(failure)
             self._end_planned(plan, str(error))
             return
         self._deliver(result)
         self._executor.forget_evicted()
-
-    def end_all(self, reason: FinishReason, error: str | None) -> None:
-        """Ends every request, waiting ones included."""
-        for request in [*self._waiting, *self._running.values()]:
-            self._end(request, reason, error)
-        self._waiting.clear()
-
-    def check_integrity(self) -> None:
-        self._manager.check_integrity()
-        assert self._manager.free_rows == self._manager.rows - len(self._running)
 
     def _drop_cancelled(self) -> None:
         for request in [r for r in self._running.values() if r.handle.is_cancelled]:
@@ -172,7 +188,8 @@ class Engine:
                 return _Route((*chain, self._pool.target), deep, hard)
             if depth not in scheduled:
                 decision = self.scheduler.choose(snapshot, requests, available, self._chain, depth)
-                self._chain = decision.chain
+                if not decision.is_probe:
+                    self._chain = decision.chain
                 scheduled[depth] = _Route(decision.chain, decision.depth, decision.hard_rejection)
             return scheduled[depth]
 
@@ -191,11 +208,13 @@ class Engine:
             self._quarantine(failure)
         for commit in result.commits:
             request = self._running[commit.row]
-            request.accept(commit.tokens, commit.chain)
+            delta = request.accept(commit.tokens, commit.chain)
             for name in commit.chain[:-1]:
                 self._quarantined.pop(name, None)
             if request.finished:
-                self._release(request)
+                self._conclude(request, delta)
+            else:
+                request.handle.deliver(delta)
 
     def _quarantine(self, failure: ModelFailure) -> None:
         before = self._quarantined.get(failure.model)
@@ -216,13 +235,15 @@ class Engine:
             self._end(self._running[row], "error", error)
 
     def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
-        request.finish(reason, error)
-        self._release(request)
+        self._conclude(request, request.finish(reason, error))
 
-    def _release(self, request: RunningRequest) -> None:
+    def _conclude(self, request: RunningRequest, delta: Delta) -> None:
+        """Frees the row before the caller is told, who may rely on that."""
+        if request.row is not None:
+            self._executor.close(request.row)
+        request.handle.deliver(delta)
         if request.row is not None:
             del self._running[request.row]
-            self._executor.close(request.row)
             request.row = None
 
 

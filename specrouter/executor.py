@@ -48,7 +48,14 @@ _SIMILARITY_NODES = 4  # of a verified tree, whose distributions are compared
 
 
 class TargetError(RuntimeError):
-    """The target failed; the requests that were in its pack cannot go on."""
+    """The target failed; the requests that were in its pack cannot go on.
+
+    `failures`: of other models, before it in the same cycle.
+    """
+
+    def __init__(self, reason: str, failures: "Sequence[ModelFailure]") -> None:
+        super().__init__(reason)
+        self.failures = tuple(failures)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +154,11 @@ class Executor:
         for group in plan.groups:
             tree, level = self._speculate(group, result)
             trees.append(tree)
+            chains.update(dict.fromkeys(group.rows.tolist(), group.chain[-1:]))
             if level is not None:
                 levels.append(level)
-            used = group.chain if level is not None else group.chain[-1:]
-            chains.update(dict.fromkeys(group.rows.tolist(), used))
-        verified = self._verify_with_target(trees, plan)
+                chains.update(dict.fromkeys(level.tree.rows.tolist(), group.chain))
+        verified = self._verify_with_target(trees, plan, result)
         if verified is not None:
             for level in levels:
                 self._compare(level, self._pool.target, verified)
@@ -164,27 +171,29 @@ class Executor:
     ) -> "tuple[TokenTree, _Level | None]":
         """The tree that a group offers the target; none after a failure."""
         limits = self._remaining(group.rows) - 1
-        if len(group.chain) == 1 or not limits.any():
+        drafting = limits > 0  # a row's last token is the target's own
+        if len(group.chain) == 1 or not drafting.any():
             return TokenTree.empty(group.rows), None
         try:
-            return self._run_chain(group, limits)
+            level = self._run_chain(group, group.rows[drafting], limits[drafting])
+            return join([level.tree, TokenTree.empty(group.rows[~drafting])]), level
         except _StageError as stage:
             result.failures.append(stage.failure)
             return TokenTree.empty(group.rows), None
 
-    def _run_chain(self, group: ChainGroup, limits: Ints) -> "tuple[TokenTree, _Level]":
-        rows, positions = group.rows, self._output_positions(group.rows)
-        drafter = group.chain[0]
-        depth = min(group.depth, int(limits.max()))
+    def _run_chain(self, group: ChainGroup, rows: Ints, limits: Ints) -> "_Level":
+        """The last level before the target; `limits` [B] nodes may be drafted at most."""
+        positions = self._output_positions(rows)
+        drafter, sizes = group.chain[0], np.minimum(group.depth, limits)
         with self._stage(drafter) as (model, state):
             self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
             started = time.perf_counter()
             drafted = self._draft.draft(
-                model, state, self._manager, self._sampler, rows, positions, depth
+                model, state, self._manager, self._sampler, rows, positions, sizes
             )
             elapsed_ms = (time.perf_counter() - started) * 1000
-            self._profiler.record_time(drafter, len(rows), elapsed_ms / depth)
-        tree = drafted.tree.capped(limits)
+            self._profiler.record_time(drafter, len(rows), elapsed_ms / int(sizes.max()))
+        tree = drafted.tree
         level = _Level(drafter, tree, drafted=drafted)
         for name in group.chain[1:-1]:
             with self._stage(name) as (model, state):
@@ -198,10 +207,10 @@ class Executor:
             self._compare(level, name, verified)
             tree = verified.next_tree(group.hard_rejection).capped(limits)
             level = _Level(name, tree, verified=verified)
-        return tree, level
+        return level
 
     def _verify_with_target(
-        self, trees: Sequence[TokenTree], plan: CyclePlan
+        self, trees: Sequence[TokenTree], plan: CyclePlan, result: CycleResult
     ) -> VerifyResult | None:
         if not trees and not len(plan.prefill_rows):
             return None
@@ -223,7 +232,8 @@ class Executor:
         except _StageError as stage:
             self._roll_back(plan)
             error = stage.failure.error
-            raise TargetError(f"{name} failed: {type(error).__name__}: {error}") from error
+            reason = f"{name} failed: {type(error).__name__}: {error}"
+            raise TargetError(reason, result.failures) from error
         self._profiler.record_time(name, verified.pack_tokens, elapsed_ms)
         return verified
 
@@ -317,7 +327,7 @@ class _Level:
     def logits(self, row: int, depth: int) -> Tensor:
         """[V], from which the tree's node at `depth` of its `row`-th row was chosen."""
         if self.drafted is not None:
-            return self.drafted.logits[depth][row]
+            return self.drafted.logits[depth][int(self.drafted.places[depth][row])]
         assert self.verified is not None
         start = int((self.verified.sizes[:row] + 1).sum())
         return self.verified.logits[start + depth]
@@ -330,7 +340,7 @@ class _Level:
         assert state is not None
         slots = self.drafted.flat_slots  # [B, depth - 1]
         index = np.searchsorted(verified.rows, self.tree.rows)
-        known = np.arange(slots.shape[1]) < self.tree.sizes[:, None]
+        known = np.arange(slots.shape[1]) < self.tree.sizes[:, None] - 1
         drafts = verified.drafts[index][:, : slots.shape[1]]
         known = known[:, : drafts.shape[1]]
         state.set_tokens(slots[:, : drafts.shape[1]][known], drafts[known])

@@ -13,6 +13,7 @@ class RequestError(ValueError):
         self.reason = reason
 
 
+_LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
 MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is negligible
 
 
@@ -45,6 +46,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
         _check_int("max_new_tokens", self.max_new_tokens, least=1)
         _check_number("temperature", self.temperature, least=0.0)
+        if 0.0 < self.temperature < _LEAST_TEMPERATURE:
+            raise RequestError("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE:g}")
         _check_int("top_k", self.top_k, least=0)
         _check_number("top_p", self.top_p, least=0.0)
         if not 0.0 < self.top_p <= 1.0:
@@ -120,7 +123,11 @@ def _check_int(field: str, value: object, least: int) -> None:
 def _check_number(field: str, value: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(field, f"must be a number, not {value!r}")
-    if not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        finite = False
+    if not finite:
         raise RequestError(field, f"must be finite, not {value}")
     if value < least:
         raise RequestError(field, f"must be at least {least:g}, not {value}")

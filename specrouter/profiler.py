@@ -16,6 +16,8 @@ Pair = tuple[str, str]  # who proposed, who verified
 _TIME_WEIGHT = 0.15  # of a new time; a faster one counts more, since noise only slows
 _FASTER_WEIGHT = 0.4
 _COLD_CALLS = 2  # of a model, whose times say more about loading than about the model
+_TRIED = 3  # times of a bucket before one is averaged; until then the least counts
+_STALE_CYCLES = 512  # after which a model that nobody used is to be tried again
 _OUTLIER = 3.0  # a time is taken for at most so many times the known one
 _SIMILARITY_WEIGHT = 0.05
 _EVIDENCE = 400.0  # tokens after which older acceptances have faded
@@ -57,6 +59,13 @@ class PerformanceSnapshot:
     similarity: Mapping[Pair, float]
     acceptance: Mapping[Pair, Acceptance]
     parameters: Mapping[str, int]
+    stale: frozenset[str] = frozenset()  # models that were used, but not lately
+
+
+@dataclass
+class _Time:
+    ms: float
+    samples: int
 
 
 @dataclass
@@ -70,7 +79,9 @@ class PerformanceProfiler:
     """Thread-safe: the engine records, anybody takes snapshots."""
 
     parameters: Mapping[str, int]
-    _times: dict[str, dict[int, float]] = field(default_factory=dict)
+    _cycle: int = 0
+    _used: dict[str, int] = field(default_factory=dict)  # the cycle of each model's last time
+    _times: dict[str, dict[int, _Time]] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter)
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _acceptance: dict[Pair, _Counts] = field(default_factory=dict)
@@ -80,15 +91,22 @@ class PerformanceProfiler:
         bucket = 1 << max(0, tokens - 1).bit_length()  # the next power of two
         with self._lock:
             self._calls[model] += 1
+            self._used[model] = self._cycle
             if self._calls[model] <= _COLD_CALLS:
                 return
             times = self._times.setdefault(model, {})
-            known = times.get(bucket)
-            if known is None:
-                times[bucket] = elapsed_ms
+            known = times.setdefault(bucket, _Time(elapsed_ms, 0))
+            known.samples += 1
+            if known.samples <= _TRIED:
+                known.ms = min(known.ms, elapsed_ms)
                 return
-            weight = _FASTER_WEIGHT if elapsed_ms < known else _TIME_WEIGHT
-            times[bucket] = known + weight * (min(elapsed_ms, _OUTLIER * known) - known)
+            weight = _FASTER_WEIGHT if elapsed_ms < known.ms else _TIME_WEIGHT
+            known.ms += weight * (min(elapsed_ms, _OUTLIER * known.ms) - known.ms)
+
+    def begin_cycle(self) -> None:
+        """Marks the passing of time, in cycles."""
+        with self._lock:
+            self._cycle += 1
 
     def record_similarity(self, pair: Pair, total_variation: float) -> None:
         with self._lock:
@@ -114,18 +132,21 @@ class PerformanceProfiler:
                 if counts.judged > 0
             }
             similarity = dict(self._similarity)
+            oldest = self._cycle - _STALE_CYCLES
+            stale = frozenset(name for name, used in self._used.items() if used < oldest)
         return PerformanceSnapshot(
             MappingProxyType(times),
             MappingProxyType(similarity),
             MappingProxyType(acceptance),
             self.parameters,
+            stale,
         )
 
 
-def _curve(times: Mapping[int, float]) -> TimeCurve:
+def _curve(times: Mapping[int, _Time]) -> TimeCurve:
     """Fewer tokens never take more time: what says otherwise is noise, which only slows."""
     points: list[tuple[int, float]] = []
     for tokens in sorted(times, reverse=True):
-        ceiling = points[-1][1] if points else times[tokens]
-        points.append((tokens, min(times[tokens], ceiling)))
+        ceiling = points[-1][1] if points else times[tokens].ms
+        points.append((tokens, min(times[tokens].ms, ceiling)))
     return TimeCurve(tuple(reversed(points)))

@@ -5,6 +5,7 @@ Contract: every accepted request ends in exactly one last delta, whatever happen
 the engine's thread.
 """
 
+import logging
 import queue
 import threading
 import time
@@ -17,8 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter.detokenizer import Detokenizer
 from specrouter.output import Delta, FinishReason, RequestMetrics, RequestOutput
-from specrouter.params import SamplingParams, Speculation
+from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.scheduler import Chain
+
+logger = logging.getLogger(__name__)
 
 SpeculationOverride = Speculation | Literal["off"] | None
 Listener = Callable[[Delta], None]
@@ -61,13 +64,22 @@ class RequestHandle:
     def is_cancelled(self) -> bool:
         return self._cancelled.is_set()
 
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
     def deliver(self, delta: Delta) -> None:
-        """For the engine."""
-        if self._listener is not None:
-            self._listener(delta)
-        else:
+        """For the engine, which a caller's mistake must not reach."""
+        if self._listener is None:
             self._deltas.put(delta)
+        else:
+            try:
+                self._listener(delta)
+            except Exception:
+                logger.warning("request %d: nobody listens any more", self.request_id)
+                self._cancelled.set()
         if delta.output is not None:
+            assert not self.is_done, "a request ends once"
             self._output = delta.output
             self._done.set()
 
@@ -92,6 +104,8 @@ class Prompt:
 
 
 class RunningRequest:
+    """Raises `RequestError` where the tokens of the earlier attempt already end the text."""
+
     def __init__(
         self,
         prompt: Prompt,
@@ -105,18 +119,21 @@ class RunningRequest:
         self._eos = frozenset() if prompt.params.ignore_eos else eos_token_ids
         self._stop_ids = frozenset(prompt.params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, prompt.params.stop)
-        for token in prompt.generated:
-            self._detokenizer.push(token)
-        self._tokens = list(prompt.generated)
+        self._tokens: list[int] = []
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
         self._submitted = time.perf_counter()
         self._first: float | None = None
         self._last: float | None = None
         self.finished = False
+        for token in prompt.generated:
+            self._tokens.append(token)
+            self._detokenizer.push(token)
+            if self._ending(token) is not None:
+                raise RequestError("generated", f"the text ends with token {len(self._tokens)}")
 
-    def accept(self, tokens: Sequence[int], chain: Chain) -> None:
-        """Takes a cycle's tokens up to the first at which the text ends, and tells the caller."""
+    def accept(self, tokens: Sequence[int], chain: Chain) -> Delta:
+        """Takes a cycle's tokens up to the first at which the text ends: news for the caller."""
         self._last = time.perf_counter()
         self._first = self._first or self._last
         self._chains[chain] += 1
@@ -132,9 +149,8 @@ class RunningRequest:
             if reason is not None:
                 break
         if reason is None:
-            self.handle.deliver(Delta("".join(text), fresh))
-        else:
-            self.finish(reason, text="".join(text), tokens=fresh)
+            return Delta("".join(text), fresh)
+        return self.finish(reason, text="".join(text), tokens=fresh)
 
     def finish(
         self,
@@ -142,9 +158,8 @@ class RunningRequest:
         error: str | None = None,
         text: str = "",
         tokens: Sequence[int] = (),
-    ) -> None:
-        """The last delta. Calling it twice is our mistake."""
-        assert not self.finished, "a request ends once"
+    ) -> Delta:
+        """The last delta. Only after a failure of the engine may it be asked for twice."""
         self.finished = True
         text += self._detokenizer.finish()
         output = RequestOutput(
@@ -155,7 +170,7 @@ class RunningRequest:
             self.prompt.seed,
             error,
         )
-        self.handle.deliver(Delta(text, list(tokens), reason, output))
+        return Delta(text, list(tokens), reason, output)
 
     def _ending(self, token: int) -> FinishReason | None:
         if self._detokenizer.stopped or token in self._stop_ids:

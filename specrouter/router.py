@@ -109,8 +109,7 @@ class ChainRouter:
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
 
         def listen(delta: Delta) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(deltas.put_nowait, delta)
+            loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         handle = self._enqueue(accepted, listen)
         try:
@@ -214,7 +213,7 @@ class ChainRouter:
             whole = len(tokens) == len(ids) and all(
                 a == b for a, b in zip(tokens, ids, strict=True)
             )
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             whole = False
         if not whole:
             raise RequestError(field, "must be a list of token ids")
@@ -260,7 +259,7 @@ class ChainRouter:
 
     def _run(self) -> None:
         """The thread: sleeps while there is nothing to do, ends what is left at the end."""
-        cause = "cancelled"
+        cause: str | None = None
         try:
             while self._wait_for_work():
                 self._engine.step()
@@ -268,15 +267,15 @@ class ChainRouter:
             logger.exception("the engine has failed")
             cause = f"{type(error).__name__}: {error}"
         with self._wakeup:
-            self._failure = None if cause == "cancelled" else cause
+            self._failure = cause
             self._closing = True
             arrived, self._arrived = list(self._arrived), deque()
         for request in arrived:
             self._engine.enqueue(request)
-        if cause == "cancelled":
-            self._engine.end_all("cancelled", None)
+        if cause is None:
+            self._engine.cancel_all()
         else:
-            self._engine.end_all("error", cause)
+            self._engine.abandon(cause)
 
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when the router closes."""
@@ -291,6 +290,8 @@ class ChainRouter:
 def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError("prompts", f"must be texts or lists of ids, not {prompts!r}")
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -300,7 +301,8 @@ def _one_each(field: str, value: Any, single: Any, prompts: Sequence[PromptLike]
     """`value` for every prompt, or its elements if it is a sequence of as many."""
     if value is None or isinstance(value, single):
         return [value] * len(prompts)
-    values = list(value)
-    if len(values) != len(prompts):
-        raise RequestError(field, f"{len(values)} given for {len(prompts)} prompts")
-    return values
+    if not isinstance(value, Sequence):
+        raise RequestError(field, f"must be one for all prompts or one for each, not {value!r}")
+    if len(value) != len(prompts):
+        raise RequestError(field, f"{len(value)} given for {len(prompts)} prompts")
+    return list(value)

@@ -4,6 +4,8 @@ A chain runs from the drafter through intermediate verifiers to the target. The 
 for every candidate the effective time of a committed token and takes the least (SpecRouter,
 section 4.2, Equation 7, Algorithm 1). The target alone is always a candidate.
 
+A drafter that has not been used for long is tried for one cycle now and then.
+
 - `adaptive`: measured curves T(n), and acceptance rates as observed, or derived from the
   similarity where there is little to observe. Intermediates extend what they accept.
 - `paper`: the published formula: every level costs W times the model's time per token, and the
@@ -38,6 +40,7 @@ class ChainDecision:
     depth: int
     hard_rejection: bool
     predicted_ms: Mapping[Chain, float]
+    is_probe: bool = False  # taken once to learn what became of a model, not for its speed
 
 
 def candidate_chains(
@@ -102,10 +105,20 @@ class ModelChainScheduler:
             for chain in self.candidates
             if all(name in available or name == self.target for name in chain)
         }
+        probe = self._probe(snapshot, predicted)
+        if probe is not None:
+            return ChainDecision(probe, depth, hard, predicted, is_probe=True)
         best = min(predicted, key=lambda chain: predicted[chain])
         if current in predicted and predicted[best] > _HYSTERESIS * predicted[current]:
             best = current
         return ChainDecision(best, depth, hard, predicted)
+
+    def _probe(
+        self, snapshot: PerformanceSnapshot, predicted: Mapping[Chain, float]
+    ) -> Chain | None:
+        """The shortest chain of a drafter that has not been used for long."""
+        stale = [chain for chain in predicted if len(chain) == 2 and chain[0] in snapshot.stale]
+        return stale[0] if stale else None
 
     def _usable(self, chain: Chain, available: Collection[str]) -> Chain:
         return tuple(name for name in chain if name in available or name == self.target)

@@ -41,7 +41,8 @@ class KVStore:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for (device, dtype, heads, dim), members in groups.items():
             shape = (len(members), 2, rows * slots, heads, dim)
-            tensor = torch.zeros(shape, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # rows are also emptied outside of inference
+                tensor = torch.zeros(shape, dtype=dtype, device=device)
             self._tensors.append(tensor)
             for index, number in enumerate(members):
                 self._layers[number] = (tensor[index, 0], tensor[index, 1])

@@ -37,6 +37,7 @@ class ModelState:
         self.positions: Ints = np.zeros((rows, slots), dtype=np.int64)
         self.cache_mask = np.zeros((rows, slots), dtype=np.bool_)
         self.ends: Ints = np.zeros(rows, dtype=np.int64)  # first free slot of each row
+        self._touched: Ints = np.zeros(rows, dtype=np.int64)  # slots that may not be zero
 
     def lengths(self, rows: Ints) -> Ints:
         """[R] valid slots of each row."""
@@ -68,6 +69,7 @@ class ModelState:
         self.positions[which, slots] = positions
         self.cache_mask[which, slots] = True
         self.ends[rows] += counts
+        self._touched[rows] = np.maximum(self._touched[rows], self.ends[rows])
         return which * self.slots + slots
 
     def set_tokens(self, flat_slots: Ints, tokens: Ints) -> None:
@@ -132,8 +134,12 @@ class ModelState:
         self._truncate(rows)
 
     def free(self, row: int) -> None:
+        """Empties a row, contents included: the next request must not meet a NaN of this one."""
         self.cache_mask[row] = False
         self.ends[row] = 0
+        if self._touched[row]:
+            self.store.scrub(row * self.slots + np.arange(self._touched[row]))
+            self._touched[row] = 0
 
     def check_integrity(self, row: int, committed: Ints) -> None:
         """Asserts the invariant of a row between cycles. `committed`: its tokens, [n]."""

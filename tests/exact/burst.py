@@ -72,7 +72,7 @@ def _draw_case(oracle: Oracle, rng: np.random.Generator) -> Case:
     params = SamplingParams(
         max_new_tokens=int(rng.integers(1, MOST_NEW_TOKENS + 1)),
         temperature=float(rng.choice([0.3, 0.7, 1.0, 1.3])) if sampled else 0.0,
-        top_k=int(rng.choice([0, 5, 40])),
+        top_k=int(rng.choice([0, 5, 40, 1000])),
         top_p=float(rng.choice([1.0, 0.9])),
         seed=int(rng.integers(0, 2**63 - 1)),
         stop_token_ids=tuple(rng.integers(0, oracle.vocab_size, size=rng.integers(0, 4)).tolist()),

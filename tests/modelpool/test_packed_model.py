@@ -66,7 +66,8 @@ def make_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float64) -> 
     """Random, and loud enough that attention shows in the logits."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
+        factory: Any = AutoModelForCausalLM
+        model = factory.from_config(config)
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
@@ -103,7 +104,8 @@ def run(
         )
     for row in feed:
         texts[row] = texts.get(row, 0) + feed[row]
-    return dict(zip(rows.tolist(), logits.split(counts.tolist()), strict=True))
+    parts_of_logits = torch.split(logits, counts.tolist())
+    return dict(zip(rows.tolist(), parts_of_logits, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

@@ -42,7 +42,13 @@ def test_what_was_prefilled_in_chunks_drafts_like_what_was_not(chunk: int) -> No
     rows = np.array([0, 1, 2])
     PrefillProcessor(chunk).catch_up(bench.model, bench.state, bench.manager, rows, leave=0)
     result = DraftProcessor().draft(
-        bench.model, bench.state, bench.manager, bench.sampler, rows, np.zeros(3, dtype=int), 3
+        bench.model,
+        bench.state,
+        bench.manager,
+        bench.sampler,
+        rows,
+        np.zeros(3, dtype=int),
+        np.full(3, 3),
     )
     for row in range(3):
         assert result.tree.tokens[row].tolist() == bench.continuation(row, 3)

@@ -54,7 +54,9 @@ _tokens = st.lists(st.integers(0, 2), max_size=12)
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(st.lists(st.tuples(_tokens.filter(bool), _tokens), min_size=1, max_size=4))
-def test_rows_are_rolled_back_each_by_its_own_tokens(pairs: list[tuple[list[int], list[int]]]):
+def test_rows_are_rolled_back_each_by_its_own_tokens(
+    pairs: list[tuple[list[int], list[int]]],
+) -> None:
     committed, cached = [list(part) for part in zip(*pairs, strict=True)]
     _, kept = roll_back(committed, cached)
     assert kept == [common_prefix(tokens[:-1], held) for tokens, held in pairs]

@@ -23,9 +23,9 @@ def warped(logits: Tensor, settings: SamplingSettings) -> Tensor:
     scores = logits.double() / settings.temperature
     nothing = torch.zeros(1, 0, dtype=torch.int64)
     if settings.top_k:
-        scores = TopKLogitsWarper(settings.top_k)(nothing, scores)  # type: ignore[no-untyped-call]
+        scores = TopKLogitsWarper(settings.top_k)(nothing, scores)
     if settings.top_p < 1.0:
-        scores = TopPLogitsWarper(settings.top_p)(nothing, scores)  # type: ignore[no-untyped-call]
+        scores = TopPLogitsWarper(settings.top_p)(nothing, scores)
     return scores
 
 

@@ -28,7 +28,7 @@ def _models(seed: int) -> tuple[PackedModel, PreTrainedModel]:
     with tempfile.TemporaryDirectory() as directory:
         path = save_llama(Path(directory), seed=seed)
         packed, ordinary = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
-    return PackedModel.wrap("tiny", packed, VOCAB_SIZE), ordinary.eval()
+    return PackedModel.wrap("tiny", packed, VOCAB_SIZE), ordinary
 
 
 class Bench:
@@ -51,7 +51,8 @@ class Bench:
 
     def output_positions(self, rows: Ints) -> Ints:
         lengths = [len(self.prompts[row]) for row in rows.tolist()]
-        return self.manager.counts[rows] - np.array(lengths)
+        positions: Ints = self.manager.counts[rows] - np.array(lengths)
+        return positions
 
     def logits(self, tokens: list[int]) -> Tensor:
         """[T, V] of the ordinary forward."""
@@ -61,7 +62,7 @@ class Bench:
 
     def continuation(self, row: int, count: int) -> list[int]:
         """What the model says after the committed tokens, an ordinary forward for each token."""
-        tokens = self.manager.committed(row).tolist()
+        tokens: list[int] = self.manager.committed(row).tolist()
         start = len(tokens)
         while len(tokens) < start + count:
             position = np.array([len(tokens) - len(self.prompts[row])])

@@ -54,7 +54,7 @@ def _params(index: int) -> SamplingParams:
         return greedy
     temperature, top_k, top_p = SETTINGS[index]
     return dataclasses.replace(
-        greedy, temperature=temperature, top_k=top_k, top_p=top_p, seed=2**40 + index
+        greedy, temperature=temperature, top_k=top_k, top_p=top_p, seed=2**64 - 1 - index
     )
 
 
@@ -90,6 +90,24 @@ def test_drafters_save_cycles_of_the_target(served: Served) -> None:
     chain = Arrangement((*served.router.pool.names[1:],), 1, depth=4)
     result = compare(served.router, served.cases, chain)
     assert result.cycles < 0.9 * result.tokens
+
+
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+@pytest.mark.parametrize("policy", ["paper", "static", "target-only"])
+def test_no_policy_changes_a_token(policy: str, served: Served) -> None:
+    chain = list(served.router.pool.names) if policy == "static" else None
+    settings = served.router.config.model_dump()
+    settings["scheduler"].update(policy=policy, chain=chain)
+    whole_chain = Arrangement(served.router.pool.names, 4, depth=4)
+    with ChainRouter.from_config(settings) as router:
+        results = [
+            compare(router, served.cases, row) for row in (whole_chain, Arrangement("adaptive", 4))
+        ]
+        assert_whole(router)
+    assert not all_divergences(results)
+    assert results[0].speculated > 0
+    if policy != "paper":  # which may find that models of so similar a cost do not pay
+        assert (results[1].speculated > 0) == (policy == "static")
 
 
 def test_tokens_follow_the_processed_distribution(tmp_path: Path) -> None:

@@ -7,9 +7,16 @@ from specrouter.profiler import PerformanceProfiler, TimeCurve
 PAIR = ("small", "big")
 
 
+COLD_MS = 1e4
+
+
 @pytest.fixture
 def profiler() -> PerformanceProfiler:
-    return PerformanceProfiler({"small": 10, "big": 100})
+    """Of which "big" is warm: its first two forwards are behind it."""
+    profiler = PerformanceProfiler({"small": 10, "big": 100})
+    for _ in range(2):
+        profiler.record_time("big", 1, COLD_MS)
+    return profiler
 
 
 def at(profiler: PerformanceProfiler, tokens: float) -> float:
@@ -20,6 +27,13 @@ def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
     known = profiler.snapshot()
     assert (dict(known.times), dict(known.similarity), dict(known.acceptance)) == ({}, {}, {})
     assert known.parameters == {"small": 10, "big": 100}
+
+
+def test_a_models_first_two_forwards_do_not_count(profiler: PerformanceProfiler) -> None:
+    for ms in (COLD_MS, COLD_MS, 2.0):
+        assert "small" not in profiler.snapshot().times
+        profiler.record_time("small", 1, ms)
+    assert profiler.snapshot().times["small"].points == ((1, 2.0),)
 
 
 def test_times_are_moving_averages_in_which_a_faster_one_counts_more(
