@@ -38,6 +38,8 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The rest: what was held back, and what will not become whole characters any more."""
+        if self.stopped:
+            return ""
         rest = self._decode(self._context + self._pending)[self._shown :]
         rest, self._held, self._pending = self._held + rest, "", []
         self.text += rest

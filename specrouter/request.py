@@ -70,6 +70,7 @@ class RequestHandle:
 
     def deliver(self, delta: Delta) -> None:
         """For the engine, which a caller's mistake must not reach."""
+        assert not self.is_done, "a request ends once"
         if self._listener is None:
             self._deltas.put(delta)
         else:
@@ -79,7 +80,6 @@ class RequestHandle:
                 logger.warning("request %d: nobody listens any more", self.request_id)
                 self._cancelled.set()
         if delta.output is not None:
-            assert not self.is_done, "a request ends once"
             self._output = delta.output
             self._done.set()
 

@@ -114,7 +114,6 @@ def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path) -> None:
     refused(tmp_path)  # a directory
 
 
-@pytest.mark.xfail(reason="load lets the UnicodeDecodeError out", raises=UnicodeDecodeError)
 def test_a_file_that_is_no_text_names_itself(tmp_path: Path) -> None:
     file = tmp_path / "binary.yaml"
     file.write_bytes(b"\xff\xfe\x00")

@@ -36,10 +36,29 @@ def test_a_models_first_two_forwards_do_not_count(profiler: PerformanceProfiler)
     assert profiler.snapshot().times["small"].points == ((1, 2.0),)
 
 
+def test_of_the_first_three_times_the_least_counts(profiler: PerformanceProfiler) -> None:
+    for ms, known in ((60.0, 60.0), (10.0, 10.0), (30.0, 10.0)):
+        profiler.record_time("big", 1, ms)
+        assert at(profiler, 1) == known
+
+
+def test_a_model_is_stale_when_it_was_used_but_not_for_long(profiler: PerformanceProfiler) -> None:
+    profiler.record_time("small", 1, 1.0)
+    for _ in range(512):
+        profiler.begin_cycle()
+        profiler.record_time("big", 1, 1.0)
+    assert profiler.snapshot().stale == frozenset()
+    profiler.begin_cycle()
+    assert profiler.snapshot().stale == {"small"}
+    profiler.record_time("small", 1, 1.0)
+    assert profiler.snapshot().stale == frozenset()
+
+
 def test_times_are_moving_averages_in_which_a_faster_one_counts_more(
     profiler: PerformanceProfiler,
 ) -> None:
-    profiler.record_time("big", 1, 10.0)
+    for _ in range(3):
+        profiler.record_time("big", 1, 10.0)
     assert at(profiler, 1) == 10.0
     profiler.record_time("big", 1, 20.0)
     assert at(profiler, 1) == pytest.approx(10 + 0.15 * 10)
@@ -48,7 +67,8 @@ def test_times_are_moving_averages_in_which_a_faster_one_counts_more(
 
 
 def test_an_outlier_counts_as_three_times_the_known_time(profiler: PerformanceProfiler) -> None:
-    profiler.record_time("big", 1, 10.0)
+    for _ in range(3):
+        profiler.record_time("big", 1, 10.0)
     profiler.record_time("big", 1, 1e6)
     assert at(profiler, 1) == pytest.approx(10 + 0.15 * 20)
 
