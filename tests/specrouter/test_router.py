@@ -470,3 +470,27 @@ def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
     for pair in (("small", "middle"), ("middle", "target")):
         assert 0.0 <= known.acceptance[pair].rate <= 1.0
         assert 0.0 <= known.similarity[pair] <= 1.0
+
+
+def test_a_text_that_has_ended_is_not_resumed(router: ChainRouter) -> None:
+    prompt = prompts(1)[0]
+    whole = alone(router, prompt)
+    params = SamplingParams(max_new_tokens=40, stop_token_ids=(whole[2],))
+    with pytest.raises(RequestError, match="generated"):
+        router.submit(prompt, params, generated=whole[:4])
+
+
+def test_a_row_that_is_nearly_full_does_not_cost_the_others_their_drafts(
+    small_config: Settings,
+) -> None:
+    with open_router(small_config, max_model_len=128, max_requests=2) as router:
+        chain = (router.pool.names[0], router.pool.target)
+        outputs = router.generate(
+            [prompts(1)[0] * 12, prompts(1)[0]],
+            [SamplingParams(max_new_tokens=20), SamplingParams(max_new_tokens=60)],
+            Speculation(chain, depth=8),
+        )
+        assert [output.finish_reason for output in outputs] == ["length", "length"]
+        # The first token comes with the prompt, and a last one alone may need no draft.
+        assert outputs[1].metrics.chains.get((router.pool.target,), 0) <= 2
+        router.check_integrity()

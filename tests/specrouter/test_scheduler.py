@@ -1,5 +1,6 @@
 """The scheduler's formulas against values computed by hand, and which chain follows from them."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 
@@ -225,3 +226,22 @@ def test_an_override_of_the_depth_replaces_the_configured_one() -> None:
     known = snapshot({"big": flat(100.0)})
     assert scheduler().choose(known, 1, ALL, None).depth == 4
     assert scheduler().choose(known, 1, ALL, None, depth=7).depth == 7
+
+
+# Probing
+
+
+def test_a_drafter_that_was_idle_for_long_is_tried_however_slow_it_was() -> None:
+    known = snapshot({"small": flat(500.0), "big": flat(10.0)})
+    assert choose(known).chain[0] != "small"
+    stale = dataclasses.replace(known, stale=frozenset({"small"}))
+    decision = choose(stale)
+    assert decision.chain == ("small", "big")
+    assert decision.is_probe
+    assert not choose(stale, available=ALL - {"small"}).is_probe
+
+
+def test_only_the_router_that_learns_probes() -> None:
+    stale = dataclasses.replace(snapshot({"big": flat(10.0)}), stale=frozenset({"small"}))
+    assert not choose(stale, policy="target-only").is_probe
+    assert not scheduler("static", ("middle", "big")).choose(stale, 1, ALL, None).is_probe

@@ -248,3 +248,15 @@ def test_a_free_row_with_slots_in_use_is_noticed() -> None:
     state.ends[0] = 0
     with pytest.raises(AssertionError, match="valid slots"):
         state.check_free(0)
+
+
+def test_a_freed_row_holds_nothing_that_could_poison_the_next() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1, 2])
+    keys, values = state.store.layer(0)
+    keys[:3] = torch.nan
+    values[:3] = torch.inf
+    state.rollback(np.array([0]), np.array([1]))
+    state.free(0)
+    assert not keys[: state.slots].any()
+    assert not values[: state.slots].any()
