@@ -8,19 +8,23 @@ round. Nothing else should run meanwhile. The last line is one JSON document.
 """
 
 import argparse
+import functools
 import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from modelpool import ModelPool
 from modelpool.inflate import inflate_to
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli import default_config
@@ -43,12 +47,13 @@ class Run:
 Contender = Callable[[int], Run]
 
 
-def inflated_config(folder: Path, parameters: int, depth: int) -> dict[str, Any]:
+def inflated_config(
+    process: ProcessPoolExecutor, folder: Path, parameters: int, depth: int
+) -> dict[str, Any]:
     """The bundled pool with its target inflated; drafters in float32, which suits them on a CPU."""
     bundled = RouterConfig.load(default_config())
-    with ChainRouter.from_config(bundled) as router:
-        source = router.pool.path(router.pool.target)
-    inflate_to(source, folder / "target", parameters)
+    source = ModelPool.from_config(bundled.pool).path(bundled.pool.target)
+    process.submit(inflate_to, source, folder / "target", parameters).result()
     models: list[Mapping[str, str]] = [
         {"name": model.name, "source": model.source, "dtype": "float32"}
         for model in bundled.pool.models
@@ -77,37 +82,48 @@ def own(router: ChainRouter, speculation: Any, batch: int, new: int, t: float) -
     return run
 
 
-def reference(router: ChainRouter, batch: int, new: int, t: float) -> Contender:
-    """`transformers` `generate` on the same checkpoint."""
-    model = AutoModelForCausalLM.from_pretrained(
-        router.pool.path(router.pool.target), dtype=torch.bfloat16
-    )
-    tokenizer = router.pool.tokenizer
-    tokenizer.padding_side = "left"
+@functools.cache
+def _loaded(path: Path) -> tuple[Any, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16), tokenizer
+
+
+def _transformers_run(path: Path, round_number: int, batch: int, new: int, t: float) -> Run:
+    model, tokenizer = _loaded(path)
+    prompts = [PROMPTS[(round_number + i) % len(PROMPTS)] for i in range(batch)]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
     sampling = {"do_sample": True, "temperature": t, "top_k": 0} if t else {"do_sample": False}
-
-    def run(round_number: int) -> Run:
-        prompts = [PROMPTS[(round_number + i) % len(PROMPTS)] for i in range(batch)]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True)
-        torch.manual_seed(round_number)
-        started = time.perf_counter()
-        # Never an end-of-text id before the full length, so that all do the same work.
-        model.generate(  # type: ignore[misc]
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=new,
-            min_new_tokens=new,
-            **sampling,
-        )
-        return Run(batch * new / (time.perf_counter() - started), 1.0)
-
-    return run
+    torch.manual_seed(round_number)
+    started = time.perf_counter()
+    # Never an end-of-text id before the full length, so that all do the same work.
+    model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=new,
+        min_new_tokens=new,
+        **sampling,
+    )
+    return Run(batch * new / (time.perf_counter() - started), 1.0)
 
 
-def contenders(router: ChainRouter, args: argparse.Namespace) -> dict[str, Contender]:
+def reference(
+    process: ProcessPoolExecutor, path: Path, batch: int, new: int, t: float
+) -> Contender:
+    """`transformers` `generate` on the same checkpoint, in a process of its own: two pools of
+    OpenMP threads in one process slow each other down. So nothing here uses torch but the engine.
+    """
+    return lambda number: process.submit(_transformers_run, path, number, batch, new, t).result()
+
+
+def contenders(
+    router: ChainRouter, process: ProcessPoolExecutor, args: argparse.Namespace
+) -> dict[str, Contender]:
     shared = (args.batch, args.new_tokens, args.temperature)
-    found = {"transformers": reference(router, *shared), "off": own(router, "off", *shared)}
     target = router.pool.target
+    found = {
+        "transformers": reference(process, router.pool.path(target), *shared),
+        "off": own(router, "off", *shared),
+    }
     for name in router.pool.names[:-1]:
         for depth in args.depths:
             override = Speculation((name, target), depth)
@@ -115,7 +131,11 @@ def contenders(router: ChainRouter, args: argparse.Namespace) -> dict[str, Conte
     three = Speculation(("tiny-1m", "tiny-3m", target), args.depths[0])
     found[f"tiny-1m > tiny-3m > target, depth {args.depths[0]}"] = own(router, three, *shared)
     found["adaptive"] = own(router, None, *shared)
-    return found
+    return {
+        name: run
+        for name, run in found.items()
+        if args.only is None or name in {*args.only, "transformers", "off"}
+    }
 
 
 def measure(rounds: int, found: Mapping[str, Contender]) -> dict[str, list[Run]]:
@@ -155,12 +175,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--depths", type=int, nargs="+", default=[4])
+    parser.add_argument("--only", nargs="*", help='contenders beside "transformers" and "off"')
     parser.add_argument("--parameters", type=int, default=200_000_000)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        config = inflated_config(Path(folder), args.parameters, args.depths[0])
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, mp_context=spawn) as process,
+    ):
+        config = inflated_config(process, Path(folder), args.parameters, args.depths[0])
         with ChainRouter.from_config(config) as router:
-            result = figures(measure(args.rounds, contenders(router, args)))
+            result = figures(measure(args.rounds, contenders(router, process, args)))
             parameters = router.pool.parameter_count(router.pool.target)
     print(f"{'':42}tokens/s  over off  over transformers  acceptance length")
     for name, row in result.items():

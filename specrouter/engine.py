@@ -172,7 +172,6 @@ class Engine:
 
     def _router(self, requests: int) -> "Callable[[RunningRequest], _Route]":
         """How each request goes through this cycle; the scheduler decides once per depth."""
-        snapshot = self.profiler.snapshot()
         available = self._available()
         scheduled: dict[int | None, _Route] = {}
 
@@ -187,7 +186,9 @@ class Engine:
                 hard = self._config.scheduler.policy == "paper"
                 return _Route((*chain, self._pool.target), deep, hard)
             if depth not in scheduled:
-                decision = self.scheduler.choose(snapshot, requests, available, self._chain, depth)
+                decision = self.scheduler.choose(
+                    self.profiler.snapshot(), requests, available, self._chain, depth
+                )
                 if not decision.is_probe:
                     self._chain = decision.chain
                 scheduled[depth] = _Route(decision.chain, decision.depth, decision.hard_rejection)
