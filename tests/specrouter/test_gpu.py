@@ -1,4 +1,4 @@
-"""On an accelerator: the same promise as on the CPU. `pytest -m gpu`; skipped where there is none."""
+"""On an accelerator: the same promise as on the CPU. Skipped where there is none."""
 
 import copy
 from typing import Any
