@@ -43,6 +43,7 @@ class TokenTree:
 
 def join(trees: Sequence[TokenTree]) -> TokenTree:
     """Trees of different rows as one, rows ascending."""
+    trees = [tree for tree in trees if len(tree.rows)] or trees[:1]
     if len(trees) == 1:
         return trees[0]
     rows = np.concatenate([tree.rows for tree in trees])

@@ -74,9 +74,10 @@ def test_rows_that_are_not_named_stay() -> None:
 
 def test_no_rows_are_nothing_to_do() -> None:
     manager = StateManager(rows=1, max_tokens=128)
-    RollbackProcessor().rollback(
-        manager.open_state("any", LAYERS), manager, np.zeros(0, dtype=np.int64)
-    )
+    state = manager.open_state("any", LAYERS)
+    state.append(np.array([0]), np.array([2]), np.array([7, 7]), np.arange(2))
+    RollbackProcessor().rollback(state, manager, np.zeros(0, dtype=np.int64))
+    assert state.lengths(np.array([0])).tolist() == [2]
 
 
 def test_of_nodes_at_equal_positions_a_wrong_one_ends_the_prefix() -> None:
