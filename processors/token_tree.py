@@ -1,61 +1,200 @@
-"""Drafted tokens of several requests: token trees of width 1.
+"""Token trees of several requests: what one level of a chain proposes to the next.
 
-Node 0's parent is the root, the request's last committed token; node i's is node i - 1. Tokens stay
-on the device that drafted them; how many there are is known on the host, so a verifier's pack can
-be laid out without waiting for the device.
+A row's root is its request's last committed token; it is no node. Nodes stand in arrays padded to
+the widest row, parents before children, so that everything here is a few array operations for all
+requests at once. Siblings have different tokens. Trees live on the host: a drafting loop keeps its
+tokens on the device and hands them over once, at its end.
+Sources: SpecInfer's token trees; AdaServe, section 4.1 (candidate trees from beam search).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+ROOT = -1  # the parent of a node of depth 1
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
+    """B rows of at most W nodes. Of row i the first `sizes[i]` entries are nodes."""
+
     rows: Ints  # [B] ascending
-    tokens: Tensor  # [B, W] int64; of row i the first sizes[i] are nodes
+    tokens: Ints  # [B, W]
+    parents: Ints  # [B, W] index of the parent, or ROOT
+    depths: Ints  # [B, W] 1 for children of the root; 0 where there is no node
+    log_probs: Floats  # [B, W] of the path from the root, by the model that judged it last
+    origins: Ints  # [B, W] the node's index in the tree as its proposer made it
     sizes: Ints  # [B]
 
     @classmethod
     def empty(cls, rows: Ints) -> "TokenTree":
         """Roots only: what a target verifies when nobody drafted."""
-        return cls(rows, torch.zeros((len(rows), 0), dtype=torch.int64), np.zeros_like(rows))
+        none = np.zeros((len(rows), 0), dtype=np.int64)
+        return cls(rows, none, none, none, none.astype(np.float64), none, np.zeros_like(rows))
 
-    def capped(self, limits: Ints) -> "TokenTree":
-        """At most `limits[i]` nodes of row i."""
-        return TokenTree(self.rows, self.tokens, np.minimum(self.sizes, limits))
+    @classmethod
+    def path(cls, rows: Ints, tokens: Ints, sizes: Ints) -> "TokenTree":
+        """Trees of width 1, of which nothing is known but the tokens [B, W]."""
+        index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        real = index < sizes[:, None]
+        return cls(
+            rows,
+            np.where(real, tokens, 0),
+            np.where(real, index - 1, ROOT),
+            np.where(real, index + 1, 0),
+            np.where(real, 0.0, -np.inf),
+            index,
+            sizes,
+        )
 
-    def flat(self, device: torch.device) -> Tensor:
-        """[sum(sizes)] nodes, row after row, on `device`."""
-        if not self.sizes.any():
-            return torch.zeros(0, dtype=torch.int64, device=device)
-        width = self.tokens.shape[1]
-        real = np.flatnonzero(np.arange(width) < self.sizes[:, None])
-        index = torch.from_numpy(real).to(self.tokens.device, non_blocking=True)
-        return self.tokens.reshape(-1).index_select(0, index).to(device)
+    @property
+    def real(self) -> Bools:
+        """[B, W] where the nodes are."""
+        real: Bools = np.arange(self.tokens.shape[1]) < self.sizes[:, None]
+        return real
+
+    @property
+    def height(self) -> int:
+        """The depth of the deepest node, 0 without nodes."""
+        return int(self.depths.max(initial=0))
+
+    @property
+    def is_path(self) -> bool:
+        """No node has a sibling or a cousin: positions alone say who descends from whom."""
+        index = np.arange(self.tokens.shape[1])
+        return bool(((self.parents == index - 1) | ~self.real).all())
+
+    @cached_property
+    def lineage(self) -> Ints:
+        """[B, W, height]: the ancestors of each node, itself first, then its parent; then ROOT."""
+        steps = [np.where(self.real, np.arange(self.tokens.shape[1]), ROOT)]
+        for _ in range(self.height - 1):
+            steps.append(_follow(self.parents, steps[-1], ROOT))
+        return np.stack(steps, axis=2) if self.height else np.zeros((*self.tokens.shape, 0), int)
+
+    def ancestors(self) -> Bools:
+        """[B, W, W]: is j an ancestor of node i, or i itself?"""
+        batch, width = self.tokens.shape
+        seen = np.zeros((batch, width, width + 1), dtype=np.bool_)  # the last is for ROOT, -1
+        np.put_along_axis(seen, self.lineage, True, axis=2)
+        return seen[:, :, :width]
+
+    def paths(self) -> Ints:
+        """[B, W, height] tokens from the root's child down to each node; beyond its depth 0."""
+        height = self.height
+        if not height:
+            return np.zeros((*self.tokens.shape, 0), dtype=np.int64)
+        upward = np.stack([_follow(self.tokens, self.lineage[:, :, k], 0) for k in range(height)])
+        step = self.depths[:, :, None] - 1 - np.arange(height)  # how far up the k-th token is
+        tokens = np.take_along_axis(np.moveaxis(upward, 0, 2), np.maximum(step, 0), axis=2)
+        return np.where(step >= 0, tokens, 0)
+
+    def select(self, limits: Ints, height: int | None = None) -> "TokenTree":
+        """The `limits[i]` most probable nodes of row i, at most `height` deep.
+
+        A path is never more probable than its beginning and ties go to the shallower node, so the
+        result is a tree. Impossible nodes (log-probability -inf) are left out.
+        """
+        wanted = self.real & np.isfinite(self.log_probs)
+        if height is not None:
+            wanted &= self.depths <= height
+        score = np.where(wanted, self.log_probs, -np.inf)
+        rank = np.empty_like(self.tokens)
+        order = np.argsort(-score, axis=1, kind="stable")
+        np.put_along_axis(rank, order, np.arange(self.tokens.shape[1])[None], axis=1)
+        return self.keep(wanted & (rank < limits[:, None]))
+
+    def keep(self, kept: Bools) -> "TokenTree":
+        """The tree of the nodes in `kept` [B, W], which must hold every kept node's parent."""
+        if kept.all():
+            return self
+        sizes = kept.sum(axis=1)
+        width = int(sizes.max(initial=0))
+        order = np.argsort(~kept, axis=1, kind="stable")[:, :width]
+        new_index = np.cumsum(kept, axis=1) - 1
+        parents = np.take_along_axis(_follow(new_index, self.parents, ROOT), order, axis=1)
+        real = np.arange(width) < sizes[:, None]
+
+        def taken(values: NDArray[np.generic], padding: float) -> NDArray[np.generic]:
+            return np.where(real, np.take_along_axis(values, order, axis=1), padding)
+
+        return TokenTree(
+            self.rows,
+            taken(self.tokens, 0).astype(np.int64),
+            np.where(real, parents, ROOT),
+            taken(self.depths, 0).astype(np.int64),
+            taken(self.log_probs, -np.inf).astype(np.float64),
+            taken(self.origins, 0).astype(np.int64),
+            sizes,
+        )
+
+    def matching(self, choices: Ints) -> Bools:
+        """[B, W]: is the node on the path that the choices take?
+
+        Args:
+            choices: [B, W + 1], the token chosen after the root (first) and after each node.
+        """
+        after_parent = np.take_along_axis(choices, self.parents + 1, axis=1)
+        return self._whole_paths((self.tokens == after_parent) & self.real)
+
+    def on_text(self, texts: Ints, lengths: Ints) -> Bools:
+        """[B, W]: does the path to the node spell the beginning of row i's text?
+
+        Args:
+            texts: [B, L] tokens after the root, of which row i has `lengths[i]`.
+        """
+        if not texts.shape[1]:
+            return np.zeros(self.tokens.shape, dtype=np.bool_)
+        place = np.clip(self.depths - 1, 0, texts.shape[1] - 1)
+        equal = self.tokens == np.take_along_axis(texts, place, axis=1)
+        return self._whole_paths(equal & self.real & (self.depths <= lengths[:, None]))
+
+    def _whole_paths(self, good: Bools) -> Bools:
+        """The nodes that are good with all their ancestors."""
+        for _ in range(self.height - 1):
+            good = good & (_follow(good.astype(np.int64), self.parents, 1) == 1)
+        return good
 
 
 def join(trees: Sequence[TokenTree]) -> TokenTree:
     """Trees of different rows as one, rows ascending."""
-    trees = [tree for tree in trees if len(tree.rows)] or trees[:1]
+    trees = [tree for tree in trees if len(tree.rows)] or list(trees[:1])
     if len(trees) == 1:
         return trees[0]
     rows = np.concatenate([tree.rows for tree in trees])
     order = np.argsort(rows)
     width = max(tree.tokens.shape[1] for tree in trees)
-    # Trees may come from different devices: they meet on the first one that drafted.
-    device = next((t.tokens.device for t in trees if t.sizes.any()), trees[0].tokens.device)
-    tokens = torch.zeros((len(rows), width), dtype=torch.int64, device=device)
-    start = 0
-    for tree in trees:
-        tokens[start : start + len(tree.rows), : tree.tokens.shape[1]] = tree.tokens.to(device)
-        start += len(tree.rows)
-    index = torch.from_numpy(order).to(device)
-    sizes = np.concatenate([tree.sizes for tree in trees])
-    return TokenTree(rows[order], tokens.index_select(0, index), sizes[order])
+
+    def stacked(parts: Sequence[NDArray[np.generic]], padding: float) -> NDArray[np.generic]:
+        out = np.full((len(rows), width), padding, dtype=parts[0].dtype)
+        start = 0
+        for part in parts:
+            out[start : start + len(part), : part.shape[1]] = part
+            start += len(part)
+        return out[order]
+
+    return TokenTree(
+        rows[order],
+        stacked([t.tokens for t in trees], 0).astype(np.int64),
+        stacked([t.parents for t in trees], ROOT).astype(np.int64),
+        stacked([t.depths for t in trees], 0).astype(np.int64),
+        stacked([t.log_probs for t in trees], -np.inf).astype(np.float64),
+        stacked([t.origins for t in trees], 0).astype(np.int64),
+        np.concatenate([t.sizes for t in trees])[order],
+    )
+
+
+def _follow(values: Ints, index: Ints, at_root: int) -> Ints:
+    """`values[b, index[b, i]]`, `at_root` where the index is ROOT."""
+    if not values.shape[1]:
+        return np.full_like(index, at_root)
+    return np.where(
+        index == ROOT, at_root, np.take_along_axis(values, np.maximum(index, 0), axis=1)
+    )

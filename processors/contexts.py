@@ -1,0 +1,22 @@
+"""Contexts: the places in requests' texts after which a model is asked for a token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Contexts:
+    """n places. Each stands after its row's committed tokens and the tokens of its path.
+
+    Rows, positions and depths are known on the host; the paths may be on the device alone.
+    """
+
+    rows: Ints  # [n]
+    positions: Ints  # [n] output position of the token that is chosen there
+    depths: Ints  # [n] tokens of the path
+    paths: Tensor | None = None  # [n, L]; of path i the first depths[i]. None: nobody needs them
