@@ -4,7 +4,7 @@ Pure functions of a configuration, and a check of the class that would be loaded
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -52,6 +52,26 @@ def max_positions(config: Any) -> int:
             )
             limit = min(limit, int(original or limit))
     return limit
+
+
+def ignored_window(config: Any, seen: Mapping[int, int | None]) -> str | None:
+    """Why a layer's sliding window would not be honoured, or None.
+
+    Some models state it in their mask alone, which packed attention does not build; others pass
+    a window on that their mask ignores. Either would show only in contexts longer than it.
+
+    Args:
+        seen: by layer, the window that the model passed to its attention.
+    """
+    text = config.get_text_config(decoder=True)
+    kinds = getattr(text, "layer_types", None)
+    window = getattr(text, "sliding_window", None) or None
+    longest = max_positions(text)
+    for layer, passed in sorted(seen.items()):
+        wanted = window if kinds is None or kinds[layer] == "sliding_attention" else None
+        if min(wanted or longest, longest) != min(passed or longest, longest):
+            return f"the attention of layer {layer} is given a window of {passed}, not of {wanted}"
+    return None
 
 
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ files (sources, devices, tokenizers) is checked by `ModelPool`, not here.
 """
 
 import difflib
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -14,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from modelpool.errors import ConfigError
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+
+NGRAM = "ngram"  # the source of a member that drafts from the text itself
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -30,6 +31,21 @@ class ModelConfig(BaseModel):
     pinned: bool = False
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def is_weightless(self) -> bool:
+        """The member has no model: no files, no device, no memory."""
+        return self.source == NGRAM
+
+    @model_validator(mode="after")
+    def _check_weightless(self) -> Self:
+        for field in ("dtype", "device", "revision", "trust_remote_code"):
+            value = getattr(self, field)
+            if self.is_weightless and value != type(self).model_fields[field].default:
+                raise ConfigError(
+                    field, f"{value!r} has no meaning for source: {NGRAM}, which has no weights"
+                )
+        return self
 
 
 class PoolConfig(BaseModel):
@@ -62,8 +78,26 @@ class PoolConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _check_weightless(self) -> Self:
+        weightless = [index for index, model in enumerate(self.models) if model.is_weightless]
+        if len(weightless) > 1:
+            first, second = weightless[:2]
+            raise ConfigError(
+                f"models[{second}].source",
+                f"{NGRAM} is the source of models[{first}] already; two would draft the same",
+            )
+        if weightless and self.models[weightless[0]].name == self.target:
+            raise ConfigError(
+                "target", f"{self.target!r} has source: {NGRAM}, which drafts but cannot verify"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_limit(self) -> Self:
-        kept = Counter(model.pinned or model.name == self.target for model in self.models)[True]
+        kept = sum(
+            model.name == self.target or (model.pinned and not model.is_weightless)
+            for model in self.models
+        )
         if self.max_loaded_models is not None and self.max_loaded_models < kept:
             raise ConfigError(
                 "max_loaded_models",

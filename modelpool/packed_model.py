@@ -2,8 +2,9 @@
 
 Contract: `PackedModel.wrap` refuses, with the reason, every model whose attention the plug-in
 would not honour. It asserts that the plug-in took effect, allows only known layer types, caps
-models whose rotary embedding depends on their neighbours' positions, and compares a short packed
-forward with the model's ordinary one. After that `forward` may be trusted.
+models whose rotary embedding depends on their neighbours' positions, compares a short packed
+forward with the model's ordinary one, and checks the sliding windows, which so short a forward
+need not reach. After that `forward` may be trusted.
 """
 
 import logging
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modelpool.architecture import max_positions, refusal
+from modelpool.architecture import ignored_window, max_positions, refusal
 from modelpool.errors import UnsupportedModelError
 from modelpool.packed_attention import (
     ATTENTION_NAME,
@@ -95,6 +96,9 @@ class PackedModel:
         except (RuntimeError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
         _check_parity(field, expected, got)
+        reason = ignored_window(model.config, probe.windows)
+        if reason is not None:
+            raise UnsupportedModelError(field, reason)
         return cls(name, model, vocab_size, packed.max_positions, probe.layers())
 
     def forward(
@@ -177,12 +181,17 @@ class _ProbeGroup:
 
 
 class _ProbeView:
-    """One request in a store of its own, for the parity probe; learns the layers' shapes."""
+    """One request in a store of its own, for the parity probe.
+
+    It learns the layers' shapes, and `windows`: what each of them asks its masks for.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
         self._start = self._stop = 0
+        self._reading = 0  # the layer that was read last
+        self.windows: dict[int, int | None] = {}
         self.groups: Sequence[QueryGroup] = ()
 
     def begin(self, start: int, stop: int) -> None:
@@ -200,11 +209,13 @@ class _ProbeView:
 
     def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
         keys, values = self._kv[layer]
+        self._reading = layer
         return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
 
     def mask(
         self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
     ) -> Tensor:
+        self.windows[self._reading] = window
         query = torch.arange(self._start, self._stop, device=device).unsqueeze(1)
         slot = torch.arange(self._slots, device=device)
         allowed = slot <= query

@@ -6,6 +6,8 @@ on first use, once, whatever the number of threads. Under a limit the least rece
 that nobody holds is evicted; the target, pinned models and models in use never are.
 
 A model stays in memory as long as somebody holds it: hold it between `acquire` and `release`.
+A weightless member (`source: ngram`) has a name and no model: it is always there, takes no place
+or memory, counts for no limit, and cannot be acquired.
 """
 
 import logging
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MIB = 2**20
+_UNLIMITED = 2**31  # tokens
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,10 @@ class ModelPool:
         self._members = {
             model.name: _open(model, f"pool.models[{index}]")
             for index, model in enumerate(config.models)
+            if not model.is_weightless
         }
-        self.names = _weakest_first(self._members, config.target)
+        self._weightless = tuple(model.name for model in config.models if model.is_weightless)
+        self.names = (*self._weightless, *_weakest_first(self._members, config.target))
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = _tokenizer(target)
         self.vocab_size = len(self.tokenizer)
@@ -100,32 +105,38 @@ class ModelPool:
             return found
         return frozenset([int(self.tokenizer.eos_token_id)])
 
+    def is_weightless(self, name: str) -> bool:
+        """The member has no model: it can only draft, from the text itself."""
+        return name in self._weightless
+
     def path(self, name: str) -> Path:
         """The directory of a model's checkpoint, for `transformers`."""
-        return self._members[name].path
+        return self._member(name).path
 
     def parameter_count(self, name: str) -> int:
-        return self._members[name].facts.parameter_count
+        """0 for a weightless member."""
+        return 0 if self.is_weightless(name) else self._member(name).facts.parameter_count
 
     def max_positions(self, name: str) -> int:
         """The longest sequence that a model can be used at, in tokens."""
-        return self._members[name].facts.max_positions
+        return _UNLIMITED if self.is_weightless(name) else self._member(name).facts.max_positions
 
     def placement(self, name: str) -> Placement:
         """Where a model is, or will be loaded."""
-        return self._placements[name]
+        return self._placements[self._member(name).config.name]
 
     def is_loaded(self, name: str) -> bool:
+        """Can it be used without loading anything?"""
         with self._lock:
-            return name in self._loaded
+            return name in self._loaded or self.is_weightless(name)
 
     def get(self, name: str) -> "PackedModel":
         """A model, loaded if it is not.
 
-        Raises `KeyError` for a name that is not in the pool, `UnsupportedModelError` for an
-        architecture that the plug-in refuses, `ConfigError` for weights that cannot be read or a
-        target that its device has no memory for, and `PoolFullError` where the pool's limits
-        leave no room.
+        Raises `KeyError` for a name that is not in the pool, `ValueError` for a weightless
+        member, `UnsupportedModelError` for an architecture that the plug-in refuses, `ConfigError`
+        for weights that cannot be read or a target that its device has no memory for, and
+        `PoolFullError` where the pool's limits leave no room.
         """
         return self._get(name, hold=False)
 
@@ -160,8 +171,13 @@ class ModelPool:
     def _items(self) -> list[tuple[str, _Member]]:
         return list(self._members.items())
 
+    def _member(self, name: str) -> _Member:
+        if self.is_weightless(name):
+            raise ValueError(f"{name!r} has no model: it drafts from the text itself")
+        return self._members[name]
+
     def _get(self, name: str, hold: bool) -> "PackedModel":
-        member = self._members[name]
+        member = self._member(name)
         model = self._touch(name, hold)
         if model is not None:
             return model

@@ -4,6 +4,8 @@
     path:DIR, /DIR, ./DIR, ~/DIR    a checkpoint as `save_pretrained` writes it
     hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
 
+The source `ngram` has no files: `ModelPool` never resolves it.
+
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON and tokenizer files are fetched.
 With HF_HUB_OFFLINE set, only the local cache is read.
@@ -47,7 +49,7 @@ def resolve_source(
     else:
         raise _error(
             field,
-            f"cannot read {source!r}: write bundled:NAME, path:DIR, hub:ORG/NAME, "
+            f"cannot read {source!r}: write bundled:NAME, path:DIR, hub:ORG/NAME, ngram, "
             "or a path that starts with '/', '.' or '~'",
         )
     _check_checkpoint(directory, field)

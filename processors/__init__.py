@@ -1,23 +1,30 @@
 """The data plane: stateless processors that prefill, draft, verify and roll back."""
 
-from processors.draft import DraftProcessor, DraftResult
+from processors.contexts import Contexts
+from processors.draft import DraftProcessor
+from processors.errors import NonFiniteLogits
 from processors.noise import gumbel
+from processors.pack import FedTree
 from processors.prefill import PrefillProcessor, share_chunk
+from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
 from processors.sampler import Sampler, SamplingSettings
 from processors.token_tree import TokenTree, join
-from processors.verify import VerifyProcessor, VerifyResult
+from processors.verify import Verdict, VerifyProcessor
 
 __all__ = [
+    "Contexts",
     "DraftProcessor",
-    "DraftResult",
+    "FedTree",
+    "NonFiniteLogits",
     "PrefillProcessor",
+    "Proposal",
     "RollbackProcessor",
     "Sampler",
     "SamplingSettings",
     "TokenTree",
+    "Verdict",
     "VerifyProcessor",
-    "VerifyResult",
     "gumbel",
     "join",
     "share_chunk",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,3 +21,10 @@ class Contexts:
     positions: Ints  # [n] output position of the token that is chosen there
     depths: Ints  # [n] tokens of the path
     paths: Tensor | None = None  # [n, L]; of path i the first depths[i]. None: nobody needs them
+
+    def take(self, index: Ints) -> "Contexts":
+        """Some of the places, in the order of `index`."""
+        paths = self.paths
+        if paths is not None:
+            paths = paths[torch.from_numpy(index).to(paths.device)]
+        return Contexts(self.rows[index], self.positions[index], self.depths[index], paths)

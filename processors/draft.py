@@ -1,34 +1,27 @@
-"""DraftProcessor: one model proposes the next tokens of many requests. Stateless.
+"""DraftProcessor: one model proposes token trees for many requests at once. Stateless.
 
-The loop over the depth never waits for the device: slots, positions and masks of all its steps
-are known beforehand, tokens stay on the device, and the host learns them with the verifier's
-choices.
+Beam search of depth d and width w: at each depth a row's w best continuations of its beam stay,
+scored by the model's perturbed logits, which is how its verifier will choose (AdaServe, section 4.1;
+`Sampler`). The loop never waits for the device: slots and positions of all its steps are known
+beforehand, tokens and their descent stay on the device until its end.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from modelpool.packed_model import PackedModel
-from processors.pack import PackPlan, lag, run_pack
+from processors.contexts import Contexts
+from processors.errors import NonFiniteLogits
+from processors.pack import NO_SLOT, FedTree, PackPlan, lag, run_pack
+from processors.proposal import Proposal
 from processors.sampler import Sampler
-from processors.token_tree import TokenTree
-from statemgr import ModelState, StateManager
+from processors.token_tree import ROOT, TokenTree
+from statemgr import ModelState, StateManager, TreeMask
 
 Ints = NDArray[np.int64]
-
-_UNKNOWN = np.int64(-1)  # no token, which the device knows and the host not yet; no slot
-
-
-@dataclass(frozen=True, eq=False)
-class DraftResult:
-    tree: TokenTree
-    logits: tuple[Tensor, ...]  # per depth [A, V], of the rows that draft so deep
-    places: tuple[Ints, ...]  # per depth [B], where in the logits a row stands
-    flat_slots: Ints  # [B, depth - 1] of the nodes that were fed back; _UNKNOWN beyond a row's
 
 
 class DraftProcessor:
@@ -40,49 +33,183 @@ class DraftProcessor:
         sampler: Sampler,
         rows: Ints,
         output_positions: Ints,
-        sizes: Ints,
-    ) -> DraftResult:
-        """Drafts `sizes[i]` tokens, at least one, for each row.
+        depths: Ints,
+        width: int,
+        purpose: int = 0,
+    ) -> Proposal:
+        """Drafts trees of `depths[i]` levels, at least one, with `width` nodes on each.
 
         Args:
             rows: [B] ascending; what their state lacks is fed first.
             output_positions: [B], of each row's first drafted token.
+            purpose: of the noise (`Sampler.scores`).
 
         If a forward raises, its slots are scrubbed; the caller rolls back what went before.
+
+        Raises:
+            NonFiniteLogits: the model is of no use for these rows.
         """
         behind = lag(state, manager, rows) + 1
-        plan = PackPlan(rows, behind, np.zeros_like(rows), np.ones(len(rows), dtype=np.bool_))
-        logits = [run_pack(model, state, manager, plan).logits]
-        places = [np.arange(len(rows))]
-        tokens = [sampler.choose(logits[0], rows, output_positions)]
-        slots = self._reserve(state, manager, rows, sizes - 1)
+        plan = PackPlan(rows, behind, np.ones(len(rows), dtype=np.bool_))
+        first = run_pack(model, state, manager, plan, TokenTree.empty(rows)).logits
+        logits, beam = [first], _Beam(rows, depths, width)
+        contexts = Contexts(rows, output_positions, np.zeros_like(rows), _no_texts(first))
+        beam.begin(*sampler.rank(first, contexts, width, purpose))
+        slots = self._reserve(state, manager, rows, depths, width)
+        roots = manager.counts[rows] - 1
+        starts = np.full(len(state.ends), state.slots)  # of speculative slots; beyond other rows
+        starts[rows] = state.ends[rows] - (depths - 1) * width
         try:
-            for step in range(1, int(sizes.max())):
-                active = np.flatnonzero(sizes > step)
-                index = torch.from_numpy(active).to(model.device, non_blocking=True)
-                who, positions = rows[active], manager.counts[rows[active]] + step - 1
-                view = state.view(who, np.ones_like(who), positions, slots[active, step - 1])
-                fed = tokens[-1].index_select(0, index)
+            for step in range(1, int(depths.max())):
+                which = np.flatnonzero(depths > step)
+                active = torch.from_numpy(which).to(model.device, non_blocking=True)
+                positions = np.repeat(roots[which] + step, width)
+                view = state.view(
+                    rows[which],
+                    np.full_like(which, width),
+                    positions,
+                    slots[which, step - 1].reshape(-1),
+                    None if width == 1 else TreeMask(starts, beam.visible(active)),
+                )
                 at = torch.from_numpy(positions).to(model.device, non_blocking=True)
-                everywhere = torch.arange(len(active), device=model.device)
-                logits.append(model.forward(fed, at, view, everywhere))
-                places.append(np.cumsum(sizes > step) - 1)
-                chosen = sampler.choose(logits[-1], who, output_positions[active] + step)
-                tokens.append(tokens[-1].index_copy(0, index, chosen))
+                everywhere = torch.arange(len(positions), device=model.device)
+                logits.append(model.forward(beam.tokens(active), at, view, everywhere))
+                contexts = Contexts(
+                    np.repeat(rows[which], width),
+                    np.repeat(output_positions[which] + step, width),
+                    np.full_like(positions, step),
+                    beam.texts(active),
+                )
+                beam.grow(active, *sampler.rank(logits[-1], contexts, width, purpose))
+            tree = beam.tree()
         except BaseException:
-            state.scrub(slots[slots != _UNKNOWN])
+            state.scrub(slots[slots != NO_SLOT])
             raise
-        tree = TokenTree(rows, torch.stack(tokens, dim=1), sizes)
-        return DraftResult(tree, tuple(logits), tuple(places), slots)
+        if np.isnan(tree.log_probs).any():
+            raise NonFiniteLogits(f"{model.name} gave logits that are not numbers")
+        fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
+        fed.flat_slots[:, : slots[0].size] = slots.reshape(len(rows), -1)
+        state.set_tokens(slots[slots != NO_SLOT], tree.tokens[fed.flat_slots != NO_SLOT])
+        return Proposal(tree, torch.cat(logits), _places(depths, width), fed)
 
-    def _reserve(self, state: ModelState, manager: StateManager, rows: Ints, counts: Ints) -> Ints:
-        """Slots [B, max(counts)] for the nodes fed back, all taken now.
+    def _reserve(
+        self, state: ModelState, manager: StateManager, rows: Ints, depths: Ints, width: int
+    ) -> Ints:
+        """Slots [B, max(depths) - 1, width] for the nodes fed back, all taken now.
 
         A step's queries do not see those of later steps: their positions are larger.
         """
-        steps = np.arange(int(counts.max()))
-        real = steps < counts[:, None]
-        positions = (manager.counts[rows][:, None] + steps)[real]
-        slots = np.full(real.shape, _UNKNOWN)
-        slots[real] = state.append(rows, counts, np.full(len(positions), _UNKNOWN), positions)
+        steps = np.arange(int(depths.max()) - 1)
+        shape = (len(rows), len(steps), width)
+        real = np.broadcast_to((steps < depths[:, None] - 1)[:, :, None], shape)
+        positions = np.broadcast_to((manager.counts[rows][:, None] + steps)[:, :, None], shape)
+        slots = np.full(shape, NO_SLOT)
+        unknown = np.full(int(real.sum()), -1)
+        slots[real] = state.append(rows, (depths - 1) * width, unknown, positions[real])
         return slots
+
+
+def _no_texts(logits: Tensor) -> Tensor:
+    """[n, 0]"""
+    return torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)
+
+
+class _Beam:
+    """The beams of B rows on the device, step by step; a row that is done stays as it is."""
+
+    def __init__(self, rows: Ints, depths: Ints, width: int) -> None:
+        self._rows = rows
+        self._depths = depths
+        self._width = width
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, parents, log-probs [B, w]
+        self._lineage: Tensor  # [B, w, step] each node's ancestors, and itself, in their steps
+        self._texts: Tensor  # [B, w, step] their tokens
+
+    def begin(self, tokens: Tensor, log_probs: Tensor) -> None:
+        """The first nodes, [B, w] each; fewer where the vocabulary is smaller than the beam."""
+        missing = self._width - tokens.shape[1]
+        tokens = functional.pad(tokens, (0, missing))
+        log_probs = functional.pad(log_probs, (0, missing), value=float("-inf"))
+        self._steps.append((tokens, torch.full_like(tokens, ROOT), log_probs))
+        self._lineage = _beam_index(tokens).unsqueeze(2)
+        self._texts = tokens.unsqueeze(2)
+
+    def grow(self, active: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
+        """One step down for the rows `active` [A]: their children's ids and log-probs [A * w, w]."""
+        batch, width = len(active), self._width
+        before = self._steps[-1][2].index_select(0, active)
+        total = before.unsqueeze(2) + log_probs.view(batch, width, -1)
+        best, place = total.reshape(batch, -1).topk(width, dim=1)
+        parent = place // total.shape[2]
+        token = tokens.view(batch, -1).gather(1, place)
+        self._steps.append(tuple(self._spread(active, v) for v in (token, parent, best)))  # type: ignore[arg-type]
+        deep = parent.unsqueeze(2).expand(-1, -1, self._lineage.shape[2])
+        lineage = self._lineage.index_select(0, active).gather(1, deep)
+        texts = self._texts.index_select(0, active).gather(1, deep)
+        lineage = torch.cat((lineage, _beam_index(token).unsqueeze(2)), dim=2)
+        texts = torch.cat((texts, token.unsqueeze(2)), dim=2)
+        self._lineage, self._texts = self._spread(active, lineage), self._spread(active, texts)
+
+    def tokens(self, active: Tensor) -> Tensor:
+        """[A * w] of the last step."""
+        return self._steps[-1][0].index_select(0, active).reshape(-1)
+
+    def texts(self, active: Tensor) -> Tensor:
+        """[A * w, step] the tokens down to each node of the last step."""
+        return self._texts.index_select(0, active).flatten(0, 1)
+
+    def visible(self, active: Tensor) -> Tensor:
+        """[A * w, E]: which speculative slots each node of the last step descends from."""
+        lineage = self._lineage.index_select(0, active).flatten(0, 1)
+        steps = lineage.shape[1]
+        slots = lineage + self._width * torch.arange(steps, device=lineage.device)
+        size = max(1, (int(self._depths.max()) - 1) * self._width)
+        seen = torch.zeros((len(slots), size), dtype=torch.bool, device=lineage.device)
+        return seen.scatter_(1, slots, True)
+
+    def tree(self) -> TokenTree:
+        """All nodes, on the host: the one wait of a draft."""
+        tokens, parents, log_probs = (
+            torch.stack(values, dim=1).flatten(1) for values in zip(*self._steps, strict=True)
+        )
+        bits = log_probs.clamp_(max=0.0).view(torch.int64)
+        found = torch.stack((tokens, parents, bits)).cpu().numpy()
+        count = len(self._steps) * self._width
+        index = np.broadcast_to(np.arange(count), (len(self._rows), count))
+        sizes = self._depths * self._width
+        real = index < sizes[:, None]
+        step = index // self._width
+        return TokenTree(
+            self._rows,
+            np.where(real, found[0], 0),
+            np.where(real & (step > 0), found[1] + (step - 1) * self._width, ROOT),
+            np.where(real, step + 1, 0),
+            np.where(real, found[2].view(np.float64), -np.inf),
+            np.where(real, index, 0),
+            sizes,
+        )
+
+    def _spread(self, active: Tensor, values: Tensor) -> Tensor:
+        """[A, ...] -> [B, ...], zeros where a row is done."""
+        if len(active) == len(self._rows):
+            return values
+        everyone = values.new_zeros((len(self._rows), *values.shape[1:]))
+        return everyone.index_copy_(0, active, values)
+
+
+def _beam_index(like: Tensor) -> Tensor:
+    return torch.arange(like.shape[1], device=like.device).expand_as(like)
+
+
+def _places(depths: Ints, width: int) -> Ints:
+    """[B, 1 + D * w]: where the logits after the root and each fed node stand, -1 for none."""
+    batch, deepest = len(depths), int(depths.max())
+    places = np.full((batch, 1 + deepest * width), -1)
+    places[:, 0] = np.arange(batch)
+    start = batch
+    for step in range(1, deepest):
+        active = np.flatnonzero(depths > step)
+        block = start + np.arange(len(active) * width).reshape(-1, width)
+        places[active, 1 + (step - 1) * width : 1 + step * width] = block
+        start += block.size
+    return places

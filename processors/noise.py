@@ -3,6 +3,7 @@
 Contract: Philox 4x64 keyed by (seed, stream), counter (id, position). Neither the vocabulary's
 size, nor who asks, nor the order of asking changes a value. Every model of a chain perturbs its
 logits with the same values, so a draft that thinks like its verifier proposes what it will choose.
+`uniform` draws from the same generator with another word of the counter set.
 """
 
 from collections.abc import Sequence
@@ -23,16 +24,25 @@ def gumbel(seed: int, position: int, vocab_size: int, stream: int = 0) -> NDArra
         position: of the output token, from 0.
         stream: distinguishes samples of one request that share a seed.
     """
-    bits = np.random.Philox(
-        key=np.array([seed, stream], dtype=np.uint64),
-        counter=np.array([0, position, 0, 0], dtype=np.uint64),
-    )
-    values = np.random.Generator(bits).random(vocab_size)
+    values = _generator(seed, position, stream).random(vocab_size)
     np.maximum(values, _SMALLEST_UNIFORM, out=values)
     for _ in range(2):  # -log(-log(u))
         np.log(values, out=values)
         np.negative(values, out=values)
     return values
+
+
+def uniform(seed: int, position: int, stream: int = 0) -> float:
+    """One number in [0, 1), independent of the Gumbel noise of the same arguments."""
+    return float(_generator(seed, position, stream, word=1).random())
+
+
+def _generator(seed: int, position: int, stream: int, word: int = 0) -> np.random.Generator:
+    bits = np.random.Philox(
+        key=np.array([seed, stream], dtype=np.uint64),
+        counter=np.array([0, position, word, 0], dtype=np.uint64),
+    )
+    return np.random.Generator(bits)
 
 
 class NoiseBank:
@@ -47,23 +57,23 @@ class NoiseBank:
         self._device = device
         self._blocks: dict[int, int] = {}  # row -> block
         self._free: list[int] = []
-        self._seeds: dict[int, int] = {}
+        self._keys: dict[int, tuple[int, int]] = {}  # row -> seed, stream
         self._tags = np.full((0, window), -1, dtype=np.int64)  # position in each place
         with torch.inference_mode(False):  # rows are opened outside of inference
             self._values = torch.empty((0, window, vocab_size), dtype=torch.float64, device=device)
 
-    def open(self, row: int, seed: int) -> None:
+    def open(self, row: int, seed: int, stream: int = 0) -> None:
         if not self._free:
             self._grow()
         block = self._free.pop()
         self._blocks[row] = block
-        self._seeds[row] = seed
+        self._keys[row] = (seed, stream)
         self._tags[block] = -1
 
     def close(self, row: int) -> None:
         if row in self._blocks:
             self._free.append(self._blocks.pop(row))
-            del self._seeds[row]
+            del self._keys[row]
 
     def take(self, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
         """[n, vocab_size] float64, the noise of `positions[i]` of `rows[i]`."""
@@ -71,7 +81,8 @@ class NoiseBank:
         for row, position in zip(rows, positions, strict=True):
             block, place = self._blocks[row], position % self._window
             if self._tags[block, place] != position:
-                noise = gumbel(self._seeds[row], position, self._vocab_size)
+                seed, stream = self._keys[row]
+                noise = gumbel(seed, position, self._vocab_size, stream)
                 self._values[block, place].copy_(torch.from_numpy(noise), non_blocking=True)
                 self._tags[block, place] = position
             places.append(block * self._window + place)

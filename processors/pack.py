@@ -1,4 +1,4 @@
-"""Running one model over a pack: committed tokens that its state lacks, then drafted ones.
+"""Running one model over a pack: committed tokens that its state lacks, then a tree's nodes.
 
 Contract: `run_pack` takes slots, runs the forward and returns logits. If the forward raises, the
 slots that it took are scrubbed and the state is as it was before.
@@ -12,27 +12,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelpool.packed_model import PackedModel
+from processors.contexts import Contexts
+from processors.sampler import Sampler
 from processors.token_tree import TokenTree
-from statemgr import ModelState, StateManager
+from statemgr import ModelState, StateManager, TreeMask
 
 Ints = NDArray[np.int64]
+
+NO_SLOT = np.int64(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class FedTree:
+    """Where a model's state holds the nodes of a tree: what rolling back must know."""
+
+    tree: TokenTree
+    flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed
 
 
 @dataclass(frozen=True, eq=False)
 class PackResult:
     logits: Tensor  # [n, V] of the wanted tokens, row after row
-    flat_slots: Ints  # [T]
-    draft_places: Ints  # where in the pack the tree's nodes stand
+    fed: FedTree
+    pack_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
 class PackPlan:
-    """Row i feeds `committed[i]` tokens, then its nodes; wants logits from its last committed
-    token on if `wanted[i]`."""
+    """Row i feeds `committed[i]` tokens, then its nodes in `tree`, which may lack the row.
+
+    Logits are wanted from a row's last committed token on, if `wanted[i]`.
+    """
 
     rows: Ints  # [R] ascending
     committed: Ints  # [R]
-    nodes: Ints  # [R]
     wanted: NDArray[np.bool_]  # [R]
 
 
@@ -41,38 +54,73 @@ def run_pack(
     state: ModelState,
     manager: StateManager,
     plan: PackPlan,
-    tree: TokenTree | None = None,
+    tree: TokenTree,
 ) -> PackResult:
-    """One forward. `tree` holds the nodes of those rows whose `plan.nodes` is not 0."""
-    counts = plan.committed + plan.nodes
+    """One forward; the tree's rows are among the plan's."""
+    nodes = np.zeros_like(plan.rows)
+    nodes[np.searchsorted(plan.rows, tree.rows)] = tree.sizes
+    counts = plan.committed + nodes
     cached = state.lengths(plan.rows)
     starts = np.cumsum(counts) - counts
     within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
-    positions = np.repeat(cached, counts) + within
     is_node = within >= np.repeat(plan.committed, counts)
-    tokens = np.where(is_node, 0, manager.tokens[np.repeat(plan.rows, counts), positions])
-    first_wanted = np.repeat(plan.committed - 1 + (~plan.wanted) * (counts + 1), counts)
+    positions = np.repeat(cached, counts) + within
+    last = np.repeat(cached + plan.committed - 1, counts)[is_node]  # the root's position
+    positions[is_node] = last + tree.depths[tree.real]
+    tokens = manager.tokens[np.repeat(plan.rows, counts), positions]
+    tokens[is_node] = tree.tokens[tree.real]
     slots = state.append(plan.rows, counts, tokens, positions)
-    draft_places = np.flatnonzero(is_node)
+    wanted = (within >= np.repeat(plan.committed - 1, counts)) & np.repeat(plan.wanted, counts)
     try:
-        view = state.view(plan.rows, counts, positions, slots)
-        fed = torch.from_numpy(tokens).to(model.device, non_blocking=True)
-        if tree is not None and len(draft_places):
-            places = torch.from_numpy(draft_places).to(model.device, non_blocking=True)
-            fed.index_copy_(0, places, tree.flat(model.device))
+        mask = None if tree.is_path else _tree_mask(state, tree, slots, is_node, model.device)
         logits = model.forward(
-            fed,
-            torch.from_numpy(positions).to(model.device, non_blocking=True),
-            view,
-            torch.from_numpy(np.flatnonzero(within >= first_wanted)).to(model.device),
+            _to(tokens, model.device),
+            _to(positions, model.device),
+            state.view(plan.rows, counts, positions, slots, mask),
+            _to(np.flatnonzero(wanted), model.device),
         )
     except BaseException:
         state.scrub(slots)
         raise
-    return PackResult(logits, slots, draft_places)
+    node_slots = np.full(tree.tokens.shape, NO_SLOT)
+    node_slots[tree.real] = slots[is_node]
+    return PackResult(logits, FedTree(tree, node_slots), len(slots))
+
+
+def tree_contexts(sampler: Sampler, tree: TokenTree, positions: Ints, device: torch.device) -> Contexts:
+    """The places after each root and each node, row after row. `positions` [B] after the roots."""
+    counts = tree.sizes + 1
+    which = np.repeat(np.arange(len(tree.rows)), counts)
+    node = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) - 1
+    depths = np.concatenate((np.zeros((len(tree.rows), 1), np.int64), tree.depths), axis=1)
+    depth = depths[which, node + 1]
+    paths = None
+    if sampler.needs_paths(tree.rows):
+        texts = np.zeros((len(which), tree.height), dtype=np.int64)
+        texts[node >= 0] = tree.paths()[tree.real]
+        paths = _to(texts, device)
+    return Contexts(tree.rows[which], positions[which] + depth, depth, paths)
 
 
 def lag(state: ModelState, manager: StateManager, rows: Ints) -> Ints:
     """[R] committed tokens that a state lacks, the last one not counted."""
     missing: Ints = manager.counts[rows] - 1 - state.lengths(rows)
     return missing
+
+
+def _tree_mask(
+    state: ModelState,
+    tree: TokenTree,
+    slots: Ints,
+    is_node: NDArray[np.bool_],
+    device: torch.device,
+) -> TreeMask:
+    visible = np.zeros((len(slots), tree.tokens.shape[1]), dtype=np.bool_)
+    visible[is_node] = tree.ancestors()[tree.real]
+    starts = np.full(len(state.ends), state.slots)  # rows without nodes: beyond every slot
+    starts[tree.rows] = state.ends[tree.rows] - tree.sizes
+    return TreeMask(starts, _to(visible, device))
+
+
+def _to(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)

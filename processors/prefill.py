@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from modelpool.packed_model import PackedModel
 from processors.pack import PackPlan, lag, run_pack
+from processors.token_tree import TokenTree
 from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
@@ -30,14 +31,9 @@ class PrefillProcessor:
             active = feed > 0
             if not active.any():
                 return
-            count = int(active.sum())
-            plan = PackPlan(
-                rows[active],
-                feed[active],
-                np.zeros(count, dtype=np.int64),
-                np.zeros(count, dtype=np.bool_),
-            )
-            run_pack(model, state, manager, plan)
+            nothing = np.zeros(int(active.sum()), dtype=np.bool_)
+            plan = PackPlan(rows[active], feed[active], nothing)
+            run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
 
 
 def share_chunk(wanted: Ints, chunk: int) -> Ints:

@@ -1,27 +1,42 @@
-"""RollbackProcessor: after a commit, every model forgets what was not committed. Stateless.
+"""RollbackProcessor: after a cycle, every model keeps what was committed and forgets the rest.
 
-It compares what a state holds with the committed tokens, so it needs no account of who drafted or
-verified what: the longest common prefix stays, without the last committed token, whose key and
-value the next forward will write.
+It compares the trees that a model was fed with the committed tokens, so it needs no account of who
+proposed or accepted what. The last committed token is forgotten with the rest: the next forward
+writes its key and value. Stateless.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from processors.pack import NO_SLOT, FedTree
 from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
 
 
 class RollbackProcessor:
-    def rollback(self, state: ModelState, manager: StateManager, rows: Ints) -> None:
-        end = int(state.ends[rows].max(initial=0))
-        mask = state.cache_mask[rows, :end]
-        positions = state.positions[rows, :end]
-        committed = manager.tokens[rows[:, None], positions]
-        wrong = mask & (state.cache_tokens[rows, :end] != committed)
-        limit = manager.counts[rows] - 1
-        first_wrong = np.where(wrong, positions, np.iinfo(np.int64).max).min(
-            axis=1, initial=np.iinfo(np.int64).max
-        )
-        state.rollback(rows, np.minimum(first_wrong, limit))
+    def rollback(
+        self,
+        state: ModelState,
+        manager: StateManager,
+        rows: Ints,
+        bases: Ints,
+        fed: Sequence[FedTree] = (),
+    ) -> None:
+        """Args:
+        bases: [R] committed tokens of each row before the cycle.
+        fed: what the state was fed beyond them, each of some of the rows; no row twice.
+        """
+        counts = manager.counts[rows]
+        kept = [np.zeros(0, dtype=np.int64)]
+        for one in fed:
+            mine = np.searchsorted(rows, one.tree.rows)
+            # The node at depth k stands for the committed token k; the last one is not kept.
+            fresh = counts[mine] - 1 - bases[mine]
+            index = bases[mine][:, None] + np.arange(max(0, int(fresh.max(initial=0))))
+            texts = manager.tokens[one.tree.rows[:, None], np.minimum(index, manager.slots - 1)]
+            good = one.tree.on_text(texts, fresh) & (one.flat_slots != NO_SLOT)
+            kept.append(one.flat_slots[good])
+        state.commit(rows, np.minimum(bases, counts - 1), np.concatenate(kept))

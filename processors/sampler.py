@@ -1,31 +1,61 @@
 """One rule by which every model of a chain chooses a token from its logits.
 
 The token at output position k is the argmax of `processed logits / temperature + Gumbel(seed, k)`,
-plain argmax at temperature 0; ties go to the lowest id. Order: temperature, top-k, top-p. It
-depends on the logits, the row's settings and k, and on nothing that stands beside it.
+plain argmax at temperature 0; ties go to the lowest id. It depends on the logits, the row's
+settings, its text and k, and on nothing that stands beside it. Order: logit bias, repetition,
+frequency and presence penalties, bad words, least length, own processors; then, above temperature
+0, temperature, top-k, top-p, min-p, noise.
 Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared noise as a coupling).
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.noise import NoiseBank
+from processors.contexts import Contexts, Ints
+from processors.logits import (
+    NO_TOKEN,
+    add_entries,
+    change_rows,
+    column,
+    ends_with,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    log_total,
+    on_device,
+    penalize,
+)
+from processors.noise import NoiseBank, uniform
 
-Ints = NDArray[np.int64]
+_PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Of one row. temperature 0: greedy; top_k 0 and top_p 1.0: off."""
+    """Of one row. The defaults are greedy, and everything else off."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()  # excluded while fewer than min_tokens were chosen
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    # of `transformers`: (input_ids [1, L], scores [1, V]) -> [1, V]
+    logits_processors: tuple[Any, ...] = ()
+    stream: int = 0  # distinguishes samples that share a seed, below 2**32
 
 
 class Sampler:
@@ -34,98 +64,408 @@ class Sampler:
     def __init__(self, vocab_size: int, window: int) -> None:
         self._vocab_size = vocab_size
         self._window = window
-        self._settings: dict[int, SamplingSettings] = {}
-        self._banks: dict[torch.device, NoiseBank] = {}
+        self._rows: dict[int, _Row] = {}
+        self._banks: dict[tuple[torch.device, int], NoiseBank] = {}  # per device and purpose
+        self._errors: dict[int, Exception] = {}
 
-    def open(self, row: int, settings: SamplingSettings) -> None:
-        self._settings[row] = settings
+    def open(
+        self,
+        row: int,
+        settings: SamplingSettings,
+        prompt: Sequence[int] = (),
+        output: Sequence[int] = (),
+    ) -> None:
+        """`prompt`, `output`: the committed text so far."""
+        self._rows[row] = _Row(settings, prompt, output, self._vocab_size)
         if settings.temperature > 0:
-            for bank in self._banks.values():
-                bank.open(row, settings.seed)
+            for (_, purpose), bank in self._banks.items():
+                bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """Output tokens were committed."""
+        self._rows[row].extend(tokens)
 
     def close(self, row: int) -> None:
-        self._settings.pop(row, None)
+        self._rows.pop(row, None)
+        self._errors.pop(row, None)
         for bank in self._banks.values():
             bank.close(row)
 
-    def choose(self, logits: Tensor, rows: Ints, positions: Ints) -> Tensor:
-        """Choices [n] int64 on the logits' device.
+    def take_errors(self) -> dict[int, Exception]:
+        """Rows whose own processors raised since the last call, and the first error of each.
+
+        Such a processor left the logits as they were.
+        """
+        errors, self._errors = self._errors, {}
+        return errors
+
+    def needs_paths(self, rows: Ints) -> bool:
+        """Whether the settings of any of the rows look at the text."""
+        return any(self._rows[row].reads_text for row in rows.tolist())
+
+    def scores(self, logits: Tensor, contexts: Contexts, purpose: int = 0) -> Tensor:
+        """What the choice is the argmax of, [n, V] float64; plain greedy: `logits` itself.
 
         Args:
-            logits: [n, V].
-            rows, positions: [n], whose settings apply, and the output position of each choice.
+            logits: [n, V] in any precision; left as they are.
+            purpose: of the noise. 0 is that which all models share; others are independent of it.
+
+        Waits for the device only if a row has processors of its own.
         """
-        settings = [self._settings[row] for row in rows.tolist()]
-        sampled = [index for index, s in enumerate(settings) if s.temperature > 0]
-        if not sampled:
-            return logits.argmax(dim=-1)
-        chosen = self._sample(
-            logits if len(sampled) == len(settings) else logits[_index(sampled, logits)],
-            [settings[index] for index in sampled],
-            rows[sampled],
-            positions[sampled],
+        rows = self._rows_of(contexts)
+        sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
+        scores = self._processed(logits, rows, contexts)
+        if sampled:
+            noise = self._noise(logits, contexts, sampled, purpose)
+            if len(sampled) == len(rows):
+                scores.add_(noise)
+            else:
+                where = on_device(np.array(sampled, dtype=np.int64), logits.device)
+                scores.index_add_(0, where, noise)
+        return scores
+
+    def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
+        """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
+        best = self.scores(logits, contexts).max(dim=-1)
+        return best.indices, best.values
+
+    def rank(
+        self, logits: Tensor, contexts: Contexts, width: int, purpose: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The `width` best ids [n, width], best first, and their log-softmax of the scores.
+
+        The first is the choice. Log-probabilities are float64, at most 0, NaN where logits hold
+        NaN. Ties behind the first place are in no order.
+        """
+        scores = self.scores(logits, contexts, purpose)
+        values, ids = scores.max(dim=-1, keepdim=True)
+        if width > 1:
+            choice = ids
+            values, ids = scores.topk(width, dim=-1)
+            ids = torch.where(ids == choice, ids[:, :1], ids)  # of ties, topk takes any
+            ids[:, :1] = choice
+        return ids, (values.double() - log_total(scores)).clamp_(max=0.0)
+
+    def log_probabilities(self, logits: Tensor, contexts: Contexts, tokens: Tensor) -> Tensor:
+        """Log-softmax of the scores [n] float64, at `tokens[i]` in context i."""
+        scores = self.scores(logits, contexts)
+        return _log_probabilities(
+            scores, log_total(scores), torch.arange(len(tokens), device=scores.device), tokens
         )
-        if len(sampled) == len(settings):
-            return chosen
-        choices = logits.argmax(dim=-1)
-        return choices.index_copy_(0, _index(sampled, logits), chosen)
 
-    def _sample(
-        self, logits: Tensor, settings: list[SamplingSettings], rows: Ints, positions: Ints
-    ) -> Tensor:
-        scores = process_logits(logits, settings)
-        noise = self._bank(logits.device).take(rows.tolist(), positions.tolist())
-        return scores.add_(noise[:, : scores.shape[-1]]).argmax(dim=-1)
+    def judge(
+        self, logits: Tensor, contexts: Contexts, parents: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`choose`, and log-probabilities under the same scores.
 
-    def _bank(self, device: torch.device) -> NoiseBank:
-        if device not in self._banks:
+        Args:
+            parents, tokens: [m], a context, and an id after it.
+
+        Returns:
+            Choices [n], their scores [n], their log-probabilities [n] float64, and those of the
+            tokens [m] float64.
+        """
+        scores = self.scores(logits, contexts)
+        best = scores.max(dim=-1)
+        total = log_total(scores)
+        own = (best.values.double() - total.squeeze(1)).clamp_(max=0.0)
+        return best.indices, best.values, own, _log_probabilities(scores, total, parents, tokens)
+
+    def distribution(self, logits: Tensor, contexts: Contexts) -> Tensor:
+        """Probabilities [n, V] float64 before noise; all on the choice at temperature 0."""
+        rows = self._rows_of(contexts)
+        scores = self._processed(logits, rows, contexts)
+        greedy = [index for index, row in enumerate(rows) if row.settings.temperature == 0]
+        if len(greedy) == len(rows):
+            return _one_hot(scores)
+        probabilities = scores.softmax(dim=-1)
+        if greedy:
+            where = on_device(np.array(greedy, dtype=np.int64), scores.device)
+            probabilities.index_copy_(0, where, _one_hot(scores.index_select(0, where)))
+        return probabilities
+
+    def noise(self, contexts: Contexts, purpose: int, like: Tensor | None = None) -> Tensor:
+        """Gumbel noise [n, V] float64 of each place, 0 at temperature 0.
+
+        `like`: logits, whose vocabulary and device it takes; else the whole one, on the host.
+        """
+        like = torch.empty(0, self._vocab_size) if like is None else like
+        rows = self._rows_of(contexts)
+        sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
+        shape = (len(rows), like.shape[-1])
+        noise = torch.zeros(shape, dtype=torch.float64, device=like.device)
+        if sampled:
+            where = on_device(np.array(sampled, dtype=np.int64), like.device)
+            noise.index_copy_(0, where, self._noise(like, contexts, sampled, purpose))
+        return noise
+
+    def uniforms(self, contexts: Contexts, purpose: int) -> NDArray[np.float64]:
+        """A number in [0, 1) of each place, [n], independent of all Gumbel noise."""
+        places = zip(self._rows_of(contexts), contexts.positions.tolist(), strict=True)
+        values = [
+            uniform(row.settings.seed, position, row.settings.stream + purpose * _PURPOSE)
+            for row, position in places
+        ]
+        return np.array(values, dtype=np.float64)
+
+    def _rows_of(self, contexts: Contexts) -> "list[_Row]":
+        return [self._rows[row] for row in contexts.rows.tolist()]
+
+    def _noise(self, like: Tensor, contexts: Contexts, sampled: list[int], purpose: int) -> Tensor:
+        """[len(sampled), V] of the sampled ones among the contexts."""
+        bank = self._bank(like.device, purpose)
+        rows, positions = contexts.rows[sampled], contexts.positions[sampled]
+        return bank.take(rows.tolist(), positions.tolist())[:, : like.shape[-1]]
+
+    def _bank(self, device: torch.device, purpose: int) -> NoiseBank:
+        if (device, purpose) not in self._banks:
             bank = NoiseBank(self._vocab_size, self._window, device)
-            for row, settings in self._settings.items():
-                if settings.temperature > 0:
-                    bank.open(row, settings.seed)
-            self._banks[device] = bank
-        return self._banks[device]
+            for number, row in self._rows.items():
+                if row.settings.temperature > 0:
+                    stream = row.settings.stream + purpose * _PURPOSE
+                    bank.open(number, row.settings.seed, stream)
+            self._banks[device, purpose] = bank
+        return self._banks[device, purpose]
+
+    # Processing
+
+    def _processed(self, logits: Tensor, rows: "list[_Row]", contexts: Contexts) -> Tensor:
+        """Scores without noise, of its own memory unless all rows are plain greedy."""
+        scores = logits
+        if any(row.edits for row in rows):
+            scores = logits.to(torch.float64, copy=True)
+            self._edit(scores, rows, contexts)
+        temperatures = [row.settings.temperature for row in rows]
+        if any(temperature > 0 for temperature in temperatures):
+            # Scores are not less precise than the float64 divisor. A greedy row's divisor is 1.
+            scores = scores / column([t if t > 0 else 1.0 for t in temperatures], logits.device)
+            _warp(scores, [row.settings for row in rows])
+        return scores
+
+    def _edit(self, scores: Tensor, rows: "list[_Row]", contexts: Contexts) -> None:
+        """All that comes before the temperature."""
+        if any(contexts.depths[i] for i, row in enumerate(rows) if row.reads_text):
+            assert contexts.paths is not None, "settings look at the text, but paths are unknown"
+        biased = [index for index, row in enumerate(rows) if len(row.biased)]
+        if biased:
+            _add_biases(scores, rows, biased)
+        penalized = [index for index, row in enumerate(rows) if row.penalized]
+        if penalized:
+            self._penalize(scores, rows, penalized, contexts)
+        excluded = [index for index, row in enumerate(rows) if row.excludes]
+        if excluded:
+            _exclude_ids(scores, rows, excluded, contexts)
+        phrased = [index for index, row in enumerate(rows) if len(row.endings)]
+        if phrased:
+            _exclude_endings(scores, rows, phrased, contexts)
+        for index, row in enumerate(rows):
+            if row.settings.logits_processors:
+                self._run_processors(scores[index : index + 1], row, contexts, index)
+
+    def _penalize(
+        self, scores: Tensor, rows: "list[_Row]", which: list[int], contexts: Contexts
+    ) -> None:
+        device, size = scores.device, scores.shape[-1]
+        counted = [rows[index].counts(device) for index in which]
+        in_prompt = torch.stack([one.in_prompt for one in counted])
+        in_output = torch.stack([one.in_output for one in counted])
+        depths = contexts.depths[which]
+        if contexts.paths is not None and depths.any():
+            paths = _pick(contexts.paths, which)
+            steps = torch.arange(paths.shape[1], device=device)
+            real = steps < on_device(depths, device).unsqueeze(1)
+            in_output.scatter_add_(1, paths.where(real, 0), real.to(in_output.dtype))
+        settings = [rows[index].settings for index in which]
+        repetition = column([s.repetition_penalty for s in settings], device)
+        presence = column([s.presence_penalty for s in settings], device)
+        frequency = column([s.frequency_penalty for s in settings], device)
+
+        def change(part: Tensor) -> None:
+            penalize(
+                part, in_prompt[:, :size], in_output[:, :size], repetition, presence, frequency
+            )
+
+        change_rows(scores, which, change)
+
+    def _run_processors(self, scores: Tensor, row: "_Row", contexts: Contexts, index: int) -> None:
+        """`scores` [1, V] of the context `index`."""
+        text = torch.tensor([row.text], dtype=torch.int64, device=scores.device)
+        depth = int(contexts.depths[index])
+        if contexts.paths is not None and depth:
+            text = torch.cat((text, contexts.paths[index : index + 1, :depth]), dim=1)
+        for processor in row.settings.logits_processors:
+            try:
+                scores.copy_(_result(processor, text, scores))
+            except Exception as error:  # the caller's code: it may raise anything
+                self._errors.setdefault(int(contexts.rows[index]), error)
 
 
-def process_logits(logits: Tensor, settings: list[SamplingSettings]) -> Tensor:
-    """Logits over temperature, what top-k and top-p exclude at -inf. [n, V] -> [n, V] float64."""
-    temperature = _column([s.temperature for s in settings], logits)
-    scores = logits.to(torch.float64, copy=True).div_(temperature)
-    if any(s.top_k > 0 for s in settings):
-        size = scores.shape[-1]
-        _keep_top_k(scores, [min(s.top_k, size) if s.top_k > 0 else size for s in settings])
-    if any(s.top_p < 1.0 for s in settings):
-        _keep_top_p(scores, _column([s.top_p for s in settings], logits))
-    return scores
+class _Row:
+    """An open row: its settings, what they ask for, and its text if they look at that."""
+
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        vocab_size: int,
+    ) -> None:
+        self.settings = settings
+        self.biased = np.array([token for token, _ in settings.logit_bias], dtype=np.int64)
+        self.biases = np.array([bias for _, bias in settings.logit_bias], dtype=np.float64)
+        self.penalized = (
+            settings.repetition_penalty != 1.0
+            or settings.presence_penalty != 0.0
+            or settings.frequency_penalty != 0.0
+        )
+        words = set(settings.bad_words_ids)
+        self.bad = np.array(sorted(word[0] for word in words if len(word) == 1), dtype=np.int64)
+        self.bad_or_end = np.union1d(self.bad, np.array(settings.end_token_ids, dtype=np.int64))
+        self.excludes = len(self.bad) > 0 or (
+            settings.min_tokens > 0 and len(settings.end_token_ids) > 0
+        )
+        phrases = sorted(word for word in words if len(word) > 1)
+        longest = max((len(word) - 1 for word in phrases), default=0)
+        self.endings = np.array([word[-1] for word in phrases], dtype=np.int64)
+        self.beginnings = np.full((len(phrases), longest), NO_TOKEN, dtype=np.int64)
+        for index, word in enumerate(phrases):
+            self.beginnings[index, longest - len(word) + 1 :] = word[:-1]
+        self.reads_text = self.penalized or len(phrases) > 0 or len(settings.logits_processors) > 0
+        self.edits = self.reads_text or self.excludes or len(self.biased) > 0
+        self.text = [*prompt, *output] if self.reads_text else []
+        self._prompt_length = len(prompt)
+        self._vocab_size = vocab_size
+        self._counts: dict[torch.device, _Counts] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        if self.reads_text:
+            self.text.extend(tokens)
+
+    def excluded(self, position: int) -> Ints:
+        """Ids that may not stand at an output position, whatever stands before it."""
+        return self.bad_or_end if position < self.settings.min_tokens else self.bad
+
+    def counts(self, device: torch.device) -> "_Counts":
+        """Of the committed text, brought up to date."""
+        with torch.inference_mode(False):  # they are changed outside of inference, too
+            if device not in self._counts:
+                in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
+                in_prompt[self.text[: self._prompt_length]] = True
+                self._counts[device] = _Counts(
+                    in_prompt.to(device, non_blocking=True),
+                    torch.zeros(self._vocab_size, dtype=torch.int32, device=device),
+                    self._prompt_length,
+                )
+            counts = self._counts[device]
+            new = torch.tensor(self.text[counts.length :], dtype=torch.int64)
+            if len(new):
+                ones = torch.ones(len(new), dtype=torch.int32, device=device)
+                counts.in_output.index_add_(0, new.to(device, non_blocking=True), ones)
+                counts.length = len(self.text)
+        return counts
 
 
-def _keep_top_k(scores: Tensor, top_k: list[int]) -> None:
-    """Excludes what is below the k-th largest; ties with it stay, as in `transformers`."""
-    limited = [index for index, k in enumerate(top_k) if k < scores.shape[-1]]
-    if not limited:
-        return
-    which = _index(limited, scores)
-    ranks = torch.tensor([top_k[index] - 1 for index in limited]).to(scores.device)
-    largest = scores[which].topk(max(top_k[index] for index in limited), dim=-1).values
-    threshold = largest.gather(1, ranks.unsqueeze(1))  # [m, 1]
-    kept = scores[which]
-    scores[which] = kept.masked_fill_(kept < threshold, float("-inf"))
+@dataclass
+class _Counts:
+    in_prompt: Tensor  # [vocab_size] bool
+    in_output: Tensor  # [vocab_size] int32
+    length: int  # of the text that was counted
 
 
-def _keep_top_p(scores: Tensor, top_p: Tensor) -> None:
-    """Keeps the smallest set of most probable ids that holds `top_p`; ties to the lowest id."""
-    ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1).sub_(probabilities)
-    excluded = (before >= top_p) & (top_p < 1.0)
-    excluded[:, 0] = False
-    scores.masked_fill_(torch.zeros_like(excluded).scatter_(1, ids, excluded), float("-inf"))
+def _warp(scores: Tensor, settings: list[SamplingSettings]) -> None:
+    """All that comes after the temperature, for rows above temperature 0."""
+    device, size = scores.device, scores.shape[-1]
+    sampled = [(index, s) for index, s in enumerate(settings) if s.temperature > 0]
+    limits = [(index, s.top_k) for index, s in sampled if 0 < s.top_k < size]
+    if limits:
+        top_k = [k for _, k in limits]
+        change_rows(scores, [index for index, _ in limits], lambda part: keep_top_k(part, top_k))
+    shares = [(index, s.top_p) for index, s in sampled if s.top_p < 1.0]
+    if shares:
+        top_p = column([p for _, p in shares], device)
+        change_rows(scores, [index for index, _ in shares], lambda part: keep_top_p(part, top_p))
+    ratios = [(index, s.min_p) for index, s in sampled if s.min_p > 0.0]
+    if ratios:
+        min_p = column([p for _, p in ratios], device)
+        change_rows(scores, [index for index, _ in ratios], lambda part: keep_min_p(part, min_p))
 
 
-def _column(values: list[float], like: Tensor) -> Tensor:
-    """[n, 1] float64."""
-    return torch.tensor(values, dtype=torch.float64).to(like.device).unsqueeze(1)
+def _add_biases(scores: Tensor, rows: list[_Row], which: list[int]) -> None:
+    ids = np.concatenate([rows[index].biased for index in which])
+    biases = np.concatenate([rows[index].biases for index in which])
+    places = np.repeat(which, [len(rows[index].biased) for index in which])
+    known = ids < scores.shape[-1]
+    add_entries(scores, places[known], ids[known], on_device(biases[known], scores.device))
 
 
-def _index(values: list[int], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(like.device)
+def _exclude_ids(scores: Tensor, rows: list[_Row], which: list[int], contexts: Contexts) -> None:
+    """Bad words of one token, and ends that come too early."""
+    excluded = [rows[index].excluded(int(contexts.positions[index])) for index in which]
+    ids = np.concatenate(excluded)
+    places = np.repeat(which, [len(one) for one in excluded])
+    known = ids < scores.shape[-1]
+    values = scores.new_full((int(known.sum()),), -math.inf)
+    add_entries(scores, places[known], ids[known], values)
+
+
+def _exclude_endings(
+    scores: Tensor, rows: list[_Row], which: list[int], contexts: Contexts
+) -> None:
+    """The last ids of bad words whose other ids the text ends with."""
+    device, size = scores.device, max(rows[index].beginnings.shape[1] for index in which)
+    committed = np.full((len(which), size), NO_TOKEN, dtype=np.int64)
+    patterns = list[Ints]()
+    for line, index in enumerate(which):
+        tail = rows[index].text[-size:]
+        committed[line, size - len(tail) :] = tail
+        beginnings = rows[index].beginnings
+        padding = ((0, 0), (size - beginnings.shape[1], 0))
+        patterns.append(np.pad(beginnings, padding, constant_values=NO_TOKEN))
+    tails, depths = on_device(committed, device), contexts.depths[which]
+    if contexts.paths is not None and depths.any():
+        texts = torch.cat((tails, _pick(contexts.paths, which)), dim=1)
+        tails = texts.gather(1, on_device(depths[:, None] + np.arange(size), device))
+    ids = np.concatenate([rows[index].endings for index in which])
+    owners = np.repeat(np.arange(len(which)), [len(one) for one in patterns])
+    known = ids < scores.shape[-1]
+    owners = owners[known]
+    matching = ends_with(
+        tails.index_select(0, on_device(owners, device)),
+        on_device(np.concatenate(patterns)[known], device),
+    )
+    values = scores.new_zeros(len(owners)).masked_fill_(matching, -math.inf)
+    add_entries(scores, np.array(which)[owners], ids[known], values)
+
+
+def _result(processor: Any, text: Tensor, scores: Tensor) -> Tensor:
+    """What a processor makes of `scores`, which it cannot change itself."""
+    result = processor(text, scores.clone())
+    if not isinstance(result, Tensor) or result.shape != scores.shape:
+        shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        name = type(processor).__name__
+        raise ValueError(f"{name} must return scores {tuple(scores.shape)}, not {shape}")
+    if bool(result.isnan().any()) and not bool(scores.isnan().any()):
+        raise ValueError(f"{type(processor).__name__} returned NaN")
+    return result
+
+
+def _log_probabilities(scores: Tensor, total: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
+    """[m] float64; -inf of ids that the vocabulary does not hold."""
+    size = scores.shape[-1]
+    known = (tokens >= 0) & (tokens < size)
+    values = scores[places, tokens.clamp(0, size - 1)].double() - total.squeeze(1)[places]
+    return values.clamp_(max=0.0).masked_fill_(~known, -math.inf)
+
+
+def _one_hot(scores: Tensor) -> Tensor:
+    """[n, V] float64, all on each row's argmax; NaN there if the scores hold NaN."""
+    values, ids = scores.max(dim=-1, keepdim=True)
+    mass = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+    mass.masked_fill_(values.isnan(), math.nan)
+    return mass.new_zeros(scores.shape).scatter_(1, ids, mass)
+
+
+def _pick(tensor: Tensor, which: list[int]) -> Tensor:
+    if len(which) == len(tensor):
+        return tensor
+    return tensor.index_select(0, on_device(np.array(which, dtype=np.int64), tensor.device))

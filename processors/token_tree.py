@@ -96,15 +96,13 @@ class TokenTree:
         tokens = np.take_along_axis(np.moveaxis(upward, 0, 2), np.maximum(step, 0), axis=2)
         return np.where(step >= 0, tokens, 0)
 
-    def select(self, limits: Ints, height: int | None = None) -> "TokenTree":
-        """The `limits[i]` most probable nodes of row i, at most `height` deep.
+    def select(self, limits: Ints, heights: Ints) -> "TokenTree":
+        """The `limits[i]` most probable nodes of row i, at most `heights[i]` deep.
 
         A path is never more probable than its beginning and ties go to the shallower node, so the
         result is a tree. Impossible nodes (log-probability -inf) are left out.
         """
-        wanted = self.real & np.isfinite(self.log_probs)
-        if height is not None:
-            wanted &= self.depths <= height
+        wanted = self.real & np.isfinite(self.log_probs) & (self.depths <= heights[:, None])
         score = np.where(wanted, self.log_probs, -np.inf)
         rank = np.empty_like(self.tokens)
         order = np.argsort(-score, axis=1, kind="stable")

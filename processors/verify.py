@@ -1,12 +1,14 @@
-"""VerifyProcessor: a model checks drafted tokens, and says what it would choose itself. Stateless.
+"""VerifyProcessor: a model judges token trees, and says what it would choose itself. Stateless.
 
 One rule at every level: walk down from the root, follow the child that equals the verifier's
 choice, stop where there is none, and take that choice. The target's walk is committed. An
-intermediate's walk, its own choice included, is what the next level verifies (`extend`); under hard
-rejection only the accepted prefix goes on (SpecRouter, section 4.3).
+intermediate re-scores every node and adds its own choices as children (`Verdict.next_tree`); under
+hard rejection only the accepted path goes on (SpecRouter, section 4.3).
+With a proposal's logits given, Leviathan's rejection rule takes the place of the walk.
 The target's prefill chunks travel in the same pack.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,34 +17,105 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelpool.packed_model import PackedModel
-from processors.pack import PackPlan, lag, run_pack
+from processors.contexts import Contexts
+from processors.pack import FedTree, PackPlan, lag, run_pack, tree_contexts
+from processors.proposal import Proposal
+from processors.rejection import reject
 from processors.sampler import Sampler
-from processors.token_tree import TokenTree
+from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import ModelState, StateManager
 
-Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class VerifyResult:
-    """Of the B rows of the verified tree, on the host but for the logits."""
+class Verdict:
+    """Of the B rows of a verified tree, on the host but for the logits."""
 
-    rows: Ints  # [B]
-    drafts: Ints  # [B, W] the nodes
-    sizes: Ints  # [B] nodes offered
-    accepted: Ints  # [B] nodes on the accepted path
+    tree: TokenTree
+    accepted: Bools  # [B, W] nodes on the verifier's walk
     choices: Ints  # [B, W + 1] the verifier's choice after the root and after each node
+    choice_log_probs: Floats  # [B, W + 1]
+    node_log_probs: Floats  # [B, W] of each node after its parent, by the verifier
+    sound: Bools  # [B] no choice of the row came from logits that are not numbers
     logits: Tensor  # [sum(sizes + 1), V]
+    places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
+    fed: FedTree
     pack_tokens: int
 
-    def path(self, index: int) -> Ints:
-        """Accepted nodes of a row, then the verifier's own choice, [accepted + 1]."""
-        return self.choices[index, : self.accepted[index] + 1]
+    @property
+    def lengths(self) -> Ints:
+        """[B] nodes on the walk."""
+        lengths: Ints = self.accepted.sum(axis=1)
+        return lengths
 
-    def next_tree(self, hard_rejection: bool) -> TokenTree:
-        """What the next level is to verify."""
-        sizes = self.accepted if hard_rejection else self.accepted + 1
-        return TokenTree(self.rows, torch.from_numpy(self.choices), sizes)
+    def walk(self, index: int) -> Ints:
+        """The nodes on a row's walk, from the root down."""
+        nodes = np.flatnonzero(self.accepted[index])
+        walk: Ints = nodes[np.argsort(self.tree.depths[index, nodes])]
+        return walk
+
+    def path(self, index: int) -> Ints:
+        """Accepted tokens of a row, then the verifier's own choice, [accepted + 1]."""
+        walk = self.walk(index)
+        last = walk[-1] if len(walk) else ROOT
+        return np.append(self.tree.tokens[index, walk], self.choices[index, last + 1])
+
+    def proposal(self, hard_rejection: bool, is_path: bool) -> Proposal:
+        """What the next level is to verify: the accepted path, the walk, or the whole tree
+        re-scored with the verifier's own choices as further children."""
+        if hard_rejection or is_path:
+            paths = [self.path(index) for index in range(len(self.tree.rows))]
+            tree = self._walks([path[:-1] for path in paths] if hard_rejection else paths)
+        else:
+            tree = self._extended()
+        nowhere = np.full((len(tree.rows), 1), -1)  # the logits after the verifier's own choices
+        return Proposal(tree, self.logits, np.concatenate((self.places, nowhere), 1), self.fed)
+
+    def _walks(self, paths: list[Ints]) -> TokenTree:
+        """The tree of the walks, as far as they go on; later nodes are the verifier's own."""
+        tree, width = self.tree, max(map(len, paths), default=0)
+        tokens = np.zeros((len(paths), width), dtype=np.int64)
+        origins = np.zeros_like(tokens)
+        for index, path in enumerate(paths):
+            tokens[index, : len(path)] = path
+            nodes = self.walk(index)[: len(path)]
+            origins[index, : len(nodes)] = nodes
+            origins[index, len(nodes) : len(path)] = tree.tokens.shape[1]
+        made = TokenTree.path(tree.rows, tokens, np.array([len(path) for path in paths]))
+        return TokenTree(
+            made.rows, made.tokens, made.parents, made.depths, made.log_probs, origins, made.sizes
+        )
+
+    def _extended(self) -> TokenTree:
+        """All nodes with the verifier's probabilities, and its choice after each as a child."""
+        tree = self.tree
+        batch, width = tree.tokens.shape
+        real = tree.real
+        # A choice that is a child already is not added again.
+        places = np.concatenate((np.ones((batch, 1), np.bool_), real), axis=1)
+        after_parent = np.take_along_axis(self.choices, tree.parents + 1, axis=1)
+        chosen = (tree.tokens == after_parent) & real
+        has_child = np.zeros((batch, width + 1), dtype=np.int64)
+        np.add.at(has_child, (np.nonzero(chosen)[0], tree.parents[chosen] + 1), 1)
+        added = places & (has_child == 0)
+        path_log_probs = np.zeros((batch, width + 1))
+        for depth in range(1, tree.height + 1):  # parents before children
+            here = np.nonzero(tree.depths == depth)
+            above = path_log_probs[here[0], tree.parents[here] + 1]
+            path_log_probs[here[0], here[1] + 1] = above + self.node_log_probs[here]
+        depths = np.concatenate((np.zeros((batch, 1), np.int64), tree.depths), axis=1)
+        parents = np.broadcast_to(np.arange(-1, width), added.shape)
+        whole = TokenTree(
+            tree.rows,
+            np.concatenate((tree.tokens, self.choices), axis=1),
+            np.concatenate((tree.parents, parents), axis=1),
+            np.concatenate((tree.depths, depths + 1), axis=1),
+            np.concatenate((path_log_probs[:, 1:], path_log_probs + self.choice_log_probs), axis=1),
+            np.concatenate((np.broadcast_to(np.arange(width), (batch, width)), parents * 0 + width), 1),
+            np.full(batch, 2 * width + 1),
+        )
+        return whole.keep(np.concatenate((real, added), axis=1))
 
 
 class VerifyProcessor:
@@ -55,60 +128,162 @@ class VerifyProcessor:
         tree: TokenTree,
         output_positions: Ints,
         prefill: tuple[Ints, Ints] | None = None,
-    ) -> VerifyResult:
+        rescore: bool = False,
+    ) -> Verdict:
         """One forward over the trees' rows and prefill chunks.
 
         Args:
             output_positions: [B], of the token after each root.
             prefill: rows and token counts of chunks that end before their last token.
+            rescore: also find the log-probabilities of nodes and choices; else they are 0.
 
-        Waits for the device once: choices and nodes come back together.
+        Waits for the device once.
         """
-        plan = self._plan(state, manager, tree, prefill)
+        plan = _plan(state, manager, tree, prefill)
         result = run_pack(model, state, manager, plan, tree)
-        offsets = np.concatenate(([0], np.cumsum(tree.sizes + 1)))
-        which = np.repeat(np.arange(len(tree.rows)), tree.sizes + 1)
-        depth = np.arange(offsets[-1]) - offsets[which]
-        chosen = sampler.choose(result.logits, tree.rows[which], output_positions[which] + depth)
-        nodes = tree.flat(chosen.device)
-        both = torch.cat((chosen, nodes)).cpu().numpy()  # the one wait
-        state.set_tokens(result.flat_slots[result.draft_places], both[offsets[-1] :])
-        width = int(tree.sizes.max(initial=0))
-        choices = np.zeros((len(tree.rows), width + 1), dtype=np.int64)
-        choices[which, depth] = both[: offsets[-1]]
-        drafts = np.full((len(tree.rows), width), -1, dtype=np.int64)
-        drafts[np.arange(width) < tree.sizes[:, None]] = both[offsets[-1] :]
-        return VerifyResult(
-            tree.rows,
-            drafts,
-            tree.sizes,
-            accepted_lengths(drafts, choices, tree.sizes),
+        contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
+        count, nodes = len(contexts.rows), int(tree.sizes.sum())
+        places = _places(tree)
+        if rescore:
+            parents = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
+            found = sampler.judge(
+                result.logits,
+                contexts,
+                torch.from_numpy(parents).to(model.device, non_blocking=True),
+                torch.from_numpy(tree.tokens[tree.real]).to(model.device, non_blocking=True),
+            )
+        else:
+            found = sampler.choose(result.logits, contexts)
+        together = torch.cat([found[0].double(), *(part.double() for part in found[1:])])
+        values = together.cpu().numpy()  # the one wait; ids are exact in float64
+        chosen, winning = values[:count].astype(np.int64), values[count : 2 * count]
+        here = places >= 0
+        choices = np.zeros(places.shape, dtype=np.int64)
+        choices[here] = chosen
+        choice_log_probs = np.zeros(places.shape)
+        node_log_probs = np.zeros(tree.tokens.shape)
+        if rescore:
+            choice_log_probs[here] = np.minimum(values[2 * count : 3 * count], 0.0)
+            node_log_probs[tree.real] = np.minimum(values[3 * count : 3 * count + nodes], 0.0)
+        finite = np.ones(places.shape, dtype=np.bool_)
+        finite[here] = np.isfinite(winning)
+        return Verdict(
+            tree,
+            tree.matching(choices),
             choices,
+            choice_log_probs,
+            node_log_probs,
+            finite.all(axis=1),
             result.logits,
-            len(result.flat_slots),
+            places,
+            result.fed,
+            result.pack_tokens,
         )
 
-    def _plan(
+    def verify_by_rejection(
         self,
+        model: PackedModel,
         state: ModelState,
         manager: StateManager,
+        sampler: Sampler,
         tree: TokenTree,
-        prefill: tuple[Ints, Ints] | None,
-    ) -> PackPlan:
-        rows, feed = tree.rows, lag(state, manager, tree.rows) + 1
-        nodes, wanted = tree.sizes, np.ones(len(rows), dtype=np.bool_)
-        if prefill is not None and len(prefill[0]):
-            rows = np.concatenate((rows, prefill[0]))
-            feed = np.concatenate((feed, prefill[1]))
-            nodes = np.concatenate((nodes, np.zeros_like(prefill[0])))
-            wanted = np.concatenate((wanted, np.zeros(len(prefill[0]), dtype=np.bool_)))
-        order = np.argsort(rows)
-        return PackPlan(rows[order], feed[order], nodes[order], wanted[order])
+        output_positions: Ints,
+        proposals: Sequence[Proposal],
+        level: int,
+        prefill: tuple[Ints, Ints] | None = None,
+    ) -> Verdict:
+        """`verify` by Leviathan's rule; `tree` joins the proposals', which are of width 1.
+
+        Args:
+            level: of the verifier, the drafter's being 0; every level has noise of its own.
+        """
+        plan = _plan(state, manager, tree, prefill)
+        result = run_pack(model, state, manager, plan, tree)
+        contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
+        places = _places(tree)
+        p = sampler.distribution(result.logits, contexts)
+        before = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
+        q = _proposed(sampler, tree, proposals, contexts, before, p)
+        purpose = level + 1  # 0 is the noise that all models share, 1 the drafter's own
+        accepted, emitted = reject(
+            p,
+            q,
+            tree.tokens,
+            tree.sizes,
+            sampler.uniforms(contexts, purpose)[before],
+            sampler.noise(contexts, purpose),
+        )
+        sound = np.ones(places.shape, dtype=np.bool_)
+        sound[places >= 0] = p.isfinite().all(dim=1).cpu().numpy()
+        choices = np.zeros(places.shape, dtype=np.int64)
+        choices[:, :-1] = tree.tokens
+        choices[np.arange(len(tree.rows)), accepted] = emitted
+        nothing = np.zeros(places.shape)
+        return Verdict(
+            tree,
+            np.arange(tree.tokens.shape[1]) < accepted[:, None],
+            choices,
+            nothing,
+            nothing[:, 1:],
+            sound.all(axis=1),
+            result.logits,
+            places,
+            result.fed,
+            result.pack_tokens,
+        )
 
 
-def accepted_lengths(drafts: Ints, choices: Ints, sizes: Ints) -> Ints:
-    """Length of the common prefix of each row's nodes and the verifier's choices, [B]."""
-    width = drafts.shape[1]
-    equal = (drafts == choices[:, :width]) & (np.arange(width) < sizes[:, None])
-    lengths: Ints = np.cumprod(equal, axis=1).sum(axis=1)
-    return lengths
+def _proposed(
+    sampler: Sampler,
+    tree: TokenTree,
+    proposals: Sequence[Proposal],
+    contexts: Contexts,
+    before: Ints,
+    like: Tensor,
+) -> Tensor:
+    """[sum(sizes), V] the distributions that the nodes were drawn from, one after the other.
+
+    `before`: which of the contexts each node was drawn at.
+    """
+    q = torch.zeros((len(before), like.shape[1]), dtype=like.dtype, device=like.device)
+    first = np.cumsum(tree.sizes) - tree.sizes  # of each row's nodes
+    for proposal in proposals:
+        own = proposal.tree
+        at = first[np.searchsorted(tree.rows, own.rows)][:, None] + np.arange(own.tokens.shape[1])
+        nodes = at[own.real]
+        if not len(nodes):
+            continue
+        index = torch.from_numpy(nodes).to(like.device)
+        if not len(proposal.logits):  # drawn without chance
+            q[index, torch.from_numpy(own.tokens[own.real]).to(like.device)] = 1.0
+            continue
+        origin = np.take_along_axis(own.origins, np.maximum(own.parents, 0), axis=1)
+        origin = np.where(own.parents == ROOT, ROOT, origin)
+        place = np.take_along_axis(proposal.places, origin + 1, axis=1)[own.real]
+        logits = proposal.logits[torch.from_numpy(place).to(proposal.logits.device)]
+        q[index] = sampler.distribution(logits.to(like.device), contexts.take(before[nodes]))
+    return q
+
+
+def _plan(
+    state: ModelState,
+    manager: StateManager,
+    tree: TokenTree,
+    prefill: tuple[Ints, Ints] | None,
+) -> PackPlan:
+    rows, feed = tree.rows, lag(state, manager, tree.rows) + 1
+    wanted = np.ones(len(rows), dtype=np.bool_)
+    if prefill is not None and len(prefill[0]):
+        rows = np.concatenate((rows, prefill[0]))
+        feed = np.concatenate((feed, prefill[1]))
+        wanted = np.concatenate((wanted, np.zeros(len(prefill[0]), dtype=np.bool_)))
+    order = np.argsort(rows)
+    return PackPlan(rows[order], feed[order], wanted[order])
+
+
+def _places(tree: TokenTree) -> Ints:
+    """[B, W + 1] where, in row-after-row order, root and nodes stand; -1 for none."""
+    counts = tree.sizes + 1
+    starts = np.cumsum(counts) - counts
+    place = np.arange(tree.tokens.shape[1] + 1)
+    return np.where(place < counts[:, None], starts[:, None] + place, -1)

@@ -1,7 +1,7 @@
 """SpecRouter: text from a large language model faster, drafted by smaller ones of its family."""
 
 from specrouter.config import RouterConfig
-from specrouter.output import Delta, RequestMetrics, RequestOutput
+from specrouter.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.request import RequestHandle
 from specrouter.router import ChainRouter
@@ -16,4 +16,5 @@ __all__ = [
     "RouterConfig",
     "SamplingParams",
     "Speculation",
+    "TokenLogprobs",
 ]

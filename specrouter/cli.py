@@ -93,12 +93,13 @@ def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | Literal["off"] | None:
     if arguments.no_speculation:
-        if arguments.depth is not None:
-            raise RequestError("--depth", "means nothing with --no-speculation")
+        for name in ("depth", "width"):
+            if getattr(arguments, name) is not None:
+                raise RequestError(f"--{name}", "means nothing with --no-speculation")
         return "off"
-    if arguments.chain is None and arguments.depth is None:
+    if (arguments.chain, arguments.depth, arguments.width) == (None, None, None):
         return None
-    return Speculation(chain=arguments.chain, depth=arguments.depth)
+    return Speculation(chain=arguments.chain, depth=arguments.depth, width=arguments.width)
 
 
 def _figures(output: RequestOutput) -> str:
@@ -167,6 +168,7 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     chain.add_argument("--no-speculation", action="store_true", help="decode with the target only")
     parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
+    parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 
 

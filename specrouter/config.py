@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
-from specrouter.params import MAX_DEPTH
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
 Policy = Literal["adaptive", "paper", "static", "target-only"]
 
@@ -24,12 +24,19 @@ class SchedulerConfig(_Strict):
 
     policy: Policy = "adaptive"
     depth: int = Field(default=4, ge=1, le=MAX_DEPTH)
+    width: int = Field(default=1, ge=1, le=MAX_WIDTH)
     chain: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _static_has_a_chain(self) -> "SchedulerConfig":
         if (self.policy == "static") != (self.chain is not None):
             raise ValueError("a chain goes with policy static, and policy static needs one")
+        return self
+
+    @model_validator(mode="after")
+    def _tree_is_not_too_large(self) -> "SchedulerConfig":
+        if self.depth * self.width > MAX_TREE_TOKENS:
+            raise ConfigError("width", f"depth times width must be at most {MAX_TREE_TOKENS}")
         return self
 
 
@@ -41,12 +48,19 @@ class EngineConfig(_Strict):
         max_model_len: the most tokens of a request, prompt and output.
         prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle.
         kv_budget_tokens: the most tokens that all running requests may reserve together.
+        verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
+            text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
+            distribution, but the text of a seed depends on the chains.
+        hang_timeout_s: after so many seconds in one forward, a model other than the target is given
+            up; its cycle goes on without it.
     """
 
     max_requests: int = Field(default=32, ge=1, le=1024)
     max_model_len: int = Field(default=1024, ge=2)
     prefill_chunk: int = Field(default=256, ge=1)
     kv_budget_tokens: int | None = Field(default=None, ge=2)
+    verification: Literal["shared-noise", "rejection"] = "shared-noise"
+    hang_timeout_s: float = Field(default=30.0, gt=0)
 
 
 class ServerConfig(_Strict):

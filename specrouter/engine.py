@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelpool import ModelPool
-from processors import SamplingSettings, share_chunk
+from processors import share_chunk
 from specrouter.config import RouterConfig
 from specrouter.executor import (
     ChainGroup,
@@ -25,10 +25,10 @@ from specrouter.executor import (
     TargetError,
 )
 from specrouter.output import Delta, FinishReason
-from specrouter.params import MAX_DEPTH
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
-from specrouter.scheduler import Chain, ModelChainScheduler
+from specrouter.scheduler import Chain, ModelChainScheduler, fitting_width
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,15 @@ Ints = NDArray[np.int64]
 
 _FIRST_QUARANTINE = 4  # cycles; doubled by every further failure
 _LONGEST_QUARANTINE = 1024
+# Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
+_TREE_SLOTS = MAX_TREE_TOKENS + 16
 
 
 @dataclass(frozen=True)
 class _Route:
     chain: Chain
     depth: int
+    width: int = 1
     hard: bool = False
 
 
@@ -65,10 +68,13 @@ class Engine:
         self.scheduler = ModelChainScheduler(config.scheduler, pool.names, parameters, pool.target)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
-            engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens
+            engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, _TREE_SLOTS
         )
         window = _most_output_positions(depth, len(pool.names))
-        self._executor = Executor(pool, self._manager, self.profiler, engine.prefill_chunk, window)
+        rejection = engine.verification == "rejection"
+        self._executor = Executor(
+            pool, self._manager, self.profiler, engine.prefill_chunk, window, rejection
+        )
         self._waiting: deque[RunningRequest] = deque()
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
@@ -136,15 +142,14 @@ class Engine:
         """First come, first served, while there are rows and memory."""
         while self._waiting:
             request = self._waiting[0]
-            prompt, params = request.prompt, request.prompt.params
+            prompt = request.prompt
             row = self._manager.allocate(prompt.committed, prompt.reserve_tokens)
             if row is None:
                 return
             self._waiting.popleft()
             request.row = row
             self._running[row] = request
-            settings = SamplingSettings(params.temperature, params.top_k, params.top_p, prompt.seed)
-            self._executor.open(row, len(prompt.token_ids), params.max_new_tokens, settings)
+            self._executor.open(row, prompt)
 
     def _plan(self) -> CyclePlan:
         """Rows whose prompt the target has read decode; the others share the prefill chunk."""
@@ -166,33 +171,44 @@ class Engine:
         for row in decoding.tolist():
             members.setdefault(router(self._running[row]), []).append(row)
         return [
-            ChainGroup(route.chain, route.depth, np.array(sorted(rows), dtype=np.int64), route.hard)
+            ChainGroup(
+                route.chain,
+                route.depth,
+                np.array(sorted(rows), dtype=np.int64),
+                route.width,
+                route.hard,
+            )
             for route, rows in members.items()
         ]
 
     def _router(self, requests: int) -> "Callable[[RunningRequest], _Route]":
-        """How each request goes through this cycle; the scheduler decides once per depth."""
-        available = self._available()
-        scheduled: dict[int | None, _Route] = {}
+        """How each request goes through this cycle; the scheduler decides once per depth and
+        width."""
+        available, config = self._available(), self._config.scheduler
+        scheduled: dict[tuple[int | None, int | None], _Route] = {}
 
         def route(request: RunningRequest) -> _Route:
             override = request.prompt.speculation
             if override == "off":
                 return _Route((self._pool.target,), 1)
-            depth = override.depth if override is not None else None
+            depth = width = None
+            if override is not None:
+                depth, width = override.depth, override.width
             if override is not None and override.chain is not None:
                 chain = tuple(n for n in override.chain[:-1] if n in available)
-                deep = depth or self._config.scheduler.depth
-                hard = self._config.scheduler.policy == "paper"
-                return _Route((*chain, self._pool.target), deep, hard)
-            if depth not in scheduled:
+                deep = depth or config.depth
+                wide = fitting_width(deep, width or config.width)
+                return _Route((*chain, self._pool.target), deep, wide, config.policy == "paper")
+            if (depth, width) not in scheduled:
                 decision = self.scheduler.choose(
-                    self.profiler.snapshot(), requests, available, self._chain, depth
+                    self.profiler.snapshot(), requests, available, self._chain, depth, width
                 )
                 if not decision.is_probe:
                     self._chain = decision.chain
-                scheduled[depth] = _Route(decision.chain, decision.depth, decision.hard_rejection)
-            return scheduled[depth]
+                scheduled[depth, width] = _Route(
+                    decision.chain, decision.depth, decision.width, decision.hard_rejection
+                )
+            return scheduled[depth, width]
 
         return route
 
@@ -209,13 +225,15 @@ class Engine:
             self._quarantine(failure)
         for commit in result.commits:
             request = self._running[commit.row]
-            delta = request.accept(commit.tokens, commit.chain)
+            delta = request.accept(commit.tokens, commit.chain, commit.logprobs)
             for name in commit.chain[:-1]:
                 self._quarantined.pop(name, None)
             if request.finished:
                 self._conclude(request, delta)
             else:
                 request.handle.deliver(delta)
+        for row, error in result.errors.items():
+            self._end(self._running[row], "error", error)
 
     def _quarantine(self, failure: ModelFailure) -> None:
         before = self._quarantined.get(failure.model)

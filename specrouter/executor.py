@@ -11,9 +11,9 @@ Not here: requests, stop conditions, which chain is used (`ChainRouter`, `ModelC
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,18 +24,23 @@ from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import (
     DraftProcessor,
-    DraftResult,
+    FedTree,
+    NonFiniteLogits,
     PrefillProcessor,
+    Proposal,
     RollbackProcessor,
     Sampler,
     SamplingSettings,
     TokenTree,
+    Verdict,
     VerifyProcessor,
-    VerifyResult,
     join,
 )
 from processors.pack import lag
+from processors.token_tree import ROOT
+from specrouter.output import TokenLogprobs
 from specrouter.profiler import PerformanceProfiler
+from specrouter.request import Prompt
 from specrouter.scheduler import Chain
 from statemgr import ModelState, StateManager
 
@@ -60,11 +65,12 @@ class TargetError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class ChainGroup:
-    """Requests that decode through one chain."""
+    """Requests that decode through one chain, with trees of `depth` levels of `width` nodes."""
 
     chain: Chain
     depth: int
     rows: Ints  # ascending
+    width: int = 1
     hard_rejection: bool = False
 
 
@@ -82,6 +88,7 @@ class Commit:
     row: int
     tokens: list[int]
     chain: Chain  # as it was used, shorter than planned after a failure
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,14 +99,18 @@ class ModelFailure:
 
 @dataclass
 class CycleResult:
+    """`errors`: why rows cannot go on, whose requests alone are affected."""
+
     commits: list[Commit] = field(default_factory=list)
     failures: list[ModelFailure] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _RowFacts:
     prompt_tokens: int
     max_new_tokens: int
+    logprobs: int | None
 
 
 class _StageError(Exception):
@@ -108,7 +119,35 @@ class _StageError(Exception):
         self.failure = ModelFailure(model, error)
 
 
+@dataclass(eq=False)
+class _Speculation:
+    """How far a group's chain has come: what it offers the next level, and who took part."""
+
+    group: ChainGroup
+    rows: Ints  # of the group, those that draft at all
+    heights: Ints  # [B] how deep their trees may be
+    positions: Ints  # [B] output positions after their roots
+    proposal: Proposal | None = None
+    used: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Touched:
+    """Rows of a state that a cycle has added to."""
+
+    state: ModelState
+    rows: Ints
+    fed: FedTree | None  # None: nothing of it is of use
+
+
 class Executor:
+    """See the module.
+
+    Args:
+        window: the most output positions of a row that a cycle may look at.
+        rejection: verify by Leviathan's rule instead of the shared noise.
+    """
+
     def __init__(
         self,
         pool: ModelPool,
@@ -116,11 +155,12 @@ class Executor:
         profiler: PerformanceProfiler,
         prefill_chunk: int,
         window: int,
+        rejection: bool = False,
     ) -> None:
-        """Args: `window`: the most output positions of a row that a cycle may look at."""
         self._pool = pool
         self._manager = manager
         self._profiler = profiler
+        self._rejection = rejection
         self._sampler = Sampler(pool.vocab_size, window)
         self._prefill = PrefillProcessor(prefill_chunk)
         self._draft = DraftProcessor()
@@ -128,12 +168,16 @@ class Executor:
         self._rollback = RollbackProcessor()
         self._rows: dict[int, _RowFacts] = {}
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
+        self._touched: list[_Touched] = []  # in this cycle
 
-    def open(
-        self, row: int, prompt_tokens: int, max_new_tokens: int, settings: SamplingSettings
-    ) -> None:
-        self._rows[row] = _RowFacts(prompt_tokens, max_new_tokens)
-        self._sampler.open(row, settings)
+    def open(self, row: int, request: Prompt) -> None:
+        """Prepares a row that the state manager has allocated for a request."""
+        params = request.params
+        self._rows[row] = _RowFacts(
+            len(request.token_ids), params.max_new_tokens, params.logprobs
+        )
+        settings = sampling_settings(request, self._pool.eos_token_ids)
+        self._sampler.open(row, settings, request.token_ids, request.generated)
 
     def close(self, row: int) -> None:
         del self._rows[row]
@@ -147,139 +191,188 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, plan: CyclePlan) -> CycleResult:
+        """One cycle. Raises `TargetError`, after which nothing is committed."""
         result = CycleResult()
-        trees: list[TokenTree] = []
-        chains: dict[int, Chain] = {}
-        levels: list[_Level] = []
-        for group in plan.groups:
-            tree, level = self._speculate(group, result)
-            trees.append(tree)
-            chains.update(dict.fromkeys(group.rows.tolist(), group.chain[-1:]))
-            if level is not None:
-                levels.append(level)
-                chains.update(dict.fromkeys(level.tree.rows.tolist(), group.chain))
-        verified = self._verify_with_target(trees, plan, result)
-        if verified is not None:
-            for level in levels:
-                self._compare(level, self._pool.target, verified)
-            self._commit(verified, chains, result)
-        self._roll_back(plan)
+        bases = self._manager.counts.copy()
+        self._touched = []
+        try:
+            speculations = [self._speculate(group, result) for group in plan.groups]
+            verdict = self._verify_with_target(plan, speculations, result)
+            if verdict is not None:
+                for speculation in speculations:
+                    if speculation.proposal is not None:
+                        self._compare(speculation, self._pool.target, verdict)
+                self._commit(verdict, speculations, result)
+        finally:
+            for touched in self._touched:
+                fed = () if touched.fed is None else (touched.fed,)
+                rows = touched.rows
+                self._rollback.rollback(touched.state, self._manager, rows, bases[rows], fed)
         return result
 
-    def _speculate(
-        self, group: ChainGroup, result: CycleResult
-    ) -> "tuple[TokenTree, _Level | None]":
-        """The tree that a group offers the target; none after a failure."""
+    def _speculate(self, group: ChainGroup, result: CycleResult) -> _Speculation:
+        """What a group offers the target. A model that fails is passed over."""
         limits = self._remaining(group.rows) - 1
         drafting = limits > 0  # a row's last token is the target's own
-        if len(group.chain) == 1 or not drafting.any():
-            return TokenTree.empty(group.rows), None
-        try:
-            level = self._run_chain(group, group.rows[drafting], limits[drafting])
-            return join([level.tree, TokenTree.empty(group.rows[~drafting])]), level
-        except _StageError as stage:
-            result.failures.append(stage.failure)
-            return TokenTree.empty(group.rows), None
-
-    def _run_chain(self, group: ChainGroup, rows: Ints, limits: Ints) -> "_Level":
-        """The last level before the target; `limits` [B] nodes may be drafted at most."""
+        rows = group.rows[drafting]
+        heights = np.minimum(group.depth, limits[drafting])
         positions = self._output_positions(rows)
-        drafter, sizes = group.chain[0], np.minimum(group.depth, limits)
-        with self._stage(drafter) as (model, state):
+        speculation = _Speculation(group, rows, heights, positions)
+        for name in group.chain[:-1] if len(rows) else ():
+            try:
+                self._advance(speculation, name)
+                speculation.used.append(name)
+            except _StageError as stage:
+                result.failures.append(stage.failure)
+        return speculation
+
+    def _advance(self, speculation: _Speculation, name: str) -> None:
+        """One more level of the chain."""
+        if speculation.proposal is None:
+            speculation.proposal = self._draft_with(name, speculation)
+            return
+        group, rows, before = speculation.group, speculation.rows, speculation.proposal
+        level = len(speculation.used)
+        with self._stage(name, rows) as (model, state):
             self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
             started = time.perf_counter()
-            drafted = self._draft.draft(
-                model, state, self._manager, self._sampler, rows, positions, sizes
+            arguments = (model, state, self._manager, self._sampler, before.tree)
+            if self._rejection:
+                verdict = self._verify.verify_by_rejection(
+                    *arguments, speculation.positions, [before], level
+                )
+            else:
+                verdict = self._verify.verify(*arguments, speculation.positions, rescore=True)
+            elapsed_ms = (time.perf_counter() - started) * 1000
+            if not verdict.sound.all():
+                raise NonFiniteLogits(f"{name} gave logits that are not numbers")
+            self._touched.append(_Touched(state, rows, verdict.fed))
+        self._profiler.record_time(name, verdict.pack_tokens, elapsed_ms)
+        self._compare(speculation, name, verdict)
+        is_path = self._rejection or group.width == 1
+        after = verdict.proposal(group.hard_rejection and not self._rejection, is_path)
+        nodes = np.full(len(rows), group.depth * group.width) + len(group.chain) * is_path
+        limits = self._remaining(rows) - 1
+        speculation.proposal = replace(after, tree=after.tree.select(nodes, limits))
+
+    def _draft_with(self, name: str, speculation: _Speculation) -> Proposal:
+        group, rows = speculation.group, speculation.rows
+        with self._stage(name, rows) as (model, state):
+            self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
+            started = time.perf_counter()
+            proposal = self._draft.draft(
+                model,
+                state,
+                self._manager,
+                self._sampler,
+                rows,
+                speculation.positions,
+                speculation.heights,
+                1 if self._rejection else group.width,
+                purpose=1 if self._rejection else 0,
             )
             elapsed_ms = (time.perf_counter() - started) * 1000
-            self._profiler.record_time(drafter, len(rows), elapsed_ms / int(sizes.max()))
-        tree = drafted.tree
-        level = _Level(drafter, tree, drafted=drafted)
-        for name in group.chain[1:-1]:
-            with self._stage(name) as (model, state):
-                self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
-                started = time.perf_counter()
-                verified = self._verify.verify(
-                    model, state, self._manager, self._sampler, tree, positions
-                )
-                elapsed_ms = (time.perf_counter() - started) * 1000
-            self._profiler.record_time(name, verified.pack_tokens, elapsed_ms)
-            self._compare(level, name, verified)
-            tree = verified.next_tree(group.hard_rejection).capped(limits)
-            level = _Level(name, tree, verified=verified)
-        return level
+            self._touched.append(_Touched(state, rows, proposal.fed))
+        steps = int(speculation.heights.max())
+        self._profiler.record_time(name, len(rows) * group.width, elapsed_ms / steps)
+        nodes = speculation.heights * group.width
+        return replace(proposal, tree=proposal.tree.select(nodes, speculation.heights))
 
     def _verify_with_target(
-        self, trees: Sequence[TokenTree], plan: CyclePlan, result: CycleResult
-    ) -> VerifyResult | None:
-        if not trees and not len(plan.prefill_rows):
+        self, plan: CyclePlan, speculations: Sequence[_Speculation], result: CycleResult
+    ) -> Verdict | None:
+        if not plan.groups and not len(plan.prefill_rows):
             return None
-        tree = join(trees) if trees else TokenTree.empty(plan.prefill_rows[:0])
+        proposals = [s.proposal for s in speculations if s.proposal is not None]
+        proposed = [proposal.tree.rows for proposal in proposals]
+        rows = np.concatenate([plan.prefill_rows[:0], *(group.rows for group in plan.groups)])
+        others = np.setdiff1d(rows, np.concatenate([plan.prefill_rows[:0], *proposed]))
+        tree = join([*(proposal.tree for proposal in proposals), TokenTree.empty(others)])
+        positions = self._output_positions(tree.rows)
+        prefill = (plan.prefill_rows, plan.prefill_counts)
         name = self._pool.target
         try:
-            with self._stage(name) as (model, state):
+            with self._stage(name, tree.rows) as (model, state):
                 started = time.perf_counter()
-                verified = self._verify.verify(
-                    model,
-                    state,
-                    self._manager,
-                    self._sampler,
-                    tree,
-                    self._output_positions(tree.rows),
-                    (plan.prefill_rows, plan.prefill_counts),
-                )
+                arguments = (model, state, self._manager, self._sampler, tree, positions)
+                if self._rejection:
+                    level = max(len(group.chain) for group in plan.groups) - 1 if plan.groups else 1
+                    verdict = self._verify.verify_by_rejection(
+                        *arguments, proposals, max(1, level), prefill
+                    )
+                else:
+                    verdict = self._verify.verify(*arguments, prefill)
                 elapsed_ms = (time.perf_counter() - started) * 1000
+                self._touched.append(_Touched(state, tree.rows, verdict.fed))
         except _StageError as stage:
-            self._roll_back(plan)
             error = stage.failure.error
             reason = f"{name} failed: {type(error).__name__}: {error}"
             raise TargetError(reason, result.failures) from error
-        self._profiler.record_time(name, verified.pack_tokens, elapsed_ms)
-        return verified
+        self._profiler.record_time(name, verdict.pack_tokens, elapsed_ms)
+        return verdict
 
-    def _compare(self, level: "_Level", verifier: str, verified: VerifyResult) -> None:
-        """Learns from one verification: who proposed, and how the verifier judged it."""
-        level.learn_tokens(verified, self._manager)
-        pair = (level.model, verifier)
-        index = np.searchsorted(verified.rows, level.tree.rows)
-        accepted, offered = verified.accepted[index], verified.sizes[index]
-        rejected = int((accepted < offered).sum())
-        self._profiler.record_acceptance(pair, int(accepted.sum()), rejected)
-        nodes = [
-            (row, depth)
-            for row in range(min(len(index), _SIMILARITY_NODES))
-            for depth in range(min(int(accepted[row]) + 1, int(offered[row]), _SIMILARITY_NODES))
-        ][:_SIMILARITY_NODES]
-        if not nodes:
-            return
-        starts = np.cumsum(verified.sizes + 1) - (verified.sizes + 1)
-        theirs = torch.stack([verified.logits[int(starts[index[r]]) + d] for r, d in nodes])
-        ours = torch.stack([level.logits(row, depth) for row, depth in nodes])
-        self._profiler.record_similarity(pair, total_variation(ours.to(theirs.device), theirs))
+    def _compare(self, speculation: _Speculation, verifier: str, verdict: Verdict) -> None:
+        """Learns from one verification: how the verifier judged what was proposed."""
+        proposal = speculation.proposal
+        assert proposal is not None
+        index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
+        accepted = verdict.lengths[index]
+        # A row that was offered less than was asked for counts as one that failed there.
+        asked = np.minimum(speculation.heights, np.maximum(proposal.tree.depths.max(axis=1, initial=0), 1))
+        if speculation.used[-1:] and self._pool.is_weightless(speculation.used[-1]):
+            asked = speculation.heights
+        pair = (speculation.used[-1], verifier)
+        rejected = int((accepted < asked).sum())
+        self._profiler.record_acceptance(
+            pair, int(accepted.sum()), rejected, speculation.group.width
+        )
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for own, row in enumerate(index.tolist()):
+            for node in (ROOT, *verdict.walk(row).tolist()):
+                place = proposal.place(own, node)
+                if place >= 0 and len(proposal.logits) and len(ours) < _SIMILARITY_NODES:
+                    ours.append(proposal.logits[place])
+                    theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
+        if ours:
+            q, p = torch.stack(ours), torch.stack(theirs)
+            self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
 
     def _commit(
-        self, verified: VerifyResult, chains: dict[int, Chain], result: CycleResult
+        self, verdict: Verdict, speculations: Sequence[_Speculation], result: CycleResult
     ) -> None:
-        remaining = self._remaining(verified.rows)
-        for index, row in enumerate(verified.rows.tolist()):
-            path = verified.path(index)
+        chains: dict[int, Chain] = {}
+        for speculation in speculations:
+            alone = (self._pool.target,)
+            chains.update(dict.fromkeys(speculation.group.rows.tolist(), alone))
+            used = (*speculation.used, self._pool.target)
+            chains.update(dict.fromkeys(speculation.rows.tolist(), used))
+        rows = verdict.tree.rows
+        remaining = self._remaining(rows)
+        failed = self._sampler.take_errors()
+        for index, row in enumerate(rows.tolist()):
+            if row in failed:
+                error = failed[row]
+                result.errors[row] = f"a logits processor failed: {type(error).__name__}: {error}"
+                continue
+            if not verdict.sound[index]:
+                result.errors[row] = f"{self._pool.target} gave logits that are not numbers"
+                continue
+            path = verdict.path(index)
             assert len(path) <= remaining[index], "a tree was deeper than the request may go"
             self._manager.extend(row, path)
-            result.commits.append(Commit(row, path.tolist(), chains[row]))
+            self._sampler.extend(row, path.tolist())
+            logprobs = self._logprobs(verdict, index, path)
+            result.commits.append(Commit(row, path.tolist(), chains[row], logprobs))
 
-    def _roll_back(self, plan: CyclePlan) -> None:
-        """Every model that took part, to the committed tokens."""
-        for group in plan.groups:
-            for name in group.chain[:-1]:
-                self._roll_back_model(name, group.rows)
-        rows = [group.rows for group in plan.groups]
-        if rows:
-            self._roll_back_model(self._pool.target, np.sort(np.concatenate(rows)))
-
-    def _roll_back_model(self, name: str, rows: Ints) -> None:
-        state = self._manager.state(name)
-        if state is not None:
-            self._rollback.rollback(state, self._manager, rows)
+    def _logprobs(self, verdict: Verdict, index: int, path: Ints) -> list[TokenLogprobs] | None:
+        """Of the path's tokens, where the request asked for them."""
+        count = self._rows[int(verdict.tree.rows[index])].logprobs
+        if count is None:
+            return None
+        places = verdict.places[index, np.append(ROOT, verdict.walk(index)) + 1]
+        at = torch.from_numpy(places).to(verdict.logits.device)
+        return token_logprobs(verdict.logits.index_select(0, at), path, count)
 
     def _output_positions(self, rows: Ints) -> Ints:
         prompts = [self._rows[row].prompt_tokens for row in rows.tolist()]
@@ -291,15 +384,22 @@ class Executor:
         return np.array(limits, dtype=np.int64) - self._output_positions(rows)
 
     @contextmanager
-    def _stage(self, name: str) -> Iterator[tuple[PackedModel, ModelState]]:
-        """A model in use, with its state; what goes wrong meanwhile is put down to it."""
+    def _stage(self, name: str, rows: Ints) -> Iterator[tuple[PackedModel, ModelState]]:
+        """A model in use for `rows`, with its state; what goes wrong meanwhile is put down to it."""
+        state: ModelState | None = None
         try:
             model = self._pool.acquire(name)
             try:
-                yield model, self._state(name, model)
+                state = self._state(name, model)
+                yield model, state
             finally:
                 self._pool.release(name)
         except Exception as error:
+            if state is not None and isinstance(error, NonFiniteLogits):
+                for row in rows.tolist():  # its keys and values may be no numbers either
+                    state.free(row)
+            elif state is not None:
+                self._touched.append(_Touched(state, rows, None))
             raise _StageError(name, error) from error
 
     def _state(self, name: str, model: PackedModel) -> ModelState:
@@ -315,35 +415,38 @@ class Executor:
             self._manager.drop_state(name)
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """A tree on its way up: who proposed it, and from which logits."""
+def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> SamplingSettings:
+    params = request.params
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+    return SamplingSettings(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=request.seed,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        end_token_ids=tuple(sorted(ends)),
+        bad_words_ids=request.bad_words_ids,
+        logits_processors=params.logits_processors,
+        stream=request.sample,
+    )
 
-    model: str
-    tree: TokenTree
-    drafted: DraftResult | None = None
-    verified: VerifyResult | None = None
 
-    def logits(self, row: int, depth: int) -> Tensor:
-        """[V], from which the tree's node at `depth` of its `row`-th row was chosen."""
-        if self.drafted is not None:
-            return self.drafted.logits[depth][int(self.drafted.places[depth][row])]
-        assert self.verified is not None
-        start = int((self.verified.sizes[:row] + 1).sum())
-        return self.verified.logits[start + depth]
-
-    def learn_tokens(self, verified: VerifyResult, manager: StateManager) -> None:
-        """The host knows the drafted tokens now: the drafter's state needs them for rollback."""
-        if self.drafted is None:
-            return
-        state = manager.state(self.model)
-        assert state is not None
-        slots = self.drafted.flat_slots  # [B, depth - 1]
-        index = np.searchsorted(verified.rows, self.tree.rows)
-        known = np.arange(slots.shape[1]) < self.tree.sizes[:, None] - 1
-        drafts = verified.drafts[index][:, : slots.shape[1]]
-        known = known[:, : drafts.shape[1]]
-        state.set_tokens(slots[:, : drafts.shape[1]][known], drafts[known])
+def token_logprobs(logits: Tensor, tokens: Ints, count: int) -> list[TokenLogprobs]:
+    """Log-probabilities of `tokens` [n] and of the `count` likeliest ids by `logits` [n, V]."""
+    values = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    chosen = values.gather(1, torch.from_numpy(tokens).to(values.device).unsqueeze(1))[:, 0]
+    best, ids = values.topk(min(count, values.shape[1]), dim=1)
+    return [
+        TokenLogprobs(token, logprob, tuple(zip(names, others, strict=True)))
+        for token, logprob, names, others in zip(
+            tokens.tolist(), chosen.tolist(), ids.tolist(), best.tolist(), strict=True
+        )
+    ]
 
 
 def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:

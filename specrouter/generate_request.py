@@ -8,7 +8,7 @@ refusals. Unknown fields are accepted, because existing clients send fields that
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -29,12 +29,16 @@ _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 
 class SpeculationRequest(BaseModel):
-    """A chain (weakest model first, the target last) and a draft depth; null leaves it open."""
+    """A chain (weakest model first, the target last), a draft depth and the token tree's width.
+
+    What is null is left open.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     chain: list[str] | None = None
     depth: int | None = None
+    width: int | None = None
 
 
 class GenerateRequest(BaseModel):
@@ -52,6 +56,17 @@ class GenerateRequest(BaseModel):
     stop: _Text | list[_Text] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    bad_words: list[_Text] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    n: int | None = None
+    logprobs: int | None = None
+    logits_processors: Any = None
     speculation: Literal["off"] | SpeculationRequest | None = None
     stream: bool | None = None
 
@@ -67,14 +82,17 @@ class GenerateRequest(BaseModel):
 
     def sampling_params(self) -> SamplingParams:
         """The sampling fields that were given; RequestError names one that is out of range."""
+        if self.logits_processors is not None:
+            reason = "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
+            raise RequestError("logits_processors", reason)
         given = self.model_dump(include=set(_SAMPLING_FIELDS), exclude_none=True)
         stop = given.get("stop", ())
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        given["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
         return SamplingParams(**given)
 
     def speculation_override(self) -> Literal["off"] | Speculation | None:
         if self.speculation is None or self.speculation == "off":
             return self.speculation
-        chain, depth = self.speculation.chain, self.speculation.depth
-        return Speculation(chain=None if chain is None else tuple(chain), depth=depth)
+        asked = self.speculation
+        chain = None if asked.chain is None else tuple(asked.chain)
+        return Speculation(chain=chain, depth=asked.depth, width=asked.width)

@@ -39,8 +39,24 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the target's, before any processing.
+
+    `top` has the most likely ids, the likeliest first; the chosen one need not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class RequestOutput:
-    """`seed` reproduces the text, whichever chains were used; `error` is set with "error"."""
+    """`seed` reproduces the text, whichever chains were used; `error` is set with "error".
+
+    `index` numbers the samples of one prompt. `logprobs` is None unless asked for; it covers the
+    tokens of this attempt, not those that came with the request as `generated`.
+    """
 
     text: str
     token_ids: list[int]
@@ -48,13 +64,20 @@ class RequestOutput:
     metrics: RequestMetrics
     seed: int
     error: str | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
 class Delta:
-    """News of a request; the last one has the finish reason and the whole output."""
+    """News of a request; the last one has the finish reason and the whole output.
+
+    `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     output: RequestOutput | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] | None = None

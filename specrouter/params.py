@@ -1,7 +1,9 @@
 """What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class RequestError(ValueError):
@@ -14,7 +16,13 @@ class RequestError(ValueError):
 
 
 _LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
+_REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
+_LARGEST_BIAS = 100.0
 MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is negligible
+MAX_WIDTH = 8  # branches of a token tree
+MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
+MAX_SAMPLES = 128
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,22 @@ class SamplingParams:
         stop: texts that end the output; they are not part of it.
         stop_token_ids: ids that end the output; they are part of it.
         ignore_eos: go on after the model's end-of-text id.
+        min_p: 0 .. 1; leaves out tokens less probable than this share of the most probable one's
+            probability. 0.0 is off.
+        repetition_penalty: 1e-6 .. 1e6; divides the positive logits of tokens that the prompt or
+            the output holds, and multiplies the negative ones. 1.0 is off.
+        presence_penalty: -2 .. 2; taken from the logits of tokens that the output holds.
+        frequency_penalty: -2 .. 2; the same, for each time that it holds them.
+        logit_bias: token id to what its logit gains, -100 .. 100: a mapping or pairs, with ids
+            that may be decimal strings, as JSON has them. Kept as a tuple of pairs by rising id.
+        min_tokens: until there are so many, neither the end-of-text id nor one of `stop_token_ids`
+            is chosen. A text of `stop` still ends the output.
+        bad_words: texts that do not come about, at the beginning of a word.
+        bad_words_ids: sequences of ids that do not come about.
+        n: samples of each prompt, 1 .. MAX_SAMPLES. Greedy ones are equal.
+        logprobs: None gives none; 0 those of the output's tokens; k those of the k most likely
+            tokens too, up to MAX_LOGPROBS. They are the target's, before any processing.
+        logits_processors: callables `(input_ids, scores) -> scores`, as `transformers` has them.
     """
 
     max_new_tokens: int = 128
@@ -40,11 +64,33 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Any = ()  # a mapping comes in, pairs are kept: no type says both
+    min_tokens: int = 0
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    logits_processors: tuple[Any, ...] = field(default=(), hash=False)  # some cannot be hashed
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _tuple("stop", self.stop))
-        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
-        _check_int("max_new_tokens", self.max_new_tokens, least=1)
+        for name in ("stop", "stop_token_ids", "bad_words", "logits_processors"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
+        object.__setattr__(self, "bad_words_ids", _sequences("bad_words_ids", self.bad_words_ids))
+        self._check_choice()
+        self._check_ending()
+        self._check_bans()
+        _check_int("n", self.n, least=1, most=MAX_SAMPLES)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS)
+        if not all(callable(processor) for processor in self.logits_processors):
+            raise RequestError("logits_processors", "must hold callables (input_ids, scores)")
+
+    def _check_choice(self) -> None:
         _check_number("temperature", self.temperature, least=0.0)
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise RequestError("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE:g}")
@@ -52,16 +98,42 @@ class SamplingParams:
         _check_number("top_p", self.top_p, least=0.0)
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError("top_p", f"must be above 0 and at most 1, not {self.top_p}")
+        _check_number("min_p", self.min_p, least=0.0, most=1.0)
+        least, most = _REPETITION_PENALTIES
+        _check_number("repetition_penalty", self.repetition_penalty, least, most)
+        _check_number("presence_penalty", self.presence_penalty, least=-2.0, most=2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, least=-2.0, most=2.0)
         if self.seed is not None:
             _check_int("seed", self.seed, least=0)
             if self.seed >= 2**64:
                 raise RequestError("seed", "must be below 2**64")
+
+    def _check_ending(self) -> None:
+        _check_int("max_new_tokens", self.max_new_tokens, least=1)
+        _check_int("min_tokens", self.min_tokens, least=0)
+        if self.min_tokens > self.max_new_tokens:
+            reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
+            raise RequestError("min_tokens", reason)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError("stop", "must hold texts that are not empty")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, least=0)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError("ignore_eos", "must be true or false")
+
+    def _check_bans(self) -> None:
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word:
+                raise RequestError("bad_words", "must hold texts that are not empty")
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                raise RequestError("bad_words", "holds half a surrogate pair") from None
+        for ids in self.bad_words_ids:
+            if not ids:
+                raise RequestError("bad_words_ids", "must hold sequences that are not empty")
+            for token in ids:
+                _check_int("bad_words_ids", token, least=0)
 
 
 @dataclass(frozen=True)
@@ -72,10 +144,13 @@ class Speculation:
         chain: models from the drafter to the target; None leaves it to the scheduler. The target
             alone means no speculation.
         depth: draft tokens a cycle, 1 .. MAX_DEPTH; None takes the configured one.
+        width: branches of the token tree, 1 .. MAX_WIDTH; None takes the configured one. Depth
+            times width is at most MAX_TREE_TOKENS.
     """
 
     chain: tuple[str, ...] | None = None
     depth: int | None = None
+    width: int | None = None
 
     def __post_init__(self) -> None:
         if self.chain is not None:
@@ -84,9 +159,12 @@ class Speculation:
             if not chain or not all(isinstance(name, str) for name in chain):
                 raise RequestError("speculation.chain", "must name the models of a chain")
         if self.depth is not None:
-            _check_int("speculation.depth", self.depth, least=1)
-            if self.depth > MAX_DEPTH:
-                raise RequestError("speculation.depth", f"must be at most {MAX_DEPTH}")
+            _check_int("speculation.depth", self.depth, least=1, most=MAX_DEPTH)
+        if self.width is not None:
+            _check_int("speculation.width", self.width, least=1, most=MAX_WIDTH)
+            if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
+                reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
+                raise RequestError("speculation.width", reason)
 
     def check_members(self, names: tuple[str, ...], target: str) -> None:
         """Raises `RequestError` unless the chain is one of this pool."""
@@ -113,14 +191,44 @@ def _tuple(field: str, value: object) -> tuple[object, ...]:
         raise RequestError(field, f"must be a list, not {type(value).__name__}") from None
 
 
-def _check_int(field: str, value: object, least: int) -> None:
+def _sequences(field: str, value: object) -> tuple[tuple[object, ...], ...]:
+    return tuple(_tuple(field, ids) for ids in _tuple(field, value))
+
+
+def _biases(field: str, value: object) -> tuple[tuple[int, float], ...]:
+    pairs = _tuple(field, value.items() if isinstance(value, Mapping) else value)
+    biases: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise RequestError(field, "must map token ids to numbers")
+        token, bias = _token_id(field, pair[0]), pair[1]
+        if token in biases:
+            raise RequestError(field, f"has token {token} twice")
+        _check_number(field, bias, least=-_LARGEST_BIAS, most=_LARGEST_BIAS)
+        biases[token] = float(bias)
+    return tuple(sorted(biases.items()))
+
+
+def _token_id(field: str, key: object) -> int:
+    if isinstance(key, str):
+        if not (key.isascii() and key.isdigit() and len(key) < 20):
+            raise RequestError(field, f"must have token ids as keys, not {key[:20]!r}")
+        return int(key)
+    _check_int(field, key, least=0)
+    assert isinstance(key, int)
+    return key
+
+
+def _check_int(field: str, value: object, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(field, f"must be a whole number, not {value!r}")
     if value < least:
         raise RequestError(field, f"must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise RequestError(field, f"must be at most {most}, not {value}")
 
 
-def _check_number(field: str, value: object, least: float) -> None:
+def _check_number(field: str, value: object, least: float, most: float | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(field, f"must be a number, not {value!r}")
     try:
@@ -131,3 +239,5 @@ def _check_number(field: str, value: object, least: float) -> None:
         raise RequestError(field, f"must be finite, not {value}")
     if value < least:
         raise RequestError(field, f"must be at least {least:g}, not {value}")
+    if most is not None and value > most:
+        raise RequestError(field, f"must be at most {most:g}, not {value}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 Pair = tuple[str, str]  # who proposed, who verified
+Trial = tuple[str, str, int]  # a pair, and how wide the trees were
 
 _TIME_WEIGHT = 0.15  # of a new time; a faster one counts more, since noise only slows
 _FASTER_WEIGHT = 0.4
@@ -45,7 +46,10 @@ class TimeCurve:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Share of proposed tokens that were accepted where their parent was; `evidence` in tokens."""
+    """How often one of the proposed tokens was accepted where their parent was.
+
+    `evidence`: how many times that was seen.
+    """
 
     rate: float
     evidence: float
@@ -57,7 +61,7 @@ class PerformanceSnapshot:
 
     times: Mapping[str, TimeCurve]
     similarity: Mapping[Pair, float]
-    acceptance: Mapping[Pair, Acceptance]
+    acceptance: Mapping[Trial, Acceptance]
     parameters: Mapping[str, int]
     stale: frozenset[str] = frozenset()  # models that were used, but not lately
 
@@ -84,7 +88,7 @@ class PerformanceProfiler:
     _times: dict[str, dict[int, _Time]] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter)
     _similarity: dict[Pair, float] = field(default_factory=dict)
-    _acceptance: dict[Pair, _Counts] = field(default_factory=dict)
+    _acceptance: dict[Trial, _Counts] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record_time(self, model: str, tokens: int, elapsed_ms: float) -> None:
@@ -114,10 +118,10 @@ class PerformanceProfiler:
             known = self._similarity.get(pair, score)
             self._similarity[pair] = known + _SIMILARITY_WEIGHT * (score - known)
 
-    def record_acceptance(self, pair: Pair, accepted: int, rejected: int) -> None:
-        """`rejected`: how many proposals failed whose parents had been accepted."""
+    def record_acceptance(self, pair: Pair, accepted: int, rejected: int, width: int = 1) -> None:
+        """`rejected`: how often all proposals failed whose parent had been accepted."""
         with self._lock:
-            counts = self._acceptance.setdefault(pair, _Counts())
+            counts = self._acceptance.setdefault((*pair, width), _Counts())
             judged = accepted + rejected
             fade = max(0.0, 1.0 - judged / _EVIDENCE)
             counts.accepted = counts.accepted * fade + accepted
@@ -127,8 +131,8 @@ class PerformanceProfiler:
         with self._lock:
             times = {name: _curve(times) for name, times in self._times.items()}
             acceptance = {
-                pair: Acceptance(counts.accepted / counts.judged, counts.judged)
-                for pair, counts in self._acceptance.items()
+                trial: Acceptance(counts.accepted / counts.judged, counts.judged)
+                for trial, counts in self._acceptance.items()
                 if counts.judged > 0
             }
             similarity = dict(self._similarity)

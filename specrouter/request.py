@@ -17,7 +17,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.detokenizer import Detokenizer
-from specrouter.output import Delta, FinishReason, RequestMetrics, RequestOutput
+from specrouter.output import Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.scheduler import Chain
 
@@ -86,13 +86,22 @@ class RequestHandle:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What was accepted: committed tokens to start from, and how to go on."""
+    """What was accepted: committed tokens to start from, and how to go on.
+
+    Attributes:
+        generated: output tokens of an earlier attempt.
+        sample: 0 .. n - 1; the samples of one prompt share its seed, and draw from it each a
+            stream of their own.
+        bad_words_ids: all that must not come about, the texts of `params.bad_words` included.
+    """
 
     token_ids: tuple[int, ...]
-    generated: tuple[int, ...]  # output tokens of an earlier attempt
+    generated: tuple[int, ...]
     params: SamplingParams
     speculation: SpeculationOverride
     seed: int
+    sample: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -120,6 +129,7 @@ class RunningRequest:
         self._stop_ids = frozenset(prompt.params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, prompt.params.stop)
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = None if prompt.params.logprobs is None else []
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
         self._submitted = time.perf_counter()
@@ -132,8 +142,16 @@ class RunningRequest:
             if self._ending(token) is not None:
                 raise RequestError("generated", f"the text ends with token {len(self._tokens)}")
 
-    def accept(self, tokens: Sequence[int], chain: Chain) -> Delta:
-        """Takes a cycle's tokens up to the first at which the text ends: news for the caller."""
+    def accept(
+        self,
+        tokens: Sequence[int],
+        chain: Chain,
+        logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> Delta:
+        """Takes a cycle's tokens up to the first at which the text ends: news for the caller.
+
+        `logprobs` has one entry for each token if the request asks for them.
+        """
         self._last = time.perf_counter()
         self._first = self._first or self._last
         self._chains[chain] += 1
@@ -148,9 +166,15 @@ class RunningRequest:
             reason = self._ending(token)
             if reason is not None:
                 break
-        if reason is None:
-            return Delta("".join(text), fresh)
-        return self.finish(reason, text="".join(text), tokens=fresh)
+        kept: list[TokenLogprobs] | None = None
+        if self._logprobs is not None:
+            assert logprobs is not None, "the request asks for them"
+            assert len(logprobs) == len(tokens)
+            kept = list(logprobs[: len(fresh)])
+            self._logprobs += kept
+        if reason is not None:
+            return self.finish(reason, text="".join(text), tokens=fresh, logprobs=kept)
+        return Delta("".join(text), fresh, index=self.prompt.sample, logprobs=kept)
 
     def finish(
         self,
@@ -158,9 +182,11 @@ class RunningRequest:
         error: str | None = None,
         text: str = "",
         tokens: Sequence[int] = (),
+        logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> Delta:
         """The last delta. Only after a failure of the engine may it be asked for twice."""
         self.finished = True
+        index, asked = self.prompt.sample, self._logprobs is not None
         text += self._detokenizer.finish()
         output = RequestOutput(
             self._detokenizer.text,
@@ -169,8 +195,11 @@ class RunningRequest:
             self._metrics(),
             self.prompt.seed,
             error,
+            index,
+            list(self._logprobs) if self._logprobs is not None else None,
         )
-        return Delta(text, list(tokens), reason, output)
+        fresh = list(logprobs or ()) if asked else None
+        return Delta(text, list(tokens), reason, output, index, fresh)
 
     def _ending(self, token: int) -> FinishReason | None:
         if self._detokenizer.stopped or token in self._stop_ids:

@@ -9,11 +9,13 @@ Source: SpecRouter, section 4.1 and Listing 1.
 import asyncio
 import itertools
 import logging
+import queue
 import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ class ChainRouter:
     ) -> list[RequestOutput]:
         """Serves all prompts together, and returns their outputs in the same order.
 
+        The samples of a prompt (`params.n`) follow one another, by index.
+
         Args:
             prompts: texts or lists of token ids; one of either is a list of one.
             params, speculation: one for all prompts, or one for each.
@@ -82,10 +86,11 @@ class ChainRouter:
         each_params = _one_each("params", params or SamplingParams(), SamplingParams, several)
         each_override = _one_each("speculation", speculation, (Speculation, str), several)
         accepted = [
-            self._accept(prompt, one, override, ())
+            sample
             for prompt, one, override in zip(several, each_params, each_override, strict=True)
+            for sample in self._accept_samples(prompt, one, override)
         ]
-        handles = [self._enqueue(prompt, None) for prompt in accepted]
+        handles = self._enqueue(accepted, None)
         return [handle.result() for handle in handles]
 
     def stream(
@@ -94,12 +99,19 @@ class ChainRouter:
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
     ) -> Iterator[Delta]:
-        """Deltas as they come; leaving the loop cancels the request."""
-        handle = self.submit(prompt, params or SamplingParams(), speculation)
+        """Deltas of all samples as they come; leaving the loop cancels the request."""
+        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation)
+        deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        handles = self._enqueue(accepted, deltas.put)
         try:
-            yield from handle
+            running = len(handles)
+            while running:
+                delta = deltas.get()
+                yield delta
+                running -= delta.finish_reason is not None
         finally:
-            handle.cancel()
+            for handle in handles:
+                handle.cancel()
 
     async def astream(
         self,
@@ -108,22 +120,23 @@ class ChainRouter:
         speculation: SpeculationOverride = None,
     ) -> AsyncGenerator[Delta]:
         """`stream` for coroutines; closing the generator cancels the request."""
-        accepted = self._accept(prompt, params or SamplingParams(), speculation, ())
+        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
 
         def listen(delta: Delta) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
-        handle = self._enqueue(accepted, listen)
+        handles = self._enqueue(accepted, listen)
         try:
-            while True:
+            running = len(handles)
+            while running:
                 delta = await deltas.get()
                 yield delta
-                if delta.finish_reason is not None:
-                    return
+                running -= delta.finish_reason is not None
         finally:
-            handle.cancel()
+            for handle in handles:
+                handle.cancel()
 
     def submit(
         self,
@@ -132,7 +145,7 @@ class ChainRouter:
         speculation: SpeculationOverride = None,
         generated: Sequence[int] = (),
     ) -> RequestHandle:
-        """Queues one request.
+        """Queues one request for one sample.
 
         Args:
             generated: output tokens that an earlier attempt produced. They count as output: the
@@ -142,6 +155,22 @@ class ChainRouter:
             RequestError: names the field; nothing was queued.
         """
         accepted = self._accept(prompt, params or SamplingParams(), speculation, generated)
+        if accepted.params.n > 1:
+            raise RequestError("n", "must be 1 here: submit_all gives a handle for each sample")
+        return self._enqueue([accepted], None)[0]
+
+    def submit_all(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+    ) -> list[RequestHandle]:
+        """Queues all samples of one prompt: `params.n` handles, by index.
+
+        Raises:
+            RequestError: names the field; nothing was queued.
+        """
+        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation)
         return self._enqueue(accepted, None)
 
     @property
@@ -169,6 +198,12 @@ class ChainRouter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _accept_samples(
+        self, prompt: PromptLike, params: SamplingParams, speculation: SpeculationOverride
+    ) -> list[Prompt]:
+        accepted = self._accept(prompt, params, speculation, ())
+        return [replace(accepted, sample=index) for index in range(params.n)]
+
     def _accept(
         self,
         prompt: PromptLike,
@@ -193,8 +228,39 @@ class ChainRouter:
         vocabulary = self.pool.vocab_size
         if any(token >= vocabulary for token in params.stop_token_ids):
             raise RequestError("stop_token_ids", f"must be below {vocabulary}")
+        if any(token >= vocabulary for token, _ in params.logit_bias):
+            raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
+        bad_words = self._bad_words(params)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        return Prompt(tokens, made, params, speculation, seed)
+        return Prompt(tokens, made, params, speculation, seed, bad_words_ids=bad_words)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The banned sequences, those of the texts first."""
+        words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        for field, banned in (("bad_words", words), ("bad_words_ids", params.bad_words_ids)):
+            for ids in banned:
+                if max(ids) >= self.pool.vocab_size:
+                    raise RequestError(field, f"token ids must be below {self.pool.vocab_size}")
+                if len(ids) == 1 and ids[0] in self.pool.eos_token_ids:
+                    reason = f"token {ids[0]} ends the text; min_tokens is what holds it back"
+                    raise RequestError(field, reason)
+        return (*words, *params.bad_words_ids)
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Ids of a word at the beginning of a text, and after a space, as vLLM has them.
+
+        The spaced form counts only where the space is part of the first token; where it is a token
+        of its own, the plain form bans the word already.
+        """
+        plain, spaced = (
+            tuple(self.pool.tokenizer(text, add_special_tokens=False)["input_ids"])
+            for text in (word.lstrip(), " " + word.lstrip())
+        )
+        if not plain:
+            raise RequestError("bad_words", f"{word!r} has no tokens")
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            return [plain, spaced]
+        return [plain]
 
     def _token_ids(self, prompt: PromptLike) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -247,15 +313,23 @@ class ChainRouter:
                 f"(engine.kv_budget_tokens: {self.config.engine.kv_budget_tokens})",
             )
 
-    def _enqueue(self, prompt: Prompt, listener: Listener | None) -> RequestHandle:
-        handle = RequestHandle(next(self._ids), self._wake, listener)
-        request = RunningRequest(prompt, handle, self.pool.tokenizer, self.pool.eos_token_ids)
+    def _enqueue(self, prompts: Sequence[Prompt], listener: Listener | None) -> list[RequestHandle]:
+        """All of them or none."""
+        requests = [
+            RunningRequest(
+                prompt,
+                RequestHandle(next(self._ids), self._wake, listener),
+                self.pool.tokenizer,
+                self.pool.eos_token_ids,
+            )
+            for prompt in prompts
+        ]
         with self._wakeup:
             if not self.is_healthy:
                 raise RuntimeError(self._failure or "the router is closed")
-            self._arrived.append(request)
+            self._arrived.extend(requests)
             self._wakeup.notify()
-        return handle
+        return [request.handle for request in requests]
 
     def _wake(self) -> None:
         with self._wakeup:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from specrouter.config import SchedulerConfig
+from specrouter.params import MAX_TREE_TOKENS
 from specrouter.profiler import PerformanceSnapshot, TimeCurve
 
 Chain = tuple[str, ...]
@@ -38,6 +39,7 @@ class ChainDecision:
 
     chain: Chain
     depth: int
+    width: int
     hard_rejection: bool
     predicted_ms: Mapping[Chain, float]
     is_probe: bool = False  # taken once to learn what became of a model, not for its speed
@@ -84,34 +86,37 @@ class ModelChainScheduler:
         available: Collection[str],
         current: Chain | None,
         depth: int | None = None,
+        width: int | None = None,
     ) -> ChainDecision:
         """The chain for `requests` decoding together.
 
         Args:
             available: models that may be used; the target always may.
             current: the chain of the last cycle, for hysteresis.
-            depth: of one request's override; None takes the configured one.
+            depth, width: of one request's override; None takes the configured ones.
         """
         policy, depth = self.config.policy, depth or self.config.depth
+        width = fitting_width(depth, width or self.config.width)
         hard = policy == "paper"
         if policy == "target-only":
-            return ChainDecision((self.target,), depth, hard, {})
+            return ChainDecision((self.target,), depth, width, hard, {})
         if policy == "static":
             assert self.config.chain is not None
-            return ChainDecision(self._usable(self.config.chain, available), depth, hard, {})
-        predict = predict_paper if policy == "paper" else predict_adaptive
+            return ChainDecision(self._usable(self.config.chain, available), depth, width, hard, {})
         predicted = {
-            chain: predict(chain, snapshot, requests, depth)
+            chain: predict_paper(chain, snapshot, requests, depth)
+            if hard
+            else predict_adaptive(chain, snapshot, requests, depth, width)
             for chain in self.candidates
             if all(name in available or name == self.target for name in chain)
         }
         probe = self._probe(snapshot, predicted)
         if probe is not None:
-            return ChainDecision(probe, depth, hard, predicted, is_probe=True)
+            return ChainDecision(probe, depth, width, hard, predicted, is_probe=True)
         best = min(predicted, key=lambda chain: predicted[chain])
         if current in predicted and predicted[best] > _HYSTERESIS * predicted[current]:
             best = current
-        return ChainDecision(best, depth, hard, predicted)
+        return ChainDecision(best, depth, width, hard, predicted)
 
     def _probe(
         self, snapshot: PerformanceSnapshot, predicted: Mapping[Chain, float]
@@ -125,22 +130,29 @@ class ModelChainScheduler:
 
 
 def predict_adaptive(
-    chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int
+    chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int, width: int = 1
 ) -> float:
     """Milliseconds per committed token of one request.
 
-    cost  = depth * T_1(B) + sum over verifiers j of T_j(B * (offered_j + 1))
+    cost  = depth * T_1(B * width) + sum over verifiers j of T_j(B * (nodes_j + 1))
     offer = depth for the first verifier, then what the one before accepted plus its own choice.
+    nodes = offer in trees of width 1; wider ones are offered whole by every level.
     """
     times = [_curve(name, chain[-1], snapshot) for name in chain]
     if len(chain) == 1:
         return times[0].at(requests)
-    cost, offered = depth * times[0].at(requests), float(depth)
+    cost, offered = depth * times[0].at(requests * width), float(depth)
     for index in range(1, len(chain)):
-        cost += times[index].at(requests * (offered + 1))
-        alpha = acceptance_rate(chain[index - 1], chain[index], snapshot)
+        nodes = offered if width == 1 else float(depth * width)
+        cost += times[index].at(requests * (nodes + 1))
+        alpha = acceptance_rate(chain[index - 1], chain[index], snapshot, width)
         offered = expected_accepted(alpha, offered) + 1
     return cost / offered
+
+
+def fitting_width(depth: int, width: int) -> int:
+    """The width, or the most with which a tree of this depth stays within MAX_TREE_TOKENS."""
+    return max(1, min(width, MAX_TREE_TOKENS // depth))
 
 
 def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:
@@ -172,12 +184,16 @@ def similarity_to_acceptance(similarity: float) -> float:
     return similarity / (2.0 - similarity)
 
 
-def acceptance_rate(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> float:
-    """Observed acceptances, blended with what the similarity promises by weight of evidence."""
-    pair = (proposer, verifier)
-    similarity = snapshot.similarity.get(pair)
+def acceptance_rate(
+    proposer: str, verifier: str, snapshot: PerformanceSnapshot, width: int = 1
+) -> float:
+    """Observed acceptances, blended with what the similarity promises by weight of evidence.
+
+    What the similarity says of one proposal is a lower bound for several.
+    """
+    similarity = snapshot.similarity.get((proposer, verifier))
     prior = _UNTRIED_ALPHA if similarity is None else similarity_to_acceptance(similarity)
-    seen = snapshot.acceptance.get(pair)
+    seen = snapshot.acceptance.get((proposer, verifier, width))
     if seen is None:
         return prior
     total = seen.evidence + _PRIOR_TOKENS

@@ -8,11 +8,14 @@ and stopping the router is the caller's business.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -21,13 +24,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from specrouter import ChainRouter, Delta, RequestError, RequestOutput
+from specrouter import ChainRouter, Delta, RequestError, RequestOutput, TokenLogprobs
 from specrouter.generate_request import GenerateRequest, SpeculationRequest
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
 _FIELDS = frozenset(GenerateRequest.model_fields) | frozenset(SpeculationRequest.model_fields)
 
 
@@ -36,14 +40,16 @@ def create_app(router: ChainRouter) -> FastAPI:
     app = FastAPI(title="SpecRouter", summary="Routed speculative decoding")
     _add_error_handlers(app)
     created = int(time.time())
+    token_text = _token_texts(router)
 
     @app.post("/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
         prompt, params = body.source(), body.sampling_params()
         deltas = router.astream(prompt, params, body.speculation_override())
+        answers = _Answers(token_text, numbered=params.n > 1)
         if body.stream:
-            return await _streamed(request, deltas)
-        return await _whole(request, deltas)
+            return await _streamed(request, deltas, answers)
+        return await _whole(request, deltas, answers)
 
     @app.get("/health")
     async def health() -> Response:
@@ -62,35 +68,90 @@ def create_app(router: ChainRouter) -> FastAPI:
     return app
 
 
-async def _whole(request: Request, deltas: AsyncGenerator[Delta]) -> Response:
+def _token_texts(router: ChainRouter) -> Callable[[int], str]:
+    """The text of a single id. There are no more of them than the vocabulary has."""
+
+    @functools.cache
+    def token_text(token: int) -> str:
+        text = router.pool.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)  # a list only for several sequences
+        return text
+
+    return token_text
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """How outputs and deltas look in JSON; `numbered` where a prompt has several samples."""
+
+    token_text: Callable[[int], str]
+    numbered: bool
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        if not self.numbered:
+            return {**self._content(outputs[0]), **_ending(outputs[0])}
+        choices = [
+            {**self._content(output), **_ending(output)}
+            for output in sorted(outputs, key=lambda output: output.index)
+        ]
+        seeds = [choice.pop("seed") for choice in choices]
+        return {"choices": choices, "seed": seeds[0]}
+
+    def event(self, delta: Delta) -> dict[str, Any]:
+        if delta.output is None:
+            return self._content(delta)
+        if delta.output.finish_reason == "error":
+            return {**self._number(delta), **_generation_error(delta.output.error)}
+        return {**self._content(delta), **_ending(delta.output)}
+
+    def _content(self, part: Delta | RequestOutput) -> dict[str, Any]:
+        content = {**self._number(part), "text": part.text, "token_ids": list(part.token_ids)}
+        if part.logprobs is not None:
+            content["logprobs"] = [self._position(position) for position in part.logprobs]
+        return content
+
+    def _number(self, part: Delta | RequestOutput) -> dict[str, Any]:
+        return {"index": part.index} if self.numbered else {}
+
+    def _position(self, position: TokenLogprobs) -> dict[str, Any]:
+        top = [self._candidate(token, logprob) for token, logprob in position.top]
+        return {**self._candidate(position.token_id, position.logprob), "top": top}
+
+    def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
+        finite = max(logprob, _LEAST_LOGPROB) if math.isfinite(logprob) else _LEAST_LOGPROB
+        return {"token_id": token, "token": self.token_text(token), "logprob": finite}
+
+
+async def _whole(request: Request, deltas: AsyncGenerator[Delta], answers: _Answers) -> Response:
     async with aclosing(deltas):
-        output = await _unless_client_leaves(request, _last_output(deltas))
-    if output is None:
+        outputs = await _unless_client_leaves(request, _outputs(deltas))
+    if outputs is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    answer = {"text": output.text, "token_ids": list(output.token_ids), **_ending(output)}
-    if output.finish_reason != "error":
+    answer = answers.whole(outputs)
+    failed = next((output for output in outputs if output.finish_reason == "error"), None)
+    if failed is None:
         return JSONResponse(answer)
-    return JSONResponse({**answer, **_generation_error(output.error)}, status_code=500)
+    return JSONResponse({**answer, **_generation_error(failed.error)}, status_code=500)
 
 
-async def _streamed(request: Request, deltas: AsyncGenerator[Delta]) -> Response:
+async def _streamed(request: Request, deltas: AsyncGenerator[Delta], answers: _Answers) -> Response:
     """Waits for the first tokens, so that a refusal can still be a status code."""
     first = await _unless_client_leaves(request, anext(deltas))
     if first is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    return _EventStream(first, deltas)
+    return _EventStream(first, deltas, answers)
 
 
 class _EventStream(StreamingResponse):
-    """One event per committed run of tokens, then `[DONE]`.
+    """One event per committed run of tokens of a sample, then `[DONE]`.
 
     Closes `deltas` however the response ends: that is what cancels the request of a client that
     left. (Starlette alone leaves it to the garbage collector.)
     """
 
-    def __init__(self, first: Delta, deltas: AsyncGenerator[Delta]) -> None:
+    def __init__(self, first: Delta, deltas: AsyncGenerator[Delta], answers: _Answers) -> None:
         self._deltas = deltas
-        self._events = _events(first, deltas)
+        self._events = _events(first, deltas, answers)
         super().__init__(
             self._events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
@@ -100,11 +161,13 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(first: Delta, rest: AsyncGenerator[Delta]) -> AsyncGenerator[bytes]:
+async def _events(
+    first: Delta, rest: AsyncGenerator[Delta], answers: _Answers
+) -> AsyncGenerator[bytes]:
     try:
-        yield _event(_delta_payload(first))
+        yield _event(answers.event(first))
         async for delta in rest:
-            yield _event(_delta_payload(delta))
+            yield _event(answers.event(delta))
     except Exception as error:
         # The status line is out; only an event can still tell the client.
         logger.exception("a stream failed")
@@ -116,14 +179,6 @@ def _event(payload: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
 
 
-def _delta_payload(delta: Delta) -> dict[str, Any]:
-    if delta.output is None:
-        return {"text": delta.text, "token_ids": list(delta.token_ids)}
-    if delta.output.finish_reason == "error":
-        return _generation_error(delta.output.error)
-    return {"text": delta.text, "token_ids": list(delta.token_ids), **_ending(delta.output)}
-
-
 def _ending(output: RequestOutput) -> dict[str, Any]:
     return {
         "finish_reason": output.finish_reason,
@@ -132,11 +187,11 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-async def _last_output(deltas: AsyncGenerator[Delta]) -> RequestOutput:
-    async for delta in deltas:
-        if delta.output is not None:
-            return delta.output
-    raise RuntimeError("the request ended without an output")
+async def _outputs(deltas: AsyncGenerator[Delta]) -> list[RequestOutput]:
+    outputs = [delta.output async for delta in deltas if delta.output is not None]
+    if not outputs:
+        raise RuntimeError("the request ended without an output")
+    return outputs
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[_Result]) -> _Result | None:

@@ -1,8 +1,17 @@
 """State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
-from statemgr.forward_view import ForwardView
+from statemgr.forward_view import ForwardView, TreeMask
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
+from statemgr.ngram_table import NgramTable
 from statemgr.state_manager import StateManager
 
-__all__ = ["ForwardView", "KVStore", "LayerShape", "ModelState", "StateManager"]
+__all__ = [
+    "ForwardView",
+    "KVStore",
+    "LayerShape",
+    "ModelState",
+    "NgramTable",
+    "StateManager",
+    "TreeMask",
+]

@@ -2,7 +2,7 @@
 
 Contract: tokens of the pack stand row after row, `counts[i]` consecutive ones of `rows[i]`. Token
 `t` of row `r` at position `p` attends to the valid slots of `r` whose position is at most `p`; a
-token tree restricts that further by `visible`. Attention runs in groups of rows: those with few
+token tree restricts that further by a `TreeMask`. Attention runs in groups of rows: those with few
 queries together, padded to the most that any has, and long prefill chunks alone.
 KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked: attention kernels then give a
 query the same bits whatever stands beside it.
@@ -39,7 +39,19 @@ class RowGroup:
     take: Tensor | None
     put: Tensor | None
     pack_index: Tensor | None
-    visible: Bools | None = None  # [B, Q, S] tree visibility; None: positions decide
+    source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
+
+
+@dataclass(frozen=True, eq=False)
+class TreeMask:
+    """Who descends from whom among a row's speculative slots, which positions do not tell.
+
+    Row r's speculative slots are `starts[r] .. starts[r] + E`; token t of the pack may attend to
+    the e-th of its row's where `visible[t, e]`. `visible` may be on the device alone.
+    """
+
+    starts: Ints  # [rows of the store]
+    visible: Tensor  # [T, E] bool
 
 
 class ForwardView:
@@ -52,8 +64,10 @@ class ForwardView:
         positions: Ints,  # [rows, slots]
         flat_slots: Ints,  # [T] where the pack's tokens go
         groups: Sequence[RowGroup],
+        tree: TreeMask | None = None,
     ) -> None:
         self.groups = groups
+        self._tree = tree
         self._store = store
         self._cache_mask = cache_mask
         self._positions = positions
@@ -88,6 +102,8 @@ class ForwardView:
         key = (id(group), repeat, window, dtype, device)
         if key not in self._masks:
             allowed = torch.from_numpy(self._allowed(group, window)).to(device, non_blocking=True)
+            if self._tree is not None:
+                allowed &= self._descent(self._tree, group, device)
             mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
             mask.masked_fill_(~allowed, float("-inf"))
             self._masks[key] = mask.repeat(1, repeat, 1).unsqueeze(1)
@@ -102,11 +118,21 @@ class ForwardView:
         allowed: Bools = valid & (slot_position <= query_position)
         if window is not None:
             allowed &= slot_position > query_position - window
-        if group.visible is not None:
-            allowed &= group.visible
         # Without any slot to attend to, an idle row would divide by zero; it sees slot 0.
         allowed[:, :, 0] |= group.positions < 0
         return allowed
+
+    def _descent(self, tree: TreeMask, group: RowGroup, device: torch.device) -> Tensor:
+        """[B, Q, S]: is the slot committed, or an ancestor of the query?"""
+        starts = tree.starts[group.first : group.first + group.rows]
+        place = np.arange(group.length) - starts[:, None]  # [B, S] among the speculative slots
+        width = tree.visible.shape[1]
+        committed = torch.from_numpy((place < 0) | (place >= width)).to(device, non_blocking=True)
+        place = np.broadcast_to(place.clip(0, width - 1)[:, None], (*group.source.shape, len(place[0])))
+        index = torch.from_numpy(np.ascontiguousarray(place)).to(device, non_blocking=True)
+        source = torch.from_numpy(group.source).to(tree.visible.device, non_blocking=True)
+        seen = tree.visible[source].to(device).gather(2, index)
+        return seen | committed.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -163,7 +189,8 @@ class GroupPlanner:
         positions = np.full((reach, queries), -1, dtype=np.int64)
         if sole and len(rows) == reach and bool((counts == queries).all()):
             positions[:] = self.positions[pack].reshape(reach, queries)
-            return RowGroup(first, reach, queries, length, positions, None, None, None)
+            source = np.arange(pack.start, pack.stop).reshape(reach, queries)
+            return RowGroup(first, reach, queries, length, positions, None, None, None, source)
         # Row i's tokens fill the head of its Q places; the rest repeat its last token.
         place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
         source = self._offsets[span.first : span.stop, None] + place
@@ -181,6 +208,7 @@ class GroupPlanner:
             self._tensor(take.reshape(-1)),
             self._tensor(put),
             self._tensor(np.arange(pack.start, pack.stop)),
+            take,
         )
 
     def _tensor(self, values: Ints) -> Tensor:

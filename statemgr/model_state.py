@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from statemgr.forward_view import ForwardView, GroupPlanner
+from statemgr.forward_view import ForwardView, GroupPlanner, TreeMask
 from statemgr.kv_store import KVStore, LayerShape
 
 Ints = NDArray[np.int64]
@@ -75,32 +75,41 @@ class ModelState:
     def set_tokens(self, flat_slots: Ints, tokens: Ints) -> None:
         self.cache_tokens.reshape(-1)[flat_slots] = tokens
 
-    def view(self, rows: Ints, counts: Ints, positions: Ints, flat_slots: Ints) -> ForwardView:
+    def view(
+        self,
+        rows: Ints,
+        counts: Ints,
+        positions: Ints,
+        flat_slots: Ints,
+        tree: TreeMask | None = None,
+    ) -> ForwardView:
         """The view of a forward over appended tokens; rows must ascend."""
         planner = GroupPlanner(
             rows, counts, positions, self.ends[rows], self.slots, self.store.devices[0]
         )
-        return ForwardView(self.store, self.cache_mask, self.positions, flat_slots, planner.plan())
+        groups = planner.plan()
+        return ForwardView(self.store, self.cache_mask, self.positions, flat_slots, groups, tree)
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
         self.cache_mask[rows] &= self.positions[rows] < lengths[:, None]
         self._truncate(rows)
 
-    def commit(self, row: int, base: int, accepted: Ints) -> None:
-        """Keeps an accepted path of a token tree, and drops all other speculative slots.
+    def commit(self, rows: Ints, bases: Ints, accepted: Ints) -> None:
+        """Keeps the accepted paths of token trees, and drops all other speculative slots.
 
         Args:
-            base: positions from here on are speculative.
-            accepted: slots of `row` (not flat) on the path, one per position from `base` on.
+            bases: [R] positions from here on are speculative.
+            accepted: flat slots on the paths, of any of the rows; one per row and position from
+                the row's base on.
         """
-        keep = self.positions[row] < base
-        keep[accepted] = True
-        self.cache_mask[row] &= keep
-        rows = np.array([row])
-        self._truncate(rows)
+        self.cache_mask[rows] &= self.positions[rows] < bases[:, None]
+        self.cache_mask.reshape(-1)[accepted] = True
         if self.canonical:
-            self.fix_kv_cache(rows, hole_share=0.0)
+            self._put_in_place(accepted)
+        self._truncate(rows)
+        if not self.canonical:
+            self._compact_holey(rows)
 
     def fix_kv_cache(self, rows: Ints, hole_share: float = HOLE_SHARE) -> None:
         """Compacts rows in which more than `hole_share` of the slots in use are holes.
@@ -155,6 +164,27 @@ class ModelState:
     def check_free(self, row: int) -> None:
         assert self.ends[row] == 0, f"row {row} is not free"
         assert not self.cache_mask[row].any(), f"row {row} has valid slots"
+
+    def _put_in_place(self, flat_slots: Ints) -> None:
+        """Moves slots to where their positions say, in rows that are in order before them."""
+        row, slot = flat_slots // self.slots, flat_slots % self.slots
+        position = self.positions[row, slot]
+        moved = slot != position
+        if not moved.any():
+            return
+        row, slot, position = row[moved], slot[moved], position[moved]
+        tokens = self.cache_tokens[row, slot]
+        self.store.move(row * self.slots + slot, row * self.slots + position)
+        self.cache_mask[row, slot] = False
+        self.cache_tokens[row, position] = tokens
+        self.positions[row, position] = position
+        self.cache_mask[row, position] = True
+
+    def _compact_holey(self, rows: Ints) -> None:
+        ends = self.ends[rows]
+        holes = ends - self.lengths(rows)
+        if np.any(holes > HOLE_SHARE * ends):
+            self.fix_kv_cache(rows[holes > HOLE_SHARE * ends])
 
     def _misplaced(self, row: int, hole_share: float) -> Ints | None:
         """Valid slots in the order of their positions, or None where the row may stay as it is."""

@@ -21,11 +21,18 @@ Ints = NDArray[np.int64]
 
 
 class StateManager:
-    """Args: `max_tokens` of a row, drafts included; `budget_tokens` of all rows, None: no bound."""
+    """Args:
+    max_tokens: of a row, committed and drafted ones up to the request's length.
+    budget_tokens: that all rows may reserve together; None: no bound.
+    tree_tokens: slots of each row beyond `max_tokens`, for the nodes of a token tree.
+    """
 
-    def __init__(self, rows: int, max_tokens: int, budget_tokens: int | None = None) -> None:
+    def __init__(
+        self, rows: int, max_tokens: int, budget_tokens: int | None = None, tree_tokens: int = 0
+    ) -> None:
         self.rows = rows
-        self.slots = -(-max_tokens // KV_QUANTUM) * KV_QUANTUM
+        self.max_tokens = max_tokens
+        self.slots = -(-(max_tokens + tree_tokens) // KV_QUANTUM) * KV_QUANTUM
         self.budget_tokens = budget_tokens
         self.tokens: Ints = np.zeros((rows, self.slots), dtype=np.int64)  # committed
         self.counts: Ints = np.zeros(rows, dtype=np.int64)  # n, committed tokens of each row
@@ -41,7 +48,7 @@ class StateManager:
         return int(self._reserved.sum())
 
     def can_ever_fit(self, tokens: int) -> bool:
-        return tokens <= self.slots and (self.budget_tokens is None or tokens <= self.budget_tokens)
+        return tokens <= self.max_tokens and (self.budget_tokens is None or tokens <= self.budget_tokens)
 
     def allocate(self, prompt: Sequence[int], reserve: int) -> int | None:
         """The lowest free row, holding `prompt`; None where there is no row or memory now."""

@@ -5,22 +5,46 @@ layer that speaks softly. Sizes grow strictly, as chains want it.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tests.modelpool.factories import make_tokenizer, save_gpt2, save_llama, save_qwen3
+from tests.modelpool.factories import (
+    GEMMAS,
+    is_post_norm,
+    make_tokenizer,
+    save_gemma2,
+    save_gemma3,
+    save_gpt2,
+    save_gpt_neox,
+    save_llama,
+    save_mistral,
+    save_opt,
+    save_phi,
+    save_qwen2,
+    save_qwen3,
+)
 
+# Not here: Gemma 2, which has no SDPA for the oracle; `save_family` knows it.
 SAVERS: dict[str, Callable[..., Path]] = {
     "llama": save_llama,
+    "qwen2": save_qwen2,
     "qwen3": save_qwen3,
+    "mistral": save_mistral,
     "gpt2": save_gpt2,
+    "opt": save_opt,
+    "gpt-neox": save_gpt_neox,
+    "phi": save_phi,
+    "gemma3": save_gemma3,
 }
 NAMES = ("small", "middle", "target")
-_OUTPUTS = ("o_proj", "down_proj", "c_proj")  # what a layer adds to the residual stream
+_LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
+# What a layer adds to the residual stream. Not covered: Gemma, which norms it afterwards.
+_OUTPUTS = ("o_proj.", "out_proj.", "down_proj.", "c_proj.", ".dense.", "dense_4h_to_h.", "fc2.")
 _LOUDNESS = 0.3  # of a grown layer, beside its original
 
 
@@ -43,25 +67,51 @@ def grown_copy(source: Path, directory: Path) -> Path:
     last = config.num_hidden_layers - 1
     _set_layers(config, last + 2)
     weights = model.state_dict()
-    prefix = "transformer.h" if config.model_type == "gpt2" else "model.layers"
+    prefix = _LAYERS.get(config.model_type, "model.layers")
     for name, weight in list(weights.items()):
         if name.startswith(f"{prefix}.{last}."):
-            loudness = _LOUDNESS if any(part in name for part in _OUTPUTS) else 1.0
-            weights[name.replace(f".{last}.", f".{last + 1}.", 1)] = weight * loudness
+            above = name.replace(f".{last}.", f".{last + 1}.", 1)
+            weights[above] = _softened(config.model_type, name, weight)
     grown = cast(Any, AutoModelForCausalLM).from_config(config, dtype=model.dtype)
     grown.load_state_dict(weights)
     return _save(grown, directory)
 
 
+def padded_copy(source: Path, directory: Path, rows: int, seed: int) -> Path:
+    """A copy that knows `rows` more ids than the tokenizer, all likelier than the real ones."""
+    model: Any = _load(source)
+    count = model.config.vocab_size
+    model.resize_token_embeddings(count + rows, mean_resizing=False)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            padding = layer.weight[count:]
+            noise = torch.randn(padding.shape, generator=generator, dtype=torch.float64)
+            padding.copy_(4.0 * layer.weight[:count].std() * noise)
+    return _save(model, directory)
+
+
 def save_family(
-    directory: Path, architecture: str = "llama", *, noise: float = 0.05, seed: int = 0
+    directory: Path,
+    architecture: str = "llama",
+    *,
+    noise: float = 0.05,
+    seed: int = 0,
+    padding: Sequence[int] = (0, 0, 0),
 ) -> dict[str, Path]:
-    """Three models of growing size, weakest first, under `directory`."""
-    raw = SAVERS[architecture](directory / "small-raw", layers=1, seed=seed)
+    """Three models of growing size, weakest first, under `directory`.
+
+    `padding` is how many ids beyond the tokenizer's each of them knows.
+    """
+    save = save_gemma2 if architecture == "gemma2" else SAVERS[architecture]
+    raw = save(directory / "small-raw", layers=1, seed=seed)
     paths = {"small": _unbiased_copy(raw, directory / "small")}
     for step, (below, name) in enumerate(itertools.pairwise(NAMES), start=1):
         grown = grown_copy(paths[below], directory / f"{name}-grown")
         paths[name] = noisy_copy(grown, directory / name, noise, seed + step)
+    for name, rows in zip(NAMES, padding, strict=True):
+        if rows:
+            paths[name] = padded_copy(paths[name], directory / f"{name}-padded", rows, seed)
     return paths
 
 
@@ -75,20 +125,30 @@ def pool_settings(paths: dict[str, Path], dtype: str = "float64", **extra: Any) 
 
 
 def _unbiased_copy(source: Path, directory: Path) -> Path:
-    """A copy without norm biases: GPT-2's would make every context predict the same token."""
+    """A copy without norm biases: they would make every context predict the same token."""
     model = _load(source)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "ln_" in name and name.endswith("bias"):
+            if ("ln_" in name or "norm" in name) and name.endswith("bias"):
                 weight.zero_()
     return _save(model, directory)
 
 
+def _softened(model_type: str, name: str, weight: Tensor) -> Tensor:
+    if model_type in GEMMAS:  # whose norms multiply by 1 + weight
+        return _LOUDNESS * (1.0 + weight) - 1.0 if is_post_norm(name) else weight
+    return weight * _LOUDNESS if any(part in name for part in _OUTPUTS) else weight
+
+
 def _set_layers(config: PreTrainedConfig, layers: int) -> None:
-    config.num_hidden_layers = layers
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        config.layer_types = [kinds[0]] * layers
+    config.num_hidden_layers = layers
+    if kinds is None:
+        return
+    pattern = kinds[:1]
+    if config.model_type in GEMMAS:
+        pattern = ["sliding_attention", "full_attention"]
+    config.layer_types = [pattern[layer % len(pattern)] for layer in range(layers)]
 
 
 def _load(source: Path) -> PreTrainedModel:

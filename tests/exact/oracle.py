@@ -1,13 +1,14 @@
 """What a request must say: an unpatched `transformers` model, one request at a time.
 
 Contract: nothing of the engine is used but the noise function, whose own distribution
-`tests.exact.distribution` checks. Greedy references come from `generate`; seeded ones from the
-model's logits, `transformers`' own warpers (temperature, top-k, top-p, in that order), and
-argmax(processed + Gumbel(seed, position)).
+`tests.exact.distribution` checks. Plain greedy references come from `generate`; others from the
+model's logits, `transformers`' own processors and warpers in the documented order, two lines for
+the presence and frequency penalties, and argmax(processed + Gumbel(seed, position)).
 
-Not covered: stop strings.
+Not covered: stop strings, bad words that are texts, samples but the first.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,10 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -33,17 +38,17 @@ class Choice:
     """What was chosen at one output position, and from what."""
 
     token: int
-    logits: Tensor  # [V] float64
-    scores: Tensor  # [V] float64, -inf where top-k or top-p cut, noise included
+    logits: Tensor  # [V] float64, with all that comes before the temperature
+    scores: Tensor  # [V] float64, -inf where top-k, top-p or min-p cut, noise included
     params: SamplingParams
 
     def margin(self, other: int) -> float:
         """How little would have to change for `other` to be chosen.
 
-        Either its score, or one of the two tokens across the edge of top-k or top-p. `other`
-        outside the vocabulary can never be.
+        Either its score, or one of the two tokens across the edge of top-k, top-p or min-p.
+        `other` outside the vocabulary can never be, nor can an excluded one.
         """
-        if not 0 <= other < len(self.scores):
+        if not 0 <= other < len(self.scores) or self.logits[other] == -torch.inf:
             return float("inf")
         ways = [float(self.scores[self.token] - self.scores[other])]
         if self.params.temperature > 0:
@@ -74,7 +79,7 @@ class Oracle:
 
     def tokens(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """The whole output of a request; it ends with the id that stopped it, if one did."""
-        if params.temperature == 0:
+        if params.temperature == 0 and not _edits(params):
             return self.generate(prompt, params)
         return tuple(choice.token for choice in self.choices(prompt, params))
 
@@ -100,7 +105,8 @@ class Oracle:
         pending, choices = list(prompt), list[Choice]()
         while len(choices) < params.max_new_tokens:
             logits = self._forward(pending, cache)
-            choices.append(self.choose(logits, params, len(choices)))
+            history = (*prompt, *(choice.token for choice in choices))
+            choices.append(self.choose(logits, params, history, len(prompt)))
             pending = [choices[-1].token]
             if choices[-1].token in self.stop_ids(params):
                 break
@@ -112,22 +118,34 @@ class Oracle:
     ) -> Choice:
         """The choice at output position `len(generated)`, given what stands before it."""
         logits = self._forward([*prompt, *generated], DynamicCache())
-        return self.choose(logits, params, len(generated))
+        return self.choose(logits, params, (*prompt, *generated), len(prompt))
 
     @torch.inference_mode()
-    def processed_logits(self, contexts: Tensor, params: SamplingParams) -> Tensor:
-        """Processed logits [N, V] float64 after each of the contexts [N, L]."""
-        logits = self.model(contexts).logits[:, -1, : self.vocab_size]
-        return process(logits.double(), params)
+    def processed_logits(
+        self, contexts: Tensor, params: SamplingParams, prompt_length: int | None = None
+    ) -> Tensor:
+        """Processed logits [N, V] float64 after each of the contexts [N, L].
 
-    def choose(self, logits: Tensor, params: SamplingParams, position: int) -> Choice:
-        """`logits` [V] of the model, `position` of the output."""
-        scores = process(logits.double().unsqueeze(0), params)[0]
+        `prompt_length`: of every context; None: all of it.
+        """
+        logits = self.model(contexts).logits[:, -1, : self.vocab_size]
+        length = contexts.shape[1] if prompt_length is None else prompt_length
+        return process(logits.double(), params, contexts, length, self.stop_ids(params))
+
+    def choose(
+        self, logits: Tensor, params: SamplingParams, history: tuple[int, ...], prompt_length: int
+    ) -> Choice:
+        """`logits` [V] of the model after `history`, which is the prompt and the output so far."""
+        texts = torch.tensor([history])
+        edited = edit(
+            logits.double().unsqueeze(0), params, texts, prompt_length, self.stop_ids(params)
+        )
+        scores = warp(edited, params)[0]
         if params.temperature > 0:
             assert params.seed is not None, "a sampled reference needs a seed"
-            noise = gumbel(params.seed, position, self.vocab_size)
+            noise = gumbel(params.seed, len(history) - prompt_length, self.vocab_size)
             scores = scores + torch.from_numpy(np.asarray(noise))
-        return Choice(_lowest_argmax(scores), logits.double(), scores, params)
+        return Choice(_lowest_argmax(scores), edited[0], scores, params)
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """The ids that end a request."""
@@ -141,37 +159,109 @@ class Oracle:
         return logits
 
 
-def process(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, top-k, top-p by `transformers`: logits [N, V] float64 -> the same."""
+def process(
+    logits: Tensor,
+    params: SamplingParams,
+    texts: Tensor | None = None,
+    prompt_length: int = 0,
+    end_ids: frozenset[int] = frozenset(),
+) -> Tensor:
+    """What a token is chosen from but for the noise: logits [N, V] float64 -> the same.
+
+    Args:
+        texts: [N, L] what stands before; None: nothing.
+        prompt_length: of every text; the rest is output.
+        end_ids: which `min_tokens` keeps away.
+    """
+    return warp(edit(logits, params, texts, prompt_length, end_ids), params)
+
+
+def edit(
+    logits: Tensor,
+    params: SamplingParams,
+    texts: Tensor | None,
+    prompt_length: int,
+    end_ids: frozenset[int],
+) -> Tensor:
+    """`process` up to the temperature."""
+    assert not params.bad_words, "references take bad_words_ids"
+    ids = torch.empty((len(logits), 0), dtype=torch.long) if texts is None else texts
+    edited = logits.clone()
+    for token, bias in _biases(params):
+        edited[:, token] += bias
+    if params.repetition_penalty != 1:
+        edited = RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty))(ids, edited)
+    output = ids[:, prompt_length:]
+    counts = torch.zeros_like(edited).scatter_add_(1, output, torch.ones_like(output).to(edited))
+    edited -= params.frequency_penalty * counts + params.presence_penalty * counts.clamp(max=1)
+    if params.bad_words_ids:
+        edited = NoBadWordsLogitsProcessor([list(word) for word in params.bad_words_ids])(
+            ids, edited
+        )
+    if params.min_tokens and end_ids:
+        edited = MinNewTokensLengthLogitsProcessor(
+            prompt_length, params.min_tokens, sorted(end_ids)
+        )(ids, edited)
+    for processor in params.logits_processors:
+        edited = processor(ids, edited)
+    return edited
+
+
+def warp(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, top-k, top-p, min-p by `transformers`."""
     if params.temperature == 0:
         return logits
     ids = torch.empty(0, dtype=torch.long)
-    processed: Tensor = TemperatureLogitsWarper(params.temperature)(ids, logits)
+    warped: Tensor = TemperatureLogitsWarper(float(params.temperature))(ids, logits)
     if params.top_k > 0:
-        processed = TopKLogitsWarper(params.top_k)(ids, processed)
+        warped = TopKLogitsWarper(params.top_k)(ids, warped)
     if params.top_p < 1:
-        processed = TopPLogitsWarper(params.top_p)(ids, processed)
-    return processed
+        warped = TopPLogitsWarper(params.top_p)(ids, warped)
+    if params.min_p > 0:
+        warped = cast(Any, MinPLogitsWarper(params.min_p))(ids, warped)
+    return warped
 
 
 def cut_distance(logits: Tensor, params: SamplingParams, token: int) -> float:
     """How far `token` is from being kept instead of cut, or cut instead of kept.
 
-    For top-k in logits, for top-p in probability; infinite where neither is set. In float32 a
-    token on the very edge of the nucleus may fall either way. `logits` are unprocessed, [V].
+    For top-k and min-p in logits, for top-p in probability; infinite where none is set. In float32
+    a token on the very edge of the nucleus may fall either way. `logits` [V] are those that the
+    temperature is applied to.
     """
     distances = [float("inf")]
     scaled = logits.double() / params.temperature
+    own = float(scaled[token])
     if 0 < params.top_k < scaled.numel():
         ordered = scaled.sort(descending=True).values
         edge = ordered[params.top_k - 1 : params.top_k + 1]
-        distances.append(float((edge - scaled[token]).abs().max()))
+        distances.append(float((edge - own).abs().max()))
         scaled = scaled.masked_fill(scaled < ordered[params.top_k - 1], -torch.inf)
     if params.top_p < 1:
         probabilities = scaled.softmax(-1)
         above = probabilities[probabilities > probabilities[token]].sum()
         distances.append(float((above - params.top_p).abs()))
+    if params.min_p > 0:
+        distances.append(abs(float(scaled.max()) - own + math.log(params.min_p)))
     return min(distances)
+
+
+def _edits(params: SamplingParams) -> bool:
+    """Whether anything but the warpers touches the logits."""
+    return bool(
+        params.logit_bias
+        or params.repetition_penalty != 1
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.bad_words
+        or params.bad_words_ids
+        or params.min_tokens
+        or params.logits_processors
+    )
+
+
+def _biases(params: SamplingParams) -> tuple[tuple[int, float], ...]:
+    return cast(tuple[tuple[int, float], ...], params.logit_bias)  # a mapping is stored as pairs
 
 
 def _generation_config(**settings: Any) -> GenerationConfig:

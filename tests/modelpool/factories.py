@@ -14,17 +14,26 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
 )
 
 VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
 EOS_TOKEN = "<|endoftext|>"
 MAX_POSITIONS = 512
+GEMMAS = frozenset({"gemma2", "gemma3_text"})
+SLIDING_WINDOW = 8  # positions, own one included; most contexts of the tests are longer
 
 _TEXT = (
     "the quick brown fox jumps over the lazy dog and runs through the forest again",
@@ -60,6 +69,25 @@ def save_llama(
 ) -> Path:
     """Write a random Llama with its tokenizer."""
     config = LlamaConfig(
+        **_shape(hidden, layers, heads, kv_heads, vocab_size), tie_word_embeddings=tied
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_qwen2(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+    tied: bool = True,
+) -> Path:
+    """Write a random Qwen2 (biased queries, keys and values) with its tokenizer."""
+    config = Qwen2Config(
         **_shape(hidden, layers, heads, kv_heads, vocab_size), tie_word_embeddings=tied
     )
     return _save(config, Path(directory), seed=seed, dtype=dtype)
@@ -109,6 +137,120 @@ def save_gpt2(
     return _save(config, Path(directory), seed=seed, dtype=dtype)
 
 
+def save_mistral(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+    tied: bool = True,
+) -> Path:
+    """Write a random Mistral (a sliding window in every layer) with its tokenizer."""
+    config = MistralConfig(
+        **_shape(hidden, layers, heads, kv_heads, vocab_size),
+        sliding_window=SLIDING_WINDOW,
+        tie_word_embeddings=tied,
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_opt(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+) -> Path:
+    """Write a random OPT (learnt positions from 2 on) with its tokenizer."""
+    config = OPTConfig(
+        **_shape(hidden, layers, heads, heads, vocab_size),
+        ffn_dim=4 * hidden,
+        word_embed_proj_dim=hidden,
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_gpt_neox(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+) -> Path:
+    """Write a random GPT-NeoX (parallel attention, partial rotation) with its tokenizer."""
+    config = GPTNeoXConfig(**_shape(hidden, layers, heads, heads, vocab_size))
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_phi(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+) -> Path:
+    """Write a random Phi (parallel attention, a biased output) with its tokenizer."""
+    config = PhiConfig(**_shape(hidden, layers, heads, kv_heads, vocab_size))
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_gemma2(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+    tied: bool = True,
+) -> Path:
+    """Write a random Gemma 2 (capped scores, windows in turn) with its tokenizer."""
+    config = Gemma2Config(
+        **_shape(hidden, layers, heads, kv_heads, vocab_size),
+        **_gemma_shape(hidden, layers, heads),
+        attn_logit_softcapping=2.0,
+        tie_word_embeddings=tied,
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
+def save_gemma3(
+    directory: Path | str,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    dtype: str = "float64",
+    tied: bool = True,
+) -> Path:
+    """Write a random Gemma 3 for text (two rotations, windows in turn) with its tokenizer."""
+    config = Gemma3TextConfig(
+        **_shape(hidden, layers, heads, kv_heads, vocab_size),
+        **_gemma_shape(hidden, layers, heads),
+        tie_word_embeddings=tied,
+    )
+    return _save(config, Path(directory), seed=seed, dtype=dtype)
+
+
 def save_perturbed(
     source: Path | str, directory: Path | str, *, noise: float = 0.03, seed: int = 0
 ) -> Path:
@@ -128,6 +270,11 @@ def save_perturbed(
     return Path(directory)
 
 
+def is_post_norm(name: str) -> bool:
+    """Whether a Gemma's weight scales what a layer adds to the residual stream."""
+    return "post_attention_layernorm" in name or "post_feedforward_layernorm" in name
+
+
 def _shape(hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
@@ -143,6 +290,16 @@ def _shape(hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int)
     }
 
 
+def _gemma_shape(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    kinds = ("sliding_attention", "full_attention")
+    return {
+        "head_dim": hidden // heads,
+        "query_pre_attn_scalar": hidden // heads,
+        "sliding_window": SLIDING_WINDOW,
+        "layer_types": [kinds[layer % 2] for layer in range(layers)],
+    }
+
+
 def _save(config: PreTrainedConfig, directory: Path, *, seed: int, dtype: str) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -154,6 +311,9 @@ def _save(config: PreTrainedConfig, directory: Path, *, seed: int, dtype: str) -
                 torch.nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
             else:  # louder than the embeddings, or tied ones make each token predict itself
                 torch.nn.init.normal_(parameter, std=3.5 * min(parameter.shape) ** -0.5)
+            if config.model_type in GEMMAS and "norm" in name:  # it multiplies by 1 + weight
+                loudness = 8.0 if is_post_norm(name) else 2.0 if "self_attn" in name else 1.0
+                parameter.data.mul_(loudness).sub_(1.0)
     model.to(getattr(torch, dtype)).save_pretrained(str(directory))
     make_tokenizer(directory)
     return directory

@@ -10,6 +10,7 @@ from modelpool.errors import ConfigError
 
 SMALL = {"name": "small", "source": "bundled:small"}
 LARGE = {"name": "large", "source": "path:large", "dtype": "bfloat16"}
+NGRAM = {"name": "quoter", "source": "ngram"}
 
 
 def field_of(pool: Any, field: str = "pool") -> tuple[str, str]:
@@ -39,6 +40,17 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
         ([SMALL, SMALL], "small", "pool.models[1].name", "models[0]"),
         ([SMALL], "large", "pool.target", "'large'"),
         ([{**SMALL, "name": "a>b"}], "a>b", "pool.models[0].name", "a>b"),
+        ([NGRAM, LARGE, {**NGRAM, "name": "b"}], "large", "pool.models[2].source", "models[0]"),
+        ([NGRAM, LARGE], "quoter", "pool.target", "cannot verify"),
+        ([LARGE, {**NGRAM, "dtype": "float32"}], "large", "pool.models[1].dtype", "float32"),
+        ([LARGE, {**NGRAM, "device": "cpu"}], "large", "pool.models[1].device", "cpu"),
+        ([LARGE, {**NGRAM, "revision": "v1"}], "large", "pool.models[1].revision", "v1"),
+        (
+            [LARGE, {**NGRAM, "trust_remote_code": True}],
+            "large",
+            "pool.models[1].trust_remote_code",
+            "no weights",
+        ),
         ([], "large", "pool.models", "1"),
         ("small", "small", "pool.models", "small"),
     ],
@@ -64,6 +76,13 @@ def test_the_limit_has_room_for_what_is_never_evicted() -> None:
     models = [{**SMALL, "pinned": True}, LARGE]
     found, _ = field_of({"target": "large", "models": models, "max_loaded_models": 1})
     assert found == "pool.max_loaded_models"
+
+
+def test_a_member_without_weights_counts_for_no_limit() -> None:
+    models = [{**NGRAM, "pinned": True}, LARGE]
+    raw = {"target": "large", "models": models, "max_loaded_models": 1}
+    pool = validate_config(PoolConfig, raw, "pool")
+    assert [model.is_weightless for model in pool.models] == [True, False]
 
 
 def test_paths_start_at_the_root_of_a_larger_configuration() -> None:

@@ -201,6 +201,41 @@ def test_padded_embeddings_are_accepted_and_short_ones_refused(
         ModelPool.from_config(raw)
 
 
+def with_ngram(raw: dict[str, Any]) -> dict[str, Any]:
+    return {**raw, "models": [*raw["models"], {"name": "quoter", "source": "ngram"}]}
+
+
+def test_a_weightless_member_is_the_weakest_and_always_there(models: Path) -> None:
+    raw = with_ngram(config(models, ("large", "small"), "large"))
+    pool = ModelPool.from_config(raw, kv_tokens=1000)
+    assert pool.names == ("quoter", "small", "large")
+    assert [pool.is_weightless(name) for name in pool.names] == [True, False, False]
+    assert pool.parameter_count("quoter") == 0
+    assert pool.max_positions("quoter") == 2**31
+    assert pool.is_loaded("quoter")
+    assert not pool.evict("quoter")
+    pool.check_architectures()
+
+
+def test_a_weightless_member_has_no_model_to_get(models: Path) -> None:
+    pool = ModelPool.from_config(with_ngram(config(models, ("large",), "large")))
+    for method in (pool.get, pool.acquire, pool.path, pool.placement):
+        with pytest.raises(ValueError, match="'quoter' has no model"):
+            method("quoter")
+    assert not pool.is_weightless("absent")
+    with pytest.raises(KeyError):
+        pool.parameter_count("absent")
+
+
+def test_a_weightless_member_takes_nobodys_room(models: Path) -> None:
+    raw = with_ngram(config(models, ("large", "small"), "large", max_loaded_models=2))
+    pool, loads = counted(raw)
+    pool.get("small")
+    pool.get("large")
+    assert all(pool.is_loaded(name) for name in pool.names)
+    assert len(loads.calls) == 2
+
+
 def test_construction_imports_no_modelling_code(models: Path) -> None:
     raw = config(models, ALL, "large")
     program = (

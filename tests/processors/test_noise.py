@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from processors.noise import NoiseBank, gumbel
+from processors.noise import NoiseBank, gumbel, uniform
 
 VOCAB = 40
 
@@ -33,6 +33,37 @@ def test_noise_has_the_mean_and_the_spread_of_a_gumbel() -> None:
     noise = gumbel(0, 0, 200_000)
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.05)
+
+
+def test_a_uniform_is_a_function_of_seed_stream_and_position() -> None:
+    assert uniform(3, 5) == uniform(3, 5)
+    assert len({uniform(3, 5), uniform(4, 5), uniform(3, 6), uniform(3, 5, stream=1)}) == 4
+
+
+def test_uniforms_fill_the_unit_interval_evenly() -> None:
+    values = np.array([uniform(seed, seed % 7) for seed in range(20_000)])
+    assert 0.0 <= values.min() < 0.001
+    assert 0.999 < values.max() < 1.0
+    assert values.mean() == pytest.approx(0.5, abs=0.01)
+    assert values.var() == pytest.approx(1 / 12, abs=0.005)
+
+
+def test_a_uniform_knows_nothing_of_the_gumbel_noise_of_its_key() -> None:
+    noise = np.array([gumbel(seed, 0, 8) for seed in range(5_000)])
+    values = np.array([uniform(seed, 0) for seed in range(5_000)])
+    as_uniform = np.exp(-np.exp(-noise))
+    assert np.abs(as_uniform - values[:, None]).min() > 0.0
+    for token in range(8):
+        assert abs(np.corrcoef(as_uniform[:, token], values)[0, 1]) < 0.06
+
+
+def test_a_bank_keeps_the_streams_of_one_seed_apart() -> None:
+    bank = make_bank()
+    bank.open(0, seed=5)
+    bank.open(1, seed=5, stream=2**32 + 1)
+    taken = bank.take([0, 1], [3, 3]).numpy()
+    assert np.array_equal(taken[0], gumbel(5, 3, VOCAB))
+    assert np.array_equal(taken[1], gumbel(5, 3, VOCAB, stream=2**32 + 1))
 
 
 def test_a_bank_gives_each_row_the_noise_of_its_seed() -> None:

@@ -1,16 +1,48 @@
-"""A row's choice depends on its logits, its settings and its position, and on nothing beside it."""
+"""A row's choice depends on its logits, settings, text and position, and on nothing beside it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
-from transformers import TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from processors.noise import gumbel
-from processors.sampler import Sampler, SamplingSettings, process_logits
+from processors.contexts import Contexts
+from processors.noise import gumbel, uniform
+from processors.sampler import Sampler, SamplingSettings
 
 VOCAB = 50
-GREEDY = SamplingSettings(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+GREEDY = SamplingSettings()
+PROMPT = (3, 4, 5, 6)
+OUTPUT = (7, 7, 8)
+WORDS = ((9,), (7, 8, 10), (8, 10), (8, 11), (20, 21), (3, 4, 5, 6, 7, 7, 8, 12))
+FULL = SamplingSettings(
+    temperature=0.8,
+    top_k=12,
+    top_p=0.9,
+    seed=3,
+    min_p=0.05,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.3,
+    logit_bias=((7, 2.0), (30, -5.0)),
+    min_tokens=5,
+    end_token_ids=(0, 1),
+    bad_words_ids=WORDS,
+)
 
 
 def random_logits(count: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -18,76 +50,166 @@ def random_logits(count: int, seed: int = 0, dtype: torch.dtype = torch.float64)
     return (3 * torch.randn(count, VOCAB, generator=drawn, dtype=torch.float64)).to(dtype)
 
 
-def warped(logits: Tensor, settings: SamplingSettings) -> Tensor:
-    """[1, V] what `transformers` makes of [1, V]: temperature, top-k, top-p."""
-    scores = logits.double() / settings.temperature
-    nothing = torch.zeros(1, 0, dtype=torch.int64)
-    if settings.top_k:
-        scores = TopKLogitsWarper(settings.top_k)(nothing, scores)
-    if settings.top_p < 1.0:
-        scores = TopPLogitsWarper(settings.top_p)(nothing, scores)
+def edited(logits: Tensor, s: SamplingSettings, prompt: Sequence[int], output: list[int]) -> Tensor:
+    """[1, V] what `transformers` makes of [1, V] before the temperature."""
+    text = torch.tensor([[*prompt, *output]], dtype=torch.int64)
+    scores: Tensor = logits.double().clone()
+    for token, bias in s.logit_bias:
+        scores[:, token] += bias
+    scores = RepetitionPenaltyLogitsProcessor(s.repetition_penalty)(text, scores)
+    counts = torch.tensor(np.bincount(output, minlength=VOCAB)).double()
+    scores = scores - s.frequency_penalty * counts - s.presence_penalty * counts.clamp(max=1)
+    if s.bad_words_ids:
+        scores = NoBadWordsLogitsProcessor([list(word) for word in s.bad_words_ids])(text, scores)
+    if s.end_token_ids:
+        ends = list(s.end_token_ids)
+        scores = MinNewTokensLengthLogitsProcessor(len(prompt), s.min_tokens, ends)(text, scores)
     return scores
 
 
-def open_rows(*settings: SamplingSettings) -> Sampler:
+def warped(logits: Tensor, s: SamplingSettings) -> Tensor:
+    """[1, V] what `transformers` makes of [1, V]: temperature, top-k, top-p, min-p."""
+    scores: Tensor = logits.double() / s.temperature
+    nothing = torch.zeros(1, 0, dtype=torch.int64)
+    if s.top_k:
+        scores = TopKLogitsWarper(s.top_k)(nothing, scores)
+    if s.top_p < 1.0:
+        scores = TopPLogitsWarper(s.top_p)(nothing, scores)
+    if s.min_p > 0.0:
+        scores = cast(Any, MinPLogitsWarper(s.min_p))(nothing, scores)
+    return scores
+
+
+def open_rows(*rows: SamplingSettings, prompt: Sequence[int] = ()) -> Sampler:
     sampler = Sampler(VOCAB, window=16)
-    for row, one in enumerate(settings):
-        sampler.open(row, one)
+    for row, one in enumerate(rows):
+        sampler.open(row, one, prompt)
     return sampler
 
 
+def contexts_at(
+    rows: list[int], positions: list[int], paths: list[list[int]] | None = None
+) -> Contexts:
+    """`paths`: of any lengths; the rest of each line is filled with what must not matter."""
+    if paths is None:
+        return Contexts(np.array(rows), np.array(positions), np.zeros(len(rows), dtype=np.int64))
+    depths = [len(path) for path in paths]
+    filled = torch.full((len(rows), max(depths) + 1), -1)
+    for line, path in zip(filled, paths, strict=True):
+        line[: len(path)] = torch.tensor(path, dtype=torch.int64)
+    return Contexts(np.array(rows), np.array(positions), np.array(depths), filled)
+
+
 def choose(sampler: Sampler, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
-    chosen: list[int] = sampler.choose(logits, np.array(rows), np.array(positions)).tolist()
+    chosen: list[int] = sampler.choose(logits, contexts_at(rows, positions))[0].tolist()
     return chosen
+
+
+def scores_of(
+    one: SamplingSettings,
+    logits: Tensor,
+    position: int,
+    path: list[int] | None = None,
+    prompt: Sequence[int] = PROMPT,
+    output: Sequence[int] = OUTPUT,
+) -> Tensor:
+    """[V] of a row that is alone."""
+    sampler = Sampler(VOCAB, window=16)
+    sampler.open(0, one, prompt, output)
+    paths = None if path is None else [path]
+    return sampler.scores(logits, contexts_at([0], [position], paths))[0]
+
+
+# Processing
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, VOCAB, 10 * VOCAB])
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 1.0])
-def test_processing_equals_that_of_transformers(
-    temperature: float, top_k: int, top_p: float
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_warping_equals_that_of_transformers(
+    temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    settings = SamplingSettings(temperature, top_k, top_p, seed=0)
-    logits = random_logits(20)
-    got = process_logits(logits, [settings] * 20)
+    one = SamplingSettings(temperature, top_k, top_p, seed=0, min_p=min_p)
+    logits, noise = random_logits(20), torch.from_numpy(gumbel(0, 2, VOCAB))
+    got = open_rows(one).scores(logits, contexts_at([0] * 20, [2] * 20))
     for index in range(20):
-        wanted = warped(logits[index : index + 1], settings)[0]
+        wanted = warped(logits[index : index + 1], one)[0] + noise
         torch.testing.assert_close(got[index], wanted, rtol=1e-14, atol=0)
 
 
-def test_rows_of_one_batch_are_processed_each_by_its_own_settings() -> None:
-    settings = [
-        SamplingSettings(1.0, 0, 1.0, 0),
-        SamplingSettings(0.5, 3, 1.0, 0),
-        SamplingSettings(2.0, 0, 0.7, 0),
-        SamplingSettings(0.8, 7, 0.6, 0),
-        SamplingSettings(0.8, 1, 0.6, 0),
-    ]
-    logits = random_logits(5)
-    together = process_logits(logits, settings)
-    for index, one in enumerate(settings):
-        alone = process_logits(logits[index : index + 1], [one])[0]
-        assert torch.equal(together[index], alone)
-        torch.testing.assert_close(alone, warped(logits[index : index + 1], one)[0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"logit_bias": ((7, 2.0), (30, -5.0), (49, -math.inf))},
+        {"repetition_penalty": 1.7},
+        {"repetition_penalty": 0.6},
+        {"presence_penalty": -1.2},
+        {"frequency_penalty": 0.7},
+        {"bad_words_ids": ((9,), (11,))},
+        {"bad_words_ids": WORDS},
+        {"min_tokens": 4, "end_token_ids": (0, 1)},
+        {"min_tokens": 3, "end_token_ids": (0, 1)},
+        {"min_tokens": 2},
+        {field.name: getattr(FULL, field.name) for field in dataclasses.fields(FULL)},
+    ],
+)
+def test_every_setting_equals_that_of_transformers(
+    changed: dict[str, Any], temperature: float
+) -> None:
+    one = SamplingSettings(**{**changed, "temperature": temperature, "seed": 3})
+    for seed in range(10):
+        logits = random_logits(1, seed)
+        wanted = edited(logits, one, PROMPT, list(OUTPUT))
+        if temperature > 0:
+            wanted = warped(wanted, one) + torch.from_numpy(gumbel(3, 3, VOCAB))
+        got = scores_of(one, logits, position=3)
+        assert torch.equal(got.isfinite(), wanted[0].isfinite())
+        torch.testing.assert_close(got, wanted[0], rtol=1e-13, atol=1e-13)
+
+
+def test_a_phrase_is_held_back_only_where_the_text_ends_with_its_beginning() -> None:
+    one = SamplingSettings(bad_words_ids=((7, 8, 10), (8, 8, 11), (5, 5, 5, 5, 5, 7, 7, 8, 12)))
+    kept = scores_of(one, random_logits(1), 3).isfinite()
+    assert kept.logical_not().nonzero().flatten().tolist() == [10]
 
 
 def test_processing_leaves_the_logits_as_they_are() -> None:
     logits = random_logits(2)
     before = logits.clone()
-    process_logits(logits, [SamplingSettings(0.5, 3, 0.5, 0)] * 2)
+    sampler = open_rows(FULL, GREEDY)
+    for contexts in (contexts_at([0, 1], [0, 0]), contexts_at([0, 0], [0, 0])):
+        sampler.scores(logits, contexts)
+        sampler.rank(logits, contexts, 3)
+        sampler.distribution(logits, contexts)
     assert torch.equal(logits, before)
 
 
-def test_ties_of_the_kth_largest_stay() -> None:
-    logits = torch.tensor([[1.0, 5.0, 3.0, 3.0, 0.0]])
-    kept = process_logits(logits, [SamplingSettings(1.0, 2, 1.0, 0)])[0].isfinite()
-    assert kept.tolist() == [False, True, True, True, False]
+def test_plain_greedy_rows_are_not_copied() -> None:
+    logits = random_logits(2, dtype=torch.bfloat16)
+    sampler = open_rows(GREEDY, SamplingSettings(seed=4, top_k=3, stream=2, end_token_ids=(1,)))
+    assert sampler.scores(logits, contexts_at([0, 1], [0, 0])) is logits
 
 
-def test_top_p_breaks_ties_to_the_lowest_id() -> None:
-    logits = torch.zeros(1, 4)
-    kept = process_logits(logits, [SamplingSettings(1.0, 0, 0.5, 0)])[0].isfinite()
-    assert kept.tolist() == [True, True, False, False]
+def test_what_top_k_excludes_is_never_chosen() -> None:
+    sampler, logits = open_rows(SamplingSettings(5.0, 3, 1.0, seed=1)), random_logits(1)
+    best = logits[0].topk(3).indices.tolist()
+    chosen = {choose(sampler, logits, [0], [position])[0] for position in range(200)}
+    assert chosen == set(best)
+
+
+def test_if_every_id_is_excluded_the_winning_score_says_so() -> None:
+    one = SamplingSettings(1.0, 3, 0.5, min_p=0.1, bad_words_ids=tuple((t,) for t in range(VOCAB)))
+    for row in (one, dataclasses.replace(one, temperature=0.0)):
+        sampler, contexts = open_rows(row), contexts_at([0], [0])
+        assert sampler.choose(random_logits(1), contexts)[1].tolist() == [-math.inf]
+        ids, log_probabilities = sampler.rank(random_logits(1), contexts, 2)
+        assert ids.shape == (1, 2)
+        assert log_probabilities.tolist() == [[-math.inf, -math.inf]]
+
+
+# Choices
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -96,64 +218,324 @@ def test_greedy_takes_the_largest_and_the_lowest_id_of_several(dtype: torch.dtyp
     ties = (logits[0] == logits.max()).nonzero()[:, 0].tolist()
     assert len(ties) > 2
     assert choose(open_rows(GREEDY), logits, [0], [0]) == [ties[0]]
+    ids, _ = open_rows(GREEDY).rank(logits, contexts_at([0], [0]), 2)
+    assert ids[0, 0] == ties[0]
+    assert ids[0, 1] in ties[1:]
 
 
 def test_a_sampled_token_is_the_largest_of_the_perturbed_logits() -> None:
-    settings = SamplingSettings(0.8, 0, 1.0, seed=9)
-    sampler, logits = open_rows(settings), random_logits(1)
+    sampler, logits = open_rows(SamplingSettings(0.8, seed=9, stream=2)), random_logits(1)
     for position in range(20):
-        wanted = int((logits[0].numpy() / 0.8 + gumbel(9, position, VOCAB)).argmax())
-        assert choose(sampler, logits, [0], [position]) == [wanted]
-
-
-def test_what_top_k_excludes_is_never_chosen() -> None:
-    settings = SamplingSettings(5.0, 3, 1.0, seed=1)
-    sampler, logits = open_rows(settings), random_logits(1)
-    best = logits[0].topk(3).indices.tolist()
-    chosen = {choose(sampler, logits, [0], [position])[0] for position in range(200)}
-    assert chosen == set(best)
+        perturbed = logits[0].numpy() / 0.8 + gumbel(9, position, VOCAB, stream=2)
+        ids, values = sampler.choose(logits, contexts_at([0], [position]))
+        assert ids.tolist() == [int(perturbed.argmax())]
+        assert values.tolist() == [perturbed.max()]
 
 
 def test_logits_may_be_fewer_than_the_noise() -> None:
-    settings = SamplingSettings(1.0, 0, 1.0, seed=2)
-    logits = random_logits(1)[:, :30]
-    wanted = int((logits[0].numpy() + gumbel(2, 0, 30)).argmax())
-    assert choose(open_rows(settings), logits, [0], [0]) == [wanted]
-
-
-def test_a_choice_does_not_depend_on_its_neighbours() -> None:
-    settings = [
-        SamplingSettings(1.0, 0, 1.0, 1),
-        GREEDY,
-        SamplingSettings(0.7, 4, 0.8, 1),
-        SamplingSettings(1.5, 0, 0.5, 2),
-        GREEDY,
-    ]
-    rows = [0, 0, 1, 2, 2, 3, 4]
-    positions = [4, 5, 0, 7, 8, 0, 2]
-    logits = random_logits(len(rows), seed=4)
-    together = choose(open_rows(*settings), logits, rows, positions)
-    for index, row in enumerate(rows):
-        alone = choose(open_rows(*settings), logits[index : index + 1], [row], [positions[index]])
-        assert together[index : index + 1] == alone
-    order = [5, 2, 0, 6, 4, 1, 3]
-    shuffled = choose(
-        open_rows(*settings), logits[order], [rows[i] for i in order], [positions[i] for i in order]
-    )
-    assert shuffled == [together[i] for i in order]
+    one = dataclasses.replace(FULL, end_token_ids=(40,), bad_words_ids=((45,), (7, 8, 46)))
+    logits = random_logits(1)
+    padded = logits.clone()
+    padded[:, 30:] = -math.inf
+    for row in (SamplingSettings(1.0, seed=2), one):
+        assert torch.equal(
+            scores_of(row, logits[:, :30], 3, [31, 8]), scores_of(row, padded, 3, [31, 8])[:30]
+        )
 
 
 def test_rows_opened_before_and_after_the_first_choice_are_alike() -> None:
-    settings = SamplingSettings(1.0, 0, 1.0, 3)
-    sampler, logits = open_rows(settings), random_logits(1)
+    one = SamplingSettings(1.0, seed=3, stream=4)
+    sampler, logits = open_rows(one), random_logits(1)
     first = choose(sampler, logits, [0], [1])
-    sampler.open(1, settings)
+    sampler.open(1, one)
     assert choose(sampler, logits, [1], [1]) == first
 
 
-def test_a_closed_row_takes_its_settings_along() -> None:
-    sampler = open_rows(SamplingSettings(1.0, 0, 1.0, 3))
+def test_a_closed_row_takes_its_settings_and_text_along() -> None:
+    sampler = open_rows(FULL, prompt=PROMPT)
     choose(sampler, random_logits(1), [0], [1])
     sampler.close(0)
     sampler.open(0, GREEDY)
     assert choose(sampler, random_logits(1), [0], [1]) == [int(random_logits(1).argmax())]
+    sampler.close(0)
+    sampler.open(0, FULL)
+    got = sampler.scores(random_logits(1), contexts_at([0], [1]))[0]
+    assert torch.equal(got, scores_of(FULL, random_logits(1), 1, prompt=(), output=()))
+
+
+class Shift:
+    """A processor whose result depends on the whole text."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.roll(int(input_ids.sum()) % 7, dims=-1)
+
+
+class Broken:
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
+        scores.zero_()
+        if self._result is None:
+            raise RuntimeError("broken")
+        return self._result
+
+
+some_settings = st.builds(
+    SamplingSettings,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 1, 6]),
+    top_p=st.sampled_from([0.4, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+    min_p=st.sampled_from([0.0, 0.2]),
+    repetition_penalty=st.sampled_from([0.8, 1.0, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([-0.5, 0.0, 1.0]),
+    logit_bias=st.sampled_from([(), ((2, 4.0), (7, -3.0))]),
+    min_tokens=st.sampled_from([0, 3]),
+    end_token_ids=st.sampled_from([(), (1, 2)]),
+    bad_words_ids=st.sampled_from([(), ((9,),), WORDS, ((7, 13),)]),
+    logits_processors=st.sampled_from([(), (Shift(),)]),
+    stream=st.integers(0, 3),
+)
+some_tokens = st.lists(st.integers(3, 12), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_context_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.tuples(some_settings, some_tokens, some_tokens), min_size=1))
+    places = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, len(rows) - 1), some_tokens, st.integers(0, 15)), min_size=1
+        )
+    )
+    with torch.inference_mode():
+        sampler = Sampler(VOCAB, window=16)
+        for row, (one, prompt, output) in enumerate(rows):
+            sampler.open(row, one, prompt, output)
+        logits = random_logits(len(places), seed=4)
+        together = sampler.scores(
+            logits,
+            contexts_at(
+                [row for row, _, _ in places],
+                [position for _, _, position in places],
+                [path for _, path, _ in places],
+            ),
+        )
+        for index, (row, path, position) in enumerate(places):
+            one, prompt, output = rows[row]
+            alone = scores_of(one, logits[index : index + 1], position, path, prompt, output)
+            assert torch.equal(together[index], alone)
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_settings, some_tokens, some_tokens, some_tokens, some_tokens)
+def test_a_path_counts_like_committed_tokens(
+    one: SamplingSettings, prompt: list[int], output: list[int], path: list[int], more: list[int]
+) -> None:
+    with torch.inference_mode():
+        sampler, logits = Sampler(VOCAB, window=16), random_logits(1)
+        sampler.open(0, one, prompt, output)
+        for tokens, ahead in ((path, more), (more, path)):
+            drafted = sampler.scores(logits, contexts_at([0], [9], [tokens + ahead])).clone()
+            halfway = sampler.scores(logits, contexts_at([0], [9], [tokens])).clone()
+            sampler.extend(0, tokens)
+            assert torch.equal(sampler.scores(logits, contexts_at([0], [9])), halfway)
+            assert torch.equal(sampler.scores(logits, contexts_at([0], [9], [ahead])), drafted)
+
+
+def test_rows_that_look_at_their_text_need_paths() -> None:
+    own = (Shift(),)
+    reading = [
+        SamplingSettings(repetition_penalty=1.1),
+        SamplingSettings(presence_penalty=0.1),
+        SamplingSettings(frequency_penalty=-0.1),
+        SamplingSettings(bad_words_ids=((1,), (1, 2))),
+        SamplingSettings(logits_processors=own),
+    ]
+    blind = dataclasses.replace(
+        FULL,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        bad_words_ids=((9,),),
+    )
+    sampler = open_rows(blind, *reading)
+    assert not sampler.needs_paths(np.array([0, 0]))
+    assert all(sampler.needs_paths(np.array([0, row])) for row in range(1, len(reading) + 1))
+
+
+# Log-probabilities and distributions
+
+
+@pytest.mark.parametrize("one", [GREEDY, SamplingSettings(0.8, seed=1), FULL])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_log_probabilities_are_normalised(one: SamplingSettings, dtype: torch.dtype) -> None:
+    sampler, logits = open_rows(one, prompt=PROMPT), random_logits(1, dtype=dtype)
+    contexts = contexts_at([0], [2])
+    wanted = sampler.scores(logits, contexts)[0].double().log_softmax(-1)
+    ids, ranked = sampler.rank(logits, contexts, VOCAB)
+    assert ids.sort().values.tolist() == [list(range(VOCAB))]
+    assert ranked.dtype == torch.float64
+    torch.testing.assert_close(ranked[0], wanted[ids[0]], rtol=1e-5, atol=1e-5)
+    assert ranked.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+    assert (ranked <= 0).all()
+    assert (ranked.diff() <= 0).logical_or(ranked[:, 1:].isinf()).all()
+    everywhere = contexts_at([0] * VOCAB, [2] * VOCAB)
+    listed = sampler.log_probabilities(logits.expand(VOCAB, -1), everywhere, torch.arange(VOCAB))
+    torch.testing.assert_close(listed, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize("purpose", [0, 1])
+def test_the_best_are_ranked(width: int, purpose: int) -> None:
+    sampler, logits = open_rows(SamplingSettings(0.8, seed=1), GREEDY), random_logits(2)
+    contexts = contexts_at([0, 1], [2, 2])
+    ids, ranked = sampler.rank(logits, contexts, width, purpose)
+    wanted = sampler.scores(logits, contexts, purpose).log_softmax(-1).topk(width)
+    assert torch.equal(ids, wanted.indices)
+    torch.testing.assert_close(ranked, wanted.values)
+
+
+def test_judging_is_choosing_and_looking_up() -> None:
+    sampler, logits = open_rows(FULL, GREEDY, prompt=PROMPT), random_logits(3)
+    contexts = contexts_at([0, 0, 1], [3, 4, 5], [[], [7], []])
+    parents, tokens = torch.tensor([2, 0, 0, 1, 2]), torch.tensor([3, 30, 7, 20, VOCAB])
+    choices, winning, own, others = sampler.judge(logits, contexts, parents, tokens)
+    chosen = sampler.choose(logits, contexts)
+    assert torch.equal(choices, chosen[0])
+    assert torch.equal(winning, chosen[1])
+    torch.testing.assert_close(own, sampler.log_probabilities(logits, contexts, choices))
+    wanted = sampler.scores(logits, contexts).log_softmax(-1)
+    torch.testing.assert_close(others[:4], wanted[parents[:4], tokens[:4]])
+    assert others[4] == -math.inf
+
+
+def test_the_distribution_is_that_of_the_processed_logits() -> None:
+    greedy = dataclasses.replace(FULL, temperature=0.0)
+    sampler, logits = open_rows(FULL, greedy, GREEDY, prompt=PROMPT), random_logits(3)
+    contexts = contexts_at([0, 1, 2], [0, 0, 0])
+    got = sampler.distribution(logits, contexts)
+    assert got.dtype == torch.float64
+    wanted = warped(edited(logits[:1], FULL, PROMPT, []), FULL)[0].softmax(-1)
+    torch.testing.assert_close(got[0], wanted)
+    for index in (1, 2):
+        best = sampler.scores(logits, contexts)[index].argmax()
+        assert torch.equal(got[index], torch.eye(VOCAB, dtype=torch.float64)[best])
+    alone = sampler.distribution(logits[1:], contexts_at([1, 2], [0, 0]))
+    assert torch.equal(alone, got[1:])
+
+
+@pytest.mark.parametrize("one", [GREEDY, SamplingSettings(0.8, seed=1), FULL])
+def test_nan_comes_through(one: SamplingSettings) -> None:
+    sampler, logits = open_rows(one, GREEDY), random_logits(3)
+    logits[0, 17] = math.nan
+    logits[1] = math.nan
+    contexts = contexts_at([0, 0, 1], [2, 3, 0])
+    at = torch.tensor([5, 5, 5])
+    found = [
+        sampler.choose(logits, contexts)[1],
+        sampler.rank(logits, contexts, 1)[1].sum(1),
+        sampler.rank(logits, contexts, 3)[1].sum(1),
+        sampler.log_probabilities(logits, contexts, at),
+        sampler.judge(logits, contexts, torch.arange(3), at)[2],
+        sampler.distribution(logits, contexts).sum(1),
+    ]
+    for values in found:
+        assert values.isnan().tolist() == [True, True, False]
+
+
+# Noise
+
+
+def test_each_purpose_has_noise_of_its_own() -> None:
+    one = SamplingSettings(1.0, seed=5, stream=3)
+    sampler, logits = open_rows(GREEDY, one), torch.zeros(1, VOCAB, dtype=torch.float64)
+    for purpose in (2, 0, 1):
+        wanted = gumbel(5, 6, VOCAB, stream=3 + purpose * 2**32)
+        scores = sampler.scores(logits, contexts_at([1], [6]), purpose)
+        assert np.array_equal(scores[0].numpy(), wanted)
+        both = sampler.noise(contexts_at([0, 1], [6, 6]), purpose)
+        assert np.array_equal(both.numpy(), [np.zeros(VOCAB), wanted])
+        narrow = sampler.noise(contexts_at([1], [6]), purpose, like=logits[:, :30])
+        assert np.array_equal(narrow[0].numpy(), wanted[:30])
+    sampler.close(1)
+    sampler.open(1, dataclasses.replace(one, stream=0))
+    scores = sampler.scores(logits, contexts_at([1], [6]), 2)
+    assert np.array_equal(scores[0].numpy(), gumbel(5, 6, VOCAB, stream=2 * 2**32))
+
+
+def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
+    sampler = open_rows(SamplingSettings(1.0, seed=5, stream=3), GREEDY)
+    got = sampler.uniforms(contexts_at([0, 1, 0], [4, 4, 5]), purpose=2)
+    stream = 3 + 2 * 2**32
+    assert got.tolist() == [uniform(5, 4, stream), uniform(0, 4, 2 * 2**32), uniform(5, 5, stream)]
+
+
+# Processors of the caller
+
+
+def test_processors_run_in_order_on_the_whole_text() -> None:
+    seen = list[list[int]]()
+
+    def note(input_ids: Tensor, scores: Tensor) -> Tensor:
+        seen.append(input_ids[0].tolist())
+        return scores + 1.0
+
+    def double(input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.mul_(2.0)
+
+    one = SamplingSettings(logits_processors=(note, double))
+    logits = random_logits(1)
+    got = scores_of(one, logits, 3, path=[9, 9])
+    assert seen == [[*PROMPT, *OUTPUT, 9, 9]]
+    assert torch.equal(got, (logits[0] + 1.0) * 2.0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Broken(),
+        Broken("scores"),
+        Broken(torch.zeros(VOCAB)),
+        Broken(torch.full((1, VOCAB), math.nan)),
+    ],
+)
+def test_a_processor_that_fails_is_reported_and_skipped(broken: Broken) -> None:
+    shift = Shift()
+    rows = [
+        dataclasses.replace(FULL, logits_processors=(broken, shift)),
+        dataclasses.replace(FULL, logits_processors=(shift,)),
+        GREEDY,
+    ]
+    sampler, logits = open_rows(*rows, prompt=PROMPT), random_logits(3)
+    got = sampler.scores(logits, contexts_at([0, 1, 2], [3, 3, 3]))
+    for index, row in enumerate([rows[1], rows[1], GREEDY]):
+        alone = scores_of(row, logits[index : index + 1], 3, output=())
+        assert torch.equal(got[index], alone)
+    errors = sampler.take_errors()
+    assert list(errors) == [0]
+    assert isinstance(errors[0], RuntimeError | ValueError)
+    assert sampler.take_errors() == {}
+
+
+def test_errors_end_with_their_row() -> None:
+    sampler = open_rows(SamplingSettings(logits_processors=(Broken(),)))
+    choose(sampler, random_logits(1), [0], [0])
+    sampler.close(0)
+    assert sampler.take_errors() == {}
+
+
+def test_nan_of_the_model_is_not_blamed_on_a_processor() -> None:
+    sampler = open_rows(SamplingSettings(logits_processors=(Shift(),)))
+    logits = torch.full((1, VOCAB), math.nan)
+    assert sampler.choose(logits, contexts_at([0], [0]))[1].isnan().all()
+    assert sampler.take_errors() == {}
+
+
+def test_paths_that_are_needed_must_be_known() -> None:
+    sampler = open_rows(SamplingSettings(repetition_penalty=1.1))
+    contexts = Contexts(np.array([0]), np.array([1]), np.array([1]))
+    with pytest.raises(AssertionError):
+        sampler.scores(random_logits(1), contexts)

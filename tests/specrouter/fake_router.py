@@ -1,14 +1,32 @@
-"""A router without models: every request gets the same runs of tokens."""
+"""A router without models: every sample of every request gets the same runs of tokens.
+
+And a real router without models: its engine gives every sample a token of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from specrouter import Delta, RequestError, RequestMetrics, RequestOutput
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from specrouter import (
+    ChainRouter,
+    Delta,
+    RequestError,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from specrouter.output import FinishReason
+from specrouter.request import RunningRequest
 
 RUNS = ((" a", [5]), ("b\nc", [6, 7]), (" é", [8]))
 METRICS = RequestMetrics(
@@ -20,19 +38,31 @@ METRICS = RequestMetrics(
     prompt_tokens=2,
     output_tokens=4,
 )
+TOKEN_TEXTS = {5: " a", 6: "b", 7: "\nc", 8: " é"}
+
+
+def logprobs_of(ids: Sequence[int], top: int) -> list[TokenLogprobs]:
+    """What every request gets that asks for them; the less likely tokens are impossible."""
+    likely = [(5, -0.25), *((token, -math.inf) for token in (6, 7, 8))]
+    return [TokenLogprobs(token, -token / 4, tuple(likely[:top])) for token in ids]
+
+
+class _Tokenizer:
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(TOKEN_TEXTS[token] for token in ids)
 
 
 class FakeRouter:
     """Records what it is asked.
 
     `hold_after`: waits forever after that many runs, as a slow request does. `error`: ends the
-    request with that failure. `crash`: raises in mid-stream, as no router should.
+    request's last sample with that failure. `crash`: raises in mid-stream, as no router should.
     """
 
     def __init__(
         self, *, hold_after: int | None = None, error: str | None = None, crash: bool = False
     ) -> None:
-        self.pool = SimpleNamespace(target="big", names=("small", "big"))
+        self.pool = SimpleNamespace(target="big", names=("small", "big"), tokenizer=_Tokenizer())
         self.is_healthy = True
         self.calls: list[tuple[Any, Any, Any]] = []
         self.open_requests = 0
@@ -51,7 +81,7 @@ class FakeRouter:
         self._accept(prompt, params, speculation)
         self.open_requests += 1
         try:
-            for position, delta in enumerate(self._deltas()):
+            for position, delta in enumerate(self._deltas(params)):
                 if position == self._hold_after:
                     await asyncio.Event().wait()
                 if self._crash and position == 1:
@@ -64,7 +94,7 @@ class FakeRouter:
         self, prompt: str | Sequence[int], params: Any, speculation: Any = None
     ) -> Iterator[Delta]:
         self._accept(prompt, params, speculation)
-        return iter(self._deltas())
+        return iter(self._deltas(params))
 
     def _accept(self, prompt: str | Sequence[int], params: Any, speculation: Any) -> None:
         for name in getattr(speculation, "chain", None) or ():
@@ -72,15 +102,96 @@ class FakeRouter:
                 raise RequestError("speculation.chain", f"{name!r} is not in the pool")
         self.calls.append((prompt, params, speculation))
 
-    def _deltas(self) -> list[Delta]:
-        *earlier, last = [Delta(text=text, token_ids=ids) for text, ids in RUNS]
+    def _deltas(self, params: Any) -> list[Delta]:
+        """Run after run; the samples take turns, the last one first."""
+        samples = [self._sample(params, index) for index in reversed(range(params.n))]
+        return list(itertools.chain.from_iterable(zip(*samples, strict=True)))
+
+    def _sample(self, params: Any, index: int) -> list[Delta]:
+        def logprobs(ids: Sequence[int]) -> list[TokenLogprobs] | None:
+            return None if params.logprobs is None else logprobs_of(ids, params.logprobs)
+
+        *earlier, last = [
+            Delta(text=text, token_ids=ids, index=index, logprobs=logprobs(ids))
+            for text, ids in RUNS
+        ]
+        ids = list(itertools.chain.from_iterable(ids for _, ids in RUNS))
+        error = self._error if index == params.n - 1 else None
         output = RequestOutput(
             text="".join(text for text, _ in RUNS),
-            token_ids=list(itertools.chain.from_iterable(ids for _, ids in RUNS)),
-            finish_reason="error" if self._error else "length",
-            error=self._error,
+            token_ids=ids,
+            finish_reason="error" if error else "length",
+            error=error,
             metrics=METRICS,
             seed=7,
+            index=index,
+            logprobs=logprobs(ids),
         )
-        ending = Delta(last.text, last.token_ids, output.finish_reason, output)
+        ending = replace(last, finish_reason=output.finish_reason, output=output)
         return [*earlier, ending]
+
+
+class FakeEngine:
+    """Every step brings each request one token, `first_token` of the sample plus its index."""
+
+    first_token = 11
+    max_request_tokens = 100_000
+
+    def __init__(self, *_: Any) -> None:
+        self.running: list[RunningRequest] = []
+        self.seen: list[RunningRequest] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def can_ever_fit(self, tokens: int) -> bool:
+        return tokens <= self.max_request_tokens
+
+    def enqueue(self, request: RunningRequest) -> None:
+        self.running.append(request)
+        self.seen.append(request)
+
+    def step(self) -> None:
+        time.sleep(0.001)  # a long request must not be over before it is cancelled
+        for request in list(self.running):
+            if request.handle.is_cancelled:
+                self._end(request, "cancelled")
+                continue
+            token = self.first_token + request.prompt.sample
+            delta = request.accept([token], ("big",), [TokenLogprobs(token, -1.0)])
+            if request.finished:
+                self.running.remove(request)
+            request.handle.deliver(delta)
+
+    def cancel_all(self) -> None:
+        for request in list(self.running):
+            self._end(request, "cancelled")
+
+    def abandon(self, cause: str) -> None:
+        for request in list(self.running):
+            self._end(request, "error", cause)
+
+    def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
+        self.running.remove(request)
+        request.handle.deliver(request.finish(reason, error))
+
+
+def router_without_models(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ChainRouter, FakeEngine]:
+    """A real router with that engine; the tokenizer's id 0 ends a text. Close it."""
+    engine = FakeEngine()
+    pool = SimpleNamespace(
+        target="big",
+        names=("small", "big"),
+        tokenizer=tokenizer,
+        vocab_size=len(tokenizer),
+        eos_token_ids=frozenset({0}),
+        check_architectures=lambda: None,
+        get=lambda name: None,
+    )
+    monkeypatch.setattr("specrouter.router.Engine", lambda *_: engine)
+    monkeypatch.setattr("specrouter.router.ModelPool.from_config", lambda *_, **__: pool)
+    models = [{"name": name, "source": f"path:/none/{name}"} for name in pool.names]
+    return ChainRouter.from_config({"pool": {"target": pool.target, "models": models}}), engine

@@ -171,6 +171,19 @@ def router(small_config: Settings) -> Iterator[ChainRouter]:
         ("seed", -1),
         ("stop", ("",)),
         ("stop_token_ids", (-1,)),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("frequency_penalty", -3.0),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", {"three": 1.0}),
+        ("min_tokens", 1000),
+        ("bad_words", ("",)),
+        ("bad_words_ids", ((),)),
+        ("n", 0),
+        ("n", 129),
+        ("logprobs", 21),
+        ("logits_processors", (None,)),
     ],
 )
 def test_a_bad_sampling_parameter_is_refused_by_its_name(field: str, value: Any) -> None:
@@ -192,6 +205,24 @@ def test_a_bad_sampling_parameter_is_refused_by_its_name(field: str, value: Any)
 )
 def test_a_bad_prompt_is_refused(router: ChainRouter, field: str, prompt: Any) -> None:
     _assert_request_refused(router, field, prompt)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        pytest.param("stop_token_ids", (VOCAB_SIZE,), id="unknown stop id"),
+        pytest.param("logit_bias", {VOCAB_SIZE: 1.0}, id="unknown biased id"),
+        pytest.param("bad_words_ids", ((3, VOCAB_SIZE),), id="unknown banned id"),
+        pytest.param("bad_words_ids", ((0,),), id="banned end of text"),
+        pytest.param("bad_words", ("<|endoftext|>",), id="banned text that ends the text"),
+        pytest.param("bad_words", ("  ",), id="banned text without tokens"),
+        pytest.param("n", 2, id="several samples for one handle"),
+    ],
+)
+def test_a_parameter_that_the_pool_cannot_serve_is_refused(
+    router: ChainRouter, field: str, value: Any
+) -> None:
+    _assert_request_refused(router, field, params=SamplingParams(**{field: value}))
 
 
 def test_a_prompt_without_room_for_one_token_is_refused(router: ChainRouter) -> None:
@@ -216,6 +247,17 @@ def test_a_depth_below_one_is_refused(router: ChainRouter, depth: int) -> None:
         router,
         "speculation.depth",
         speculation=lambda: Speculation(chain=("small", "target"), depth=depth),
+    )
+
+
+@pytest.mark.parametrize(("width", "depth"), [(0, None), (9, None), (8, 9), (5, 16)])
+def test_a_tree_that_is_too_wide_is_refused(
+    router: ChainRouter, width: int, depth: int | None
+) -> None:
+    _assert_request_refused(
+        router,
+        "speculation.width",
+        speculation=lambda: Speculation(chain=("small", "target"), depth=depth, width=width),
     )
 
 

@@ -1,15 +1,20 @@
 """A request ends once, where its parameters say, and tells its caller everything."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from specrouter.output import Delta, FinishReason, RequestOutput
-from specrouter.params import SamplingParams
+from specrouter import ChainRouter
+from specrouter.output import Delta, FinishReason, RequestOutput, TokenLogprobs
+from specrouter.params import RequestError, SamplingParams
 from specrouter.request import Prompt, RequestHandle, RunningRequest
-from tests.modelpool.factories import make_tokenizer
+from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
+from tests.specrouter.fake_router import FakeEngine, router_without_models
 
 PROMPT = (7, 8, 9)
 EOS = 0
@@ -25,16 +30,20 @@ class Running:
     """A running request, and what it delivered."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, generated: Sequence[int] = (), **params: Any
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        generated: Sequence[int] = (),
+        sample: int = 0,
+        **params: Any,
     ) -> None:
         self.deltas: list[Delta] = []
         self.handle = RequestHandle(1, lambda: None, self.deltas.append)
-        prompt = Prompt(PROMPT, tuple(generated), SamplingParams(**params), None, seed=5)
+        prompt = Prompt(PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample)
         self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
 
     def accept(self, tokens: Sequence[int], chain: tuple[str, ...]) -> None:
         """What the engine does with a cycle's tokens."""
-        self.handle.deliver(self.request.accept(tokens, chain))
+        self.handle.deliver(self.request.accept(tokens, chain, logprobs_of(tokens)))
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         self.handle.deliver(self.request.finish(reason, error))
@@ -42,6 +51,10 @@ class Running:
     @property
     def output(self) -> RequestOutput:
         return self.handle.result(timeout=0)
+
+
+def logprobs_of(tokens: Sequence[int]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(token, -token / 100, ((1, -0.5),)) for token in tokens]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -199,3 +212,246 @@ def test_a_handle_iterates_to_the_last_delta(tokenizer: PreTrainedTokenizerBase)
     handle.deliver(request.accept([11], ALONE))
     handle.deliver(request.accept([12], ALONE))
     assert [delta.token_ids for delta in handle] == [[11], [12]]
+
+
+# Log-probabilities
+
+
+def test_logprobs_come_with_their_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=3, logprobs=1)
+    running.accept([11, 12], PAIR)
+    running.accept([13], ALONE)
+    assert [delta.logprobs for delta in running.deltas] == [
+        logprobs_of([11, 12]),
+        logprobs_of([13]),
+    ]
+    assert running.output.logprobs == logprobs_of([11, 12, 13])
+
+
+@pytest.mark.parametrize(
+    "ending", [{"max_new_tokens": 2}, {"stop_token_ids": (12,)}, {"max_new_tokens": 2, "n": 3}]
+)
+def test_logprobs_end_with_the_text(tokenizer: PreTrainedTokenizerBase, ending: Any) -> None:
+    running = Running(tokenizer, logprobs=0, **ending)
+    running.accept([11, 12, 13, 14], PAIR)
+    assert running.deltas[-1].logprobs == logprobs_of([11, 12])
+    assert running.output.logprobs == logprobs_of([11, 12])
+
+
+def test_logprobs_end_at_a_stop_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, stop=("END",), logprobs=0)
+    running.accept(ids_of(tokenizer, "one END two"), PAIR)
+    assert running.output.finish_reason == "stop"
+    assert running.output.logprobs == logprobs_of(running.output.token_ids)
+    assert running.deltas[-1].logprobs == running.output.logprobs
+
+
+def test_logprobs_do_not_cover_tokens_of_an_earlier_attempt(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, generated=[11, 12], max_new_tokens=3, logprobs=0)
+    running.accept([13], ALONE)
+    assert running.output.token_ids == [11, 12, 13]
+    assert running.output.logprobs == logprobs_of([13])
+
+
+def test_logprobs_that_nobody_asked_for_are_dropped(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=2)
+    running.accept([11], PAIR)
+    running.accept([12], PAIR)
+    assert [delta.logprobs for delta in running.deltas] == [None, None]
+    assert running.output.logprobs is None
+
+
+def test_logprobs_outlive_an_end_from_outside(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, logprobs=0)
+    running.accept([11], PAIR)
+    running.finish("cancelled")
+    assert running.deltas[-1].logprobs == []
+    assert running.output.logprobs == logprobs_of([11])
+
+
+def test_logprobs_must_come_where_they_are_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    request = Running(tokenizer, logprobs=0).request
+    with pytest.raises(AssertionError):
+        request.accept([11], ALONE)
+    with pytest.raises(AssertionError):
+        request.accept([11, 12], ALONE, logprobs_of([11]))
+
+
+# Samples
+
+
+FIRST = FakeEngine.first_token
+THREE = SamplingParams(max_new_tokens=4, n=3)
+ENDLESS = SamplingParams(max_new_tokens=50_000, n=3)
+Served = tuple[ChainRouter, FakeEngine]
+
+
+@pytest.fixture
+def served(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    router, engine = router_without_models(tokenizer, monkeypatch)
+    with router:
+        yield router, engine
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.002)
+
+
+def assert_samples(outputs: Sequence[RequestOutput]) -> None:
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert [output.token_ids for output in outputs] == [[FIRST + index] * 4 for index in range(3)]
+
+
+def test_a_sample_says_which_it_is(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, sample=2, max_new_tokens=2)
+    running.accept([11], PAIR)
+    running.accept([12], PAIR)
+    assert [delta.index for delta in running.deltas] == [2, 2]
+    assert running.output.index == 2
+
+
+def test_generate_gives_the_samples_of_each_prompt_in_turn(served: Served) -> None:
+    router, engine = served
+    other = SamplingParams(max_new_tokens=1)
+    outputs = router.generate([[1, 2], [3], [4]], [THREE, other, THREE])
+    assert_samples(outputs[:3])
+    assert (outputs[3].index, outputs[3].token_ids) == (0, [FIRST])
+    assert_samples(outputs[4:])
+    seeds = [output.seed for output in outputs]
+    assert len(set(seeds[:3])) == len(set(seeds[4:])) == 1
+    assert [request.prompt.sample for request in engine.seen] == [0, 1, 2, 0, 0, 1, 2]
+
+
+def test_submit_all_gives_a_handle_for_each_sample(served: Served) -> None:
+    handles = served[0].submit_all([1, 2], THREE)
+    assert_samples([handle.result(10.0) for handle in handles])
+    assert len({handle.request_id for handle in handles}) == 3
+
+
+def test_submit_serves_one_sample(served: Served) -> None:
+    router, engine = served
+    with pytest.raises(RequestError, match="submit_all") as caught:
+        router.submit([1, 2], THREE)
+    assert caught.value.field == "n"
+    assert engine.seen == []
+
+
+def test_one_refused_prompt_leaves_no_sample_queued(served: Served) -> None:
+    router, engine = served
+    with pytest.raises(RequestError):
+        router.generate([[1, 2], []], THREE)
+    assert engine.seen == []
+
+
+def test_a_stream_has_the_deltas_of_all_samples(served: Served) -> None:
+    deltas = list(served[0].stream([1, 2], THREE))
+    assert sum(delta.finish_reason is not None for delta in deltas) == 3
+    for index in range(3):
+        own = [delta for delta in deltas if delta.index == index]
+        assert [token for delta in own for token in delta.token_ids] == [FIRST + index] * 4
+    outputs = [delta.output for delta in deltas if delta.output is not None]
+    assert_samples(sorted(outputs, key=lambda output: output.index))
+
+
+def test_a_stream_for_coroutines_has_them_too(served: Served) -> None:
+    async def collect() -> list[Delta]:
+        return [delta async for delta in served[0].astream([1, 2], THREE)]
+
+    outputs = [delta.output for delta in asyncio.run(collect()) if delta.output is not None]
+    assert_samples(sorted(outputs, key=lambda output: output.index))
+
+
+def test_leaving_a_stream_cancels_all_samples(served: Served) -> None:
+    router, engine = served
+    for delta in router.stream([1, 2], ENDLESS):
+        assert delta.finish_reason is None
+        break
+    wait_until(lambda: not engine.running)
+    assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+
+
+def test_leaving_a_stream_of_coroutines_cancels_all_samples(served: Served) -> None:
+    router, engine = served
+
+    async def leave() -> None:
+        async with aclosing(router.astream([1, 2], ENDLESS)) as deltas:
+            await anext(deltas)
+
+    asyncio.run(leave())
+    wait_until(lambda: not engine.running)
+    assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+
+
+def test_one_cancelled_sample_leaves_the_others(served: Served) -> None:
+    handles = served[0].submit_all([1, 2], SamplingParams(max_new_tokens=200, n=3))
+    handles[1].cancel()
+    reasons = [handle.result(10.0).finish_reason for handle in handles]
+    assert reasons == ["length", "cancelled", "length"]
+
+
+def test_samples_have_their_logprobs(served: Served) -> None:
+    outputs = served[0].generate([[1, 2]], SamplingParams(max_new_tokens=2, n=2, logprobs=0))
+    for output in outputs:
+        assert output.logprobs == [TokenLogprobs(token, -1.0) for token in output.token_ids]
+
+
+# Banned words
+
+
+def banned(served: Served, **params: Any) -> tuple[tuple[int, ...], ...]:
+    """What the engine is told not to bring about."""
+    router, engine = served
+    router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
+    return engine.seen[-1].prompt.bad_words_ids
+
+
+def test_a_bad_word_is_banned_with_and_without_its_space(
+    served: Served, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    plain, spaced = tuple(ids_of(tokenizer, "the")), tuple(ids_of(tokenizer, " the"))
+    assert len(plain) == len(spaced)
+    assert plain[0] != spaced[0]
+    assert banned(served, bad_words=("the",)) == (plain, spaced)
+    assert banned(served, bad_words=(" the",)) == (plain, spaced)
+
+
+def test_a_space_that_is_a_token_of_its_own_adds_nothing(
+    served: Served, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    plain, spaced = tuple(ids_of(tokenizer, "Z")), tuple(ids_of(tokenizer, " Z"))
+    assert len(spaced) > len(plain)
+    assert banned(served, bad_words=("Z",)) == (plain,)
+
+
+def test_banned_ids_come_after_the_banned_texts(
+    served: Served, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    word = tuple(ids_of(tokenizer, "Z"))
+    sequences = ((3, EOS), (7,))
+    assert banned(served, bad_words=("Z",), bad_words_ids=sequences) == (word, *sequences)
+
+
+@pytest.mark.parametrize(
+    ("field", "params", "reason"),
+    [
+        ("bad_words", {"bad_words": ("fine", "  ")}, "'  ' has no tokens"),
+        ("bad_words", {"bad_words": ("<|endoftext|>",)}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((EOS,),)}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((EOS,),), "ignore_eos": True}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((3, VOCAB_SIZE),)}, f"below {VOCAB_SIZE}"),
+        ("logit_bias", {"logit_bias": {VOCAB_SIZE: 1.0}}, f"below {VOCAB_SIZE}"),
+    ],
+)
+def test_what_the_vocabulary_does_not_allow_is_refused(
+    served: Served, field: str, params: Any, reason: str
+) -> None:
+    router, engine = served
+    with pytest.raises(RequestError, match=reason) as caught:
+        router.generate([[1, 2]], SamplingParams(**params))
+    assert caught.value.field == field
+    assert engine.seen == []

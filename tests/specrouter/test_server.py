@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 from typing import Any, cast
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter import ChainRouter, SamplingParams, Speculation, TokenLogprobs
+from specrouter.generate_request import GenerateRequest
 from specrouter.server import create_app
-from tests.specrouter.fake_router import METRICS, FakeRouter
+from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
 
 PROMPT: dict[str, Any] = {"prompt": "def f"}
 
@@ -76,11 +79,24 @@ def test_every_sampling_field_reaches_the_router() -> None:
         "stop": ["x", "y"],
         "stop_token_ids": [4],
         "ignore_eos": True,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"9": -100, "3": 2.5},
+        "min_tokens": 2,
+        "bad_words": ["bad", "worse"],
+        "bad_words_ids": [[1, 2], [3]],
+        "n": 2,
+        "logprobs": 5,
     }
-    speculation = {"chain": ["small", "big"], "depth": 2}
+    speculation = {"chain": ["small", "big"], "depth": 2, "width": 3}
     post(router, {"input_ids": [1, 2], **fields, "speculation": speculation})
-    expected = SamplingParams(**{**fields, "stop": ("x", "y"), "stop_token_ids": (4,)})
-    assert router.calls == [([1, 2], expected, Speculation(chain=("small", "big"), depth=2))]
+    override = Speculation(chain=("small", "big"), depth=2, width=3)
+    assert router.calls == [([1, 2], SamplingParams(**fields), override)]
+    assert router.calls[0][1].logit_bias == ((3, 2.5), (9, -100.0))
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert known - set(fields) == {"logits_processors"}  # which HTTP cannot carry
 
 
 def test_one_stop_string_needs_no_list() -> None:
@@ -91,10 +107,7 @@ def test_one_stop_string_needs_no_list() -> None:
 
 def test_null_means_the_default_for_every_optional_field() -> None:
     router = FakeRouter()
-    names = [
-        "input_ids", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop",
-        "stop_token_ids", "ignore_eos", "speculation", "stream",
-    ]  # fmt: skip
+    names = set(GenerateRequest.model_fields) - {"prompt"}
     assert post(router, {**PROMPT, **dict.fromkeys(names)}).status_code == 200
     assert router.calls == [("def f", SamplingParams(), None)]
 
@@ -107,6 +120,60 @@ def test_speculation_can_be_switched_off() -> None:
 
 def test_unknown_fields_are_accepted() -> None:
     assert post(FakeRouter(), {**PROMPT, "model": "any", "priority": 3}).status_code == 200
+
+
+def test_several_samples_are_choices_by_index_with_one_seed() -> None:
+    router = FakeRouter()
+    response = post(router, {**PROMPT, "n": 3})
+    assert response.status_code == 200
+    choice = {
+        "text": " ab\nc é",
+        "token_ids": [5, 6, 7, 8],
+        "finish_reason": "length",
+        "metrics": METRICS.to_json(),
+    }
+    choices = [{"index": index, **choice} for index in range(3)]
+    assert response.json() == {"choices": choices, "seed": 7}
+    assert router.open_requests == 0
+
+
+def test_logprobs_have_the_text_of_each_token_and_no_infinity() -> None:
+    answer = post(FakeRouter(), {**PROMPT, "logprobs": 2}).json()
+    top = [
+        {"token_id": 5, "token": " a", "logprob": -0.25},
+        {"token_id": 6, "token": "b", "logprob": -9999.0},
+    ]
+    assert answer["logprobs"] == [
+        {"token_id": token, "token": TOKEN_TEXTS[token], "logprob": -token / 4, "top": top}
+        for token in answer["token_ids"]
+    ]
+
+
+@pytest.mark.parametrize("unlikely", [-math.inf, -1e30, math.nan])
+def test_a_logprob_that_json_cannot_hold_is_the_least(
+    unlikely: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logprobs(ids: list[int], _: int) -> list[TokenLogprobs]:
+        return [TokenLogprobs(token, unlikely) for token in ids]
+
+    monkeypatch.setattr("tests.specrouter.fake_router.logprobs_of", logprobs)
+    answer = post(FakeRouter(), {**PROMPT, "logprobs": 0}).json()
+    assert [position["logprob"] for position in answer["logprobs"]] == [-9999.0] * 4
+
+
+def test_logprobs_of_zero_are_those_of_the_tokens_alone() -> None:
+    answer = post(FakeRouter(), {**PROMPT, "logprobs": 0, "n": 2}).json()
+    for choice in answer["choices"]:
+        assert [position["token_id"] for position in choice["logprobs"]] == choice["token_ids"]
+        assert all(position["top"] == [] for position in choice["logprobs"])
+
+
+def test_a_failed_sample_is_a_500_and_the_others_keep_their_text() -> None:
+    response = post(FakeRouter(error="out of memory"), {**PROMPT, "n": 2})
+    assert response.status_code == 500
+    answer = response.json()
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "error"]
+    assert answer["error"]["message"] == "out of memory"
 
 
 def test_failed_generation_is_a_500_that_names_the_cause_and_keeps_the_text() -> None:
@@ -178,6 +245,48 @@ def test_models_lists_the_target_as_openai_does() -> None:
         ({**PROMPT, "speculation": {"chain": ["small", 4]}}, "speculation.chain[1]"),
         ({**PROMPT, "speculation": {"depth": "4"}}, "speculation.depth"),
         ({**PROMPT, "speculation": {"dept": 4}}, "speculation.dept"),
+        ({**PROMPT, "speculation": {"width": "2"}}, "speculation.width"),
+        ({**PROMPT, "speculation": {"width": 0}}, "speculation.width"),
+        ({**PROMPT, "speculation": {"width": 9}}, "speculation.width"),
+        ({**PROMPT, "speculation": {"width": 8, "depth": 9}}, "speculation.width"),
+        ({**PROMPT, "min_p": "0.1"}, "min_p"),
+        ({**PROMPT, "min_p": 1.5}, "min_p"),
+        ({**PROMPT, "min_p": float("nan")}, "min_p"),
+        ({**PROMPT, "repetition_penalty": 0}, "repetition_penalty"),
+        ({**PROMPT, "repetition_penalty": [1.1]}, "repetition_penalty"),
+        ({**PROMPT, "repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({**PROMPT, "presence_penalty": 2.5}, "presence_penalty"),
+        ({**PROMPT, "presence_penalty": True}, "presence_penalty"),
+        ({**PROMPT, "frequency_penalty": -2.5}, "frequency_penalty"),
+        ({**PROMPT, "frequency_penalty": "1"}, "frequency_penalty"),
+        ({**PROMPT, "logit_bias": [[5, 1.0]]}, "logit_bias"),
+        ({**PROMPT, "logit_bias": {"5": "1"}}, "logit_bias"),
+        ({**PROMPT, "logit_bias": {"5": None}}, "logit_bias"),
+        ({**PROMPT, "logit_bias": {"five": 1}}, "logit_bias"),
+        ({**PROMPT, "logit_bias": {"-5": 1}}, "logit_bias"),
+        ({**PROMPT, "logit_bias": {"5": 101}}, "logit_bias"),
+        ({**PROMPT, "logit_bias": {"5": float("-inf")}}, "logit_bias"),
+        ({**PROMPT, "min_tokens": -1}, "min_tokens"),
+        ({**PROMPT, "min_tokens": "2"}, "min_tokens"),
+        ({**PROMPT, "min_tokens": 5, "max_new_tokens": 4}, "min_tokens"),
+        ({**PROMPT, "bad_words": "bad"}, "bad_words"),
+        ({**PROMPT, "bad_words": ["bad", 5]}, "bad_words[1]"),
+        ({**PROMPT, "bad_words": [""]}, "bad_words"),
+        ({**PROMPT, "bad_words": ["\ud800"]}, "bad_words[0]"),
+        ({**PROMPT, "bad_words_ids": [5]}, "bad_words_ids[0]"),
+        ({**PROMPT, "bad_words_ids": [[5, "6"]]}, "bad_words_ids[0][1]"),
+        ({**PROMPT, "bad_words_ids": [[]]}, "bad_words_ids"),
+        ({**PROMPT, "bad_words_ids": [[-1]]}, "bad_words_ids"),
+        ({**PROMPT, "n": 0}, "n"),
+        ({**PROMPT, "n": 129}, "n"),
+        ({**PROMPT, "n": 1.5}, "n"),
+        ({**PROMPT, "n": "2"}, "n"),
+        ({**PROMPT, "n": True}, "n"),
+        ({**PROMPT, "logprobs": -1}, "logprobs"),
+        ({**PROMPT, "logprobs": 21}, "logprobs"),
+        ({**PROMPT, "logprobs": True}, "logprobs"),
+        ({**PROMPT, "logits_processors": ["f"]}, "logits_processors"),
+        ({**PROMPT, "logits_processors": []}, "logits_processors"),
         ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),
     ],
 )
@@ -240,6 +349,38 @@ def test_stream_is_one_event_per_run_then_the_ending_then_done() -> None:
     )
 
 
+def stream_of(router: FakeRouter, **fields: Any) -> list[dict[str, Any]]:
+    """The events before `[DONE]`, which there must be."""
+    response = post(router, {**PROMPT, "stream": True, **fields})
+    assert response.status_code == 200
+    *events, done, end = response.content.decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_stream_of_several_samples_numbers_its_events() -> None:
+    events = stream_of(FakeRouter(), n=3)
+    assert len(events) == 3 * len(RUNS)
+    for index in range(3):
+        own = [event for event in events if event["index"] == index]
+        assert "".join(event["text"] for event in own) == " ab\nc é"
+        assert ["finish_reason" in event for event in own] == [False, False, True]
+
+
+def test_a_stream_has_the_logprobs_of_each_run() -> None:
+    events = stream_of(FakeRouter(), logprobs=1)
+    for event in events:
+        assert [position["token_id"] for position in event["logprobs"]] == event["token_ids"]
+        assert all(len(position["top"]) == 1 for position in event["logprobs"])
+        assert "index" not in event
+
+
+def test_an_error_of_one_sample_does_not_end_the_others() -> None:
+    events = stream_of(FakeRouter(error="the engine broke"), n=2)
+    assert [event["index"] for event in events if "error" in event] == [1]
+    assert [event["index"] for event in events if "finish_reason" in event] == [0]
+
+
 @pytest.mark.parametrize("router", [FakeRouter(error="the engine broke"), FakeRouter(crash=True)])
 def test_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) -> None:
     response = post(router, {**PROMPT, "stream": True})
@@ -252,9 +393,9 @@ def test_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) -> No
 # Clients that leave
 
 
-async def leave(router: FakeRouter, *, stream: bool, after_events: int = 0) -> None:
+async def leave(router: FakeRouter, *, stream: bool, after_events: int = 0, n: int = 1) -> None:
     """Sends a request, and disconnects once the router works on it and `after_events` arrived."""
-    body = json.dumps({**PROMPT, "stream": stream}).encode()
+    body = json.dumps({**PROMPT, "stream": stream, "n": n}).encode()
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
     events = asyncio.Queue[bytes]()
     gone = asyncio.Event()
@@ -289,9 +430,10 @@ async def leave(router: FakeRouter, *, stream: bool, after_events: int = 0) -> N
 @pytest.mark.parametrize(
     ("stream", "runs_before"), [(False, 0), (False, 2), (True, 0), (True, 1), (True, 2)]
 )
-def test_client_that_leaves_cancels_its_request(stream: bool, runs_before: int) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_client_that_leaves_cancels_its_request(stream: bool, runs_before: int, n: int) -> None:
     router = FakeRouter(hold_after=runs_before)
     arrived = runs_before if stream else 0
-    asyncio.run(leave(router, stream=stream, after_events=arrived))
+    asyncio.run(leave(router, stream=stream, after_events=arrived, n=n))
     assert len(router.calls) == 1
     assert router.open_requests == 0

@@ -1,0 +1,166 @@
+"""Each change of the logits is that of `transformers`, and touches only the rows it is for."""
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from processors.logits import (
+    NO_TOKEN,
+    add_entries,
+    change_rows,
+    column,
+    ends_with,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    log_total,
+    penalize,
+)
+
+VOCAB = 50
+ROWS = 20
+HOST = torch.device("cpu")
+NOTHING = torch.zeros(1, 0, dtype=torch.int64)
+
+
+def random_scores(seed: int = 0) -> Tensor:
+    drawn = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(ROWS, VOCAB, generator=drawn, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("top_k", [1, 5, VOCAB])
+def test_top_k_equals_that_of_transformers(top_k: int) -> None:
+    scores = random_scores()
+    wanted = TopKLogitsWarper(top_k)(NOTHING, scores)
+    keep_top_k(scores, [top_k] * ROWS)
+    assert torch.equal(scores, wanted)
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+def test_top_p_equals_that_of_transformers(top_p: float) -> None:
+    scores = random_scores()
+    wanted = TopPLogitsWarper(top_p)(NOTHING, scores)
+    keep_top_p(scores, column([top_p] * ROWS, HOST))
+    assert torch.equal(scores, wanted)
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.7, 1.0])
+def test_min_p_equals_that_of_transformers(min_p: float) -> None:
+    scores = random_scores()
+    wanted = cast(Any, MinPLogitsWarper(min_p))(NOTHING, scores)
+    keep_min_p(scores, column([min_p] * ROWS, HOST))
+    assert torch.equal(scores, wanted)
+
+
+def test_each_row_has_its_own_limits() -> None:
+    scores = random_scores()
+    alone = [row.clone().unsqueeze(0) for row in scores]
+    sizes = list(range(1, ROWS + 1))
+    keep_top_k(scores, sizes)
+    keep_top_p(scores, column([1 / (size + 1) for size in sizes], HOST))
+    keep_min_p(scores, column([1 / (2 * size) for size in sizes], HOST))
+    for size, row in zip(sizes, alone, strict=True):
+        keep_top_k(row, [size])
+        keep_top_p(row, column([1 / (size + 1)], HOST))
+        keep_min_p(row, column([1 / (2 * size)], HOST))
+    assert torch.equal(scores, torch.cat(alone))
+
+
+def test_ties_of_the_kth_largest_stay() -> None:
+    scores = torch.tensor([[1.0, 5.0, 3.0, 3.0, 0.0]])
+    keep_top_k(scores, [2])
+    assert scores[0].isfinite().tolist() == [False, True, True, True, False]
+
+
+def test_top_p_breaks_ties_to_the_lowest_id() -> None:
+    scores = torch.zeros(1, 4, dtype=torch.float64)
+    keep_top_p(scores, column([0.5], HOST))
+    assert scores[0].isfinite().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3])
+def test_the_repetition_penalty_equals_that_of_transformers(penalty: float) -> None:
+    scores = random_scores()
+    prompts = torch.randint(VOCAB, (ROWS, 6))
+    outputs = torch.randint(VOCAB, (ROWS, 9))
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.cat((prompts, outputs), 1), scores)
+    counts = torch.zeros(ROWS, VOCAB, dtype=torch.int32)
+    counts.scatter_add_(1, outputs, torch.ones_like(outputs, dtype=torch.int32))
+    in_prompt = torch.zeros(ROWS, VOCAB, dtype=torch.bool)
+    in_prompt[torch.arange(ROWS).unsqueeze(1), prompts] = True
+    off = column([0.0] * ROWS, HOST)
+    penalize(scores, in_prompt, counts, column([penalty] * ROWS, HOST), off, off)
+    assert torch.equal(scores, wanted)
+
+
+def test_presence_counts_once_and_frequency_each_time_and_neither_the_prompt() -> None:
+    scores = torch.tensor([[1.0, -1.0, 2.0, 0.0]], dtype=torch.float64)
+    in_prompt = torch.tensor([[False, False, False, True]])
+    counts = torch.tensor([[0, 1, 3, 0]])
+    penalize(
+        scores, in_prompt, counts, column([1.0], HOST), column([0.5], HOST), column([0.25], HOST)
+    )
+    assert scores.tolist() == [[1.0, -1.75, 0.75, 0.0]]
+
+
+def test_texts_end_with_patterns_of_any_length() -> None:
+    texts = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3], [NO_TOKEN, NO_TOKEN, 3]])
+    patterns = torch.tensor([[1, 2, 3], [NO_TOKEN, 2, 3], [NO_TOKEN, 1, 3], [NO_TOKEN, 2, 3]])
+    assert ends_with(texts, patterns).tolist() == [True, True, False, False]
+
+
+def test_entries_add_up() -> None:
+    scores = torch.zeros(2, 3, dtype=torch.float64)
+    values = torch.tensor([1.0, 2.0, -math.inf, -math.inf, 5.0], dtype=torch.float64)
+    add_entries(scores, np.array([0, 0, 1, 1, 1]), np.array([1, 1, 0, 0, 0]), values)
+    assert scores.tolist() == [[0.0, 3.0, 0.0], [-math.inf, 0.0, 0.0]]
+
+
+def clear(scores: Tensor) -> None:
+    scores.zero_()
+
+
+def test_changes_reach_the_rows_they_are_meant_for_and_no_others() -> None:
+    scores = random_scores()
+    before = scores.clone()
+    change_rows(scores, [], clear)
+    assert torch.equal(scores, before)
+    change_rows(scores, [3, 7], clear)
+    before[[3, 7]] = 0.0
+    assert torch.equal(scores, before)
+    change_rows(scores, range(ROWS), clear)
+    assert not scores.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_totals_normalise(dtype: torch.dtype) -> None:
+    scores = random_scores().to(dtype)
+    log_probabilities = scores.double() - log_total(scores)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(
+        log_probabilities.exp().sum(1), torch.ones(ROWS).double(), rtol=tolerance, atol=0
+    )
+
+
+def test_a_row_without_any_id_left_has_a_total() -> None:
+    assert log_total(torch.full((1, 3), -math.inf)).tolist() == [[0.0]]
+
+
+def test_nan_stays_nan_and_what_is_excluded_stays_excluded() -> None:
+    for value in (math.nan, -math.inf):
+        scores = torch.full((1, 4), value, dtype=torch.float64)
+        keep_top_k(scores, [2])
+        keep_top_p(scores, column([0.5], HOST))
+        keep_min_p(scores, column([0.5], HOST))
+        assert torch.equal(scores.isnan(), torch.full((1, 4), math.isnan(value)))
+        assert not scores.isfinite().any()

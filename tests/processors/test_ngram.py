@@ -1,0 +1,191 @@
+"""Trees from a request's own text: quotations are continued, and every tree is well formed."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
+from processors.noise import gumbel
+from processors.token_tree import ROOT, TokenTree
+from statemgr import NgramTable, StateManager
+
+VOCAB = 40
+FLOOR = math.log(0.05)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def silent(row: int, position: int, ids: Ints) -> Floats:
+    """The noise of greedy rows."""
+    return np.zeros(len(ids))
+
+
+def seeded(row: int, position: int, ids: Ints) -> Floats:
+    return gumbel(row, position, VOCAB)[ids]
+
+
+def opened(texts: list[list[int]]) -> tuple[NgramTable, StateManager]:
+    """The texts as committed tokens of rows 0 .., which the table has not read yet."""
+    table, manager = NgramTable(VOCAB), StateManager(rows=len(texts), max_tokens=256)
+    for row, text in enumerate(texts):
+        manager.allocate(text, reserve=256)
+        table.open(row)
+    return table, manager
+
+
+def draft(
+    texts: list[list[int]],
+    depths: list[int],
+    width: int = 1,
+    noise: NoiseLookup = silent,
+) -> TokenTree:
+    table, manager = opened(texts)
+    rows = np.arange(len(texts))
+    positions = np.full(len(texts), 5)
+    return NgramDraftProcessor().draft(
+        table, manager, noise, rows, positions, np.array(depths), width
+    )
+
+
+def paths(tree: TokenTree, index: int) -> list[list[int]]:
+    """The path to each node of a row, in the order of the nodes."""
+    found: list[list[int]] = []
+    for node in range(int(tree.sizes[index])):
+        parent = int(tree.parents[index, node])
+        before = [] if parent == ROOT else found[parent]
+        found.append([*before, int(tree.tokens[index, node])])
+    return found
+
+
+def check(tree: TokenTree, depths: list[int], width: int) -> None:
+    """What every tree promises."""
+    shape = tree.tokens.shape
+    assert shape == (len(tree.rows), int(tree.sizes.max(initial=0)))
+    for values in (tree.parents, tree.depths, tree.log_probs, tree.origins):
+        assert values.shape == shape
+    for values in (tree.tokens, tree.parents, tree.depths, tree.origins, tree.sizes):
+        assert values.dtype == np.int64
+    assert tree.log_probs.dtype == np.float64
+    for index, depth in enumerate(depths):
+        size = int(tree.sizes[index])
+        found = tree.depths[index, :size]
+        assert (np.diff(found) >= 0).all()
+        assert (np.bincount(found, minlength=1) <= width).all()
+        assert found.max(initial=0) <= depth
+        assert tree.origins[index, :size].tolist() == list(range(size))
+        for node in range(size):
+            parent = int(tree.parents[index, node])
+            assert ROOT <= parent < node
+            above = (0, 0.0) if parent == ROOT else (found[parent], tree.log_probs[index, parent])
+            assert found[node] == above[0] + 1
+            assert FLOOR <= tree.log_probs[index, node] <= above[1]
+        spelled = paths(tree, index)
+        assert len({tuple(path) for path in spelled}) == size  # siblings differ
+        padding = [
+            values[index, size:]
+            for values in (tree.tokens, tree.parents, tree.depths, tree.log_probs, tree.origins)
+        ]
+        for values, expected in zip(padding, (0, ROOT, 0, -np.inf, 0), strict=True):
+            assert (values == expected).all()
+
+
+def test_a_quotation_is_continued_to_the_full_depth() -> None:
+    sentence = [3, 14, 15, 9, 2, 6, 5, 35, 8]
+    tree = draft([[*sentence, 20, 21, *sentence[:4]]], [4])
+    assert tree.tokens.tolist() == [sentence[4:8]]
+    assert tree.is_path
+    check(tree, [4], 1)
+
+
+def test_a_text_without_repetition_proposes_nothing() -> None:
+    tree = draft([[1, 2, 3], [1, 2, 3, 4, 1, 2, 3], [7]], [3, 3, 3])
+    assert tree.sizes.tolist() == [0, 3, 0]
+    check(tree, [3, 3, 3], 1)
+    assert draft([[1, 2, 3], [7]], [3, 3]).tokens.shape == (2, 0)
+
+
+def test_depth_zero_proposes_nothing() -> None:
+    tree = draft([[1, 2, 3, 1, 2, 3, 1, 2]] * 2, [0, 2])
+    assert tree.sizes.tolist() == [0, 2]
+
+
+def test_committed_output_is_read_before_drafting() -> None:
+    table, manager = opened([[1, 2, 3, 4]])
+    processor, one = NgramDraftProcessor(), np.array([0])
+    arguments = (table, manager, silent, one, one, np.array([3]), 1)
+    assert processor.draft(*arguments).sizes.tolist() == [0]
+    manager.extend(0, np.array([1, 2]))
+    assert processor.draft(*arguments).tokens.tolist() == [[3, 4, 1]]
+
+
+def test_two_continuations_branch_and_the_better_stands_first() -> None:
+    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 9, 1, 2, 3]
+    tree = draft([text], [2], width=2)
+    assert paths(tree, 0) == [[5], [4], [5, 9], [4, 9]]
+    check(tree, [2], 2)
+
+
+def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
+    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3]
+    table, manager = opened([text])
+    one = np.array([0])
+    tree = NgramDraftProcessor().draft(table, manager, silent, one, one, np.array([3]), 3)
+    assert tree.sizes[0] > 3
+    for path, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
+        expected = math.prod(
+            context_distribution(table, manager, 0, path[:k])[token] for k, token in enumerate(path)
+        )
+        assert math.exp(log_prob) == pytest.approx(expected)
+
+
+def test_a_context_distribution_reads_what_was_committed() -> None:
+    table, manager = opened([[1, 2, 3, 4, 1, 2]])
+    assert context_distribution(table, manager, 0).argmax() == 3
+    assert context_distribution(table, manager, 0, [3]).argmax() == 4
+    assert context_distribution(table, manager, 0, [3]).sum() == pytest.approx(1.0)
+
+
+def test_noise_shifts_the_choice_at_its_own_position() -> None:
+    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3]
+    asked = []
+
+    def favours_4(row: int, position: int, ids: Ints) -> Floats:
+        asked.append(position)
+        return np.where((ids == 4) & (position == 5), 6.0, 0.0)
+
+    assert draft([text], [2]).tokens.tolist() == [[5, 9]]
+    tree = draft([text], [2], noise=favours_4)
+    assert tree.tokens.tolist() == [[4, 9]]
+    assert asked == [5, 6]
+    assert tree.log_probs[0, 0] > math.log(0.9)
+
+
+def test_noise_against_all_candidates_leaves_none() -> None:
+    text = [1, 2, 3, 4, 1, 2, 3]
+    assert draft([text], [2], noise=lambda row, position, ids: np.full(len(ids), -6.0)).sizes == [0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 5)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 4),
+    st.sampled_from([silent, seeded]),
+)
+def test_every_tree_is_well_formed(
+    rows: list[tuple[list[int], int]], width: int, noise: NoiseLookup
+) -> None:
+    texts, depths = [text for text, _ in rows], [depth for _, depth in rows]
+    tree = draft(texts, depths, width, noise)
+    check(tree, depths, width)
+    for index, text in enumerate(texts):  # a row's tree does not depend on its neighbours
+        if index == 0:
+            alone = draft([text], [depths[index]], width, noise)
+            assert paths(alone, 0) == paths(tree, 0)
