@@ -3,6 +3,7 @@
 from processors.contexts import Contexts
 from processors.draft import DraftProcessor
 from processors.errors import NonFiniteLogits
+from processors.ngram import NgramDraftProcessor
 from processors.noise import gumbel
 from processors.pack import FedTree
 from processors.prefill import PrefillProcessor, share_chunk
@@ -16,6 +17,7 @@ __all__ = [
     "Contexts",
     "DraftProcessor",
     "FedTree",
+    "NgramDraftProcessor",
     "NonFiniteLogits",
     "PrefillProcessor",
     "Proposal",

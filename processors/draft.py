@@ -1,7 +1,7 @@
 """DraftProcessor: one model proposes token trees for many requests at once. Stateless.
 
 Beam search of depth d and width w: at each depth a row's w best continuations of its beam stay,
-scored by the model's perturbed logits, which is how its verifier will choose (AdaServe, section 4.1;
+scored by the model's perturbed logits, which is how its verifier will choose (AdaServe, 4.1;
 `Sampler`). The loop never waits for the device: slots and positions of all its steps are known
 beforehand, tokens and their descent stay on the device until its end.
 """
@@ -135,7 +135,7 @@ class _Beam:
         self._texts = tokens.unsqueeze(2)
 
     def grow(self, active: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
-        """One step down for the rows `active` [A]: their children's ids and log-probs [A * w, w]."""
+        """One step down for rows `active` [A]: their children's ids and log-probs [A * w, w]."""
         batch, width = len(active), self._width
         before = self._steps[-1][2].index_select(0, active)
         total = before.unsqueeze(2) + log_probs.view(batch, width, -1)

@@ -89,6 +89,11 @@ class NoiseBank:
         index = torch.tensor(places, dtype=torch.int64).to(self._device, non_blocking=True)
         return self._values.view(-1, self._vocab_size).index_select(0, index)
 
+    def peek(self, row: int, position: int) -> Tensor:
+        """[vocab_size] of one place, not copied."""
+        self.take([row], [position])
+        return self._values[self._blocks[row], position % self._window]
+
     def _grow(self) -> None:
         """Doubles the blocks."""
         old = len(self._tags)

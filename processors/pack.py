@@ -87,7 +87,9 @@ def run_pack(
     return PackResult(logits, FedTree(tree, node_slots), len(slots))
 
 
-def tree_contexts(sampler: Sampler, tree: TokenTree, positions: Ints, device: torch.device) -> Contexts:
+def tree_contexts(
+    sampler: Sampler, tree: TokenTree, positions: Ints, device: torch.device
+) -> Contexts:
     """The places after each root and each node, row after row. `positions` [B] after the roots."""
     counts = tree.sizes + 1
     which = np.repeat(np.arange(len(tree.rows)), counts)

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from processors.pack import FedTree
+from processors.pack import NO_SLOT, FedTree
 from processors.token_tree import ROOT, Ints, TokenTree
 
 
@@ -16,6 +18,13 @@ class Proposal:
     logits: Tensor  # [n, V]
     places: Ints  # [B, 1 + W'] where the logits after the root and after each node stand, or -1
     fed: FedTree  # what the proposer's own state holds
+
+    @classmethod
+    def without_logits(cls, tree: TokenTree) -> "Proposal":
+        """Of a drafter that has no model."""
+        fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
+        places = np.full((len(tree.rows), 1 + tree.tokens.shape[1]), -1)
+        return cls(tree, torch.zeros((0, 0)), places, fed)
 
     def place(self, index: int, node: int) -> int:
         """Where the logits after a node (ROOT: the root) of the index-th row stand, or -1."""

@@ -199,6 +199,14 @@ class Sampler:
             noise.index_copy_(0, where, self._noise(like, contexts, sampled, purpose))
         return noise
 
+    def noise_at(self, row: int, position: int, ids: Ints) -> NDArray[np.float64]:
+        """The shared noise of a row's output position at some ids, on the host."""
+        if self._rows[row].settings.temperature == 0:
+            return np.zeros(len(ids))
+        values = self._bank(torch.device("cpu"), 0).peek(row, position).numpy()
+        noise: NDArray[np.float64] = values[ids]
+        return noise
+
     def uniforms(self, contexts: Contexts, purpose: int) -> NDArray[np.float64]:
         """A number in [0, 1) of each place, [n], independent of all Gumbel noise."""
         places = zip(self._rows_of(contexts), contexts.positions.tolist(), strict=True)

@@ -112,7 +112,7 @@ class Verdict:
             np.concatenate((tree.parents, parents), axis=1),
             np.concatenate((tree.depths, depths + 1), axis=1),
             np.concatenate((path_log_probs[:, 1:], path_log_probs + self.choice_log_probs), axis=1),
-            np.concatenate((np.broadcast_to(np.arange(width), (batch, width)), parents * 0 + width), 1),
+            np.concatenate((np.broadcast_to(np.arange(width), real.shape), 0 * parents + width), 1),
             np.full(batch, 2 * width + 1),
         )
         return whole.keep(np.concatenate((real, added), axis=1))
@@ -144,6 +144,7 @@ class VerifyProcessor:
         contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
         count, nodes = len(contexts.rows), int(tree.sizes.sum())
         places = _places(tree)
+        found: Sequence[Tensor]
         if rescore:
             parents = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
             found = sampler.judge(
@@ -173,7 +174,7 @@ class VerifyProcessor:
             choices,
             choice_log_probs,
             node_log_probs,
-            finite.all(axis=1),
+            np.asarray(finite.all(axis=1)),
             result.logits,
             places,
             result.fed,
@@ -211,7 +212,7 @@ class VerifyProcessor:
             tree.tokens,
             tree.sizes,
             sampler.uniforms(contexts, purpose)[before],
-            sampler.noise(contexts, purpose),
+            sampler.noise(contexts, purpose, like=p),
         )
         sound = np.ones(places.shape, dtype=np.bool_)
         sound[places >= 0] = p.isfinite().all(dim=1).cpu().numpy()
@@ -225,7 +226,7 @@ class VerifyProcessor:
             choices,
             nothing,
             nothing[:, 1:],
-            sound.all(axis=1),
+            np.asarray(sound.all(axis=1)),
             result.logits,
             places,
             result.fed,

@@ -25,6 +25,7 @@ from modelpool.packed_model import PackedModel
 from processors import (
     DraftProcessor,
     FedTree,
+    NgramDraftProcessor,
     NonFiniteLogits,
     PrefillProcessor,
     Proposal,
@@ -36,13 +37,14 @@ from processors import (
     VerifyProcessor,
     join,
 )
+from processors.ngram import context_distribution
 from processors.pack import lag
 from processors.token_tree import ROOT
 from specrouter.output import TokenLogprobs
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
 from specrouter.scheduler import Chain
-from statemgr import ModelState, StateManager
+from statemgr import ModelState, NgramTable, StateManager
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,8 @@ class Executor:
         self._draft = DraftProcessor()
         self._verify = VerifyProcessor()
         self._rollback = RollbackProcessor()
+        self._ngram = NgramDraftProcessor()
+        self._ngrams = NgramTable(pool.vocab_size)
         self._rows: dict[int, _RowFacts] = {}
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
@@ -173,15 +177,15 @@ class Executor:
     def open(self, row: int, request: Prompt) -> None:
         """Prepares a row that the state manager has allocated for a request."""
         params = request.params
-        self._rows[row] = _RowFacts(
-            len(request.token_ids), params.max_new_tokens, params.logprobs
-        )
+        self._rows[row] = _RowFacts(len(request.token_ids), params.max_new_tokens, params.logprobs)
         settings = sampling_settings(request, self._pool.eos_token_ids)
         self._sampler.open(row, settings, request.token_ids, request.generated)
+        self._ngrams.open(row)
 
     def close(self, row: int) -> None:
         del self._rows[row]
         self._sampler.close(row)
+        self._ngrams.close(row)
         self._manager.free(row)
 
     def target_lag(self, rows: Ints) -> Ints:
@@ -256,6 +260,8 @@ class Executor:
         speculation.proposal = replace(after, tree=after.tree.select(nodes, limits))
 
     def _draft_with(self, name: str, speculation: _Speculation) -> Proposal:
+        if self._pool.is_weightless(name):
+            return self._draft_from_text(name, speculation)
         group, rows = speculation.group, speculation.rows
         with self._stage(name, rows) as (model, state):
             self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
@@ -277,6 +283,25 @@ class Executor:
         self._profiler.record_time(name, len(rows) * group.width, elapsed_ms / steps)
         nodes = speculation.heights * group.width
         return replace(proposal, tree=proposal.tree.select(nodes, speculation.heights))
+
+    def _draft_from_text(self, name: str, speculation: _Speculation) -> Proposal:
+        group, rows = speculation.group, speculation.rows
+        started = time.perf_counter()
+        try:
+            tree = self._ngram.draft(
+                self._ngrams,
+                self._manager,
+                _no_noise if self._rejection else self._sampler.noise_at,
+                rows,
+                speculation.positions,
+                speculation.heights,
+                1 if self._rejection else group.width,
+            )
+        except Exception as error:
+            raise _StageError(name, error) from error
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        self._profiler.record_time(name, len(rows) * group.width, elapsed_ms / group.depth)
+        return Proposal.without_logits(tree)
 
     def _verify_with_target(
         self, plan: CyclePlan, speculations: Sequence[_Speculation], result: CycleResult
@@ -318,25 +343,42 @@ class Executor:
         index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
         accepted = verdict.lengths[index]
         # A row that was offered less than was asked for counts as one that failed there.
-        asked = np.minimum(speculation.heights, np.maximum(proposal.tree.depths.max(axis=1, initial=0), 1))
-        if speculation.used[-1:] and self._pool.is_weightless(speculation.used[-1]):
-            asked = speculation.heights
+        asked = np.maximum(proposal.tree.depths.max(axis=1, initial=0), 1)
         pair = (speculation.used[-1], verifier)
+        if self._pool.is_weightless(pair[0]):
+            asked = speculation.heights
         rejected = int((accepted < asked).sum())
         self._profiler.record_acceptance(
             pair, int(accepted.sum()), rejected, speculation.group.width
         )
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
-        for own, row in enumerate(index.tolist()):
-            for node in (ROOT, *verdict.walk(row).tolist()):
-                place = proposal.place(own, node)
-                if place >= 0 and len(proposal.logits) and len(ours) < _SIMILARITY_NODES:
-                    ours.append(proposal.logits[place])
+        for own, row in enumerate(index[:_SIMILARITY_NODES].tolist()):
+            walk = verdict.walk(row)
+            for depth, node in enumerate((ROOT, *walk.tolist())):
+                if len(ours) == _SIMILARITY_NODES:
+                    break
+                path = verdict.tree.tokens[row, walk[:depth]].tolist()
+                logits = self._proposed_logits(speculation, own, node, path)
+                if logits is not None:
+                    ours.append(logits)
                     theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
         if ours:
             q, p = torch.stack(ours), torch.stack(theirs)
             self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
+
+    def _proposed_logits(
+        self, speculation: _Speculation, index: int, node: int, path: Sequence[int]
+    ) -> Tensor | None:
+        """[V] from which a node's children were proposed, if its proposer knows."""
+        proposal = speculation.proposal
+        assert proposal is not None
+        if not self._pool.is_weightless(speculation.used[-1]):
+            place = proposal.place(index, node)
+            return None if place < 0 else proposal.logits[place]
+        row = int(proposal.tree.rows[index])
+        shares = context_distribution(self._ngrams, self._manager, row, path)
+        return torch.from_numpy(np.log(shares))
 
     def _commit(
         self, verdict: Verdict, speculations: Sequence[_Speculation], result: CycleResult
@@ -385,7 +427,7 @@ class Executor:
 
     @contextmanager
     def _stage(self, name: str, rows: Ints) -> Iterator[tuple[PackedModel, ModelState]]:
-        """A model in use for `rows`, with its state; what goes wrong meanwhile is put down to it."""
+        """A model in use for `rows`, with its state; what goes wrong is put down to it."""
         state: ModelState | None = None
         try:
             model = self._pool.acquire(name)
@@ -415,6 +457,11 @@ class Executor:
             self._manager.drop_state(name)
 
 
+def _no_noise(row: int, position: int, ids: Ints) -> NDArray[np.float64]:
+    """Of rejection sampling: what is drawn without chance is accepted by the verifier's alone."""
+    return np.zeros(len(ids))
+
+
 def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> SamplingSettings:
     params = request.params
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
@@ -427,7 +474,7 @@ def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> Sampli
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
+        logit_bias=tuple(params.logit_bias),
         min_tokens=params.min_tokens,
         end_token_ids=tuple(sorted(ends)),
         bad_words_ids=request.bad_words_ids,

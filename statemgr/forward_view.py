@@ -128,9 +128,9 @@ class ForwardView:
         place = np.arange(group.length) - starts[:, None]  # [B, S] among the speculative slots
         width = tree.visible.shape[1]
         committed = torch.from_numpy((place < 0) | (place >= width)).to(device, non_blocking=True)
-        place = np.broadcast_to(place.clip(0, width - 1)[:, None], (*group.source.shape, len(place[0])))
-        index = torch.from_numpy(np.ascontiguousarray(place)).to(device, non_blocking=True)
+        index = torch.from_numpy(place.clip(0, width - 1)).to(device, non_blocking=True)
         source = torch.from_numpy(group.source).to(tree.visible.device, non_blocking=True)
+        index = index.unsqueeze(1).expand(-1, group.queries, -1)
         seen = tree.visible[source].to(device).gather(2, index)
         return seen | committed.unsqueeze(1)
 

@@ -48,7 +48,8 @@ class StateManager:
         return int(self._reserved.sum())
 
     def can_ever_fit(self, tokens: int) -> bool:
-        return tokens <= self.max_tokens and (self.budget_tokens is None or tokens <= self.budget_tokens)
+        budget = self.budget_tokens
+        return tokens <= self.max_tokens and (budget is None or tokens <= budget)
 
     def allocate(self, prompt: Sequence[int], reserve: int) -> int | None:
         """The lowest free row, holding `prompt`; None where there is no row or memory now."""
