@@ -8,7 +8,8 @@ need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,8 @@ class PackedModel:
         self.max_positions = max_positions
         self.kv_layers = kv_layers
         self.device: torch.device = _embedding(model).device
+        # Entered around each forward, by whoever wants to know how long it takes.
+        self.watch: Callable[[], AbstractContextManager[None]] = nullcontext
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = sum(p.numel() for p in model.parameters())
         self.kv_bytes_per_token = sum(
@@ -114,6 +117,12 @@ class PackedModel:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
+        with self.watch():
+            return self._forward(tokens, positions, view, logit_index)
+
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),

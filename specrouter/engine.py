@@ -24,6 +24,7 @@ from specrouter.executor import (
     ModelFailure,
     TargetError,
 )
+from specrouter.hang_guard import HangGuard
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.profiler import PerformanceProfiler
@@ -72,8 +73,9 @@ class Engine:
         )
         window = _most_output_positions(depth, len(pool.names))
         rejection = engine.verification == "rejection"
+        self.guard = HangGuard(engine.hang_timeout_s)
         self._executor = Executor(
-            pool, self._manager, self.profiler, engine.prefill_chunk, window, rejection
+            pool, self._manager, self.profiler, engine.prefill_chunk, window, rejection, self.guard
         )
         self._waiting: deque[RunningRequest] = deque()
         self._running: dict[int, RunningRequest] = {}  # by row
@@ -95,6 +97,13 @@ class Engine:
     def step(self) -> None:
         with self._stepping:
             self._step()
+
+    def take_over(self, hung: str) -> None:
+        """Goes on in another thread than the one that hangs in a forward of the model `hung`."""
+        self._stepping = threading.Lock()  # the old one stays with the thread that hangs
+        self._executor.abandon_cycle(hung)
+        error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
+        self._quarantine(ModelFailure(hung, error))
 
     def cancel_all(self) -> None:
         """Ends every request, waiting ones included."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from processors import (
 from processors.ngram import context_distribution
 from processors.pack import lag
 from processors.token_tree import ROOT
+from specrouter.hang_guard import Abandoned, HangGuard
 from specrouter.output import TokenLogprobs
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
@@ -148,6 +150,7 @@ class Executor:
     Args:
         window: the most output positions of a row that a cycle may look at.
         rejection: verify by Leviathan's rule instead of the shared noise.
+        guard: told of every forward of a model other than the target.
     """
 
     def __init__(
@@ -158,8 +161,10 @@ class Executor:
         prefill_chunk: int,
         window: int,
         rejection: bool = False,
+        guard: HangGuard | None = None,
     ) -> None:
         self._pool = pool
+        self._guard = guard
         self._manager = manager
         self._profiler = profiler
         self._rejection = rejection
@@ -173,6 +178,7 @@ class Executor:
         self._rows: dict[int, _RowFacts] = {}
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
+        self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
 
     def open(self, row: int, request: Prompt) -> None:
         """Prepares a row that the state manager has allocated for a request."""
@@ -197,22 +203,41 @@ class Executor:
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
         result = CycleResult()
-        bases = self._manager.counts.copy()
+        self._bases = self._manager.counts.copy()
         self._touched = []
         try:
-            speculations = [self._speculate(group, result) for group in plan.groups]
-            verdict = self._verify_with_target(plan, speculations, result)
-            if verdict is not None:
-                for speculation in speculations:
-                    if speculation.proposal is not None:
-                        self._compare(speculation, self._pool.target, verdict)
-                self._commit(verdict, speculations, result)
-        finally:
-            for touched in self._touched:
-                fed = () if touched.fed is None else (touched.fed,)
-                rows = touched.rows
-                self._rollback.rollback(touched.state, self._manager, rows, bases[rows], fed)
+            self._cycle(plan, result)
+        except Abandoned:  # another thread has settled it
+            raise
+        except BaseException:
+            self._settle()
+            raise
+        self._settle()
         return result
+
+    def abandon_cycle(self, model: str) -> None:
+        """Takes over from a thread that hangs in a forward of `model`, whose cache is forgotten."""
+        self._manager.drop_state(model)
+        self._loaded.pop(model, None)
+        self._settle()
+
+    def _cycle(self, plan: CyclePlan, result: CycleResult) -> None:
+        speculations = [self._speculate(group, result) for group in plan.groups]
+        verdict = self._verify_with_target(plan, speculations, result)
+        if verdict is None:
+            return
+        for speculation in speculations:
+            if speculation.proposal is not None:
+                self._compare(speculation, self._pool.target, verdict)
+        self._commit(verdict, speculations, result)
+
+    def _settle(self) -> None:
+        """Every model that took part keeps what was committed, and nothing else."""
+        for touched in self._touched:
+            fed = () if touched.fed is None else (touched.fed,)
+            bases = self._bases[touched.rows]
+            self._rollback.rollback(touched.state, self._manager, touched.rows, bases, fed)
+        self._touched = []
 
     def _speculate(self, group: ChainGroup, result: CycleResult) -> _Speculation:
         """What a group offers the target. A model that fails is passed over."""
@@ -448,6 +473,8 @@ class Executor:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
             self._manager.drop_state(name)
             self._loaded[name] = model
+            if self._guard is not None and name != self._pool.target:
+                model.watch = partial(self._guard.inside, name)
         return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)
 
     def forget_evicted(self) -> None:

@@ -13,7 +13,7 @@ import queue
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 from modelpool import ModelPool
 from specrouter.config import RouterConfig
 from specrouter.engine import Engine
+from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.profiler import PerformanceSnapshot
@@ -53,11 +54,9 @@ class ChainRouter:
         self._arrived: deque[RunningRequest] = deque()
         self._closing = False
         self._failure: str | None = None
+        self._ended = threading.Event()
         loaded: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(loaded,), name="specrouter-engine", daemon=True
-        )
-        self._thread.start()
+        self._start_thread(self._load_and_run, loaded)
         loaded.result()  # raises what is wrong with the target
 
     @classmethod
@@ -190,7 +189,7 @@ class ChainRouter:
         with self._wakeup:
             self._closing = True
             self._wakeup.notify()
-        self._thread.join()
+        self._ended.wait()
 
     def __enter__(self) -> "ChainRouter":
         return self
@@ -335,23 +334,39 @@ class ChainRouter:
         with self._wakeup:
             self._wakeup.notify()
 
-    def _run(self, loaded: "Future[None]") -> None:
-        """The thread: sleeps while there is nothing to do, ends what is left at the end.
+    def _start_thread(self, target: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(
+            target=target,
+            args=arguments,
+            name=f"specrouter-{target.__name__.strip('_')}",
+            daemon=True,
+        ).start()
 
-        It loads the target too. A thread that uses torch starts OpenMP workers of its own, and with
-        more of them than cores libgomp's workers sleep at every barrier instead of spinning: a
-        forward of 29 ms took 34 ms where the caller's thread had loaded the model.
+    def _load_and_run(self, loaded: "Future[None]") -> None:
+        """The engine's thread. It loads the target too.
+
+        A thread that uses torch starts OpenMP workers of its own, and with more of them than cores
+        libgomp's workers sleep at every barrier instead of spinning: a forward of 29 ms took 34 ms
+        where the caller's thread had loaded the model.
         """
         try:
             self.pool.get(self.pool.target)
         except BaseException as error:
+            self._ended.set()
             loaded.set_exception(error)
             return
+        self._start_thread(self._watch)
         loaded.set_result(None)
+        self._run()
+
+    def _run(self) -> None:
+        """Sleeps while there is nothing to do, ends what is left at the end."""
         cause: str | None = None
         try:
             while self._wait_for_work():
                 self._engine.step()
+        except Abandoned:
+            return  # another thread has taken over
         except BaseException as error:
             logger.exception("the engine has failed")
             cause = f"{type(error).__name__}: {error}"
@@ -365,6 +380,20 @@ class ChainRouter:
             self._engine.cancel_all()
         else:
             self._engine.abandon(cause)
+        self._ended.set()
+
+    def _watch(self) -> None:
+        """Looks now and then whether the engine's thread hangs in a drafter's forward."""
+        guard = self._engine.guard
+        while not self._ended.wait(min(1.0, guard.limit_s / 4)):
+            hung = guard.give_up()
+            if hung is not None:
+                logger.warning("a forward of %s hangs; going on without it", hung)
+                self._start_thread(self._take_over, hung)
+
+    def _take_over(self, hung: str) -> None:
+        self._engine.take_over(hung)
+        self._run()
 
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when the router closes."""

@@ -1,0 +1,121 @@
+"""A drafter whose forward hangs: the requests go on without it, and their texts are the same."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from torch import Tensor
+
+from modelpool.packed_model import PackedModel
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.hang_guard import Abandoned, HangGuard
+from tests.exact.comparison import assert_whole
+from tests.exact.models import pool_settings, save_family
+
+
+class Hang:
+    """The first forward of `model` after `arm` waits for `release`."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.release = threading.Event()
+        self.hangs = threading.Event()
+        self.woke = threading.Event()
+        self._armed = threading.Event()
+
+    def arm(self) -> None:
+        self._armed.set()
+
+    def forward(self, original: Any, model: PackedModel, *arguments: Any) -> Tensor:
+        if model.name != self.model or not self._armed.is_set() or self.hangs.is_set():
+            result: Tensor = original(model, *arguments)
+            return result
+        self.hangs.set()
+        self.release.wait(60)
+        late: Tensor = original(model, *arguments)  # writes keys and values, far too late
+        self.woke.set()
+        return late
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture
+def router(paths: dict[str, Path]) -> Iterator[ChainRouter]:
+    engine = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 0.3}
+    with ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine}) as router:
+        yield router
+
+
+@pytest.mark.parametrize("hanging", ["small", "middle"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_hanging_model_costs_time_and_no_token(
+    router: ChainRouter, hanging: str, width: int
+) -> None:
+    params = SamplingParams(max_new_tokens=24, temperature=1.0, seed=3, ignore_eos=True)
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    expected = [out.token_ids for out in router.generate(prompts, params, speculation="off")]
+    chain = Speculation(("small", "middle", "target"), depth=4, width=width)
+    hang, original = Hang(hanging), PackedModel._forward
+    with mock.patch.object(
+        PackedModel, "_forward", lambda model, *rest: hang.forward(original, model, *rest)
+    ):
+        router.generate(prompts, params, speculation=chain)
+        hang.arm()
+        got = router.generate(prompts, params, speculation=chain)
+        assert hang.hangs.is_set()
+        assert [out.token_ids for out in got] == expected
+        hang.release.set()
+        assert hang.woke.wait(10)
+        time.sleep(0.05)
+        # What the forward that came back late has written harms nobody.
+        for _ in range(5):
+            again = router.generate(prompts, params, speculation=chain)
+            assert [out.token_ids for out in again] == expected
+    assert_whole(router)
+
+
+def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None:
+    engine = {"max_model_len": 128, "hang_timeout_s": 0.3}
+    router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine})
+    hang, original = Hang("small"), PackedModel._forward
+    hang.arm()
+    with mock.patch.object(
+        PackedModel, "_forward", lambda model, *rest: hang.forward(original, model, *rest)
+    ):
+        chain = Speculation(("small", "target"))
+        handle = router.submit([5, 6], SamplingParams(max_new_tokens=100), chain)
+        assert hang.hangs.wait(10)
+        router.close()
+        assert handle.result(1).finish_reason in ("cancelled", "length", "eos")
+    hang.release.set()
+
+
+def test_a_forward_is_given_up_only_after_its_time_and_only_while_it_lasts() -> None:
+    now = [0.0]
+    guard = HangGuard(5.0, clock=lambda: now[0])
+    assert guard.give_up() is None
+    with guard.inside("small"):
+        now[0] = 4.9
+        assert guard.give_up() is None
+    now[0] = 100.0
+    assert guard.give_up() is None
+    with pytest.raises(Abandoned), guard.inside("small"):
+        now[0] = 106.0
+        assert guard.give_up() == "small"
+        assert guard.give_up() is None
+
+
+def test_an_error_of_a_forward_that_was_given_up_does_not_come_through() -> None:
+    now = [0.0]
+    guard = HangGuard(1.0, clock=lambda: now[0])
+    with pytest.raises(Abandoned), guard.inside("small"):
+        now[0] = 2.0
+        guard.give_up()
+        raise RuntimeError("too late")
