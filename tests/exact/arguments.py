@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.config import NGRAM
 from specrouter import ChainRouter, RouterConfig
 from tests.exact.oracle import Oracle
 from tests.exact.prompts import encode, load_prompts
 from tests.exact.report import prepare
 
 MAX_MODEL_LEN = 1024
-BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny-ngram.yaml"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def open_router(config: Path | dict[str, Any], dtype: str, max_requests: int) ->
     """The configured router with every model in `dtype`, on the CPU."""
     settings = RouterConfig.load(config).model_dump()
     for model in settings["pool"]["models"]:
-        model.update(dtype=dtype, device="cpu")
+        if model["source"] != NGRAM:
+            model.update(dtype=dtype, device="cpu")
     settings["engine"].update(max_requests=max_requests, max_model_len=MAX_MODEL_LEN)
     return ChainRouter.from_config(settings)
 

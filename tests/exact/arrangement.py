@@ -5,26 +5,33 @@ such that every two settings that can meet in one row do meet in at least one.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from specrouter import ChainRouter, Speculation
+from specrouter.params import MAX_TREE_TOKENS
 
 Chain = tuple[str, ...]
 Mode = Literal["off", "adaptive"] | Chain
 
 BATCHES = (1, 4, 16)
 DEPTHS = (1, 4, 7)
+WIDTHS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """`mode` with `batch` requests in flight; `depth` is None where the mode ignores it."""
+    """`mode` with `batch` requests in flight; `depth` and `width` of the token trees.
+
+    Both are None where the mode ignores them.
+    """
 
     mode: Mode
     batch: int
     depth: int | None = None
+    width: int | None = None
 
     @property
     def speculation(self) -> Literal["off"] | Speculation | None:
@@ -33,18 +40,20 @@ class Arrangement:
             return "off"
         if self.mode == "adaptive":
             return None
-        return Speculation(chain=self.mode, depth=self.depth)
+        return Speculation(chain=self.mode, depth=self.depth, width=self.width)
 
     def __str__(self) -> str:
         mode = self.mode if isinstance(self.mode, str) else ">".join(self.mode)
         depth = "" if self.depth is None else f" depth {self.depth}"
-        return f"{mode} batch {self.batch}{depth}"
+        width = "" if self.width is None else f" width {self.width}"
+        return f"{mode} batch {self.batch}{depth}{width}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:
     """Every chain of two or three models that ends in the target and strictly grows in size.
 
-    A drafter need not be smaller than the target, only smaller than what stands between them.
+    A drafter need not be smaller than the target, only smaller than what stands between them. One
+    without weights is smaller than all, so it only ever stands first.
     """
     drafters = [name for name in names if name != target]
     pairs: list[Chain] = [(name, target) for name in drafters]
@@ -63,14 +72,18 @@ def modes_of(router: ChainRouter) -> list[Mode]:
 
 
 def covering_array(
-    modes: Sequence[Mode], batches: Sequence[int] = BATCHES, depths: Sequence[int] = DEPTHS
+    modes: Sequence[Mode],
+    batches: Sequence[int] = BATCHES,
+    depths: Sequence[int] = DEPTHS,
+    widths: Sequence[int] = WIDTHS,
 ) -> list[Arrangement]:
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
+    trees = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, depth)
+        Arrangement(mode, batch, depth, width)
         for mode in modes
         for batch in batches
-        for depth in ((None,) if isinstance(mode, str) else depths)
+        for depth, width in ([(None, None)] if isinstance(mode, str) else trees)
     ]
     missing = {pair for candidate in candidates for pair in pairs_of(candidate)}
     rows: list[Arrangement] = []
@@ -83,7 +96,7 @@ def covering_array(
 
 def pairs_of(row: Arrangement) -> set[tuple[object, object]]:
     """The pairs of settings that one row covers."""
-    settings = [("mode", row.mode), ("batch", row.batch)]
-    if row.depth is not None:
-        settings.append(("depth", row.depth))
+    settings: list[tuple[str, object]] = [("mode", row.mode), ("batch", row.batch)]
+    trees = (("depth", row.depth), ("width", row.width))
+    settings += [(name, value) for name, value in trees if value is not None]
     return set(itertools.combinations(settings, 2))

@@ -1,7 +1,7 @@
 """bfloat16: how often a served token differs from target-only decoding of the request alone.
 
 The reference of a request is its own output with speculation off and nobody beside it. Then every
-chain serves the same requests, at batch 1 and 16. After a difference the request goes on from
+chain serves the same requests, at batch 1 with wide trees and at 16 with narrow ones. After a difference the request goes on from
 its reference, so the figure is first divergences per teacher-forced token.
 """
 
@@ -28,6 +28,7 @@ DTYPE = "bfloat16"
 ALONE = Arrangement("off", batch=1)
 BATCHES = (1, 16)
 DEPTH = 4
+WIDTHS = {1: 4, 16: 1}  # by batch: wide trees are for few requests
 ALLOWED_RATE = 1 / 2000
 LEAST_TOKENS = 20_000
 
@@ -73,7 +74,9 @@ def _make_cases(router: ChainRouter, options: Options) -> list[Case]:
 
 def _serve_all(router: ChainRouter, cases: Sequence[Case]) -> list[tuple[Arrangement, Comparison]]:
     rows = [
-        Arrangement(mode, batch, None if isinstance(mode, str) else DEPTH)
+        Arrangement(mode, batch)
+        if isinstance(mode, str)
+        else Arrangement(mode, batch, DEPTH, WIDTHS[batch])
         for mode, batch in itertools.product(modes_of(router), BATCHES)
     ]
     progress = Progress("bf16", len(rows) * len(cases))

@@ -1,19 +1,30 @@
-"""Greedy decoding equals `generate` of an unpatched model, however a request is served."""
+"""Greedy decoding equals an unpatched model's, however a request is served.
+
+Half of the requests are plain, and their references come from `generate`. The others have
+penalties, biases, bans and least lengths; theirs are decoded step by step.
+"""
 
 import sys
 
 from specrouter import SamplingParams
 from tests.exact.arguments import make_parser, parse
 from tests.exact.array_check import DTYPES, run_array_check
+from tests.exact.settings import edits
+
+
+def greedy_params(index: int, new_tokens: int) -> SamplingParams:
+    """The parameters of the request with this index: plain ones, and all edits in turn."""
+    turn, is_edited = divmod(index, 2)
+    return SamplingParams(
+        max_new_tokens=new_tokens,
+        ignore_eos=turn % 2 == 1,
+        **(edits(turn, new_tokens) if is_edited else {}),
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(make_parser(__doc__, dtypes=DTYPES), arguments)
-
-    def params_of(index: int) -> SamplingParams:
-        return SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=index % 2 == 1)
-
-    return run_array_check("greedy", options, params_of)
+    return run_array_check("greedy", options, lambda i: greedy_params(i, options.new_tokens))
 
 
 if __name__ == "__main__":

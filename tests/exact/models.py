@@ -29,7 +29,6 @@ from tests.modelpool.factories import (
     save_qwen3,
 )
 
-# Not here: Gemma 2, which has no SDPA for the oracle; `save_family` knows it.
 SAVERS: dict[str, Callable[..., Path]] = {
     "llama": save_llama,
     "qwen2": save_qwen2,
@@ -39,6 +38,7 @@ SAVERS: dict[str, Callable[..., Path]] = {
     "opt": save_opt,
     "gpt-neox": save_gpt_neox,
     "phi": save_phi,
+    "gemma2": save_gemma2,
     "gemma3": save_gemma3,
 }
 NAMES = ("small", "middle", "target")
@@ -103,8 +103,7 @@ def save_family(
 
     `padding` is how many ids beyond the tokenizer's each of them knows.
     """
-    save = save_gemma2 if architecture == "gemma2" else SAVERS[architecture]
-    raw = save(directory / "small-raw", layers=1, seed=seed)
+    raw = SAVERS[architecture](directory / "small-raw", layers=1, seed=seed)
     paths = {"small": _unbiased_copy(raw, directory / "small")}
     for step, (below, name) in enumerate(itertools.pairwise(NAMES), start=1):
         grown = grown_copy(paths[below], directory / f"{name}-grown")

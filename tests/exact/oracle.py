@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
@@ -66,9 +67,13 @@ class Oracle:
     def __init__(
         self, path: Path, dtype: str, *, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        # Eager attention takes its softmax in float32 whatever the dtype, SDPA does not.
+        # Eager attention takes its softmax in float32 whatever the dtype, SDPA does not; but SDPA
+        # leaves out the caps of Gemma 2's attention.
+        kind = AutoConfig.from_pretrained(str(path)).model_type
         loaded = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            str(path),
+            dtype=getattr(torch, dtype),
+            attn_implementation="eager" if kind == "gemma2" else "sdpa",
         )
         self.model = cast(Any, loaded).eval()
         self.model.generation_config = _generation_config()  # no defaults but ours

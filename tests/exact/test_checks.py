@@ -31,6 +31,10 @@ def test_seeded_tokens_follow_the_processed_distribution() -> None:
     assert distribution.main([]) == 0
 
 
+def test_rejection_follows_the_processed_distribution() -> None:
+    assert distribution.main(["--verification", "rejection"]) == 0
+
+
 def test_bfloat16_seldom_parts_from_target_only_decoding(prompts: list[str]) -> None:
     assert bf16.main(prompts) == 0
 

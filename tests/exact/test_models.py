@@ -14,7 +14,6 @@ from specrouter import ChainRouter, SamplingParams, Speculation
 from tests.exact.models import NAMES, SAVERS, pool_settings, save_family
 from tests.modelpool.factories import SLIDING_WINDOW, VOCAB_SIZE
 
-ARCHITECTURES = (*SAVERS, "gemma2")
 PADDED = ("llama", "gpt-neox", "phi", "gemma2")  # tied, untied, with a biased output, capped
 PADDING = (24, 0, 7)
 NEW_TOKENS = 16
@@ -44,7 +43,7 @@ def greedy(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> tuple
     return tuple(output[0, len(prompt) :].tolist())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SAVERS)
 def test_members_agree_often_but_not_always(architecture: str, tmp_path: Path) -> None:
     paths = save_family(tmp_path, architecture, noise=0.05)
     models = [load(path) for path in paths.values()]

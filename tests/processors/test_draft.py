@@ -3,130 +3,220 @@
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from processors.draft import DraftProcessor
+from processors.errors import NonFiniteLogits
+from processors.pack import NO_SLOT, lag
+from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
 from processors.sampler import SamplingSettings
-from tests.processors.tiny import GREEDY, MAX_TOKENS, WARM, Bench, FailingModel
+from tests.processors.tiny import (
+    GREEDY,
+    MAX_TOKENS,
+    PENALIZED,
+    WARM,
+    Bench,
+    FailingModel,
+    SpeechlessModel,
+)
+from tests.processors.trees import Path, by_path, nodes_of, path
+
+NARROW = SamplingSettings(temperature=1.0, top_k=2, seed=4)  # fewer tokens than the beam is wide
+SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [GREEDY, WARM, PENALIZED, NARROW],
+    ids=["greedy", "sampled", "penalized", "narrow"],
+)
 
 
-@pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_draft_is_the_models_own_continuation(settings: SamplingSettings, depth: int) -> None:
-    bench = Bench([7, 1, 20, 3], settings)
-    rows = np.array([0, 1, 2, 3])
-    result = DraftProcessor().draft(
+def draft(bench: Bench, depths: dict[int, int], width: int = 1) -> Proposal:
+    rows = np.array(sorted(depths))
+    return DraftProcessor().draft(
         bench.model,
         bench.state,
         bench.manager,
         bench.sampler,
         rows,
         bench.output_positions(rows),
-        np.full(4, depth),
+        np.array([depths[row] for row in rows.tolist()]),
+        width,
     )
-    for row in range(4):
-        assert result.tree.tokens[row].tolist() == bench.continuation(row, depth)
-    assert result.tree.sizes.tolist() == [depth] * 4
-    assert result.flat_slots.shape == (4, depth - 1)
+
+
+def tokens_of(proposal: Proposal) -> dict[int, list[int]]:
+    return {row: [n.token for n in nodes] for row, nodes in nodes_of(proposal.tree).items()}
+
+
+def naive_beam(bench: Bench, row: int, depth: int, width: int) -> dict[Path, float]:
+    """Paths of all nodes and their log-probabilities, the impossible left out."""
+    beam: dict[Path, float] = {(): 0.0}
+    found: dict[Path, float] = {}
+    for _ in range(depth):
+        grown: dict[Path, float] = {}
+        for text, so_far in beam.items():
+            after = bench.log_probs_after(row, text)
+            for token in after.topk(width).indices.tolist():
+                grown[(*text, token)] = so_far + float(after[token])
+        best = sorted(grown, key=lambda text: -grown[text])[:width]
+        beam = {text: grown[text] for text in best if grown[text] > -np.inf}
+        found.update(beam)
+    return found
+
+
+def assert_logits(bench: Bench, proposal: Proposal) -> None:
+    """After the root, and after every node that was fed, they are the ordinary forward's."""
+    for index, (row, nodes) in enumerate(nodes_of(proposal.tree).items()):
+        deepest = int(proposal.tree.depths[index].max())
+        for place in range(-1, len(nodes)):
+            text = path(nodes, place)
+            at = proposal.place(index, place)
+            assert (at < 0) == (len(text) == deepest)
+            if at >= 0:
+                wanted = bench.logits_after(row, text)
+                torch.testing.assert_close(proposal.logits[at], wanted, rtol=0, atol=1e-10)
+
+
+def roll_back(bench: Bench, bases: NDArray[np.int64], proposal: Proposal | None) -> None:
+    fed = [proposal.fed] if proposal else []
+    RollbackProcessor().rollback(bench.state, bench.manager, np.arange(len(bases)), bases, fed)
+    bench.manager.check_integrity()
+
+
+@SETTINGS
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_draft_is_the_models_own_continuation(settings: SamplingSettings, depth: int) -> None:
+    bench = Bench([7, 1, 20, 3], settings)
+    proposal = draft(bench, dict.fromkeys(range(4), depth))
+    assert tokens_of(proposal) == {row: bench.continuation(row, depth) for row in range(4)}
+    assert proposal.tree.is_path
+    assert (proposal.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [depth - 1] * 4
 
 
 def test_a_draft_gives_the_logits_that_it_was_chosen_from() -> None:
     bench = Bench([7, 12])
-    rows = np.array([0, 1])
-    result = DraftProcessor().draft(
-        bench.model,
-        bench.state,
-        bench.manager,
-        bench.sampler,
-        rows,
-        np.array([0, 0]),
-        np.array([3, 3]),
-    )
-    for row in range(2):
-        text = bench.prompts[row] + result.tree.tokens[row].tolist()
-        wanted = bench.logits(text)[len(bench.prompts[row]) - 1 : -1]
-        got = torch.stack([logits[row] for logits in result.logits])
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+    assert_logits(bench, draft(bench, {0: 3, 1: 3}))
 
 
 def test_rows_draft_as_deep_as_each_may() -> None:
     bench = Bench([7, 12, 3])
-    rows, sizes = np.array([0, 1, 2]), np.array([1, 4, 2])
-    result = DraftProcessor().draft(
-        bench.model, bench.state, bench.manager, bench.sampler, rows, np.array([0, 0, 0]), sizes
-    )
-    for row, size in enumerate(sizes.tolist()):
-        assert result.tree.tokens[row, :size].tolist() == bench.continuation(row, size)
-        text = bench.prompts[row] + result.tree.tokens[row, :size].tolist()
-        wanted = bench.logits(text)[len(bench.prompts[row]) - 1 : -1]
-        got = torch.stack([result.logits[d][result.places[d][row]] for d in range(size)])
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
-    assert ((result.flat_slots >= 0).sum(axis=1) == sizes - 1).all()
+    sizes = {0: 1, 1: 4, 2: 2}
+    proposal = draft(bench, sizes)
+    assert tokens_of(proposal) == {row: bench.continuation(row, sizes[row]) for row in sizes}
+    assert_logits(bench, proposal)
+    assert (proposal.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [0, 3, 1]
 
 
-def test_a_draft_goes_on_behind_what_was_committed_and_rolled_back() -> None:
+@SETTINGS
+@pytest.mark.parametrize(("width", "depths"), [(3, [4, 1, 3, 2]), (2, [3, 3, 3, 3]), (5, [2] * 4)])
+def test_a_tree_is_that_of_a_naive_beam_search(
+    settings: SamplingSettings, width: int, depths: list[int]
+) -> None:
+    bench = Bench([7, 1, 20, 3], settings)
+    bench.feed(2, 12)  # rows lag by different counts
+    proposal = draft(bench, dict(enumerate(depths)), width)
+    assert proposal.tree.sizes.tolist() == [depth * width for depth in depths]
+    assert np.array_equal(proposal.tree.depths.max(axis=1), depths)
+    for row, nodes in nodes_of(proposal.tree).items():
+        found = {text: node.log_prob for text, node in by_path(nodes).items()}
+        for text, log_prob in found.items():
+            assert log_prob == pytest.approx(bench.path_log_prob(row, text), abs=1e-9)
+        possible = {text: log_prob for text, log_prob in found.items() if log_prob > -np.inf}
+        assert possible == pytest.approx(naive_beam(bench, row, depths[row], width), abs=1e-9)
+        assert [node.origin for node in nodes] == list(range(len(nodes)))
+    assert_logits(bench, proposal)
+
+
+def test_a_wider_beam_begins_with_the_models_own_choice() -> None:
+    bench = Bench([7, 1, 20, 3], WARM)
+    proposal = draft(bench, {0: 3, 2: 2}, width=3)
+    for index, row in enumerate((0, 2)):
+        assert proposal.tree.tokens[index, 0] == bench.says(row)
+
+
+def test_all_nodes_but_the_deepest_are_fed_and_known_to_the_state() -> None:
+    bench = Bench([7, 5, 20])
+    proposal = draft(bench, {0: 3, 2: 4}, width=3)
+    fed = proposal.fed
+    assert fed.tree is proposal.tree
+    deepest = proposal.tree.depths.max(axis=1, keepdims=True)
+    here = fed.flat_slots != NO_SLOT
+    assert np.array_equal(here, proposal.tree.real & (proposal.tree.depths < deepest))
+    slots = fed.flat_slots[here]
+    assert len(set(slots.tolist())) == len(slots)
+    assert np.array_equal(bench.state.cache_tokens.reshape(-1)[slots], proposal.tree.tokens[here])
+    roots = (bench.manager.counts[fed.tree.rows] - 1)[:, None]
+    positions = (roots + proposal.tree.depths)[here]
+    assert np.array_equal(bench.state.positions.reshape(-1)[slots], positions)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_draft_goes_on_behind_what_was_committed_and_rolled_back(width: int) -> None:
     bench = Bench([5, 9, 4], WARM)
-    rows = np.array([0, 2])
     for committed in ([3, 4], [5], [6, 7, 8]):
-        result = DraftProcessor().draft(
-            bench.model,
-            bench.state,
-            bench.manager,
-            bench.sampler,
-            rows,
-            bench.output_positions(rows),
-            np.array([4, 4]),
-        )
-        for index, row in enumerate(rows.tolist()):
-            assert result.tree.tokens[index].tolist() == bench.continuation(row, 4)
-            bench.manager.extend(row, np.array(committed))
-        RollbackProcessor().rollback(bench.state, bench.manager, rows)
-        bench.manager.check_integrity()
+        bases = bench.manager.counts[:3].copy()
+        proposal = draft(bench, {0: 4, 2: 4}, width)
+        for row, nodes in nodes_of(proposal.tree).items():
+            found = {text: node.log_prob for text, node in by_path(nodes).items()}
+            assert found == pytest.approx(naive_beam(bench, row, 4, width), abs=1e-9)
+        for row in (0, 2):
+            bench.commit(row, committed)
+        roll_back(bench, bases, proposal)
 
 
+@pytest.mark.parametrize("canonical", [False, True])
+def test_what_was_committed_of_a_draft_stays_cached(canonical: bool) -> None:
+    random = np.random.default_rng(3)
+    bench = Bench([5, 9, 4], WARM, canonical=canonical)
+    for _ in range(4):
+        bases = bench.manager.counts[:3].copy()
+        proposal = draft(bench, {0: 4, 1: 2, 2: 3}, width=3)
+        kept = []
+        for row, nodes in nodes_of(proposal.tree).items():
+            text = path(nodes, int(random.integers(len(nodes))))
+            deepest = max(map(len, by_path(nodes)))
+            bench.commit(row, [*text, 319])
+            kept.append(bases[row] + min(len(text), deepest - 1))
+        roll_back(bench, bases, proposal)
+        assert bench.state.lengths(np.arange(3)).tolist() == kept
+    assert_logits(bench, draft(bench, {0: 2, 1: 2, 2: 2}, width=3))
+
+
+@pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("fails_at", [1, 2, 4])
-def test_a_failed_draft_leaves_the_state_as_before_once_it_is_rolled_back(fails_at: int) -> None:
+def test_a_failed_draft_leaves_the_state_as_before_once_it_is_rolled_back(
+    fails_at: int, width: int
+) -> None:
     bench = Bench([7, 3])
-    rows = np.array([0, 1])
-    model = FailingModel(bench.model, fails_at)
+    good, bench.model = bench.model, FailingModel(bench.model, fails_at)
     with pytest.raises(RuntimeError, match="out of memory"):
-        DraftProcessor().draft(
-            model,
-            bench.state,
-            bench.manager,
-            bench.sampler,
-            rows,
-            np.array([0, 0]),
-            np.array([4, 4]),
-        )
-    RollbackProcessor().rollback(bench.state, bench.manager, rows)
-    bench.manager.check_integrity()
+        draft(bench, {0: 4, 1: 4}, width)
+    roll_back(bench, bench.manager.counts[:2].copy(), None)
     assert bench.state.store.is_finite(np.arange(bench.manager.rows * bench.manager.slots))
-    again = DraftProcessor().draft(
-        bench.model,
-        bench.state,
-        bench.manager,
-        bench.sampler,
-        rows,
-        np.array([0, 0]),
-        np.array([4, 4]),
-    )
-    for row in range(2):
-        assert again.tree.tokens[row].tolist() == bench.continuation(row, 4)
+    bench.model = good
+    again = draft(bench, {0: 4, 1: 4})
+    assert tokens_of(again) == {row: bench.continuation(row, 4) for row in range(2)}
 
 
 def test_a_draft_without_room_raises() -> None:
     bench = Bench([MAX_TOKENS - 2])
-    rows = np.array([0])
     with pytest.raises(ValueError, match="no free slots"):
-        DraftProcessor().draft(
-            bench.model,
-            bench.state,
-            bench.manager,
-            bench.sampler,
-            rows,
-            np.array([0]),
-            np.array([4]),
-        )
-    RollbackProcessor().rollback(bench.state, bench.manager, rows)
-    bench.manager.check_integrity()
+        draft(bench, {0: 4})
+    roll_back(bench, bench.manager.counts[:1].copy(), None)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("depth", "width"), [(1, 1), (3, 1), (3, 3)])
+def test_logits_that_are_not_numbers_are_an_error(
+    settings: SamplingSettings, depth: int, width: int
+) -> None:
+    bench = Bench([7, 3], settings)
+    bench.model = SpeechlessModel(bench.model)
+    with pytest.raises(NonFiniteLogits, match="not numbers"):
+        draft(bench, {0: depth, 1: depth}, width)
+
+
+def test_a_draft_leaves_no_lag_but_the_last_token() -> None:
+    bench = Bench([7, 3])
+    draft(bench, {0: 1, 1: 1})
+    assert lag(bench.state, bench.manager, np.array([0, 1])).tolist() == [-1, -1]

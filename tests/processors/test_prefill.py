@@ -49,6 +49,7 @@ def test_what_was_prefilled_in_chunks_drafts_like_what_was_not(chunk: int) -> No
         rows,
         np.zeros(3, dtype=int),
         np.full(3, 3),
+        width=1,
     )
     for row in range(3):
         assert result.tree.tokens[row].tolist() == bench.continuation(row, 3)

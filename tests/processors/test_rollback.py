@@ -1,4 +1,4 @@
-"""After a commit every model keeps the longest prefix that it shares with the committed tokens."""
+"""After a cycle every model keeps what it was fed of the committed tokens, and nothing else."""
 
 import numpy as np
 import pytest
@@ -7,84 +7,161 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.packed_model import KVLayer
+from processors.pack import NO_SLOT, FedTree
 from processors.rollback import RollbackProcessor
 from statemgr import ModelState, StateManager
+from tests.processors.trees import Node, Nodes, build, lineage, node_lists, path
 
 LAYERS = (KVLayer(torch.device("cpu"), torch.float64, 1, 1),)
+UNKNOWN = -1  # a token that the device drafted
 
 
-def roll_back(committed: list[list[int]], cached: list[list[int]]) -> tuple[ModelState, list[int]]:
-    """Row i holds the tokens `cached[i]`. Returns the state, and how many each row keeps."""
-    manager = StateManager(rows=len(committed) + 1, max_tokens=128)
-    state = manager.open_state("any", LAYERS)
-    for tokens, held in zip(committed, cached, strict=True):
-        row = manager.allocate(tokens, 100)
-        assert row is not None
-        state.append(np.array([row]), np.array([len(held)]), np.array(held), np.arange(len(held)))
-    rows = np.arange(len(committed))
-    RollbackProcessor().rollback(state, manager, rows)
-    manager.check_integrity()
-    return state, state.lengths(rows).tolist()
+class Cycle:
+    """Rows of one state, fed and committed; `finish` rolls it back."""
+
+    def __init__(self, rows: int, canonical: bool = False) -> None:
+        self.manager = StateManager(rows=rows, max_tokens=128)
+        self.state: ModelState = self.manager.open_state("any", LAYERS, canonical)
+        self.bases = np.zeros(rows, dtype=np.int64)
+
+    def open(self, row: int, committed: list[int], held: int) -> None:
+        """`held` of the tokens are cached."""
+        assert self.manager.allocate(committed, 100) == row
+        self.bases[row] = len(committed)
+        self._append(row, committed[:held], list(range(held)))
+
+    def feed(self, trees: dict[int, Nodes], fed: dict[int, set[int]]) -> FedTree:
+        """All that a row lacks, then the nodes `fed[row]` of its tree."""
+        tree = build(trees, spare=1)
+        slots = np.full(tree.tokens.shape, NO_SLOT)
+        for index, row in enumerate(tree.rows.tolist()):
+            held = int(self.state.lengths(np.array([row]))[0])
+            base = int(self.bases[row])
+            lacking = self.manager.committed(row)[held:].tolist()
+            self._append(row, lacking, list(range(held, base)))
+            for place in sorted(fed[row]):
+                position = base - 1 + int(tree.depths[index, place])
+                token = int(tree.tokens[index, place])
+                slots[index, place] = self._append(row, [token], [position])[0]
+        return FedTree(tree, slots)
+
+    def finish(self, rows: list[int], fed: list[FedTree]) -> list[int]:
+        """How many tokens each row keeps."""
+        which = np.array(rows, dtype=np.int64)
+        RollbackProcessor().rollback(self.state, self.manager, which, self.bases[which], fed)
+        self.manager.check_integrity()
+        lengths: list[int] = self.state.lengths(which).tolist()
+        return lengths
+
+    def _append(self, row: int, tokens: list[int], positions: list[int]) -> list[int]:
+        count = np.array([len(tokens)])
+        slots = self.state.append(np.array([row]), count, np.array(tokens), np.array(positions))
+        flat: list[int] = slots.tolist()
+        return flat
 
 
-def common_prefix(first: list[int], second: list[int]) -> int:
-    unequal = [i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b]
-    return min([*unequal, len(first), len(second)])
+def one_row(
+    committed: list[int], base: int, held: int, nodes: Nodes | None, fed: int, canonical: bool
+) -> int:
+    cycle = Cycle(2, canonical)
+    cycle.open(0, committed[:base], held)
+    trees = [] if nodes is None else [cycle.feed({0: nodes}, {0: set(range(fed))})]
+    cycle.manager.extend(0, np.array(committed[base:]))
+    return cycle.finish([0], trees)[0]
 
 
+def line(*tokens: int) -> Nodes:
+    return [Node(place - 1, token) for place, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize("canonical", [False, True])
 @pytest.mark.parametrize(
-    ("cached", "kept"),
+    ("base", "held", "nodes", "fed", "kept"),
     [
-        ([], 0),
-        ([1, 2], 2),  # lagging: all of it is right
-        ([1, 2, 3], 3),
-        ([1, 2, 3, 4], 3),  # never the last committed token
-        ([1, 2, 3, 4, 5, 6], 3),
-        ([1, 9, 3], 1),  # what follows a wrong token is wrong
-        ([9, 2, 3], 0),
-        ([1, 2, -1, -1], 2),  # drafted on the device, never looked at by the host
+        (4, 0, None, 0, 0),
+        (4, 2, None, 0, 2),  # lagging: all of it is right
+        (4, 3, None, 0, 3),
+        (4, 4, None, 0, 3),  # never the last committed token
+        (2, 1, line(), 0, 2),
+        (2, 2, line(3, 4, 5, 6), 4, 3),
+        (2, 0, line(3, 4, 5, 6), 4, 3),
+        (1, 0, line(2, 3), 2, 3),
+        (1, 0, line(2, 3), 1, 2),  # the deepest node is not fed
+        (1, 1, line(9, 3), 2, 1),  # what follows a wrong token is wrong
+        (2, 1, line(9, 4), 2, 2),
+        (1, 1, [Node(-1, 9), Node(-1, 2), Node(0, 3), Node(1, 3)], 4, 3),
+        (1, 1, [Node(-1, 9), Node(-1, 2), Node(0, 3), Node(1, 3)], 3, 2),
     ],
 )
-def test_exactly_the_common_prefix_stays(cached: list[int], kept: int) -> None:
-    assert roll_back([[1, 2, 3, 4]], [cached])[1] == [kept]
-
-
-_tokens = st.lists(st.integers(0, 2), max_size=12)
-
-
-@settings(max_examples=150, deadline=None, database=None)
-@given(st.lists(st.tuples(_tokens.filter(bool), _tokens), min_size=1, max_size=4))
-def test_rows_are_rolled_back_each_by_its_own_tokens(
-    pairs: list[tuple[list[int], list[int]]],
+def test_exactly_what_was_fed_and_committed_stays(
+    base: int, held: int, nodes: Nodes | None, fed: int, kept: int, canonical: bool
 ) -> None:
-    committed, cached = [list(part) for part in zip(*pairs, strict=True)]
-    _, kept = roll_back(committed, cached)
-    assert kept == [common_prefix(tokens[:-1], held) for tokens, held in pairs]
+    assert one_row([1, 2, 3, 4], base, held, nodes, fed, canonical) == kept
+
+
+@st.composite
+def _row(draw: st.DrawFn) -> tuple[list[int], list[int], int, Nodes | None, set[int]]:
+    """Tokens before the cycle, tokens of it, how many are held, a tree, and its fed nodes."""
+    before = draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    nodes: Nodes | None = draw(st.one_of(st.none(), node_lists()))
+    held = draw(st.integers(0, len(before) - 1))
+    if nodes is None:
+        return before, draw(st.lists(st.integers(0, 2), max_size=4)), held, None, set()
+    depth = draw(st.integers(1, 5))
+    fed = {place for place in range(len(nodes)) if len(lineage(nodes, place)) <= depth}
+    text = path(nodes, draw(st.integers(-1, len(nodes) - 1)))
+    text = text[: draw(st.integers(0, len(text)))]
+    return before, [*text, *draw(st.lists(st.integers(0, 2), max_size=2))], held, nodes, fed
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(st.lists(_row(), min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_rows_are_rolled_back_each_by_its_own_tokens(
+    rows: list[tuple[list[int], list[int], int, Nodes | None, set[int]]],
+    canonical: bool,
+    together: bool,
+) -> None:
+    cycle = Cycle(len(rows) + 1, canonical)
+    wanted = []
+    for number, (before, new, held, nodes, fed) in enumerate(rows):
+        cycle.open(number, before, held)
+        text = tuple(new[:-1])
+        on_text = [
+            path(nodes, place)
+            for place in fed
+            if nodes is not None and path(nodes, place) == text[: len(lineage(nodes, place))]
+        ]
+        length = held if nodes is None else len(before) + max(map(len, on_text), default=0)
+        wanted.append(min(length, len(before) + len(new) - 1))
+    with_tree = {number: row[3] for number, row in enumerate(rows) if row[3] is not None}
+    slots = {number: row[4] for number, row in enumerate(rows)}
+    parts = [with_tree] if together else [{number: part} for number, part in with_tree.items()]
+    fed_trees = [cycle.feed(part, slots) for part in parts if part]
+    for number, (_, new, *_) in enumerate(rows):
+        cycle.manager.extend(number, np.array(new, dtype=np.int64))
+    assert cycle.finish(list(range(len(rows))), fed_trees) == wanted
+
+
+def test_a_tree_that_the_device_drafted_is_known_by_its_host_tokens() -> None:
+    cycle = Cycle(1)
+    cycle.open(0, [1, 2], 1)
+    fed = cycle.feed({0: line(3, 4)}, {0: {0, 1}})
+    cycle.state.set_tokens(fed.flat_slots[0, :2], np.array([UNKNOWN, UNKNOWN]))
+    cycle.manager.extend(0, np.array([9]))
+    assert cycle.finish([0], [fed]) == [2]
 
 
 def test_rows_that_are_not_named_stay() -> None:
-    manager = StateManager(rows=2, max_tokens=128)
-    state = manager.open_state("any", LAYERS)
+    cycle = Cycle(2)
     for row in range(2):
-        manager.allocate([1, 2], 100)
-        state.append(np.array([row]), np.array([3]), np.array([7, 7, 7]), np.arange(3))
-    RollbackProcessor().rollback(state, manager, np.array([1]))
-    assert state.lengths(np.array([0, 1])).tolist() == [3, 0]
+        cycle.open(row, [1, 2], 2)
+    RollbackProcessor().rollback(cycle.state, cycle.manager, np.array([1]), np.array([2]))
+    assert cycle.state.lengths(np.array([0, 1])).tolist() == [2, 1]
 
 
 def test_no_rows_are_nothing_to_do() -> None:
-    manager = StateManager(rows=1, max_tokens=128)
-    state = manager.open_state("any", LAYERS)
-    state.append(np.array([0]), np.array([2]), np.array([7, 7]), np.arange(2))
-    RollbackProcessor().rollback(state, manager, np.zeros(0, dtype=np.int64))
-    assert state.lengths(np.array([0])).tolist() == [2]
-
-
-def test_of_nodes_at_equal_positions_a_wrong_one_ends_the_prefix() -> None:
-    """Trees are of width 1; a wider one must be committed before it is rolled back."""
-    manager = StateManager(rows=1, max_tokens=128)
-    state = manager.open_state("any", LAYERS)
-    manager.allocate([1, 2, 3, 4], 100)
-    state.append(np.array([0]), np.array([3]), np.array([1, 2, 9]), np.array([0, 1, 1]))
-    RollbackProcessor().rollback(state, manager, np.array([0]))
-    assert state.lengths(np.array([0])).tolist() == [1]
+    cycle = Cycle(1)
+    cycle.open(0, [1, 2], 2)
+    nothing = np.zeros(0, dtype=np.int64)
+    RollbackProcessor().rollback(cycle.state, cycle.manager, nothing, nothing)
+    assert cycle.state.lengths(np.array([0])).tolist() == [2]

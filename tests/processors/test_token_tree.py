@@ -1,58 +1,186 @@
-"""Trees of width 1: flattened, capped and joined without losing whose nodes they are."""
+"""What trees of many rows answer at once is what a look at one node after the other answers."""
+
+from random import Random
 
 import numpy as np
-import torch
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from processors.token_tree import TokenTree, join
+from processors.token_tree import ROOT, TokenTree, join
+from tests.processors.trees import (
+    Node,
+    Nodes,
+    build,
+    by_path,
+    forests,
+    lineage,
+    node_lists,
+    nodes_of,
+    path,
+    trees,
+    walk,
+)
 
-CPU = torch.device("cpu")
+many = settings(max_examples=150, deadline=None, database=None)
 
 
-def make_tree(nodes: dict[int, list[int]], width: int = 3) -> TokenTree:
-    """`nodes[row]`; the places behind a row's nodes hold 99."""
-    rows = sorted(nodes)
-    padded = [nodes[row] + [99] * (width - len(nodes[row])) for row in rows]
-    tokens = torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
-    return TokenTree(np.array(rows), tokens, np.array([len(nodes[row]) for row in rows]))
-
-
-def nodes_of(tree: TokenTree) -> dict[int, list[int]]:
-    parts = np.split(tree.flat(CPU).numpy(), np.cumsum(tree.sizes)[:-1])
-    return {int(row): part.tolist() for row, part in zip(tree.rows, parts, strict=True)}
-
-
-def test_flat_has_the_nodes_row_after_row_and_no_padding() -> None:
-    tree = make_tree({1: [4, 5, 6], 3: [], 4: [7]})
-    assert tree.flat(CPU).tolist() == [4, 5, 6, 7]
+def path_of(*tokens: int) -> Nodes:
+    return [Node(place - 1, token, 0.0, place) for place, token in enumerate(tokens)]
 
 
 def test_an_empty_tree_has_roots_only() -> None:
     tree = TokenTree.empty(np.array([2, 5]))
     assert tree.sizes.tolist() == [0, 0]
-    assert tree.flat(CPU).shape == (0,)
-    assert tree.flat(CPU).dtype == torch.int64
+    assert nodes_of(tree) == {2: [], 5: []}
+    assert tree.height == 0
+    assert tree.is_path
+    assert tree.lineage.shape == tree.paths().shape == (2, 0, 0)
+    assert tree.ancestors().shape == (2, 0, 0)
+    assert nodes_of(tree.select(np.array([3, 3]), np.array([3, 3]))) == {2: [], 5: []}
+    assert tree.matching(np.array([[4], [4]])).shape == (2, 0)
+    assert tree.on_text(np.array([[4], [4]]), np.array([1, 1])).shape == (2, 0)
 
 
-def test_a_capped_tree_keeps_its_first_nodes() -> None:
-    tree = make_tree({0: [1, 2, 3], 1: [4], 2: [5, 6]})
-    capped = tree.capped(np.array([2, 5, 0]))
-    assert nodes_of(capped) == {0: [1, 2], 1: [4], 2: []}
-    assert nodes_of(tree) == {0: [1, 2, 3], 1: [4], 2: [5, 6]}
+def test_a_path_knows_its_tokens_and_nothing_of_its_padding() -> None:
+    tokens = np.array([[4, 5, 6], [99, 99, 99], [7, 99, 99]])
+    tree = TokenTree.path(np.array([1, 3, 4]), tokens, np.array([3, 0, 1]))
+    assert nodes_of(tree) == {1: path_of(4, 5, 6), 3: [], 4: path_of(7)}
+    assert tree.tokens.tolist() == [[4, 5, 6], [0, 0, 0], [7, 0, 0]]
+    assert tree.is_path
 
 
-def test_joined_trees_ascend_and_keep_their_nodes() -> None:
-    first = make_tree({1: [4, 5, 6], 5: [7]})
-    second = make_tree({0: [8], 3: [1, 2]}, width=2)
-    joined = join([first, second, TokenTree.empty(np.array([2, 9]))])
-    assert joined.rows.tolist() == [0, 1, 2, 3, 5, 9]
-    assert nodes_of(joined) == {0: [8], 1: [4, 5, 6], 2: [], 3: [1, 2], 5: [7], 9: []}
+@many
+@given(forests, st.integers(0, 2))
+def test_descent_is_what_following_parents_finds(rows: dict[int, Nodes], spare: int) -> None:
+    tree = build(rows, spare)
+    assert nodes_of(tree) == rows
+    ancestors, lines, paths, real = tree.ancestors(), tree.lineage, tree.paths(), tree.real
+    depths = [len(lineage(rows[row], p)) for row in rows for p in range(len(rows[row]))]
+    assert tree.height == max(depths, default=0)
+    straight = (node.parent == place - 1 for row in rows for place, node in enumerate(rows[row]))
+    assert tree.is_path == all(straight)
+    for index, row in enumerate(sorted(rows)):
+        for place in range(tree.tokens.shape[1]):
+            is_node = place < len(rows[row])
+            assert real[index, place] == is_node
+            line = lineage(rows[row], place) if is_node else []
+            text = path(rows[row], place) if is_node else ()
+            rest = tree.height - len(line)
+            assert sorted(line) == np.flatnonzero(ancestors[index, place]).tolist()
+            assert lines[index, place].tolist() == line + [ROOT] * rest
+            assert paths[index, place].tolist() == [*text] + [0] * rest
+
+
+_eight = st.lists(st.integers(0, 6), min_size=4, max_size=4)
+
+
+@many
+@given(trees, _eight, _eight)
+def test_selected_are_the_most_probable_nodes_and_they_are_a_tree(
+    tree: TokenTree, limits: list[int], heights: list[int]
+) -> None:
+    count = len(tree.rows)
+    most, deepest = np.array(limits[:count]), np.array(heights[:count])
+    chosen = nodes_of(tree.select(most, deepest))  # which asserts that it is a tree
+    larger = nodes_of(tree.select(most + 1, deepest))
+    for index, (row, nodes) in enumerate(nodes_of(tree).items()):
+        possible = {
+            text: node
+            for text, node in by_path(nodes).items()
+            if len(text) <= heights[index] and node.log_prob > -np.inf
+        }
+        kept = by_path(chosen[row])
+        assert len(kept) == min(limits[index], len(possible))
+        assert {text: possible[text][1:] for text in kept} == {t: n[1:] for t, n in kept.items()}
+        best = sorted((node.log_prob for node in possible.values()), reverse=True)
+        assert sorted((node.log_prob for node in kept.values()), reverse=True) == best[: len(kept)]
+        assert kept.keys() <= by_path(larger[row]).keys()
+
+
+def test_of_equally_probable_nodes_the_shallower_is_selected() -> None:
+    nodes = [Node(ROOT, 1, -1.0), Node(0, 2, -1.0), Node(ROOT, 3, -2.0), Node(1, 4, -1.0)]
+    for limit, wanted in enumerate([[], [1], [1, 2], [1, 2, 4], [1, 2, 3, 4]]):
+        tree = build({0: nodes}).select(np.array([limit]), np.array([9]))
+        assert [node.token for node in nodes_of(tree)[0]] == wanted
+
+
+@many
+@given(trees, st.randoms(use_true_random=False))
+def test_kept_nodes_keep_their_parents_and_all_that_is_known_of_them(
+    tree: TokenTree, random: Random
+) -> None:
+    kept = np.zeros(tree.tokens.shape, dtype=np.bool_)
+    rows = nodes_of(tree)
+    for index, nodes in enumerate(rows.values()):
+        for place, node in enumerate(nodes):
+            above = node.parent == ROOT or kept[index, node.parent]
+            kept[index, place] = above and random.random() < 0.7
+    after = nodes_of(tree.keep(kept))
+    for index, (row, nodes) in enumerate(rows.items()):
+        places = np.flatnonzero(kept[index]).tolist()
+        wanted = [(path(nodes, place), nodes[place][1:]) for place in places]
+        found = [(path(after[row], place), node[1:]) for place, node in enumerate(after[row])]
+        assert found == wanted, "in their order"
+    assert nodes_of(tree) == rows, "the tree itself stays as it is"
+
+
+@many
+@given(trees, st.randoms(use_true_random=False))
+def test_matching_is_a_walk_along_the_choices(tree: TokenTree, random: Random) -> None:
+    width = tree.tokens.shape[1]
+    choices = np.array([[int(random.random() * 3) for _ in range(width + 1)] for _ in tree.rows])
+    matching = tree.matching(choices)
+    for index, nodes in enumerate(nodes_of(tree).values()):
+        said = {(): int(choices[index, 0])}
+        for place in range(len(nodes)):
+            said[path(nodes, place)] = int(choices[index, place + 1])
+        wanted = walk(nodes, lambda text, said=said: said[text])[:-1]  # type: ignore[misc]
+        on_it = [path(nodes, place) for place in np.flatnonzero(matching[index])]
+        assert sorted(on_it) == [wanted[: k + 1] for k in range(len(wanted))]
+
+
+@many
+@given(trees, st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=4, max_size=4))
+def test_on_text_are_the_nodes_that_spell_its_beginning(
+    tree: TokenTree, texts: list[list[int]]
+) -> None:
+    rows = nodes_of(tree)
+    texts = texts[: len(rows)]
+    padded = np.zeros((len(rows), max(map(len, texts))), dtype=np.int64)
+    for index, text in enumerate(texts):
+        padded[index, : len(text)] = text
+    found = tree.on_text(padded, np.array([len(text) for text in texts]))
+    assert not found[~tree.real].any()
+    for index, nodes in enumerate(rows.values()):
+        for place in range(len(nodes)):
+            spelt = list(path(nodes, place))
+            assert found[index, place] == (texts[index][: len(spelt)] == spelt)
+
+
+@many
+@given(st.dictionaries(st.integers(0, 9), node_lists()), st.lists(st.integers(0, 2), min_size=10))
+def test_joined_trees_ascend_and_keep_their_nodes(rows: dict[int, Nodes], group: list[int]) -> None:
+    parts = [{row: rows[row] for row in rows if group[row] == which} for which in range(3)]
+    joined = join([build(part, spare) for spare, part in enumerate(parts)])
+    assert joined.rows.tolist() == sorted(rows)
+    assert nodes_of(joined) == rows
 
 
 def test_one_tree_joins_to_itself() -> None:
-    tree = make_tree({1: [4]})
+    tree = build({1: path_of(4)})
     assert join([tree]) is tree
+    assert join([TokenTree.empty(np.zeros(0, dtype=np.int64)), tree]) is tree
 
 
 def test_empty_trees_join_to_an_empty_tree() -> None:
     joined = join([TokenTree.empty(np.array([4])), TokenTree.empty(np.array([1]))])
     assert nodes_of(joined) == {1: [], 4: []}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 9])
+def test_a_path_is_selected_from_its_beginning(limit: int) -> None:
+    tree = build({0: path_of(1, 2, 3), 1: path_of(4), 2: []})
+    cut = nodes_of(tree.select(np.full(3, limit), np.full(3, 9)))
+    assert cut == {0: path_of(1, 2, 3)[:limit], 1: path_of(4)[:limit], 2: []}
+    assert cut == nodes_of(tree.select(np.full(3, 9), np.full(3, limit)))

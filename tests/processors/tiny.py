@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.packed_attention import KVView
 from modelpool.packed_model import PackedModel
+from processors.contexts import Contexts
+from processors.pack import PackPlan, run_pack
 from processors.sampler import Sampler, SamplingSettings
+from processors.token_tree import TokenTree
 from statemgr import ModelState, StateManager
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
@@ -20,6 +24,9 @@ Ints = NDArray[np.int64]
 
 GREEDY = SamplingSettings(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 WARM = SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, seed=12)
+PENALIZED = SamplingSettings(
+    temperature=0.8, seed=5, repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.6
+)
 MAX_TOKENS = 256
 
 
@@ -34,10 +41,16 @@ def _models(seed: int) -> tuple[PackedModel, PreTrainedModel]:
 class Bench:
     """Requests on one model. `settings` by row; prompts are random, of the given lengths."""
 
-    def __init__(self, lengths: list[int], settings: SamplingSettings = GREEDY, seed: int = 0):
+    def __init__(
+        self,
+        lengths: list[int],
+        settings: SamplingSettings = GREEDY,
+        seed: int = 0,
+        canonical: bool = False,
+    ):
         self.model, self._ordinary = _models(seed)
         self.manager = StateManager(rows=6, max_tokens=MAX_TOKENS)
-        self.state: ModelState = self.manager.open_state("tiny", self.model.kv_layers)
+        self.state: ModelState = self.manager.open_state("tiny", self.model.kv_layers, canonical)
         self.sampler = Sampler(VOCAB_SIZE, window=32)
         self.settings = settings
         self.prompts = [
@@ -47,12 +60,23 @@ class Bench:
         for prompt in self.prompts:
             row = self.manager.allocate(prompt, MAX_TOKENS)
             assert row is not None
-            self.sampler.open(row, settings)
+            self.sampler.open(row, settings, prompt)
+        self._known: dict[tuple[int, ...], Tensor] = {}
 
     def output_positions(self, rows: Ints) -> Ints:
         lengths = [len(self.prompts[row]) for row in rows.tolist()]
         positions: Ints = self.manager.counts[rows] - np.array(lengths)
         return positions
+
+    def commit(self, row: int, tokens: Sequence[int]) -> None:
+        self.manager.extend(row, np.array(tokens))
+        self.sampler.extend(row, tokens)
+
+    def feed(self, row: int, count: int) -> None:
+        """Some of the committed tokens, alone."""
+        plan = PackPlan(np.array([row]), np.array([count]), np.array([False]))
+        nothing = TokenTree.empty(np.zeros(0, dtype=np.int64))
+        run_pack(self.model, self.state, self.manager, plan, nothing)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """[T, V] of the ordinary forward."""
@@ -60,15 +84,38 @@ class Bench:
             logits: Tensor = self._ordinary(torch.tensor([tokens]), use_cache=False).logits[0]
         return logits
 
+    def logits_after(self, row: int, path: Sequence[int] = ()) -> Tensor:
+        """[V] of the ordinary forward over the committed tokens and a path behind them."""
+        text = (*self.manager.committed(row).tolist(), *path)
+        if text not in self._known:
+            self._known[text] = self.logits(list(text))[-1]
+        return self._known[text]
+
+    def says(self, row: int, path: Sequence[int] = ()) -> int:
+        """What the model chooses there."""
+        ids, _ = self.sampler.choose(self.logits_after(row, path)[None], self._place(row, path))
+        return int(ids)
+
+    def log_probs_after(self, row: int, path: Sequence[int] = ()) -> Tensor:
+        """[V] log-softmax of the scores there."""
+        scores = self.sampler.scores(self.logits_after(row, path)[None], self._place(row, path))
+        return scores.log_softmax(dim=-1)[0]
+
     def continuation(self, row: int, count: int) -> list[int]:
         """What the model says after the committed tokens, an ordinary forward for each token."""
-        tokens: list[int] = self.manager.committed(row).tolist()
-        start = len(tokens)
-        while len(tokens) < start + count:
-            position = np.array([len(tokens) - len(self.prompts[row])])
-            chosen = self.sampler.choose(self.logits(tokens)[-1:], np.array([row]), position)
-            tokens.append(int(chosen))
-        return tokens[start:]
+        path: list[int] = []
+        for _ in range(count):
+            path.append(self.says(row, path))
+        return path
+
+    def path_log_prob(self, row: int, path: Sequence[int]) -> float:
+        steps = (float(self.log_probs_after(row, path[:k])[path[k]]) for k in range(len(path)))
+        return sum(steps)
+
+    def _place(self, row: int, path: Sequence[int]) -> Contexts:
+        position = self.output_positions(np.array([row])) + len(path)
+        text = torch.tensor([list(path)], dtype=torch.int64)
+        return Contexts(np.array([row]), position, np.array([len(path)]), text)
 
     def snapshot(self) -> tuple[list[int], list[list[int]], list[list[int]]]:
         """What the state holds: ends, and tokens and positions of each row's valid slots."""
@@ -102,3 +149,19 @@ class FailingModel(PackedModel):
             broken = torch.full(shape, float("nan"), dtype=layer.dtype)
             view.write(number, broken, broken)
         raise RuntimeError("out of memory")
+
+
+class SpeechlessModel(PackedModel):
+    """Its logits are not numbers for the first token that they are asked for."""
+
+    def __init__(self, model: PackedModel) -> None:
+        super().__init__(
+            model.name, model.model, model.vocab_size, model.max_positions, model.kv_layers
+        )
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor:
+        logits = super().forward(tokens, positions, view, logit_index)
+        logits[0] = float("nan")
+        return logits

@@ -84,12 +84,13 @@ def test_a_hanging_model_costs_time_and_no_token(
 def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None:
     engine = {"max_model_len": 128, "hang_timeout_s": 0.3}
     router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine})
+    chain = Speculation(("small", "target"))
+    router.generate([5, 6], SamplingParams(max_new_tokens=8), chain)
     hang, original = Hang("small"), PackedModel._forward
     hang.arm()
     with mock.patch.object(
         PackedModel, "_forward", lambda model, *rest: hang.forward(original, model, *rest)
     ):
-        chain = Speculation(("small", "target"))
         handle = router.submit([5, 6], SamplingParams(max_new_tokens=100), chain)
         assert hang.hangs.wait(10)
         router.close()
