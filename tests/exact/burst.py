@@ -77,6 +77,14 @@ def _draw_case(oracle: Oracle, rng: np.random.Generator) -> Case:
         seed=int(rng.integers(0, 2**63 - 1)),
         stop_token_ids=tuple(rng.integers(0, oracle.vocab_size, size=rng.integers(0, 4)).tolist()),
         ignore_eos=bool(rng.random() < 0.5),
+        min_p=float(rng.choice([0.0, 0.0, 0.05])),
+        repetition_penalty=float(rng.choice([1.0, 1.0, 1.2])),
+        frequency_penalty=float(rng.choice([0.0, 0.0, 0.4])),
+        logit_bias={int(rng.integers(oracle.vocab_size)): 2.0} if rng.random() < 0.3 else {},
+        bad_words_ids=tuple(
+            tuple(rng.integers(1, oracle.vocab_size, size=size).tolist())
+            for size in ((1, 2) if rng.random() < 0.3 else ())
+        ),
     )
     tokens = tuple(prompt.tolist())
     return Case(tokens, params, oracle.tokens(tokens, params))
@@ -90,7 +98,8 @@ def _draw_plan(cases: Sequence[Case], chains: Sequence[Chain], rng: np.random.Ge
         speculation = "off"
     elif kind < 0.8:
         chain = chains[int(rng.integers(len(chains)))]
-        speculation = Speculation(chain=chain, depth=int(rng.integers(1, 8)))
+        width = int(rng.choice([1, 1, 2, 3, 4]))
+        speculation = Speculation(chain=chain, depth=int(rng.integers(1, 8)), width=width)
     resumes = rng.random() < 0.15
     cancels = rng.random() < 0.2
     return Plan(

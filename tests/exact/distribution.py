@@ -32,7 +32,7 @@ from tests.exact.oracle import Oracle
 from tests.exact.report import Progress, finish, prepare
 
 LEAST_P = 0.001
-SEEDS = {"shared-noise": 20_000, "rejection": 5_000}
+SEEDS = {"shared-noise": 20_000, "rejection": 3_000}
 SETTINGS = (
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
@@ -50,7 +50,13 @@ REJECTION_CHAINS: tuple[Chain, ...] = (
 )
 REJECTION_SETTINGS = (  # of which no token has more than three successors
     SamplingParams(temperature=1.0, top_k=3),
-    SamplingParams(temperature=1.3, top_k=3, repetition_penalty=1.2, presence_penalty=0.5),
+    # A text of three words, which repeats itself.
+    SamplingParams(
+        temperature=1.5,
+        logit_bias={17: 50.0, 230: 50.0, 41: 50.0},
+        presence_penalty=0.5,
+        frequency_penalty=0.2,
+    ),
 )
 _TEXT = 5  # tokens of a text: the target's, a draft of three, and one more
 
@@ -111,8 +117,8 @@ def rejection_p_values(directory: Path, seeds: int) -> tuple[dict[str, float], d
     progress = Progress("rejection", len(REJECTION_CHAINS) * len(settings) * seeds)
     with open_small_router(directory, verification="rejection", ngram=True) as router:
         oracle = open_oracle(router, "float64")
-        prompt = repetitive_prompt(oracle)
         for params in settings:
+            prompt = own_prompt(oracle, params)
             is_narrow = params in REJECTION_SETTINGS
             new = _TEXT if is_narrow else _NEW
             law = text_probabilities(oracle, prompt, params, new) if is_narrow else {}
@@ -131,9 +137,9 @@ def rejection_p_values(directory: Path, seeds: int) -> tuple[dict[str, float], d
     return p_values, accepted
 
 
-def repetitive_prompt(oracle: Oracle) -> Tokens:
-    """What the target says when it may choose little, so that the text itself drafts well."""
-    params = SamplingParams(64, temperature=1.0, top_k=3, seed=0, ignore_eos=True)
+def own_prompt(oracle: Oracle, params: SamplingParams) -> Tokens:
+    """What the target says itself, so that the text drafts as well as it can."""
+    params = dataclasses.replace(params, max_new_tokens=64, seed=0, ignore_eos=True)
     return (*PROMPT, *oracle.tokens(PROMPT, params))
 
 

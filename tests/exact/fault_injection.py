@@ -1,12 +1,14 @@
 """Models whose forward fails now and then, and a scheduler that cannot make up its mind.
 
 A failure comes before the forward, after it (keys and values are written by then), or after the
-first layer's keys and values were written as NaN, which attention must never see.
+first layer's keys and values were written as NaN, which attention must never see. Or nothing is
+raised: the logits are NaN, or the forward hangs for longer than the router allows a drafter.
 """
 
 import contextlib
 import dataclasses
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +20,17 @@ from torch import Tensor
 
 from modelpool.packed_attention import KVView
 from modelpool.packed_model import PackedModel
-from specrouter.params import MAX_DEPTH
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
 
 
 class InjectedFault(RuntimeError):
     """What a failing forward raises."""
+
+
+HANG_TIMEOUT_S = 0.05  # what the router under test should allow
+_HANG_S = 0.15
+_KINDS = ("before", "after", "poison", "nan", "nan row", "memory")
 
 
 class FaultInjection:
@@ -32,13 +39,16 @@ class FaultInjection:
     def __init__(self, seed: int) -> None:
         self.rates: dict[str, float] = {}
         self.raised: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self.target = "target"  # is never given up, so it does not hang
+        self.hang_share = 0.02
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Patches the class, so that a model that is evicted and loaded again fails too."""
-        original = PackedModel.forward
+        original = PackedModel._forward
 
         def forward(
             model: PackedModel, tokens: Tensor, positions: Tensor, view: KVView, *rest: Any
@@ -46,23 +56,35 @@ class FaultInjection:
             kind = self._draw(model.name)
             if kind == "before":
                 raise InjectedFault(f"{model.name} fails before its forward")
+            if kind == "memory":
+                raise torch.OutOfMemoryError(f"{model.name} has no memory left")
+            if kind == "hang":
+                time.sleep(_HANG_S)
             if kind == "poison":
                 _write_nan(model, tokens.numel(), view)
                 raise InjectedFault(f"{model.name} fails in its first layer")
             logits = original(model, tokens, positions, view, *rest)
             if kind == "after":
                 raise InjectedFault(f"{model.name} fails after its forward")
+            if kind == "nan":
+                return torch.full_like(logits, torch.nan)
+            if kind == "nan row" and len(logits):
+                logits = logits.clone()
+                logits[int(self._rng.integers(len(logits)))] = torch.nan
             return logits
 
-        with mock.patch.object(PackedModel, "forward", forward):
+        with mock.patch.object(PackedModel, "_forward", forward):
             yield
 
     def _draw(self, name: str) -> str | None:
         with self._lock:
             if self._rng.random() >= self.rates.get(name, 0.0):
                 return None
+            hangs = self._rng.random() < self.hang_share and name != self.target
+            kind = "hang" if hangs else str(self._rng.choice(_KINDS))
             self.raised[name] += 1
-            return str(self._rng.choice(["before", "after", "poison"]))
+            self.kinds[kind] += 1
+            return kind
 
 
 @contextlib.contextmanager
@@ -77,7 +99,9 @@ def restless_scheduler(seed: int) -> Iterator[None]:
         if not candidates or rng.random() < 0.5:
             return decision
         chain = candidates[int(rng.integers(len(candidates)))]
-        return dataclasses.replace(decision, chain=chain, depth=int(rng.integers(1, MAX_DEPTH + 1)))
+        width = int(rng.integers(1, 5))
+        depth = int(rng.integers(1, min(MAX_DEPTH, MAX_TREE_TOKENS // width) + 1))
+        return dataclasses.replace(decision, chain=chain, depth=depth, width=width)
 
     with mock.patch.object(ModelChainScheduler, "choose", choose):
         yield

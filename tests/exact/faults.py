@@ -1,6 +1,6 @@
 """Random bursts of requests on small random models that fail, come and go.
 
-Llama, Qwen3 and GPT-2 families in float64. Requests join at random times under chains of their
+Families of all architectures in float64, with an n-gram drafter. Requests join at random times under chains of their
 own, are cancelled, streamed, resumed; drafters raise at random cycles and are evicted; in some
 bursts the target raises. Every output must be the oracle's (its beginning, for requests that
 were cancelled or that the target failed), and the router whole after each burst.
@@ -23,7 +23,7 @@ from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import chains
 from tests.exact.burst import draw_burst, draw_cases, play
 from tests.exact.comparison import Case, assert_whole
-from tests.exact.fault_injection import FaultInjection, restless_scheduler
+from tests.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
 from tests.exact.models import SAVERS, pool_settings, save_family
 from tests.exact.report import Progress, finish, prepare
 
@@ -46,7 +46,13 @@ class Family:
         self, max_loaded_models: int | None = None, policy: str = "adaptive", max_requests: int = 4
     ) -> ChainRouter:
         pool = pool_settings(self.paths, max_loaded_models=max_loaded_models)
-        engine = {"max_requests": max_requests, "max_model_len": 128, "prefill_chunk": 16}
+        pool["models"].append({"name": "ngram", "source": "ngram"})
+        engine = {
+            "max_requests": max_requests,
+            "max_model_len": 128,
+            "prefill_chunk": 16,
+            "hang_timeout_s": HANG_TIMEOUT_S,
+        }
         return ChainRouter.from_config(
             {"pool": pool, "engine": engine, "scheduler": {"policy": policy}}
         )
@@ -61,6 +67,7 @@ class FaultCheck:
         self.endings: Counter[str] = Counter()
         self.chains: Counter[str] = Counter()
         self.raised: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
         self.failures: list[str] = []
 
     def play_lifetime(self, family: Family, lifetime: int, bursts: int = BURSTS) -> None:
@@ -85,6 +92,7 @@ class FaultCheck:
                     break
                 self.progress(f"{len(self.failures)} failed")
         self.raised += faults.raised
+        self.kinds += faults.kinds
 
     def _play_burst(
         self,
@@ -114,7 +122,7 @@ class FaultCheck:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, default=1_000, help="bursts, over all families")
+    parser.add_argument("--runs", type=int, default=2_000, help="bursts, over all families")
     parser.add_argument("--first-lifetime", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -134,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         "requests": sum(check.endings.values()),
         "endings": dict(check.endings),
         "faults_raised": dict(check.raised),
+        "kinds": dict(check.kinds),
         "cycles_by_chain": dict(check.chains),
         "failures": len(check.failures),
         "examples": check.failures[:_SHOWN],

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
-from specrouter.params import MAX_DEPTH
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
 Settings = dict[str, Any]
 POOL: Settings = {
@@ -29,6 +29,8 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     assert (config.scheduler.policy, config.scheduler.depth) == ("adaptive", 4)
     assert (config.engine.max_requests, config.engine.max_model_len) == (32, 1024)
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
+    assert (config.scheduler.width, config.engine.verification) == (1, "shared-noise")
+    assert config.engine.hang_timeout_s > 0
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
 
 
@@ -53,6 +55,12 @@ def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
         ("engine", "prefill_chunk", 0),
         ("engine", "kv_budget_tokens", 1),
         ("engine", "kv_budget", 100),
+        ("engine", "verification", "typical"),
+        ("engine", "verification", None),
+        ("engine", "hang_timeout_s", 0),
+        ("engine", "hang_timeout_s", -1.5),
+        ("scheduler", "width", 0),
+        ("scheduler", "width", MAX_WIDTH + 1),
         ("server", "port", 65536),
         ("server", "port", -1),
         ("server", "host", 3),
@@ -82,6 +90,19 @@ def test_a_chain_and_the_static_policy_go_together(scheduler: Settings) -> None:
     error = refused({"pool": POOL, "scheduler": scheduler})
     assert error.field == "scheduler"
     assert "chain" in error.reason
+
+
+@pytest.mark.parametrize(("depth", "width"), [(16, 5), (9, 8), (13, 5)])
+def test_a_tree_that_is_too_large_is_refused(depth: int, width: int) -> None:
+    error = refused({"pool": POOL, "scheduler": {"depth": depth, "width": width}})
+    assert error.field == "scheduler.width"
+    assert str(MAX_TREE_TOKENS) in error.reason
+
+
+@pytest.mark.parametrize(("depth", "width"), [(16, 4), (8, 8), (MAX_DEPTH, 1)])
+def test_a_tree_of_the_most_tokens_is_allowed(depth: int, width: int) -> None:
+    scheduler = {"depth": depth, "width": width}
+    assert RouterConfig.load({"pool": POOL, "scheduler": scheduler}).scheduler.width == width
 
 
 @pytest.mark.parametrize("chain", [[], ["tiny", "big"], ["small"], ["small", "small", "big"]])
@@ -120,6 +141,7 @@ def test_a_file_that_is_no_text_names_itself(tmp_path: Path) -> None:
     assert "binary.yaml" in refused(file).reason
 
 
-def test_the_bundled_configuration_is_valid() -> None:
-    config = RouterConfig.load(Path(__file__).parents[2] / "configs" / "tiny.yaml")
+@pytest.mark.parametrize("name", ["tiny.yaml", "tiny-ngram.yaml"])
+def test_the_bundled_configurations_are_valid(name: str) -> None:
+    config = RouterConfig.load(Path(__file__).parents[2] / "configs" / name)
     assert config.pool.target == "tiny-8m"

@@ -112,10 +112,20 @@ def test_similarity_is_one_minus_the_mean_total_variation(profiler: PerformanceP
 
 def test_acceptance_is_the_share_of_judged_tokens(profiler: PerformanceProfiler) -> None:
     profiler.record_acceptance(PAIR, 0, 0)
-    assert PAIR not in profiler.snapshot().acceptance
+    assert (*PAIR, 1) not in profiler.snapshot().acceptance
     profiler.record_acceptance(PAIR, 3, 1)
-    seen = profiler.snapshot().acceptance[PAIR]
+    seen = profiler.snapshot().acceptance[*PAIR, 1]
     assert (seen.rate, seen.evidence) == (0.75, 4.0)
+
+
+def test_each_width_has_an_acceptance_of_its_own(profiler: PerformanceProfiler) -> None:
+    profiler.record_acceptance(PAIR, 1, 3)
+    profiler.record_acceptance(PAIR, 3, 1, width=4)
+    seen = profiler.snapshot().acceptance
+    assert {trial: known.rate for trial, known in seen.items()} == {
+        (*PAIR, 1): 0.25,
+        (*PAIR, 4): 0.75,
+    }
 
 
 def test_old_acceptances_fade(profiler: PerformanceProfiler) -> None:
@@ -123,7 +133,7 @@ def test_old_acceptances_fade(profiler: PerformanceProfiler) -> None:
         profiler.record_acceptance(PAIR, 4, 0)
     for _ in range(400):
         profiler.record_acceptance(PAIR, 0, 4)
-    seen = profiler.snapshot().acceptance[PAIR]
+    seen = profiler.snapshot().acceptance[*PAIR, 1]
     assert seen.rate < 0.05
     assert seen.evidence == pytest.approx(400.0, rel=0.01)
 

@@ -468,7 +468,7 @@ def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
     known = router.performance()
     assert set(known.times) == {"small", "middle", "target"}
     for pair in (("small", "middle"), ("middle", "target")):
-        assert 0.0 <= known.acceptance[pair].rate <= 1.0
+        assert 0.0 <= known.acceptance[*pair, 1].rate <= 1.0
         assert 0.0 <= known.similarity[pair] <= 1.0
 
 

@@ -15,6 +15,7 @@ from specrouter.scheduler import (
     acceptance_rate,
     candidate_chains,
     expected_accepted,
+    fitting_width,
     predict_adaptive,
     predict_paper,
     similarity_to_acceptance,
@@ -36,7 +37,11 @@ def snapshot(
     rates: Mapping[Pair, float] | None = None,
     similarity: Mapping[Pair, float] | None = None,
 ) -> PerformanceSnapshot:
-    acceptance = {pair: Acceptance(rate, CERTAIN) for pair, rate in (rates or {}).items()}
+    acceptance = {
+        (*pair, width): Acceptance(rate, CERTAIN)
+        for pair, rate in (rates or {}).items()
+        for width in (1, 2)
+    }
     return PerformanceSnapshot(times, similarity or {}, acceptance, PARAMETERS)
 
 
@@ -103,9 +108,10 @@ def test_an_untried_pair_is_assumed_to_be_good() -> None:
 
 def test_observed_acceptance_weighs_by_its_evidence() -> None:
     pair = ("small", "big")
-    known = PerformanceSnapshot({}, {pair: 0.6}, {pair: Acceptance(0.9, 60.0)}, PARAMETERS)
+    known = PerformanceSnapshot({}, {pair: 0.6}, {(*pair, 1): Acceptance(0.9, 60.0)}, PARAMETERS)
     prior = 0.6 / 1.4
     assert acceptance_rate(*pair, known) == pytest.approx((0.9 * 60 + prior * 20) / 80)
+    assert acceptance_rate(*pair, known, width=4) == pytest.approx(prior)
 
 
 def test_adaptive_cost_of_the_target_alone_is_its_curve_at_the_number_of_requests() -> None:
@@ -134,6 +140,29 @@ def test_adaptive_cost_grows_with_the_requests_in_the_pack() -> None:
     known = snapshot(times, {("small", "big"): 0.5})
     # 4 requests: the target sees 20 tokens.
     assert predict_adaptive(("small", "big"), known, 4, 4) == pytest.approx((4 + 29) / 1.9375)
+
+
+def test_adaptive_cost_of_a_wide_tree_counts_all_its_nodes() -> None:
+    times = {"small": TimeCurve(((1, 1.0), (5, 5.0))), "big": TimeCurve(((1, 10.0), (17, 26.0)))}
+    known = snapshot(times, {("small", "big"): 0.5})
+    # Width 2, depth 4: drafts of 2 nodes in 2 ms each, one verification of 9 tokens.
+    expected = (4 * 2 + 18) / 1.9375
+    assert predict_adaptive(("small", "big"), known, 1, 4, 2) == pytest.approx(expected)
+
+
+def test_every_level_is_offered_a_wide_tree_whole() -> None:
+    times = {"small": flat(1.0), "middle": TimeCurve(((1, 1.0), (17, 17.0))), "big": flat(10.0)}
+    known = snapshot(times, {("small", "middle"): 0.0, ("middle", "big"): 0.5})
+    # Depth 2: the middle reads 5 tokens, accepts none and offers 1, which succeeds half the time.
+    expected = (2 * 1 + 5 + 10) / 1.5
+    assert predict_adaptive(("small", "middle", "big"), known, 1, 2, 2) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "fitting"), [(4, 1, 1), (8, 8, 8), (9, 8, 7), (16, 8, 4), (16, 3, 3)]
+)
+def test_a_tree_stays_within_the_most_tokens(depth: int, width: int, fitting: int) -> None:
+    assert fitting_width(depth, width) == fitting
 
 
 def test_paper_cost_is_the_published_formula() -> None:
@@ -226,6 +255,13 @@ def test_an_override_of_the_depth_replaces_the_configured_one() -> None:
     known = snapshot({"big": flat(100.0)})
     assert scheduler().choose(known, 1, ALL, None).depth == 4
     assert scheduler().choose(known, 1, ALL, None, depth=7).depth == 7
+
+
+def test_an_override_of_the_width_replaces_the_configured_one() -> None:
+    known = snapshot({"big": flat(100.0)})
+    assert scheduler().choose(known, 1, ALL, None).width == 1
+    assert scheduler().choose(known, 1, ALL, None, width=3).width == 3
+    assert scheduler().choose(known, 1, ALL, None, depth=16, width=8).width == 4
 
 
 # Probing
