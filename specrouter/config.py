@@ -51,6 +51,8 @@ class EngineConfig(_Strict):
         verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
             text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
             distribution, but the text of a seed depends on the chains.
+        exact: `strict` keeps trees at width 1, so that the target's cache and its forwards' shapes
+            are as they would be without branches; it matters in bfloat16 and float16 only.
         hang_timeout_s: after so many seconds in one forward, a model other than the target is given
             up; its cycle goes on without it.
     """
@@ -60,6 +62,7 @@ class EngineConfig(_Strict):
     prefill_chunk: int = Field(default=256, ge=1)
     kv_budget_tokens: int | None = Field(default=None, ge=2)
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
+    exact: Literal["fast", "strict"] = "fast"
     hang_timeout_s: float = Field(default=30.0, gt=0)
 
 

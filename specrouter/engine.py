@@ -195,6 +195,9 @@ class Engine:
         width."""
         available, config = self._available(), self._config.scheduler
         scheduled: dict[tuple[int | None, int | None], _Route] = {}
+        # Rejection sampling has no trees, and only a path's slots are laid out as without one.
+        engine = self._config.engine
+        only_paths = engine.exact == "strict" or engine.verification == "rejection"
 
         def route(request: RunningRequest) -> _Route:
             override = request.prompt.speculation
@@ -203,6 +206,7 @@ class Engine:
             depth = width = None
             if override is not None:
                 depth, width = override.depth, override.width
+            width = 1 if only_paths else width
             if override is not None and override.chain is not None:
                 chain = tuple(n for n in override.chain[:-1] if n in available)
                 deep = depth or config.depth

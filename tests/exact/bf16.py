@@ -1,8 +1,9 @@
 """bfloat16: how often a served token differs from target-only decoding of the request alone.
 
 The reference of a request is its own output with speculation off and nobody beside it. Then every
-chain serves the same requests, at batch 1 with wide trees and at 16 with narrow ones. After a difference the request goes on from
-its reference, so the figure is first divergences per teacher-forced token.
+chain serves the same requests, at batch 1 with wide trees and at 16 with narrow ones. After a
+difference the request goes on from its reference, so the figure is first divergences per teacher-
+forced token.
 """
 
 import itertools

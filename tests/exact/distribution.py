@@ -32,7 +32,7 @@ from tests.exact.oracle import Oracle
 from tests.exact.report import Progress, finish, prepare
 
 LEAST_P = 0.001
-SEEDS = {"shared-noise": 20_000, "rejection": 3_000}
+SEEDS = {"shared-noise": 20_000, "rejection": 2_000}
 SETTINGS = (
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
@@ -53,6 +53,7 @@ REJECTION_SETTINGS = (  # of which no token has more than three successors
     # A text of three words, which repeats itself.
     SamplingParams(
         temperature=1.5,
+        top_k=3,
         logit_bias={17: 50.0, 230: 50.0, 41: 50.0},
         presence_penalty=0.5,
         frequency_penalty=0.2,

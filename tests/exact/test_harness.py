@@ -20,6 +20,7 @@ from tests.exact.comparison import first_difference
 from tests.exact.models import SAVERS, save_family
 from tests.exact.oracle import Choice, Oracle, cut_distance, process
 from tests.exact.prompts import encode, load_prompts
+from tests.exact.settings import COUNT, TEMPERATURES, edits, warpers
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
 MODES: list[Mode] = ["off", ("a", "t"), ("b", "t"), ("a", "b", "t"), "adaptive"]
@@ -53,17 +54,29 @@ def test_covering_array_covers_every_pair_of_settings() -> None:
         assert (("mode", mode), ("batch", batch)) in covered
     for mode, depth in itertools.product(MODES[1:-1], (1, 4, 7)):
         assert (("mode", mode), ("depth", depth)) in covered
-    for batch, depth in itertools.product((1, 4, 16), (1, 4, 7)):
-        assert (("batch", batch), ("depth", depth)) in covered
+    for mode, width in itertools.product(MODES[1:-1], (1, 2, 4)):
+        assert (("mode", mode), ("width", width)) in covered
+    for one, other in itertools.product((1, 4, 16), (1, 4, 7)):
+        assert (("batch", one), ("depth", other)) in covered
+    for one, other in itertools.product((1, 4, 16), (1, 2, 4)):
+        assert (("batch", one), ("width", other)) in covered
+    for one, other in itertools.product((1, 4, 7), (1, 2, 4)):
+        assert (("depth", one), ("width", other)) in covered
+
+
+def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
+    rows = covering_array(MODES, depths=(4, 16), widths=(4, 8))
+    assert all(row.depth * row.width <= 64 for row in rows if row.depth and row.width)
+    assert any((row.depth, row.width) == (16, 4) for row in rows)
 
 
 def test_covering_array_is_much_shorter_than_the_product() -> None:
     assert len(covering_array(MODES)) <= 3 * len(MODES) + 2
 
 
-def test_modes_without_a_chain_have_no_depth() -> None:
+def test_modes_without_a_chain_have_no_tree() -> None:
     rows = covering_array(MODES)
-    assert all(row.depth is None for row in rows if isinstance(row.mode, str))
+    assert all(row.depth is row.width is None for row in rows if isinstance(row.mode, str))
     assert Arrangement("off", 1).speculation == "off"
     assert Arrangement("adaptive", 1).speculation is None
 
@@ -75,6 +88,28 @@ def test_chains_never_put_models_of_equal_size_behind_each_other() -> None:
     assert ("math", "middle", "target") in found
     assert not any({"code", "math"} <= set(chain) for chain in found)
     assert len(found) == 5
+
+
+def test_a_drafter_without_weights_only_ever_stands_first() -> None:
+    sizes = {"ngram": 0, "middle": 3, "target": 8}
+    assert chains(list(sizes), "target", sizes.__getitem__) == [
+        ("ngram", "target"),
+        ("middle", "target"),
+        ("ngram", "middle", "target"),
+    ]
+
+
+def test_every_pair_of_options_meets_and_does_not() -> None:
+    options = [{*warpers(i), *edits(i, 8)} - {"temperature", "stop_token_ids"} for i in range(6)]
+    names = set.union(*options)
+    assert len(names) == 10
+    for one, other in itertools.combinations(names, 2):
+        assert {(one in chosen, other in chosen) for chosen in options} == {
+            *itertools.product((True, False), repeat=2)
+        }
+    for name, temperature in itertools.product(names, TEMPERATURES):
+        chosen = [i for i in range(COUNT) if warpers(i)["temperature"] == temperature]
+        assert {name in {*warpers(i), *edits(i, 8)} for i in chosen} == {True, False}
 
 
 # Oracle

@@ -11,6 +11,7 @@ from processors.token_tree import ROOT, TokenTree, join
 from tests.processors.trees import (
     Node,
     Nodes,
+    Path,
     build,
     by_path,
     forests,
@@ -132,11 +133,11 @@ def test_matching_is_a_walk_along_the_choices(tree: TokenTree, random: Random) -
     choices = np.array([[int(random.random() * 3) for _ in range(width + 1)] for _ in tree.rows])
     matching = tree.matching(choices)
     for index, nodes in enumerate(nodes_of(tree).values()):
-        said = {(): int(choices[index, 0])}
+        said: dict[Path, int] = {(): int(choices[index, 0])}
         for place in range(len(nodes)):
             said[path(nodes, place)] = int(choices[index, place + 1])
         wanted = walk(nodes, lambda text, said=said: said[text])[:-1]  # type: ignore[misc]
-        on_it = [path(nodes, place) for place in np.flatnonzero(matching[index])]
+        on_it = [path(nodes, place) for place in np.flatnonzero(matching[index]).tolist()]
         assert sorted(on_it) == [wanted[: k + 1] for k in range(len(wanted))]
 
 

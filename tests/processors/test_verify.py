@@ -263,14 +263,10 @@ def test_the_next_level_gets_the_tree_as_the_verifier_judges_it(
     for limit in range(12):
         chosen_few = nodes_of(proposal.tree.select(np.full(3, limit), np.full(3, 5)))
         for row, few in chosen_few.items():
+            known = by_path(extended[row])
             assert len(few) <= limit
-            assert (
-                by_path(few).items()
-                <= {
-                    text: by_path(extended[row])[text]._replace(parent=node.parent)
-                    for text, node in by_path(few).items()
-                }.items()
-            )
+            for text, node in by_path(few).items():
+                assert (node.log_prob, node.origin) == (known[text].log_prob, known[text].origin)
 
 
 def test_without_rescoring_nothing_is_said_of_probabilities() -> None:

@@ -83,7 +83,8 @@ def by_path(nodes: Nodes) -> dict[Path, Node]:
 
 def walk(nodes: Nodes, says: Callable[[Path], int]) -> Path:
     """Down from the root along what is said, as far as there are nodes, and one token more."""
-    known, text = by_path(nodes), (says(()),)
+    known = by_path(nodes)
+    text: Path = (says(()),)
     while text in known:
         text = (*text, says(text))
     return text

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import SamplingSettings
 from specrouter.executor import (
     ChainGroup,
     CyclePlan,
@@ -21,12 +20,13 @@ from specrouter.executor import (
     TargetError,
     total_variation,
 )
+from specrouter.params import MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
+from specrouter.request import Prompt
 from specrouter.scheduler import Chain
 from statemgr import StateManager
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
-GREEDY = SamplingSettings(0.0, 0, 1.0, 0)
 NOBODY = np.zeros(0, dtype=np.int64)
 CHAINS: list[Chain] = [("target",), ("small", "target"), ("small", "middle", "target")]
 
@@ -45,16 +45,19 @@ class Bench:
     """An executor with one row for each prompt."""
 
     def __init__(self, pool: ModelPool, max_new_tokens: int = 30) -> None:
-        self.manager = StateManager(len(PROMPTS), 128)
+        self.manager = StateManager(len(PROMPTS), 128, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
         self.executor = Executor(pool, self.manager, self.profiler, 32, 24)
         for prompt in PROMPTS:
             row = self.manager.allocate(prompt, len(prompt) + max_new_tokens)
             assert row is not None
-            self.executor.open(row, len(prompt), max_new_tokens, GREEDY)
+            params = SamplingParams(max_new_tokens, ignore_eos=True)
+            self.executor.open(row, Prompt(tuple(prompt), (), params, None, seed=0))
 
-    def cycle(self, chain: Chain, rows: Sequence[int] = (0, 1, 2), depth: int = 4) -> CycleResult:
-        group = ChainGroup(chain, depth, np.array(rows, dtype=np.int64))
+    def cycle(
+        self, chain: Chain, rows: Sequence[int] = (0, 1, 2), depth: int = 4, width: int = 1
+    ) -> CycleResult:
+        group = ChainGroup(chain, depth, np.array(rows, dtype=np.int64), width)
         result = self.executor.run(CyclePlan([group], NOBODY, NOBODY))
         self.manager.check_integrity()
         return result
@@ -78,10 +81,13 @@ def continuation(target: Any, prompt: list[int], count: int) -> list[int]:
     return text[len(prompt) :]
 
 
+@pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("chain", CHAINS, ids=">".join)
-def test_what_is_committed_is_the_targets_choice(chain: Chain, bench: Bench, target: Any) -> None:
+def test_what_is_committed_is_the_targets_choice(
+    chain: Chain, width: int, bench: Bench, target: Any
+) -> None:
     for _ in range(4):
-        result = bench.cycle(chain)
+        result = bench.cycle(chain, width=width)
         assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
         assert all(commit.tokens and commit.chain == chain for commit in result.commits)
     for row, prompt in enumerate(PROMPTS):

@@ -15,15 +15,23 @@ from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import Arrangement, covering_array, modes_of
 from tests.exact.array_check import make_cases
 from tests.exact.comparison import Case, all_divergences, assert_whole, compare, resume
-from tests.exact.distribution import failed_tests, open_small_router, stream_p_values
+from tests.exact.distribution import (
+    failed_tests,
+    open_small_router,
+    rejection_p_values,
+    stream_p_values,
+)
 from tests.exact.faults import Family, FaultCheck
+from tests.exact.greedy import greedy_params
 from tests.exact.models import SAVERS, pool_settings, save_family
 from tests.exact.oracle import Oracle
 from tests.exact.report import Progress
-from tests.exact.seeded import SETTINGS
+from tests.exact.seeded import seeded_params
+from tests.exact.settings import COUNT
 
 NEW_TOKENS = 12
-REQUESTS = len(SETTINGS) + 4  # each sampled setting once, the others greedy
+REQUESTS = COUNT + 6  # each sampled setting once, the others greedy
+WIDTHS = (1, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +48,9 @@ def served(
     """A router over a family of each architecture, and requests with their references."""
     paths = save_family(tmp_path_factory.mktemp(request.param), request.param)
     engine = {"max_requests": 8, "max_model_len": 128, "prefill_chunk": 16}
-    settings = {"pool": pool_settings(paths), "engine": engine}
+    pool = pool_settings(paths)
+    pool["models"].append({"name": "ngram", "source": "ngram"})
+    settings = {"pool": pool, "engine": engine}
     rng = np.random.default_rng(3)
     prompts = [tuple(rng.integers(0, 320, rng.integers(1, 50)).tolist()) for _ in range(REQUESTS)]
     with ChainRouter.from_config(settings) as router:
@@ -49,20 +59,18 @@ def served(
 
 
 def _params(index: int) -> SamplingParams:
-    greedy = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=index % 2 == 0)
-    if index >= len(SETTINGS):
-        return greedy
-    temperature, top_k, top_p = SETTINGS[index]
-    return dataclasses.replace(
-        greedy, temperature=temperature, top_k=top_k, top_p=top_p, seed=2**64 - 1 - index
-    )
+    if index < COUNT:
+        return dataclasses.replace(seeded_params(index, NEW_TOKENS), seed=2**64 - 1 - index)
+    return greedy_params(index - COUNT, NEW_TOKENS)
 
 
 def test_tokens_are_the_oracles_under_every_arrangement(served: Served) -> None:
-    for row in covering_array(modes_of(served.router), batches=(1, 4), depths=(1, 4, 7)):
+    for index, mode in enumerate(modes_of(served.router)):
+        tree = () if isinstance(mode, str) else (5, WIDTHS[index % 2])
+        row = Arrangement(mode, 8, *tree)
         result = compare(served.router, served.cases, row)
         assert not all_divergences([result]), row
-        if isinstance(row.mode, tuple):
+        if isinstance(row.mode, tuple) and "ngram" not in row.mode:
             assert result.speculated > result.cycles / 2, f"{row} hardly speculated"
     assert_whole(served.router)
 
@@ -87,7 +95,7 @@ def test_generate_takes_a_setting_per_prompt(served: Served) -> None:
 
 
 def test_drafters_save_cycles_of_the_target(served: Served) -> None:
-    chain = Arrangement((*served.router.pool.names[1:],), 1, depth=4)
+    chain = Arrangement(served.router.pool.names[-2:], 8, depth=4)
     result = compare(served.router, served.cases, chain)
     assert result.cycles < 0.9 * result.tokens
 
@@ -118,6 +126,13 @@ def test_tokens_follow_the_processed_distribution(tmp_path: Path) -> None:
         p_values, accepted = stream_p_values(router, oracle, params, 1000, progress)
     assert not failed_tests(p_values)
     assert accepted > 1.1, "the tests mean little where no draft is accepted"
+
+
+def test_texts_under_rejection_follow_the_processed_distribution(tmp_path: Path) -> None:
+    p_values, accepted = rejection_p_values(tmp_path, 60)
+    assert not failed_tests(p_values)
+    assert all(length > 1.05 for label, length in accepted.items() if "ngram>target" not in label)
+    assert max(length for label, length in accepted.items() if "ngram>target" in label) > 1.1
 
 
 @pytest.mark.parametrize("architecture", SAVERS)

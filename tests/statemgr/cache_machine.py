@@ -7,6 +7,7 @@ its integrity is checked as the engine would.
 """
 
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from modelpool.packed_model import KVLayer
 from statemgr import ModelState
+from statemgr.model_state import HOLE_SHARE
 
 ROWS = 3
 LAYERS = 2
@@ -22,6 +24,7 @@ _FLOAT64_LAYER = KVLayer(torch.device("cpu"), torch.float64, 1, 2)
 
 _row = st.integers(0, ROWS - 1)
 _share = st.sampled_from((0.0, 0.25, 0.5))
+_shape = st.lists(st.integers(0, 9), max_size=7)  # the parent of each node, among those before
 _fraction = st.integers(0, 100)
 
 
@@ -30,11 +33,12 @@ class Entry:
     token: int
     position: int
     number: int  # unique; what the store holds
+    parent: int = 0  # number of the node above; 0: the root, or no node
 
 
 @dataclass
 class NaiveRow:
-    """Committed tokens from position 0 on, then nodes of trees that nobody decided on yet."""
+    """Committed tokens from position 0 on, then nodes of a tree that nobody decided on yet."""
 
     settled: list[Entry] = field(default_factory=list)
     nodes: list[Entry] = field(default_factory=list)
@@ -72,12 +76,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         rows=st.sets(_row, min_size=1),
         prefix=st.integers(0, 12),
-        depths=st.lists(st.integers(0, 4), max_size=7),
+        shapes=st.lists(_shape, min_size=ROWS, max_size=ROWS),
     )
-    def forward(self, rows: set[int], prefix: int, depths: list[int]) -> None:
+    def forward(self, rows: set[int], prefix: int, shapes: list[list[int]]) -> None:
         """Committed tokens, where no tree is open, then nodes: often several at one position."""
         chosen = sorted(rows & set(self.rows))
-        fed = {row: self._pack(self.rows[row], prefix, depths) for row in chosen}
+        fed = {row: self._pack(self.rows[row], prefix, shapes[row]) for row in chosen}
         chosen = [row for row in chosen if any(fed[row])]
         if not chosen:
             return
@@ -108,23 +112,29 @@ class CacheMachine(RuleBasedStateMachine):
             naive = self.rows[row]
             naive.keep([entry for entry in naive.entries if entry.position < length])
 
-    @rule(row=_row, picks=st.lists(st.integers(0, 5), max_size=4))
-    def commit(self, row: int, picks: list[int]) -> None:
-        """Of the nodes, a path stays: one per position from the root on, as far as `picks` go."""
-        if row not in self.rows:
-            return
-        naive = self.rows[row]
-        base = len(naive.settled)
-        path: list[Entry] = []
-        for pick in picks:
-            level = [node for node in naive.nodes if node.position == base + len(path)]
-            if not level:
-                break
-            path.append(level[pick % len(level)])
-        accepted = np.array([self._slot(row, node) for node in path], dtype=np.int64)
-        self.state.commit(row, base, accepted)
-        naive.settled += path
-        naive.nodes = []
+    @rule(
+        rows=st.sets(_row, min_size=1),
+        picks=st.lists(st.lists(st.integers(0, 5), max_size=5), min_size=ROWS, max_size=ROWS),
+        shuffled=st.randoms(use_true_random=False),
+    )
+    def commit(self, rows: set[int], picks: list[list[int]], shuffled: Random) -> None:
+        """Of each row's tree a path stays, from the root as far down as its picks go."""
+        chosen = sorted(rows & set(self.rows))
+        paths = {row: _path(self.rows[row], picks[row]) for row in chosen}
+        accepted = [
+            row * self.state.slots + self._slot(row, node) for row in chosen for node in paths[row]
+        ]
+        shuffled.shuffle(accepted)
+        bases = np.array([len(self.rows[row].settled) for row in chosen], dtype=np.int64)
+        self.state.commit(
+            np.array(chosen, dtype=np.int64), bases, np.array(accepted, dtype=np.int64)
+        )
+        for row in chosen:
+            self.rows[row].settled += paths[row]
+            self.rows[row].nodes = []
+            if not self.state.canonical:
+                holes = int(self.state.ends[row]) - int(self.state.cache_mask[row].sum())
+                assert holes <= HOLE_SHARE * self.state.ends[row]
 
     @rule(rows=st.sets(_row, min_size=1), share=_share)
     def fix_kv_cache(self, rows: set[int], share: float) -> None:
@@ -182,18 +192,24 @@ class CacheMachine(RuleBasedStateMachine):
                 self.state.check_integrity(row, committed)
 
     def _pack(
-        self, naive: NaiveRow, prefix: int, depths: list[int]
+        self, naive: NaiveRow, prefix: int, shape: list[int]
     ) -> tuple[list[Entry], list[Entry]]:
         """What a forward feeds: tokens at the next positions, and nodes behind them."""
         start = len(naive.settled)
         ahead = 0 if naive.nodes else prefix
         settled = [self._entry(start + offset) for offset in range(ahead)]
-        nodes = [self._entry(start + ahead + depth) for depth in depths]
-        return settled, nodes
+        tree: list[Entry] = [*naive.nodes]
+        for choice in shape:
+            above = [None, *tree][choice % (len(tree) + 1)]
+            if above is None:
+                tree.append(self._entry(start + ahead))
+            else:
+                tree.append(self._entry(above.position + 1, above.number))
+        return settled, tree[len(naive.nodes) :]
 
-    def _entry(self, position: int) -> Entry:
+    def _entry(self, position: int, parent: int = 0) -> Entry:
         self.written += 1
-        return Entry(token=self.written % 5, position=position, number=self.written)
+        return Entry(self.written % 5, position, self.written, parent)
 
     def _numbers(
         self, row: int, slots: np.ndarray[tuple[int], np.dtype[np.int64]], layer: int
@@ -210,3 +226,14 @@ class CacheMachine(RuleBasedStateMachine):
         valid = np.flatnonzero(self.state.cache_mask[row])
         keys, _ = self._numbers(row, valid, 0)
         return int(valid[keys.index(entry.number)])
+
+
+def _path(naive: NaiveRow, picks: list[int]) -> list[Entry]:
+    path: list[Entry] = []
+    for pick in picks:
+        parent = path[-1].number if path else 0
+        children = [node for node in naive.nodes if node.parent == parent]
+        if not children:
+            break
+        path.append(children[pick % len(children)])
+    return path

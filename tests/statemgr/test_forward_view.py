@@ -1,5 +1,6 @@
 """Attention through a forward view equals attention over each token's own past, one by one."""
 
+import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from modelpool.packed_attention import OpaqueView, packed_attention_forward
 from modelpool.packed_model import KVLayer
-from statemgr import ForwardView, ModelState
+from statemgr import ForwardView, ModelState, TreeMask
 
 ROWS, SLOTS, DIM, LAYER = 8, 256, 4, 1
 
@@ -25,6 +26,11 @@ class Past:
     positions: list[int] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)  # each [kv_heads, DIM]
     values: list[Tensor] = field(default_factory=list)
+
+    def add(self, position: int, key: Tensor, value: Tensor) -> None:
+        self.positions.append(position)
+        self.keys.append(key)
+        self.values.append(value)
 
 
 class Bench:
@@ -51,27 +57,59 @@ class Bench:
         key, value = self._draw(self.kv_heads, total), self._draw(self.kv_heads, total)
         slots = self.state.append(rows, feed, np.zeros_like(positions), positions)
         view = self.state.view(rows, feed, positions, slots)
-        out, _ = packed_attention_forward(
-            _Attention(),
-            query.unsqueeze(0),
-            key.unsqueeze(0),
-            value.unsqueeze(0),
-            None,
-            scaling=0.7,
-            sliding_window=window,
-            softcap=softcap,
-            packed_kv=OpaqueView(view),
-        )
+        out = attend(query, key, value, view, window, softcap)
         wanted = []
         for index, row in enumerate(np.repeat(rows, feed).tolist()):
-            past = self.pasts[row]
-            past.positions.append(int(positions[index]))
-            past.keys.append(key[:, index])
-            past.values.append(value[:, index])
+            self.pasts[row].add(int(positions[index]), key[:, index], value[:, index])
         for index, row in enumerate(np.repeat(rows, feed).tolist()):
             at = int(positions[index])
             wanted.append(naive(query[:, index], self.pasts[row], at, window, softcap))
-        return out[0], torch.stack(wanted), view
+        return out, torch.stack(wanted), view
+
+    def forward_trees(
+        self, counts: dict[int, int], parents: dict[int, list[int]], window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Like `forward`; behind a row's tokens stand nodes, whose `parents` are nodes or -1.
+
+        The nodes are forgotten afterwards.
+        """
+        rows = np.array(sorted(counts))
+        bases = [len(self.pasts[row].positions) + counts[row] for row in rows.tolist()]
+        feed: list[int] = []
+        places: list[int] = []  # positions in the pack's order
+        ancestors: list[list[int]] = []  # nodes of its row that each token descends from
+        for row, base in zip(rows.tolist(), bases, strict=True):
+            above = parents.get(row, [])
+            feed.append(counts[row] + len(above))
+            lines = [_line(above, node) for node in range(len(above))]
+            places += [*range(base - counts[row], base), *(base - 1 + len(line) for line in lines)]
+            ancestors += [[]] * counts[row] + lines
+        positions, total = np.array(places), sum(feed)
+        query = self._draw(self.heads, total)
+        key, value = self._draw(self.kv_heads, total), self._draw(self.kv_heads, total)
+        slots = self.state.append(rows, np.array(feed), np.zeros_like(positions), positions)
+        width = max(map(len, parents.values()))
+        visible = torch.zeros(total, width, dtype=torch.bool)
+        for token, line in enumerate(ancestors):
+            visible[token, line] = True
+        starts = np.full(ROWS, SLOTS)
+        for row, above in parents.items():
+            starts[row] = self.state.ends[row] - len(above)
+        view = self.state.view(rows, np.array(feed), positions, slots, TreeMask(starts, visible))
+        out = attend(query, key, value, view, window, None)
+        wanted, token = [], 0
+        for row, size in zip(rows.tolist(), feed, strict=True):
+            first = token + counts[row]  # of the nodes
+            for at in range(token, first):
+                self.pasts[row].add(int(positions[at]), key[:, at], value[:, at])
+            for at in range(token, token + size):
+                seen = copy.deepcopy(self.pasts[row])
+                for node in (first + place for place in ancestors[at]):
+                    seen.add(int(positions[node]), key[:, node], value[:, node])
+                wanted.append(naive(query[:, at], seen, int(positions[at]), window, None))
+            token += size
+        self.state.commit(rows, np.array(bases), np.zeros(0, dtype=np.int64))
+        return out, torch.stack(wanted)
 
     def rollback(self, row: int, length: int) -> None:
         self.state.rollback(np.array([row]), np.array([length]))
@@ -80,6 +118,34 @@ class Bench:
 
     def _draw(self, heads: int, tokens: int) -> Tensor:
         return torch.randn(heads, tokens, DIM, generator=self._random, dtype=torch.float64)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    view: ForwardView,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """[T, heads, DIM]"""
+    out, _ = packed_attention_forward(
+        _Attention(),
+        query.unsqueeze(0),
+        key.unsqueeze(0),
+        value.unsqueeze(0),
+        None,
+        scaling=0.7,
+        sliding_window=window,
+        softcap=softcap,
+        packed_kv=OpaqueView(view),
+    )
+    return out[0]
+
+
+def _line(parents: list[int], node: int) -> list[int]:
+    """The node and its ancestors."""
+    return [] if node < 0 else [node, *_line(parents, parents[node])]
 
 
 def naive(query: Tensor, past: Past, at: int, window: int | None, softcap: float | None) -> Tensor:
@@ -134,6 +200,48 @@ def test_a_sliding_window_counts_positions_not_slots(window: int) -> None:
     assert_equal(got, wanted)
 
 
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 1000])
+@pytest.mark.parametrize(
+    ("counts", "parents"),
+    [
+        ({0: 1}, {0: [-1, -1, 0, 0, 1, 2, 5]}),
+        ({0: 1, 1: 1}, {0: [-1, -1, 0], 1: [-1, 0, 0]}),
+        ({0: 1, 1: 4, 2: 2}, {0: [-1, -1], 2: [-1, 0, 0, 0, 1]}),  # no nodes between
+        ({0: 2, 3: 1}, {3: [-1, -1, 1, 1]}),  # idle rows between
+        ({1: 1, 2: 40, 3: 1}, {1: [-1, -1], 3: [-1, -1, 1]}),  # a prefill chunk
+        ({2: 1, 3: 1}, {2: [-1] * 20, 3: [-1, 0]}),  # a tree too large to share a group
+    ],
+)
+def test_nodes_attend_to_their_ancestors_only(
+    counts: dict[int, int], parents: dict[int, list[int]], window: int | None
+) -> None:
+    bench = Bench()
+    bench.forward({row: 1 + 2 * row for row in range(ROWS)}, window)
+    bench.forward({0: 9, 2: 3}, window)
+    bench.rollback(2, 5)
+    for _ in range(2):
+        got, wanted = bench.forward_trees(counts, parents, window)
+        assert_equal(got, wanted)
+    got, wanted, _ = bench.forward(dict.fromkeys(counts, 2), window)
+    assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_random_trees_equal_naive(window: int | None) -> None:
+    random = np.random.default_rng(2)
+    bench = Bench()
+    for _ in range(25):
+        rows = sorted(random.permutation(ROWS)[: random.integers(1, ROWS)].tolist())
+        counts = {row: int(random.integers(1, 4)) for row in rows}
+        parents = {
+            row: [int(random.integers(-1, node)) if node else -1 for node in range(size)]
+            for row, size in zip(rows, random.integers(1, 12, size=len(rows)), strict=True)
+            if row == rows[0] or random.random() < 0.7
+        }
+        got, wanted = bench.forward_trees(counts, parents, window)
+        assert_equal(got, wanted)
+
+
 def test_softcapped_scores_equal_naive() -> None:
     bench = Bench()
     bench.forward({0: 4, 1: 2})
@@ -165,7 +273,7 @@ def test_holes_and_places_in_memory_mean_nothing() -> None:
     for part in (keys, values):
         part[torch.from_numpy(slots)] = torch.randn(5, 2, DIM, generator=drawn).double()
     accepted = [8, 6]  # the path lies against the order of positions
-    bench.state.commit(0, 4, np.array(accepted))
+    bench.state.commit(np.array([0]), np.array([4]), np.array(accepted))
     for position, slot in enumerate(accepted, start=4):
         bench.pasts[0].positions.append(position)
         bench.pasts[0].keys.append(keys[slot].clone())

@@ -81,17 +81,17 @@ def test_rolled_back_slots_are_taken_again() -> None:
 
 def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
     state = make_state()
-    fill(state, 0, [0, 1, 2, 2, 2, 3, 3])  # committed 0 and 1; three nodes at 2, two at 3
-    state.commit(0, 2, np.array([4, 6]))
-    assert state.cache_mask[0].nonzero()[0].tolist() == [0, 1, 4, 6]
-    assert stored(state, 0, 7) == [1, 2, 3, 4, 5, 6, 7]
-    state.check_integrity(0, np.array([100, 101, 104, 106, 5]))
+    fill(state, 0, [*range(8), 8, 8, 9, 9])  # eight committed; two nodes at 8, two at 9
+    state.commit(ROWS, np.array([8]), np.array([9, 11]))
+    assert state.cache_mask[0].nonzero()[0].tolist() == [*range(8), 9, 11]
+    assert stored(state, 0, 12) == list(range(1, 13))
+    state.check_integrity(0, np.array([*range(100, 108), 109, 111, 5]))
 
 
 def test_a_canonical_state_gathers_an_accepted_path() -> None:
     state = make_state(canonical=True)
     fill(state, 1, [0, 1, 2, 2, 2, 3, 3])
-    state.commit(1, 2, np.array([4, 6]))
+    state.commit(np.array([1]), np.array([2]), SLOTS + np.array([4, 6]))
     assert state.cache_mask[1].nonzero()[0].tolist() == [0, 1, 2, 3]
     assert stored(state, 1, 4) == [1, 2, 5, 7]
     assert state.ends[1] == 4
@@ -101,15 +101,52 @@ def test_a_canonical_state_gathers_an_accepted_path() -> None:
 def test_a_canonical_state_orders_an_accepted_path_by_position() -> None:
     state = make_state(canonical=True)
     fill(state, 0, [0, 2, 1])  # a child was written before its parent
-    state.commit(0, 1, np.array([1, 2]))
+    state.commit(ROWS, np.array([1]), np.array([1, 2]))
     assert stored(state, 0, 3) == [1, 3, 2]
     state.check_integrity(0, np.array([100, 102, 101, 5]))
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_paths_of_several_rows_are_committed_at_once(canonical: bool) -> None:
+    state = make_state(canonical)
+    for row in range(3):
+        fill(state, row, [0, 1, 2, 2, 2, 3, 3])
+    accepted = np.array([2 * SLOTS + 6, 3, 2 * SLOTS + 4])  # in no order; of row 1 nothing
+    state.commit(np.array([0, 1, 2]), np.array([2, 1, 2]), accepted)
+    assert state.lengths(np.array([0, 1, 2])).tolist() == [3, 1, 4]
+    state.check_integrity(0, np.array([100, 101, 103, 5]))
+    state.check_integrity(1, np.array([100, 5]))
+    state.check_integrity(2, np.array([100, 101, 104, 106, 5]))
+    if canonical:
+        assert [stored(state, row, 3) for row in (0, 2)] == [[1, 2, 4], [1, 2, 5]]
+        assert state.ends.tolist() == [3, 1, 4]
+
+
+def test_rows_whose_trees_are_not_decided_stay_as_they_are() -> None:
+    state = make_state()
+    for row in range(2):
+        fill(state, row, [0, 1, 1])
+    state.commit(ROWS, np.array([1]), np.array([], dtype=np.int64))
+    assert state.lengths(np.array([0, 1])).tolist() == [1, 3]
+    nothing = np.zeros(0, dtype=np.int64)
+    state.commit(nothing, nothing, nothing)
+    assert state.lengths(np.array([0, 1])).tolist() == [1, 3]
+
+
+def test_a_committed_row_is_compacted_once_it_has_many_holes() -> None:
+    state = make_state()
+    fill(state, 0, [0, 1, 2, 2, 2, 2])
+    fill(state, 1, [0, 1, 2, 3, 4, 5, 5])
+    state.commit(np.array([0, 1]), np.array([2, 5]), np.array([5, SLOTS + 6]))
+    assert state.ends[:2].tolist() == [3, 7]
+    assert stored(state, 0, 3) == [1, 2, 6]
+    assert stored(state, 1, 7) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_holes_are_compacted_only_beyond_their_share() -> None:
     state = make_state()
     fill(state, 0, [0, 1, 2, 3, 4, 5, 6, 7, 7])
-    state.commit(0, 7, np.array([8]))  # 1 hole in 9 slots
+    state.commit(ROWS, np.array([7]), np.array([8]))  # 1 hole in 9 slots
     state.fix_kv_cache(ROWS)
     assert state.ends[0] == 9
     state.fix_kv_cache(ROWS, hole_share=0.1)
@@ -120,7 +157,9 @@ def test_holes_are_compacted_only_beyond_their_share() -> None:
 def test_a_row_without_room_is_compacted_before_it_is_refused() -> None:
     state = make_state()
     fill(state, 0, [*range(SLOTS - 3), SLOTS - 4, SLOTS - 4])
-    state.commit(0, SLOTS - 4, np.array([SLOTS - 2]))  # two holes before the last valid slot
+    state.commit(
+        ROWS, np.array([SLOTS - 4]), np.array([SLOTS - 2])
+    )  # two holes before the last valid slot
     assert state.ends[0] == SLOTS - 1
     fill(state, 0, [SLOTS - 3, SLOTS - 2, SLOTS - 1])
     assert state.lengths(ROWS).tolist() == [SLOTS]
@@ -175,7 +214,7 @@ def test_layers_of_different_shapes_move_together() -> None:
         state.store.layer(layer)[0][torch.from_numpy(slots)] += torch.tensor([1, 2, 3])[
             :, None, None
         ]
-    state.commit(0, 1, np.array([2]))
+    state.commit(ROWS, np.array([1]), np.array([2]))
     state.fix_kv_cache(ROWS, hole_share=0.0)
     assert state.store.layer(0)[0][:2, 1, 3].tolist() == [1, 3]
     assert state.store.layer(1)[0][:2, 0, 7].tolist() == [1, 3]

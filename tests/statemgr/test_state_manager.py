@@ -20,6 +20,17 @@ def test_rows_are_whole_quanta_of_slots() -> None:
     assert StateManager(rows=1, max_tokens=129).slots == 256
 
 
+def test_a_tree_has_slots_beside_the_tokens_and_is_not_reserved() -> None:
+    manager = StateManager(rows=2, max_tokens=120, budget_tokens=120, tree_tokens=9)
+    assert manager.slots == 256
+    assert StateManager(rows=1, max_tokens=120, tree_tokens=8).slots == 128
+    assert manager.can_ever_fit(120)
+    assert not manager.can_ever_fit(121)
+    assert manager.allocate([1, 2], reserve=120) == 0
+    assert manager.reserved_tokens == 120
+    assert manager.open_state("draft", LAYERS).slots == 256
+
+
 def test_the_lowest_free_row_is_allocated() -> None:
     manager = StateManager(rows=3, max_tokens=128)
     assert [manager.allocate([1, 2], reserve=10) for _ in range(4)] == [0, 1, 2, None]

@@ -1,0 +1,106 @@
+"""Several samples of one prompt, callers' own processors, and rejection, through the router."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
+from specrouter.request import SpeculationOverride
+from tests.exact.comparison import assert_whole
+
+PROMPT = [5, 17, 300, 42, 9, 5, 17, 300]
+SAMPLED = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.0, seed=7)
+CHAINS = (("small", "target"), ("small", "middle", "target"), ("ngram", "middle", "target"))
+OVERRIDES: list[SpeculationOverride] = [
+    None,
+    *(Speculation(chain, 4, width) for chain in CHAINS for width in (1, 3)),
+]
+
+
+def open_router(small_config: dict[str, Any], verification: str) -> ChainRouter:
+    settings = copy.deepcopy(small_config)
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    settings["engine"]["verification"] = verification
+    return ChainRouter.from_config(settings)
+
+
+@pytest.fixture(scope="module")
+def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    with open_router(small_config, "shared-noise") as router:
+        yield router
+        assert_whole(router)
+
+
+@pytest.fixture(scope="module")
+def rejecting(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    with open_router(small_config, "rejection") as router:
+        yield router
+        assert_whole(router)
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+# Samples
+
+
+def test_samples_differ_and_the_first_is_that_of_one(router: ChainRouter) -> None:
+    outputs = router.generate([PROMPT], replace(SAMPLED, n=5), "off")
+    assert [output.index for output in outputs] == list(range(5))
+    assert len({tuple(output.token_ids) for output in outputs}) == 5
+    assert outputs[0].token_ids == router.generate([PROMPT], SAMPLED, "off")[0].token_ids
+
+
+@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+def test_no_chain_changes_a_sample(router: ChainRouter, speculation: SpeculationOverride) -> None:
+    params = replace(SAMPLED, n=5)
+    alone = tokens(router.generate([PROMPT], params, "off"))
+    assert tokens(router.generate([PROMPT], params, speculation)) == alone
+
+
+# Processors of the caller's
+
+
+def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) -> None:
+    def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] > len(PROMPT) + 3:
+            raise LookupError("no more words")
+        return scores
+
+    expected = router.generate([PROMPT], SAMPLED, "off")[0].token_ids
+    for speculation in OVERRIDES:
+        params = [SAMPLED, replace(SAMPLED, logits_processors=(moody,)), SAMPLED]
+        one, failed, other = router.generate([PROMPT] * 3, params, speculation)
+        assert (failed.finish_reason, one.error, other.error) == ("error", None, None)
+        assert "LookupError: no more words" in (failed.error or "")
+        assert failed.token_ids == expected[: len(failed.token_ids)]
+        assert one.token_ids == other.token_ids == expected
+        assert_whole(router)
+
+
+# Rejection
+
+
+@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+def test_greedy_text_under_rejection_is_the_same(
+    router: ChainRouter, rejecting: ChainRouter, speculation: SpeculationOverride
+) -> None:
+    greedy = replace(SAMPLED, temperature=0.0, seed=None)
+    alone = tokens(router.generate([PROMPT], greedy, "off"))
+    assert tokens(rejecting.generate([PROMPT], greedy, speculation)) == alone
+
+
+@pytest.mark.parametrize("speculation", OVERRIDES[1:], ids=str)
+def test_a_fixed_chain_reproduces_a_seeds_text_under_rejection(
+    rejecting: ChainRouter, speculation: SpeculationOverride
+) -> None:
+    params = [replace(SAMPLED, seed=seed) for seed in range(6)]
+    together = tokens(rejecting.generate([PROMPT] * 6, params, speculation))
+    assert tokens(rejecting.generate([PROMPT] * 6, params, speculation)) == together
+    assert rejecting.generate([PROMPT], params[2], speculation)[0].token_ids == together[2]
+    assert len({tuple(text) for text in together}) == 6
