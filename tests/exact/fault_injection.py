@@ -20,6 +20,7 @@ from torch import Tensor
 
 from modelpool.packed_attention import KVView
 from modelpool.packed_model import PackedModel
+from processors import NgramDraftProcessor, TokenTree
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
 
@@ -73,7 +74,17 @@ class FaultInjection:
                 logits[int(self._rng.integers(len(logits)))] = torch.nan
             return logits
 
-        with mock.patch.object(PackedModel, "_forward", forward):
+        look_up = NgramDraftProcessor.draft
+
+        def draft(processor: NgramDraftProcessor, *arguments: Any) -> TokenTree:
+            if self._draw("ngram") is not None:
+                raise InjectedFault("the n-gram drafter fails")
+            return look_up(processor, *arguments)
+
+        with (
+            mock.patch.object(PackedModel, "_forward", forward),
+            mock.patch.object(NgramDraftProcessor, "draft", draft),
+        ):
             yield
 
     def _draw(self, name: str) -> str | None:

@@ -1,9 +1,10 @@
 """Random bursts of requests on small random models that fail, come and go.
 
-Families of all architectures in float64, with an n-gram drafter. Requests join at random times under chains of their
-own, are cancelled, streamed, resumed; drafters raise at random cycles and are evicted; in some
-bursts the target raises. Every output must be the oracle's (its beginning, for requests that
-were cancelled or that the target failed), and the router whole after each burst.
+Families of all architectures in float64, with an n-gram drafter. Requests join at random times
+under chains and tree widths of their own, are cancelled, streamed, resumed; drafters raise, hang,
+run out of memory or give NaN at random cycles and are evicted; in some bursts the target fails.
+Every output must be the oracle's (its beginning, for requests that were cancelled or that the
+target failed), and the router whole after each burst.
 
 A failure names its lifetime: `--first-lifetime N --runs 20` plays that one alone.
 """

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.exact import bf16, distribution, faults, greedy, seeded
+from tests.exact import bf16, breadth, distribution, faults, greedy, seeded
 
 pytestmark = pytest.mark.exact
 
@@ -37,6 +37,10 @@ def test_rejection_follows_the_processed_distribution() -> None:
 
 def test_bfloat16_seldom_parts_from_target_only_decoding(prompts: list[str]) -> None:
     assert bf16.main(prompts) == 0
+
+
+def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
+    assert breadth.main(prompts) == 0
 
 
 def test_faults_never_change_an_output() -> None:
