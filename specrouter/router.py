@@ -55,8 +55,9 @@ class ChainRouter:
         self._closing = False
         self._failure: str | None = None
         self._ended = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
         loaded: Future[None] = Future()
-        self._start_thread(self._load_and_run, loaded)
+        self._start_thread("engine", self._load_and_run, loaded)
         loaded.result()  # raises what is wrong with the target
 
     @classmethod
@@ -190,6 +191,9 @@ class ChainRouter:
             self._closing = True
             self._wakeup.notify()
         self._ended.wait()
+        # To their very end: one that the interpreter's end meets in torch would abort the process.
+        for thread in self._threads.values():
+            thread.join()
 
     def __enter__(self) -> "ChainRouter":
         return self
@@ -334,13 +338,12 @@ class ChainRouter:
         with self._wakeup:
             self._wakeup.notify()
 
-    def _start_thread(self, target: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(
-            target=target,
-            args=arguments,
-            name=f"specrouter-{target.__name__.strip('_')}",
-            daemon=True,
-        ).start()
+    def _start_thread(self, role: str, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(
+            target=target, args=arguments, name=f"specrouter-{role}", daemon=True
+        )
+        self._threads[role] = thread  # one that hangs is left behind
+        thread.start()
 
     def _load_and_run(self, loaded: "Future[None]") -> None:
         """The engine's thread. It loads the target too.
@@ -355,7 +358,7 @@ class ChainRouter:
             self._ended.set()
             loaded.set_exception(error)
             return
-        self._start_thread(self._watch)
+        self._start_thread("watch", self._watch)
         loaded.set_result(None)
         self._run()
 
@@ -389,7 +392,7 @@ class ChainRouter:
             hung = guard.give_up()
             if hung is not None:
                 logger.warning("a forward of %s hangs; going on without it", hung)
-                self._start_thread(self._take_over, hung)
+                self._start_thread("engine", self._take_over, hung)
 
     def _take_over(self, hung: str) -> None:
         self._engine.take_over(hung)

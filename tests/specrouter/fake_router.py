@@ -25,6 +25,7 @@ from specrouter import (
     RequestOutput,
     TokenLogprobs,
 )
+from specrouter.hang_guard import HangGuard
 from specrouter.output import FinishReason
 from specrouter.request import RunningRequest
 
@@ -140,6 +141,7 @@ class FakeEngine:
     def __init__(self, *_: Any) -> None:
         self.running: list[RunningRequest] = []
         self.seen: list[RunningRequest] = []
+        self.guard = HangGuard(60.0)
 
     @property
     def has_work(self) -> bool:
