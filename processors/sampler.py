@@ -209,10 +209,10 @@ class Sampler:
 
     def uniforms(self, contexts: Contexts, purpose: int) -> NDArray[np.float64]:
         """A number in [0, 1) of each place, [n], independent of all Gumbel noise."""
-        places = zip(self._rows_of(contexts), contexts.positions.tolist(), strict=True)
+        positions, draws = contexts.positions.tolist(), _draws(contexts).tolist()
         values = [
-            uniform(row.settings.seed, position, row.settings.stream + purpose * _PURPOSE)
-            for row, position in places
+            uniform(row.settings.seed, position, row.settings.stream + purpose * _PURPOSE, draw)
+            for row, position, draw in zip(self._rows_of(contexts), positions, draws, strict=True)
         ]
         return np.array(values, dtype=np.float64)
 
@@ -223,7 +223,8 @@ class Sampler:
         """[len(sampled), V] of the sampled ones among the contexts."""
         bank = self._bank(like.device, purpose)
         rows, positions = contexts.rows[sampled], contexts.positions[sampled]
-        return bank.take(rows.tolist(), positions.tolist())[:, : like.shape[-1]]
+        draws = _draws(contexts)[sampled].tolist() if purpose else None
+        return bank.take(rows.tolist(), positions.tolist(), draws)[:, : like.shape[-1]]
 
     def _bank(self, device: torch.device, purpose: int) -> NoiseBank:
         if (device, purpose) not in self._banks:
@@ -477,3 +478,13 @@ def _pick(tensor: Tensor, which: list[int]) -> Tensor:
     if len(which) == len(tensor):
         return tensor
     return tensor.index_select(0, on_device(np.array(which, dtype=np.int64), tensor.device))
+
+
+def _draws(contexts: Contexts) -> Ints:
+    """[n] which draw for its position it is: where its cycle began.
+
+    A draw that a cycle threw away may have moved the router's next decision. The position is drawn
+    anew in a later cycle, and must then know nothing of it.
+    """
+    draws: Ints = contexts.positions - contexts.depths + 1
+    return draws

@@ -90,6 +90,10 @@ class RouterConfig(_Strict):
             raise ConfigError("scheduler.chain", f"must end in the target {self.pool.target!r}")
         if len(set(chain)) != len(chain):
             raise ConfigError("scheduler.chain", "names a model twice")
+        weightless = [model.name for model in self.pool.models if model.is_weightless]
+        for name in set(chain[1:]).intersection(weightless):
+            reason = f"{name!r} has no model: it can only stand first"
+            raise ConfigError("scheduler.chain", reason)
         return self
 
     @classmethod

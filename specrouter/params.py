@@ -1,7 +1,7 @@
 """What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,8 +166,13 @@ class Speculation:
                 reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
                 raise RequestError("speculation.width", reason)
 
-    def check_members(self, names: tuple[str, ...], target: str) -> None:
-        """Raises `RequestError` unless the chain is one of this pool."""
+    def check_members(
+        self, names: tuple[str, ...], target: str, weightless: Collection[str] = ()
+    ) -> None:
+        """Raises `RequestError` unless the chain is one of this pool.
+
+        `weightless` members have no model: they draft, and cannot verify.
+        """
         chain = self.chain
         if chain is None:
             return
@@ -180,6 +185,9 @@ class Speculation:
             raise RequestError(field, f"must end in the target {target!r}, not {chain[-1]!r}")
         if len(set(chain)) != len(chain):
             raise RequestError(field, "names a model twice")
+        for name in chain[1:]:
+            if name in weightless:
+                raise RequestError(field, f"{name!r} has no model: it can only stand first")
 
 
 def _tuple(field: str, value: object) -> tuple[object, ...]:

@@ -218,7 +218,9 @@ class ChainRouter:
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
         if isinstance(speculation, Speculation):
-            speculation.check_members(self.pool.names, self.pool.target)
+            names = self.pool.names
+            weightless = [name for name in names if self.pool.is_weightless(name)]
+            speculation.check_members(names, self.pool.target, weightless)
         elif speculation not in (None, "off"):
             raise RequestError(
                 "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'

@@ -103,3 +103,13 @@ def test_a_bank_grows_without_losing_noise() -> None:
         bank.take([row], [1])
     taken = bank.take(list(range(9)), [1] * 9).numpy()
     assert all(np.array_equal(taken[row], gumbel(row, 1, VOCAB)) for row in range(9))
+
+
+def test_every_draw_for_a_position_has_noise_of_its_own() -> None:
+    assert not np.array_equal(gumbel(3, 5, VOCAB), gumbel(3, 5, VOCAB, draw=1))
+    assert uniform(3, 5) != uniform(3, 5, draw=1)
+    bank = NoiseBank(VOCAB, 4, torch.device("cpu"))
+    bank.open(0, 7)
+    for draw in (1, 2, 0, 2):
+        taken = bank.take([0], [3], [draw])[0].numpy()
+        assert np.array_equal(taken, gumbel(7, 3, VOCAB, draw=draw))

@@ -453,7 +453,8 @@ def test_each_purpose_has_noise_of_its_own() -> None:
     one = SamplingSettings(1.0, seed=5, stream=3)
     sampler, logits = open_rows(GREEDY, one), torch.zeros(1, VOCAB, dtype=torch.float64)
     for purpose in (2, 0, 1):
-        wanted = gumbel(5, 6, VOCAB, stream=3 + purpose * 2**32)
+        # Beside the shared noise, a cycle that begins elsewhere draws anew.
+        wanted = gumbel(5, 6, VOCAB, stream=3 + purpose * 2**32, draw=7 if purpose else 0)
         scores = sampler.scores(logits, contexts_at([1], [6]), purpose)
         assert np.array_equal(scores[0].numpy(), wanted)
         both = sampler.noise(contexts_at([0, 1], [6, 6]), purpose)
@@ -463,14 +464,18 @@ def test_each_purpose_has_noise_of_its_own() -> None:
     sampler.close(1)
     sampler.open(1, dataclasses.replace(one, stream=0))
     scores = sampler.scores(logits, contexts_at([1], [6]), 2)
-    assert np.array_equal(scores[0].numpy(), gumbel(5, 6, VOCAB, stream=2 * 2**32))
+    assert np.array_equal(scores[0].numpy(), gumbel(5, 6, VOCAB, stream=2 * 2**32, draw=7))
 
 
 def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
     sampler = open_rows(SamplingSettings(1.0, seed=5, stream=3), GREEDY)
-    got = sampler.uniforms(contexts_at([0, 1, 0], [4, 4, 5]), purpose=2)
+    got = sampler.uniforms(contexts_at([0, 1, 0], [4, 4, 5], [[], [], [1]]), purpose=2)
     stream = 3 + 2 * 2**32
-    assert got.tolist() == [uniform(5, 4, stream), uniform(0, 4, 2 * 2**32), uniform(5, 5, stream)]
+    assert got.tolist() == [
+        uniform(5, 4, stream, draw=5),
+        uniform(0, 4, 2 * 2**32, draw=5),
+        uniform(5, 5, stream, draw=5),
+    ]
 
 
 # Processors of the caller

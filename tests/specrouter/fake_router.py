@@ -185,6 +185,7 @@ def router_without_models(
     """A real router with that engine; the tokenizer's id 0 ends a text. Close it."""
     engine = FakeEngine()
     pool = SimpleNamespace(
+        is_weightless=lambda name: False,
         target="big",
         names=("small", "big"),
         tokenizer=tokenizer,

@@ -265,6 +265,14 @@ def test_a_chain_that_is_none_of_the_pool_is_refused(chain: tuple[str, ...], rea
     assert caught.value.field == "speculation.chain"
 
 
+def test_a_member_without_a_model_can_only_draft() -> None:
+    names = ("ngram", *NAMES)
+    Speculation(chain=("ngram", "small", "big")).check_members(names, "big", {"ngram"})
+    with pytest.raises(RequestError, match="can only stand first") as caught:
+        Speculation(chain=("small", "ngram", "big")).check_members(names, "big", {"ngram"})
+    assert caught.value.field == "speculation.chain"
+
+
 @pytest.mark.parametrize("chain", [None, ("big",), ("small", "big"), NAMES])
 def test_a_chain_of_the_pool_is_accepted(chain: tuple[str, ...] | None) -> None:
     Speculation(chain=chain).check_members(NAMES, "big")
