@@ -1,7 +1,7 @@
 """Where a decoding cycle's time goes: `python -m examples.cycle_time`.
 
-The bundled target, inflated to at least 200M parameters, verifies token trees that the smaller models
-draft for a batch of requests. Time is split into the models' forwards, the work on logits (noise,
+The bundled target, inflated to at least 200M parameters, verifies token trees that the smaller
+models draft for a batch of requests. Time is split into the models' forwards, the work on logits (noise,
 penalties, softmax, top-k), and all the rest: building trees, masks, selection, walks, commits,
 rollbacks, and the engine around them. Sampled requests, temperature 1. The last line is JSON.
 """
@@ -10,7 +10,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,9 +39,9 @@ _PARTS = (
 
 
 @contextmanager
-def split_times() -> Iterator[Counter[str]]:
+def split_times() -> Iterator[dict[str, float]]:
     """Seconds per part, while it is entered."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
 
     def timed(original: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
