@@ -1,9 +1,10 @@
 """Where a decoding cycle's time goes: `python -m examples.cycle_time`.
 
 The bundled target, inflated to at least 200M parameters, verifies token trees that the smaller
-models draft for a batch of requests. Time is split into the models' forwards, the work on logits (noise,
-penalties, softmax, top-k), and all the rest: building trees, masks, selection, walks, commits,
-rollbacks, and the engine around them. Sampled requests, temperature 1. The last line is JSON.
+models draft for a batch of requests. Time is split into the models' forwards, the work on logits
+(noise, penalties, softmax, top-k), and all the rest: building trees, masks, selection, walks,
+commits, rollbacks, and the engine around them. Sampled requests, temperature 1. The last line is
+JSON.
 """
 
 import argparse
