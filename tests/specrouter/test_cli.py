@@ -76,6 +76,7 @@ def test_generate_hands_every_option_on(install: Install) -> None:
         (["--chain", "small,big"], Speculation(chain=("small", "big"))),
         (["--chain", "small, big", "--depth", "3"], Speculation(("small", "big"), 3)),
         (["--depth", "3"], Speculation(depth=3)),
+        (["--depth", "3", "--width", "2"], Speculation(depth=3, width=2)),
     ],
 )
 def test_generate_hands_the_speculation_on(
@@ -102,6 +103,8 @@ def test_failed_generation_ends_with_the_cause_and_code_1(
         (["--max-new-tokens", "0"], "max_new_tokens"),
         (["--chain", "tiny,big"], "speculation.chain"),
         (["--no-speculation", "--depth", "3"], "--depth"),
+        (["--no-speculation", "--width", "3"], "--width"),
+        (["--width", "9"], "speculation.width"),
     ],
 )
 def test_bad_value_is_one_line_that_names_the_field(
