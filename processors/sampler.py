@@ -94,7 +94,7 @@ class Sampler:
     def take_errors(self) -> dict[int, Exception]:
         """Rows whose own processors raised since the last call, and the first error of each.
 
-        Such a processor left the logits as they were.
+        No token may be chosen where it raised, which matters only if the text comes there.
         """
         errors, self._errors = self._errors, {}
         return errors
@@ -307,6 +307,8 @@ class Sampler:
                 scores.copy_(_result(processor, text, scores))
             except Exception as error:  # the caller's code: it may raise anything
                 self._errors.setdefault(int(contexts.rows[index]), error)
+                scores.fill_(float("-inf"))
+                return
 
 
 class _Row:

@@ -37,7 +37,8 @@ class Verdict:
     choices: Ints  # [B, W + 1] the verifier's choice after the root and after each node
     choice_log_probs: Floats  # [B, W + 1]
     node_log_probs: Floats  # [B, W] of each node after its parent, by the verifier
-    sound: Bools  # [B] no choice of the row came from logits that are not numbers
+    sound: Bools  # [B] every choice on the walk is one of an allowed token by real numbers
+    broken: Bools  # [B, W + 1] the logits there hold NaN, on the walk or not
     logits: Tensor  # [sum(sizes + 1), V]
     places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
     fed: FedTree
@@ -168,13 +169,17 @@ class VerifyProcessor:
             node_log_probs[tree.real] = np.minimum(values[3 * count : 3 * count + nodes], 0.0)
         finite = np.ones(places.shape, dtype=np.bool_)
         finite[here] = np.isfinite(winning)
+        broken = np.zeros(places.shape, dtype=np.bool_)
+        broken[here] = np.isnan(winning)
+        accepted = tree.matching(choices)
         return Verdict(
             tree,
-            tree.matching(choices),
+            accepted,
             choices,
             choice_log_probs,
             node_log_probs,
-            np.asarray(finite.all(axis=1)),
+            _sound(finite, accepted),
+            broken,
             result.logits,
             places,
             result.fed,
@@ -214,24 +219,33 @@ class VerifyProcessor:
             sampler.uniforms(contexts, purpose)[before],
             sampler.noise(contexts, purpose, like=p),
         )
-        sound = np.ones(places.shape, dtype=np.bool_)
-        sound[places >= 0] = p.isfinite().all(dim=1).cpu().numpy()
+        finite, broken = np.ones(places.shape, np.bool_), np.zeros(places.shape, np.bool_)
+        finite[places >= 0] = p.isfinite().all(dim=1).cpu().numpy()
+        broken[places >= 0] = result.logits.isnan().any(dim=1).cpu().numpy()
+        walk = np.arange(tree.tokens.shape[1]) < accepted[:, None]
         choices = np.zeros(places.shape, dtype=np.int64)
         choices[:, :-1] = tree.tokens
         choices[np.arange(len(tree.rows)), accepted] = emitted
         nothing = np.zeros(places.shape)
         return Verdict(
             tree,
-            np.arange(tree.tokens.shape[1]) < accepted[:, None],
+            walk,
             choices,
             nothing,
             nothing[:, 1:],
-            np.asarray(sound.all(axis=1)),
+            _sound(finite, walk),
+            broken,
             result.logits,
             places,
             result.fed,
             result.pack_tokens,
         )
+
+
+def _sound(finite: Bools, accepted: Bools) -> Bools:
+    """[B]: are the choices after the root and after all accepted nodes finite?"""
+    on_walk = np.concatenate((np.ones((len(accepted), 1), np.bool_), accepted), axis=1)
+    return np.asarray((finite | ~on_walk).all(axis=1))
 
 
 def _proposed(

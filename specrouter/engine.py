@@ -7,7 +7,7 @@ come from the router's thread, `max_request_tokens` and `can_ever_fit` apart.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,8 +133,7 @@ class Engine:
         try:
             result = self._executor.run(plan)
         except TargetError as error:
-            for failure in error.failures:
-                self._quarantine(failure)
+            self._quarantine_all(error.failures)
             self._end_planned(plan, str(error))
             return
         self._deliver(result)
@@ -234,12 +233,11 @@ class Engine:
         )
 
     def _deliver(self, result: CycleResult) -> None:
-        for failure in result.failures:
-            self._quarantine(failure)
+        failed = self._quarantine_all(result.failures)
         for commit in result.commits:
             request = self._running[commit.row]
             delta = request.accept(commit.tokens, commit.chain, commit.logprobs)
-            for name in commit.chain[:-1]:
+            for name in set(commit.chain[:-1]) - failed:
                 self._quarantined.pop(name, None)
             if request.finished:
                 self._conclude(request, delta)
@@ -247,6 +245,13 @@ class Engine:
                 request.handle.deliver(delta)
         for row, error in result.errors.items():
             self._end(self._running[row], "error", error)
+
+    def _quarantine_all(self, failures: Iterable[ModelFailure]) -> set[str]:
+        """Once per model, however many groups it failed in this cycle. Returns the names."""
+        by_model = {failure.model: failure for failure in failures}
+        for failure in by_model.values():
+            self._quarantine(failure)
+        return set(by_model)
 
     def _quarantine(self, failure: ModelFailure) -> None:
         before = self._quarantined.get(failure.model)

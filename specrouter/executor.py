@@ -11,7 +11,7 @@ Not here: requests, stop conditions, which chain is used (`ChainRouter`, `ModelC
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -273,7 +273,7 @@ class Executor:
             else:
                 verdict = self._verify.verify(*arguments, speculation.positions, rescore=True)
             elapsed_ms = (time.perf_counter() - started) * 1000
-            if not verdict.sound.all():
+            if verdict.broken.any():
                 raise NonFiniteLogits(f"{name} gave logits that are not numbers")
             self._touched.append(_Touched(state, rows, verdict.fed))
         self._profiler.record_time(name, verdict.pack_tokens, elapsed_ms)
@@ -282,7 +282,10 @@ class Executor:
         after = verdict.proposal(group.hard_rejection and not self._rejection, is_path)
         nodes = np.full(len(rows), group.depth * group.width) + len(group.chain) * is_path
         limits = self._remaining(rows) - 1
-        speculation.proposal = replace(after, tree=after.tree.select(nodes, limits))
+        tree = after.tree.select(nodes, limits)
+        if self._rejection:  # from where no token is allowed, nothing can be drawn
+            tree = tree.keep(tree.real & verdict.sound[:, None])
+        speculation.proposal = replace(after, tree=tree)
 
     def _draft_with(self, name: str, speculation: _Speculation) -> Proposal:
         if self._pool.is_weightless(name):
@@ -341,6 +344,7 @@ class Executor:
         positions = self._output_positions(tree.rows)
         prefill = (plan.prefill_rows, plan.prefill_counts)
         name = self._pool.target
+        self._sampler.take_errors()  # those of drafters concern their proposals only
         try:
             with self._stage(name, tree.rows) as (model, state):
                 started = time.perf_counter()
@@ -354,6 +358,10 @@ class Executor:
                     verdict = self._verify.verify(*arguments, prefill)
                 elapsed_ms = (time.perf_counter() - started) * 1000
                 self._touched.append(_Touched(state, tree.rows, verdict.fed))
+                # A masked NaN would poison the row's next cycle.
+                poisoned = verdict.broken[:, 1:] & ~verdict.accepted & tree.real
+                if poisoned.any():
+                    state.scrub(verdict.fed.flat_slots[poisoned])
         except _StageError as stage:
             error = stage.failure.error
             reason = f"{name} failed: {type(error).__name__}: {error}"
@@ -366,19 +374,22 @@ class Executor:
         proposal = speculation.proposal
         assert proposal is not None
         index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
+        sound = verdict.sound[index]
         accepted = verdict.lengths[index]
         # A row that was offered less than was asked for counts as one that failed there.
         asked = np.maximum(proposal.tree.depths.max(axis=1, initial=0), 1)
         pair = (speculation.used[-1], verifier)
         if self._pool.is_weightless(pair[0]):
             asked = speculation.heights
-        rejected = int((accepted < asked).sum())
+        rejected = int((accepted < asked)[sound].sum())
         self._profiler.record_acceptance(
-            pair, int(accepted.sum()), rejected, speculation.group.width
+            pair, int(accepted[sound].sum()), rejected, speculation.group.width
         )
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
         for own, row in enumerate(index[:_SIMILARITY_NODES].tolist()):
+            if not sound[own]:
+                continue
             walk = verdict.walk(row)
             for depth, node in enumerate((ROOT, *walk.tolist())):
                 if len(ours) == _SIMILARITY_NODES:
@@ -418,12 +429,8 @@ class Executor:
         remaining = self._remaining(rows)
         failed = self._sampler.take_errors()
         for index, row in enumerate(rows.tolist()):
-            if row in failed:
-                error = failed[row]
-                result.errors[row] = f"a logits processor failed: {type(error).__name__}: {error}"
-                continue
             if not verdict.sound[index]:
-                result.errors[row] = f"{self._pool.target} gave logits that are not numbers"
+                result.errors[row] = self._reason(row, failed, verdict.broken[index].any())
                 continue
             path = verdict.path(index)
             assert len(path) <= remaining[index], "a tree was deeper than the request may go"
@@ -431,6 +438,15 @@ class Executor:
             self._sampler.extend(row, path.tolist())
             logprobs = self._logprobs(verdict, index, path)
             result.commits.append(Commit(row, path.tolist(), chains[row], logprobs))
+
+    def _reason(self, row: int, failed: Mapping[int, Exception], is_broken: bool) -> str:
+        """Why no token could be chosen for a row."""
+        if row in failed:
+            error = failed[row]
+            return f"a logits processor failed: {type(error).__name__}: {error}"
+        if is_broken:
+            return f"{self._pool.target} gave logits that are not numbers"
+        return "the sampling parameters leave no token to choose"
 
     def _logprobs(self, verdict: Verdict, index: int, path: Ints) -> list[TokenLogprobs] | None:
         """Of the path's tokens, where the request asked for them."""

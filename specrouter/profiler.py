@@ -5,6 +5,7 @@ as one over 1; similarities and acceptances per pair of models. All are moving a
 Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 """
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -113,6 +114,8 @@ class PerformanceProfiler:
             self._cycle += 1
 
     def record_similarity(self, pair: Pair, total_variation: float) -> None:
+        if not math.isfinite(total_variation):  # an average would never forget it
+            return
         with self._lock:
             score = 1.0 - total_variation
             known = self._similarity.get(pair, score)

@@ -364,10 +364,15 @@ class ChainRouter:
         loaded.set_result(None)
         self._run()
 
-    def _run(self) -> None:
-        """Sleeps while there is nothing to do, ends what is left at the end."""
+    def _run(self, hung: str | None = None) -> None:
+        """Sleeps while there is nothing to do, ends what is left at the end.
+
+        `hung`: takes over from a thread that hangs in a forward of this model.
+        """
         cause: str | None = None
         try:
+            if hung is not None:
+                self._engine.take_over(hung)
             while self._wait_for_work():
                 self._engine.step()
         except Abandoned:
@@ -394,11 +399,7 @@ class ChainRouter:
             hung = guard.give_up()
             if hung is not None:
                 logger.warning("a forward of %s hangs; going on without it", hung)
-                self._start_thread("engine", self._take_over, hung)
-
-    def _take_over(self, hung: str) -> None:
-        self._engine.take_over(hung)
-        self._run()
+                self._start_thread("engine", self._run, hung)
 
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when the router closes."""

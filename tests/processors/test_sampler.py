@@ -507,7 +507,7 @@ def test_processors_run_in_order_on_the_whole_text() -> None:
         Broken(torch.full((1, VOCAB), math.nan)),
     ],
 )
-def test_a_processor_that_fails_is_reported_and_skipped(broken: Broken) -> None:
+def test_where_a_processor_fails_nothing_may_be_chosen_and_it_is_reported(broken: Broken) -> None:
     shift = Shift()
     rows = [
         dataclasses.replace(FULL, logits_processors=(broken, shift)),
@@ -516,7 +516,8 @@ def test_a_processor_that_fails_is_reported_and_skipped(broken: Broken) -> None:
     ]
     sampler, logits = open_rows(*rows, prompt=PROMPT), random_logits(3)
     got = sampler.scores(logits, contexts_at([0, 1, 2], [3, 3, 3]))
-    for index, row in enumerate([rows[1], rows[1], GREEDY]):
+    assert bool((got[0] == -math.inf).all())
+    for index, row in ((1, rows[1]), (2, GREEDY)):
         alone = scores_of(row, logits[index : index + 1], 3, output=())
         assert torch.equal(got[index], alone)
     errors = sampler.take_errors()

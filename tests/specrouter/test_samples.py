@@ -104,3 +104,26 @@ def test_a_fixed_chain_reproduces_a_seeds_text_under_rejection(
     assert tokens(rejecting.generate([PROMPT] * 6, params, speculation)) == together
     assert rejecting.generate([PROMPT], params[2], speculation)[0].token_ids == together[2]
     assert len({tuple(text) for text in together}) == 6
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["raises", "excludes all"])
+@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+def test_what_a_processor_does_to_a_rejected_draft_matters_to_nobody(
+    router: ChainRouter, speculation: SpeculationOverride, strict: bool
+) -> None:
+    """A grammar of even ids: off it, where only drafts go, the processor fails."""
+
+    def grammar(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if (input_ids[0, len(PROMPT) :] % 2 == 1).any():
+            if strict:
+                raise LookupError("off the grammar")
+            return scores.masked_fill(scores == scores, float("-inf"))
+        scores = scores.clone()
+        scores[:, 1::2] = float("-inf")
+        return scores
+
+    params = replace(SAMPLED, temperature=0.0, logits_processors=(grammar,), max_new_tokens=24)
+    expected = router.generate([PROMPT], params, "off")[0]
+    assert expected.finish_reason == "length"
+    got = router.generate([PROMPT], params, speculation)[0]
+    assert (got.token_ids, got.finish_reason, got.error) == (expected.token_ids, "length", None)
