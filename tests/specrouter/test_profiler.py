@@ -145,3 +145,10 @@ def test_a_snapshot_does_not_change(profiler: PerformanceProfiler) -> None:
     profiler.record_similarity(PAIR, 0.5)
     assert known.times["big"].at(1) == 10.0
     assert PAIR not in known.similarity
+
+
+def test_a_similarity_that_is_no_number_is_not_learned() -> None:
+    profiler = PerformanceProfiler({"small": 1, "target": 2})
+    profiler.record_similarity(("small", "target"), 0.25)
+    profiler.record_similarity(("small", "target"), float("nan"))
+    assert profiler.snapshot().similarity["small", "target"] == 0.75
