@@ -217,6 +217,7 @@ class Executor:
 
     def abandon_cycle(self, model: str) -> None:
         """Takes over from a thread that hangs in a forward of `model`, whose cache is forgotten."""
+        self._pool.release(model)
         self._manager.drop_state(model)
         self._loaded.pop(model, None)
         self._settle()
@@ -475,7 +476,12 @@ class Executor:
             try:
                 state = self._state(name, model)
                 yield model, state
-            finally:
+            except Abandoned:  # whoever took over has released it
+                raise
+            except BaseException:
+                self._pool.release(name)
+                raise
+            else:
                 self._pool.release(name)
         except Exception as error:
             if state is not None and isinstance(error, NonFiniteLogits):
