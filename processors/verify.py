@@ -2,9 +2,9 @@
 
 One rule at every level: walk down from the root, follow the child that equals the verifier's
 choice, stop where there is none, and take that choice. The target's walk is committed. An
-intermediate re-scores every node and adds its own choices as children (`Verdict.next_tree`); under
+intermediate re-scores every node and adds its own choices as children (`Verdict.proposal`); under
 hard rejection only the accepted path goes on (SpecRouter, section 4.3).
-With a proposal's logits given, Leviathan's rejection rule takes the place of the walk.
+`verify_by_rejection` has Leviathan's rule in the place of the walk (`processors.rejection`).
 The target's prefill chunks travel in the same pack.
 """
 
