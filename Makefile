@@ -29,7 +29,7 @@ exact: install
 	$(PYTHON) -m pytest -q -m exact
 
 bench: install
-	$(PYTHON) -m examples.bench
+	$(PYTHON) -m specrouter bench chains
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,12 +15,24 @@ from modelpool.errors import ConfigError
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 
 NGRAM = "ngram"  # the source of a member that drafts from the text itself
+_OF_WEIGHTS = ("dtype", "device", "threads", "inflate_to", "revision", "trust_remote_code")
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class ModelConfig(BaseModel):
-    """One member of the pool."""
+    """One member of the pool.
+
+    Attributes:
+        dtype: "auto" is the checkpoint's, except for a half-precision member of fewer than 8M
+            parameters that is not the target and runs on the CPU: float32, in which it is faster.
+            A drafter's dtype never changes the output.
+        threads: CPU threads of its forwards. By default 1 for a member of fewer than 4M
+            parameters that is not the target and runs on the CPU, else torch's setting when the
+            pool is made.
+        inflate_to: at least so many parameters. The member is then the source, a Llama, inflated:
+            the same function at a real model's cost (`modelpool.inflate`), kept in the cache.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,6 +40,8 @@ class ModelConfig(BaseModel):
     source: Annotated[str, Field(min_length=1)]
     dtype: Dtype = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: Annotated[int, Field(ge=1)] | None = None
+    inflate_to: Annotated[int, Field(ge=1_000_000)] | None = None
     pinned: bool = False
     revision: str | None = None
     trust_remote_code: bool = False
@@ -39,7 +53,7 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_weightless(self) -> Self:
-        for field in ("dtype", "device", "revision", "trust_remote_code"):
+        for field in _OF_WEIGHTS:
             value = getattr(self, field)
             if self.is_weightless and value != type(self).model_fields[field].default:
                 raise ConfigError(
@@ -52,7 +66,8 @@ class PoolConfig(BaseModel):
     """The models that may draft and verify, and the one whose output is served.
 
     `max_loaded_models` and `memory_limit_mb` (weights and reserved KV of the loaded models, all
-    devices together) bound what stays loaded: past them, idle models are evicted.
+    devices together) bound what stays loaded: past them, idle models are evicted. `pack_weights`
+    lays out linear weights once where that is faster (bfloat16 on the CPU).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +76,7 @@ class PoolConfig(BaseModel):
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)]
     max_loaded_models: Annotated[int, Field(ge=1)] | None = None
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None
+    pack_weights: bool = True
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

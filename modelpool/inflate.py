@@ -18,6 +18,7 @@ wherever a figure shows it.
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,8 @@ from modelpool.errors import ConfigError
 
 _NOISE = 0.02  # spread of new weights, as in the initialisation of real models
 _REAL_HIDDEN = 640  # the narrowest hidden state that passes for a real model's
-_COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+# What comes along unchanged.
+COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def inflate(
     }
     save_file(stored, str(out / "model.safetensors"), metadata={"format": "pt"})
     _write_config(config, new, width_exponent, dtype, source.name, out)
-    for pattern in _COPIED:
+    for pattern in COPIED:
         for file in source.glob(pattern):
             shutil.copy(file, out)
     return new
@@ -131,6 +133,14 @@ def inflate_to(
         dtype=dtype,
         seed=seed,
     )
+
+
+def inflated_shape(source: Path | str, min_parameters: int) -> LlamaShape:
+    """What `inflate_to` would write. Raises `ConfigError` where it cannot."""
+    old = _shape(_read_config(Path(source)))
+    new, width_exponent = realistic_shape(old, min_parameters)
+    _check(old, new, width_exponent)
+    return new
 
 
 def realistic_shape(old: LlamaShape, min_parameters: int) -> tuple[LlamaShape, int]:
@@ -339,3 +349,9 @@ def _write_config(
         key: value for key, value in config.items() if key not in ("torch_dtype", "layer_types")
     }
     (out / "config.json").write_text(json.dumps({**kept, **changed}, indent=2) + "\n")
+
+
+def main() -> None:
+    """A process of its own: source, out, min_parameters and dtype as arguments."""
+    source, out, min_parameters, dtype = sys.argv[1:]
+    inflate_to(source, out, int(min_parameters), dtype=dtype)

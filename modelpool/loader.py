@@ -19,12 +19,18 @@ from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.packed_model import PackedModel
+from modelpool.tuning import PLAIN, Tuning
 
 logger = logging.getLogger(__name__)
 
 
 def load_model(
-    config: ModelConfig, directory: Path, placement: Placement, vocab_size: int, field: str
+    config: ModelConfig,
+    directory: Path,
+    placement: Placement,
+    vocab_size: int,
+    field: str,
+    tuning: Tuning = PLAIN,
 ) -> PackedModel:
     """The model of `directory` on its place.
 
@@ -44,7 +50,7 @@ def load_model(
         raise ConfigError(f"{field}.source", reason)
     model.requires_grad_(False)
     try:
-        packed = PackedModel.wrap(config.name, model, vocab_size)
+        packed = PackedModel.wrap(config.name, model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
     logger.info(

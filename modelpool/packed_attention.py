@@ -60,6 +60,10 @@ class KVView(Protocol):
     @property
     def groups(self) -> Sequence[QueryGroup]: ...
 
+    @property
+    def attended(self) -> float:
+        """Pairs of query and slot that attention computes, padding included."""
+
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""
 

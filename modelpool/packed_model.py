@@ -3,13 +3,13 @@
 Contract: `PackedModel.wrap` refuses, with the reason, every model whose attention the plug-in
 would not honour. It asserts that the plug-in took effect, allows only known layer types, caps
 models whose rotary embedding depends on their neighbours' positions, compares a short packed
-forward with the model's ordinary one, and checks the sliding windows, which so short a forward
-need not reach. After that `forward` may be trusted.
+forward of the tuned model with its ordinary one, and checks the sliding windows, which so short
+a forward need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from modelpool.architecture import ignored_window, max_positions, refusal
 from modelpool.errors import UnsupportedModelError
+from modelpool.lean_norm import replace_norms
 from modelpool.packed_attention import (
     ATTENTION_NAME,
     KVView,
@@ -26,6 +27,8 @@ from modelpool.packed_attention import (
     QueryGroup,
     UnsupportedAttention,
 )
+from modelpool.packed_linear import pack_linears, parameter_count
+from modelpool.tuning import PLAIN, Tuning
 
 logger = logging.getLogger(__name__)
 
@@ -52,27 +55,34 @@ class PackedModel:
         vocab_size: int,
         max_positions: int,
         kv_layers: tuple[KVLayer, ...],
+        threads: int | None = None,
     ) -> None:
+        """`threads`: CPU threads of a forward; by default what torch is set to now."""
         self.name = name
         self.model = model
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.kv_layers = kv_layers
+        self.threads: int = threads or torch.get_num_threads()
         self.device: torch.device = _embedding(model).device
-        # Entered around each forward, by whoever wants to know how long it takes.
-        self.watch: Callable[[], AbstractContextManager[None]] = nullcontext
+        # Entered around each forward, by whoever wants to know how long it takes: with the tokens
+        # of the pack, and the pairs of query and slot that attention computes.
+        self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
         self.dtype: torch.dtype = model.dtype
-        self.parameter_count = sum(p.numel() for p in model.parameters())
+        self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(
             2 * layer.kv_heads * layer.head_dim * layer.dtype.itemsize for layer in kv_layers
         )
 
     @classmethod
-    def wrap(cls, name: str, model: PreTrainedModel, vocab_size: int) -> "PackedModel":
-        """Checks `model` and switches its attention to the plug-in.
+    def wrap(
+        cls, name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning = PLAIN
+    ) -> "PackedModel":
+        """Checks `model`, switches its attention to the plug-in, and tunes it.
 
         Args:
             vocab_size: length of the tokenizer; logits beyond it are padding and are cut off.
+            tuning: applied before the model is compared with what it was.
 
         Raises:
             UnsupportedModelError: with the reason why packed attention would not be exact.
@@ -91,6 +101,7 @@ class PackedModel:
             with torch.inference_mode():
                 expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
                 _use_packed_attention(model, field)
+                _tune(model, tuning)
                 longest = max_positions(model.config)
                 packed = cls(name, model, expected.shape[-1], longest, ())
                 got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
@@ -102,7 +113,7 @@ class PackedModel:
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
-        return cls(name, model, vocab_size, packed.max_positions, probe.layers())
+        return cls(name, model, vocab_size, packed.max_positions, probe.layers(), tuning.threads)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
@@ -117,7 +128,7 @@ class PackedModel:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
-        with self.watch():
+        with self.watch(len(tokens), view.attended), _cpu_threads(self.threads):
             return self._forward(tokens, positions, view, logit_index)
 
     def _forward(
@@ -167,6 +178,31 @@ def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
         )
 
 
+def _tune(model: PreTrainedModel, tuning: Tuning) -> None:
+    if tuning.lean_norms:
+        replace_norms(model)
+    if tuning.pack_weights:
+        pack_linears(model)
+
+
+def _unwatched(tokens: int, attended: float) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@contextmanager
+def _cpu_threads(count: int) -> Iterator[None]:
+    """Sets torch's threads for a while; a change costs less than a microsecond."""
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _check_parity(field: str, expected: Tensor, got: Tensor) -> None:
     """The packed forward must equal the ordinary one up to the rounding of the dtype."""
     difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
@@ -202,6 +238,7 @@ class _ProbeView:
         self._reading = 0  # the layer that was read last
         self.windows: dict[int, int | None] = {}
         self.groups: Sequence[QueryGroup] = ()
+        self.attended = 0.0
 
     def begin(self, start: int, stop: int) -> None:
         self._start, self._stop = start, stop

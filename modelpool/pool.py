@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,13 @@ from transformers import PreTrainedTokenizerBase
 
 from modelpool.architecture import refusal
 from modelpool.config import ModelConfig, PoolConfig, validate_config
-from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
+from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
 from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
-from modelpool.footprint import CheckpointFacts, read_checkpoint, read_config
+from modelpool.footprint import CheckpointFacts, ModelFootprint, read_checkpoint, read_config
+from modelpool.inflated import inflated_source
 from modelpool.source import resolve_source
 from modelpool.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
+from modelpool.tuning import Role, Tuning, dtype_for, tuning_for
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
@@ -46,7 +48,7 @@ class _Member:
     facts: CheckpointFacts
 
 
-Loader = Callable[[ModelConfig, Path, Placement, int, str], "PackedModel"]
+Loader = Callable[[ModelConfig, Path, Placement, int, str, Tuning], "PackedModel"]
 
 
 class ModelPool:
@@ -80,11 +82,10 @@ class ModelPool:
         self.vocab_size = len(self.tokenizer)
         _check_tokenizers(self._members, config.target, self.tokenizer)
         self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens)
-        self._placements = self.device_manager.place(
-            (m.facts.footprint(name, m.field, m.config.device) for name, m in self._items()),
-            config.target,
-        )
+        self._settle_dtypes()
+        self._placements = self.device_manager.place(self._footprints(), config.target)
         self._loader = loader
+        self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._loading = threading.Lock()  # one model at a time: loading is not reentrant
         self._lock = threading.Lock()  # guards the two below
         self._loaded: OrderedDict[str, PackedModel] = OrderedDict()  # least recently used first
@@ -168,8 +169,36 @@ class ModelPool:
             if reason is not None:
                 raise UnsupportedModelError(f"{member.field}.source", reason)
 
-    def _items(self) -> list[tuple[str, _Member]]:
-        return list(self._members.items())
+    def _footprints(self) -> list[ModelFootprint]:
+        return [
+            member.facts.footprint(name, member.field, member.config.device)
+            for name, member in self._members.items()
+        ]
+
+    def _settle_dtypes(self) -> None:
+        """What `dtype: auto` means depends on a member's place, its place on its bytes."""
+        placements = place(
+            self._footprints(),
+            self.device_manager.devices,
+            target=self.target,
+            kv_tokens=self.device_manager.kv_tokens,
+        )
+        for name, placement in placements.items():
+            if placement.device == "cpu":
+                self._settle_on_cpu(name)
+
+    def _settle_on_cpu(self, name: str) -> None:
+        member = self._members[name]
+        dtype = dtype_for(member.config, self._role(name, on_cpu=True))
+        if dtype != member.config.dtype:
+            config = member.config.model_copy(update={"dtype": dtype, "device": "cpu"})
+            self._members[name] = replace(
+                member, config=config, facts=_read_facts(config, member.path, member.field)
+            )
+
+    def _role(self, name: str, on_cpu: bool) -> Role:
+        facts = self._members[name].facts
+        return Role(facts.parameter_count, facts.weight_bytes, name == self.target, on_cpu)
 
     def _member(self, name: str) -> _Member:
         if self.is_weightless(name):
@@ -212,11 +241,18 @@ class ModelPool:
             logger.warning("no memory for %s on %s: it runs on the CPU", name, self._where(name))
         torch.cuda.empty_cache()
         self._placements[name] = Placement("cpu")
-        return self._load_at(member, self._placements[name])
+        self._settle_on_cpu(name)
+        return self._load_at(self._members[name], self._placements[name])
 
     def _load_at(self, member: _Member, placement: Placement) -> "PackedModel":
         loader = self._loader or _default_loader()
-        return loader(member.config, member.path, placement, self.vocab_size, member.field)
+        tuning = tuning_for(
+            member.config,
+            self._role(member.config.name, on_cpu=placement.device == "cpu"),
+            default_threads=self._threads,
+            pack_weights=self.config.pack_weights,
+        )
+        return loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
 
     def _where(self, name: str) -> str:
         placement = self._placements[name]
@@ -270,10 +306,15 @@ def _open(config: ModelConfig, field: str) -> _Member:
         revision=config.revision,
         remote_code=config.trust_remote_code,
     )
-    facts = read_checkpoint(
+    if config.inflate_to is not None:
+        path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
+    return _Member(config, field, path, _read_facts(config, path, field))
+
+
+def _read_facts(config: ModelConfig, path: Path, field: str) -> CheckpointFacts:
+    return read_checkpoint(
         path, field=field, dtype=config.dtype, trust_remote_code=config.trust_remote_code
     )
-    return _Member(config, field, path, facts)
 
 
 def _weakest_first(members: Mapping[str, _Member], target: str) -> tuple[str, ...]:

@@ -22,6 +22,12 @@ class Contexts:
     depths: Ints  # [n] tokens of the path
     paths: Tensor | None = None  # [n, L]; of path i the first depths[i]. None: nobody needs them
 
+    def part(self, start: int, stop: int) -> "Contexts":
+        """Places `start .. stop`, not copied."""
+        paths = None if self.paths is None else self.paths[start:stop]
+        rows, positions, depths = self.rows, self.positions, self.depths
+        return Contexts(rows[start:stop], positions[start:stop], depths[start:stop], paths)
+
     def take(self, index: Ints) -> "Contexts":
         """Some of the places, in the order of `index`."""
         paths = self.paths

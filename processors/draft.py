@@ -18,6 +18,7 @@ from processors.errors import NonFiniteLogits
 from processors.pack import NO_SLOT, FedTree, PackPlan, lag, run_pack
 from processors.proposal import Proposal
 from processors.sampler import Sampler
+from processors.stem import graft, graft_values, renumbered
 from processors.token_tree import ROOT, TokenTree
 from statemgr import ModelState, StateManager, TreeMask
 
@@ -36,27 +37,39 @@ class DraftProcessor:
         depths: Ints,
         width: int,
         purpose: int = 0,
+        stem: TokenTree | None = None,
     ) -> Proposal:
         """Drafts trees of `depths[i]` levels, at least one, with `width` nodes on each.
 
         Args:
             rows: [B] ascending; what their state lacks is fed first.
-            output_positions: [B], of each row's first drafted token.
+            output_positions: [B], of the token after each row's root.
             purpose: of the noise (`Sampler.scores`).
+            stem: paths of the same rows, from whose ends the drafts go on; the state holds nothing
+                of them yet. The proposed trees begin with them.
 
         If a forward raises, its slots are scrubbed; the caller rolls back what went before.
 
         Raises:
             NonFiniteLogits: the model is of no use for these rows.
         """
+        stem = TokenTree.empty(rows) if stem is None else stem
         behind = lag(state, manager, rows) + 1
         plan = PackPlan(rows, behind, np.ones(len(rows), dtype=np.bool_))
-        first = run_pack(model, state, manager, plan, TokenTree.empty(rows)).logits
+        begun = run_pack(model, state, manager, plan, stem)
+        first = _ends(begun.logits, stem)
+        text = _Text(stem, model.device)
+        output_positions = output_positions + stem.sizes
+        roots = manager.counts[rows] - 1 + stem.sizes
         logits, beam = [first], _Beam(rows, depths, width)
-        contexts = Contexts(rows, output_positions, np.zeros_like(rows), _no_texts(first))
+        contexts = Contexts(
+            rows,
+            output_positions,
+            stem.sizes,
+            text.followed_by(np.arange(len(rows)), _no_texts(first)),
+        )
         beam.begin(*sampler.rank(first, contexts, width, purpose))
-        slots = self._reserve(state, manager, rows, depths, width)
-        roots = manager.counts[rows] - 1
+        slots = self._reserve(state, rows, roots + 1, depths, width)
         starts = np.full(len(state.ends), state.slots)  # of speculative slots; beyond other rows
         starts[rows] = state.ends[rows] - (depths - 1) * width
         try:
@@ -74,11 +87,12 @@ class DraftProcessor:
                 at = torch.from_numpy(positions).to(model.device, non_blocking=True)
                 everywhere = torch.arange(len(positions), device=model.device)
                 logits.append(model.forward(beam.tokens(active), at, view, everywhere))
+                each = np.repeat(which, width)
                 contexts = Contexts(
-                    np.repeat(rows[which], width),
-                    np.repeat(output_positions[which] + step, width),
-                    np.full_like(positions, step),
-                    beam.texts(active),
+                    rows[each],
+                    output_positions[each] + step,
+                    stem.sizes[each] + step,
+                    text.followed_by(each, beam.texts(active)),
                 )
                 beam.grow(active, *sampler.rank(logits[-1], contexts, width, purpose))
             tree = beam.tree()
@@ -90,10 +104,12 @@ class DraftProcessor:
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         fed.flat_slots[:, : slots[0].size] = slots.reshape(len(rows), -1)
         state.set_tokens(slots[slots != NO_SLOT], tree.tokens[fed.flat_slots != NO_SLOT])
-        return Proposal(tree, torch.cat(logits), _places(depths, width), fed)
+        places = _places(depths, width)
+        proposal = Proposal(tree, torch.cat(logits), places, fed)
+        return proposal if not stem.height else _grafted(stem, begun.fed, proposal)
 
     def _reserve(
-        self, state: ModelState, manager: StateManager, rows: Ints, depths: Ints, width: int
+        self, state: ModelState, rows: Ints, first_positions: Ints, depths: Ints, width: int
     ) -> Ints:
         """Slots [B, max(depths) - 1, width] for the nodes fed back, all taken now.
 
@@ -102,7 +118,7 @@ class DraftProcessor:
         steps = np.arange(int(depths.max()) - 1)
         shape = (len(rows), len(steps), width)
         real = np.broadcast_to((steps < depths[:, None] - 1)[:, :, None], shape)
-        positions = np.broadcast_to((manager.counts[rows][:, None] + steps)[:, :, None], shape)
+        positions = np.broadcast_to((first_positions[:, None] + steps)[:, :, None], shape)
         slots = np.full(shape, NO_SLOT)
         unknown = np.full(int(real.sum()), -1)
         slots[real] = state.append(rows, (depths - 1) * width, unknown, positions[real])
@@ -112,6 +128,48 @@ class DraftProcessor:
 def _no_texts(logits: Tensor) -> Tensor:
     """[n, 0]"""
     return torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)
+
+
+def _ends(logits: Tensor, stem: TokenTree) -> Tensor:
+    """[B, V] the logits after the last node of each stem, of those from the roots on."""
+    if not stem.height:
+        return logits
+    last = np.cumsum(stem.sizes + 1) - 1
+    return logits.index_select(0, torch.from_numpy(last).to(logits.device, non_blocking=True))
+
+
+class _Text:
+    """The tokens of the stems, which stand before those of a beam."""
+
+    def __init__(self, stem: TokenTree, device: torch.device) -> None:
+        self._heights = stem.sizes
+        self._longest = stem.height
+        tokens = stem.tokens[:, : self._longest]
+        self._tokens = torch.from_numpy(np.ascontiguousarray(tokens)).to(device, non_blocking=True)
+
+    def followed_by(self, rows: Ints, texts: Tensor) -> Tensor:
+        """[n, longest + L]: row `rows[i]`'s stem, then `texts[i]` [L], without a gap."""
+        if not self._longest:
+            return texts
+        index = torch.from_numpy(rows).to(texts.device, non_blocking=True)
+        whole = torch.cat((self._tokens.index_select(0, index), texts), dim=1)
+        heights = self._heights[rows][:, None]
+        place = np.broadcast_to(np.arange(whole.shape[1]), whole.shape)
+        source = np.where(place < heights, place, place - heights + self._longest)
+        source = np.minimum(source, whole.shape[1] - 1)
+        return whole.gather(1, torch.from_numpy(source).to(texts.device, non_blocking=True))
+
+
+def _grafted(stem: TokenTree, stem_fed: FedTree, drafted: Proposal) -> Proposal:
+    """The proposal as trees that begin at the roots."""
+    top = drafted.tree
+    whole = graft(stem, top)
+    slots = graft_values(stem, top, stem_fed.flat_slots, drafted.fed.flat_slots, int(NO_SLOT))
+    after_stem = np.full(stem.tokens.shape, -1)  # only the logits after its end are kept
+    after_stem[np.arange(len(stem.rows)), stem.sizes - 1] = drafted.places[:, 0]
+    nodes = graft_values(stem, top, after_stem, drafted.places[:, 1:], -1)
+    places = np.concatenate((np.full((len(stem.rows), 1), -1), nodes), axis=1)
+    return Proposal(renumbered(whole), drafted.logits, places, FedTree(whole, slots))
 
 
 class _Beam:

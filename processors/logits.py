@@ -1,7 +1,7 @@
 """What is done to logits before a token is chosen from them. Pure functions, row by row.
 
-Scores are [n, V] float64 and changed in place; a column is [n, 1]. What is excluded is at -inf, and
-NaN stays NaN. Nothing here waits for the device.
+Scores are [n, V], float64 but for drafts, and changed in place; a column is [n, 1]. What is
+excluded is at -inf, and NaN stays NaN. Nothing here waits for the device.
 Semantics: those of `transformers`' processors; presence and frequency penalties as in OpenAI's API.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 NO_TOKEN = -1  # fills short texts and short patterns
+_BLOCK = 64  # ids whose maximum is taken first
 
 
 def change_rows(scores: Tensor, which: Sequence[int], change: Callable[[Tensor], None]) -> None:
@@ -83,6 +84,47 @@ def keep_min_p(scores: Tensor, min_p: Tensor) -> None:
     scores.masked_fill_(scores < least, -math.inf)
 
 
+def best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of the largest score, NaN if there is one, and of the lowest id that has it."""
+    if not _in_blocks(scores):
+        values, ids = scores.max(dim=-1, keepdim=True)
+        return values, ids
+    values, ids = _candidates(scores, _block_maxima(scores).argmax(dim=-1, keepdim=True))
+    values, place = values.max(dim=-1, keepdim=True)
+    return values, ids.gather(1, place)
+
+
+def top(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` best scores and ids, best first; of ties any, but in the first place the lowest.
+
+    1 <= width; fewer where there are no more ids.
+    """
+    if width == 1:
+        return best(scores)
+    width = min(width, scores.shape[-1])
+    if _in_blocks(scores) and width * _BLOCK < scores.shape[-1]:
+        # No block beyond the best `width` can hold any of the best `width`.
+        blocks = _block_maxima(scores).topk(width, dim=-1).indices.sort(dim=-1).values
+        found, among = _candidates(scores, blocks)
+    else:
+        found, among = scores, None
+    values, place = found.topk(width, dim=-1)
+    first = found.max(dim=-1, keepdim=True).indices  # of ties, topk takes any
+    place = torch.where(place == first, place[:, :1], place)
+    place[:, :1] = first
+    return values, place if among is None else among.gather(1, place)
+
+
+def log_shares(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
+    """Log-softmax [n, k] float64 of scores, at `ids`, whose scores are `values`; at most 0.
+
+    -inf of what is excluded, even where everything is.
+    """
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    shares = wide.log_softmax(dim=-1).gather(1, ids).double()
+    return shares.clamp_(max=0.0).masked_fill_(values.isneginf(), -math.inf)
+
+
 def log_total(scores: Tensor) -> Tensor:
     """The log of the summed exponentials, a float64 column, of scores in any precision.
 
@@ -93,9 +135,39 @@ def log_total(scores: Tensor) -> Tensor:
     return total.masked_fill_(total.isneginf(), 0.0)
 
 
-def column(values: Sequence[float], device: torch.device) -> Tensor:
-    """[n, 1] float64."""
-    return on_device(np.array(values, dtype=np.float64), device).unsqueeze(1)
+def _in_blocks(scores: Tensor) -> bool:
+    """Whether the best is found sooner by way of the maxima of blocks: a CPU vectorises those."""
+    return scores.device.type == "cpu" and scores.shape[-1] >= 8 * _BLOCK
+
+
+def _block_maxima(scores: Tensor) -> Tensor:
+    """[n, ceil(V / _BLOCK)]"""
+    blocks = scores.shape[-1] // _BLOCK
+    whole = blocks * _BLOCK
+    maxima = scores[:, :whole].view(len(scores), blocks, _BLOCK).amax(dim=-1)
+    if whole == scores.shape[-1]:
+        return maxima
+    return torch.cat((maxima, scores[:, whole:].amax(dim=-1, keepdim=True)), dim=1)
+
+
+def _candidates(scores: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and ids [n, k * _BLOCK] in `blocks` [n, k]; beyond the last id, -inf and that id."""
+    ids = (blocks.unsqueeze(2) * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    last = scores.shape[-1] - 1
+    if scores.shape[-1] % _BLOCK == 0:
+        return scores.gather(1, ids), ids
+    known = ids.clamp(max=last)
+    return scores.gather(1, known).masked_fill_(ids > last, -math.inf), known
+
+
+def column(
+    values: Sequence[float] | NDArray[np.float64],
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """[n, 1]"""
+    values = np.array(values, dtype=np.float64)
+    return torch.from_numpy(values).to(dtype).to(device, non_blocking=True).unsqueeze(1)
 
 
 def on_device(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:

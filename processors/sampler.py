@@ -9,7 +9,7 @@ Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared no
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +22,23 @@ from processors.contexts import Contexts, Ints
 from processors.logits import (
     NO_TOKEN,
     add_entries,
+    best,
     change_rows,
     column,
     ends_with,
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    log_shares,
     log_total,
     on_device,
     penalize,
+    top,
 )
 from processors.noise import NoiseBank, uniform
 
 _PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
+_PART = 2**19  # scores that a CPU's thread works on at once; more would take memory anew each time
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ class Sampler:
         self._vocab_size = vocab_size
         self._window = window
         self._rows: dict[int, _Row] = {}
+        # By row, for a look at many contexts at once; a closed row is not plain.
+        self._temperatures = np.zeros(0)
+        self._plain = np.zeros(0, dtype=np.bool_)
         self._banks: dict[tuple[torch.device, int], NoiseBank] = {}  # per device and purpose
         self._errors: dict[int, Exception] = {}
 
@@ -76,7 +83,12 @@ class Sampler:
         output: Sequence[int] = (),
     ) -> None:
         """`prompt`, `output`: the committed text so far."""
-        self._rows[row] = _Row(settings, prompt, output, self._vocab_size)
+        self._rows[row] = opened = _Row(settings, prompt, output, self._vocab_size)
+        missing = (0, max(0, row + 1 - len(self._plain)))
+        self._temperatures = np.pad(self._temperatures, missing)
+        self._plain = np.pad(self._plain, missing)
+        self._temperatures[row] = settings.temperature
+        self._plain[row] = not (opened.edits or opened.warps)
         if settings.temperature > 0:
             for (_, purpose), bank in self._banks.items():
                 bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
@@ -86,7 +98,8 @@ class Sampler:
         self._rows[row].extend(tokens)
 
     def close(self, row: int) -> None:
-        self._rows.pop(row, None)
+        if self._rows.pop(row, None) is not None:
+            self._plain[row] = False
         self._errors.pop(row, None)
         for bank in self._banks.values():
             bank.close(row)
@@ -112,39 +125,36 @@ class Sampler:
 
         Waits for the device only if a row has processors of its own.
         """
-        rows = self._rows_of(contexts)
-        sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
-        scores = self._processed(logits, rows, contexts)
-        if sampled:
-            noise = self._noise(logits, contexts, sampled, purpose)
-            if len(sampled) == len(rows):
-                scores.add_(noise)
-            else:
-                where = on_device(np.array(sampled, dtype=np.int64), logits.device)
-                scores.index_add_(0, where, noise)
-        return scores
+        return self._scores(logits, contexts, purpose, torch.float64)
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
-        best = self.scores(logits, contexts).max(dim=-1)
-        return best.indices, best.values
+        found = [best(self.scores(*part)) for part in _parts(logits, contexts)]
+        values, ids = _joined(found)
+        return ids.squeeze(1), values.squeeze(1)
 
     def rank(
         self, logits: Tensor, contexts: Contexts, width: int, purpose: int = 0
     ) -> tuple[Tensor, Tensor]:
         """The `width` best ids [n, width], best first, and their log-softmax of the scores.
 
-        The first is the choice. Log-probabilities are float64, at most 0, NaN where logits hold
-        NaN. Ties behind the first place are in no order.
+        The first is the choice, up to rounding: drafts need not be exact, and their scores are
+        float32 unless logits are float64, a row's are edited, or the noise is not the shared one.
+        Log-probabilities are float64, at most 0, NaN where logits hold NaN. Ties behind the first
+        place are in no order.
         """
-        scores = self.scores(logits, contexts, purpose)
-        values, ids = scores.max(dim=-1, keepdim=True)
-        if width > 1:
-            choice = ids
-            values, ids = scores.topk(width, dim=-1)
-            ids = torch.where(ids == choice, ids[:, :1], ids)  # of ties, topk takes any
-            ids[:, :1] = choice
-        return ids, (values.double() - log_total(scores)).clamp_(max=0.0)
+        found = [self._rank(*part, width, purpose) for part in _parts(logits, contexts)]
+        return _joined(found)
+
+    def _rank(
+        self, logits: Tensor, contexts: Contexts, width: int, purpose: int
+    ) -> tuple[Tensor, Tensor]:
+        # Draws by another noise than the shared one have a distribution to keep.
+        exact = purpose > 0 or logits.dtype == torch.float64
+        precision = torch.float64 if exact else torch.float32
+        scores = self._scores(logits, contexts, purpose, precision)
+        values, ids = top(scores, width)
+        return ids, log_shares(scores, values, ids)
 
     def log_probabilities(self, logits: Tensor, contexts: Contexts, tokens: Tensor) -> Tensor:
         """Log-softmax of the scores [n] float64, at `tokens[i]` in context i."""
@@ -166,15 +176,16 @@ class Sampler:
             tokens [m] float64.
         """
         scores = self.scores(logits, contexts)
-        best = scores.max(dim=-1)
+        values, ids = best(scores)
         total = log_total(scores)
-        own = (best.values.double() - total.squeeze(1)).clamp_(max=0.0)
-        return best.indices, best.values, own, _log_probabilities(scores, total, parents, tokens)
+        own = (values.double() - total).clamp_(max=0.0)
+        others = _log_probabilities(scores, total, parents, tokens)
+        return ids.squeeze(1), values.squeeze(1), own.squeeze(1), others
 
     def distribution(self, logits: Tensor, contexts: Contexts) -> Tensor:
         """Probabilities [n, V] float64 before noise; all on the choice at temperature 0."""
         rows = self._rows_of(contexts)
-        scores = self._processed(logits, rows, contexts)
+        scores = self._processed(logits, rows, contexts, torch.float64)
         greedy = [index for index, row in enumerate(rows) if row.settings.temperature == 0]
         if len(greedy) == len(rows):
             return _one_hot(scores)
@@ -219,12 +230,19 @@ class Sampler:
     def _rows_of(self, contexts: Contexts) -> "list[_Row]":
         return [self._rows[row] for row in contexts.rows.tolist()]
 
-    def _noise(self, like: Tensor, contexts: Contexts, sampled: list[int], purpose: int) -> Tensor:
-        """[len(sampled), V] of the sampled ones among the contexts."""
+    def _noise(
+        self,
+        like: Tensor,
+        contexts: Contexts,
+        sampled: "list[int] | slice",
+        purpose: int,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """[len(sampled), V] of the sampled ones among the contexts, of its own memory."""
         bank = self._bank(like.device, purpose)
         rows, positions = contexts.rows[sampled], contexts.positions[sampled]
-        draws = _draws(contexts)[sampled].tolist() if purpose else None
-        return bank.take(rows.tolist(), positions.tolist(), draws)[:, : like.shape[-1]]
+        draws = _draws(contexts)[sampled] if purpose else None
+        return bank.take(rows, positions, draws, dtype)[:, : like.shape[-1]]
 
     def _bank(self, device: torch.device, purpose: int) -> NoiseBank:
         if (device, purpose) not in self._banks:
@@ -238,7 +256,36 @@ class Sampler:
 
     # Processing
 
-    def _processed(self, logits: Tensor, rows: "list[_Row]", contexts: Contexts) -> Tensor:
+    def _scores(
+        self, logits: Tensor, contexts: Contexts, purpose: int, precision: torch.dtype
+    ) -> Tensor:
+        """See `scores`. `precision`: float64, or float32 for rows that are not edited."""
+        temperatures = self._temperatures[contexts.rows]
+        plain = bool(self._plain[contexts.rows].all())
+        if plain and not temperatures.any():
+            return logits
+        if plain and temperatures.all():  # into the noise's memory: of few passes over it
+            noise = self._noise(logits, contexts, slice(None), purpose, precision)
+            if (temperatures == 1.0).all():
+                return noise.add_(logits)
+            return noise.add_(logits.to(precision) / column(temperatures, logits.device, precision))
+        rows = self._rows_of(contexts)
+        if any(row.edits for row in rows):
+            precision = torch.float64
+        scores = self._processed(logits, rows, contexts, precision)
+        sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
+        if sampled:
+            noise = self._noise(logits, contexts, sampled, purpose, precision)
+            if len(sampled) == len(rows):
+                scores.add_(noise)
+            else:
+                where = on_device(np.array(sampled, dtype=np.int64), logits.device)
+                scores.index_add_(0, where, noise)
+        return scores
+
+    def _processed(
+        self, logits: Tensor, rows: "list[_Row]", contexts: Contexts, precision: torch.dtype
+    ) -> Tensor:
         """Scores without noise, of its own memory unless all rows are plain greedy."""
         scores = logits
         if any(row.edits for row in rows):
@@ -246,8 +293,9 @@ class Sampler:
             self._edit(scores, rows, contexts)
         temperatures = [row.settings.temperature for row in rows]
         if any(temperature > 0 for temperature in temperatures):
-            # Scores are not less precise than the float64 divisor. A greedy row's divisor is 1.
-            scores = scores / column([t if t > 0 else 1.0 for t in temperatures], logits.device)
+            # A greedy row's divisor is 1.
+            divisors = [t if t > 0 else 1.0 for t in temperatures]
+            scores = scores.to(precision) / column(divisors, logits.device, precision)
             _warp(scores, [row.settings for row in rows])
         return scores
 
@@ -343,6 +391,9 @@ class _Row:
             self.beginnings[index, longest - len(word) + 1 :] = word[:-1]
         self.reads_text = self.penalized or len(phrases) > 0 or len(settings.logits_processors) > 0
         self.edits = self.reads_text or self.excludes or len(self.biased) > 0
+        self.warps = settings.temperature > 0 and (
+            settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
+        )
         self.text = [*prompt, *output] if self.reads_text else []
         self._prompt_length = len(prompt)
         self._vocab_size = vocab_size
@@ -381,6 +432,26 @@ class _Counts:
     in_prompt: Tensor  # [vocab_size] bool
     in_output: Tensor  # [vocab_size] int32
     length: int  # of the text that was counted
+
+
+def _parts(logits: Tensor, contexts: Contexts) -> Iterator[tuple[Tensor, Contexts]]:
+    """Contexts are independent: a CPU takes as many at once as its caches hold."""
+    count, size = logits.shape
+    threads = torch.get_num_threads()
+    rows = max(threads, threads * _PART // size) if logits.device.type == "cpu" else count
+    if rows >= count:
+        yield logits, contexts
+        return
+    for start in range(0, count, rows):
+        stop = min(count, start + rows)
+        yield logits[start:stop], contexts.part(start, stop)
+
+
+def _joined(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(found) == 1:
+        return found[0]
+    first, second = zip(*found, strict=True)
+    return torch.cat(first), torch.cat(second)
 
 
 def _warp(scores: Tensor, settings: list[SamplingSettings]) -> None:

@@ -9,7 +9,7 @@ The target's prefill chunks travel in the same pack.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -78,15 +78,19 @@ class Verdict:
         tree, width = self.tree, max(map(len, paths), default=0)
         tokens = np.zeros((len(paths), width), dtype=np.int64)
         origins = np.zeros_like(tokens)
+        log_probs = np.zeros(tokens.shape)
         for index, path in enumerate(paths):
             tokens[index, : len(path)] = path
-            nodes = self.walk(index)[: len(path)]
+            walk = self.walk(index)
+            nodes = walk[: len(path)]
             origins[index, : len(nodes)] = nodes
             origins[index, len(nodes) : len(path)] = tree.tokens.shape[1]
+            log_probs[index, : len(nodes)] = self.node_log_probs[index, nodes]
+            last = walk[-1] if len(walk) else ROOT
+            log_probs[index, len(nodes) : len(path)] = self.choice_log_probs[index, last + 1]
         made = TokenTree.path(tree.rows, tokens, np.array([len(path) for path in paths]))
-        return TokenTree(
-            made.rows, made.tokens, made.parents, made.depths, made.log_probs, origins, made.sizes
-        )
+        total = np.where(made.real, np.cumsum(log_probs, axis=1), -np.inf)
+        return replace(made, origins=origins, log_probs=total)
 
     def _extended(self) -> TokenTree:
         """All nodes with the verifier's probabilities, and its choice after each as a child."""

@@ -1,12 +1,13 @@
-"""The command line: `specrouter serve`, `specrouter generate`, `specrouter inflate`.
+"""The command line: `specrouter serve`, `generate`, `inflate`, `bench`.
 
 Contract: a bad argument or configuration ends with exit code 2 and one line on stderr that names
-the field; a generation that fails, with 1. Only here is logging configured.
+the field; a generation or a measurement that fails, with 1. Only here is logging configured.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import sys
@@ -42,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def default_config() -> Path:
-    """The bundled scenario: inside an installed package, or beside the packages in a checkout."""
+def default_config(name: str = "tiny.yaml") -> Path:
+    """A bundled scenario: inside an installed package, or beside the packages in a checkout."""
     package = Path(__file__).resolve().parent
-    installed = package / "configs" / "tiny.yaml"
-    return installed if installed.is_file() else package.parent / "configs" / "tiny.yaml"
+    installed = package / "configs" / name
+    return installed if installed.is_file() else package.parent / "configs" / name
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -81,6 +82,25 @@ def _generate(arguments: argparse.Namespace) -> int:
 def _inflate(arguments: argparse.Namespace) -> int:
     shape = inflate_to(arguments.source_dir, arguments.out_dir, arguments.parameters)
     print(f"{arguments.out_dir}: {shape.parameter_count / 1e6:.1f}M parameters")
+    return 0
+
+
+def _bench_chains(arguments: argparse.Namespace) -> int:
+    # Imports all of transformers' generation, which no other command waits for.
+    from specrouter.bench.chains import bench_chains, write
+    from specrouter.bench.options import Options
+    from specrouter.bench.rounds import Progress
+    from specrouter.bench.sample import MeasurementError
+
+    names = {field.name for field in dataclasses.fields(Options)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    options = Options(**{**given, **lists})
+    try:
+        write(bench_chains(options, Progress()), options)
+    except MeasurementError as error:
+        print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -137,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_generate(commands)
     _add_inflate(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -182,10 +203,72 @@ def _add_inflate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.set_defaults(run=_inflate, log_level=logging.WARNING)
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
+def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
+    bench = commands.add_parser("bench", help="measure speed")
+    parser = bench.add_subparsers(metavar="WHAT", required=True).add_parser(
+        "chains",
+        help="each chain and policy against transformers and against the target alone",
+        description="Contenders take turns; figures are medians of ratios within a round. "
+        "The last line is one JSON document.",
+    )
+    _add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
+    _add_bench_work(parser)
+    _add_bench_contenders(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs matplotlib")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the JSON document, also here")
+    parser.set_defaults(run=_bench_chains, log_level=logging.WARNING)
+
+
+def _add_bench_work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", type=Path, default=default_config(), metavar="FILE",
-        help="a YAML scenario (default: the bundled tiny pool)",
+        "--prompts", type=Path, nargs="+", default=[], metavar="FILE",
+        help="JSON lines with prompt, question, text or turns; each file is a category "
+        "(default: a dozen built-in prompts)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[1, 4, 8, 16], metavar="B",
+        help="requests together (default: 1 4 8 16)",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="default: 1; 0 is greedy"
+    )
+    parser.add_argument(
+        "--by-category", action="store_true",
+        help="batches of one category each; ratios are means over categories",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-distinct", type=float, default=0.5, metavar="SHARE",
+        help="greedy texts with fewer distinct 4-grams are repetitive (default: 0.5)",
+    )  # fmt: skip
+
+
+def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME",
+        help="transformers, assisted, assisted:DRAFTER, static, A>B>C, ssd-smallest, ssd-tuned, "
+        "paper, adaptive; the target alone (off) always takes part",
+    )  # fmt: skip
+    for name, values in (("depths", [1, 2, 3, 4, 6]), ("widths", [1, 2, 3])):
+        shown = " ".join(map(str, values))
+        parser.add_argument(
+            f"--{name}", type=int, nargs="+", default=values, metavar="N",
+            help=f"among which a static chain's best is found (default: {shown})",
+        )  # fmt: skip
+    parser.add_argument(
+        "--peer", metavar="URL", help="a server with OpenAI's completions, as a contender"
+    )
+
+
+def _add_config(
+    parser: argparse.ArgumentParser,
+    name: str = "tiny.yaml",
+    described: str = "the bundled tiny pool",
+) -> None:
+    parser.add_argument(
+        "--config", type=Path, default=default_config(name), metavar="FILE",
+        help=f"a YAML scenario (default: {described})",
     )  # fmt: skip
 
 

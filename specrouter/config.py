@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
+from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH
 
-Policy = Literal["adaptive", "paper", "static", "target-only"]
+Policy = Literal["adaptive", "paper", "static", "ssd-smallest", "ssd-tuned", "target-only"]
 
 
 class _Strict(BaseModel):
@@ -19,24 +19,52 @@ class _Strict(BaseModel):
 
 
 class SchedulerConfig(_Strict):
-    """`adaptive`: measured times and acceptances; `paper`: SpecRouter's formula and hard rejection;
-    `static`: always `chain`; `target-only`: no speculation."""
+    """How chains and trees are chosen.
+
+    Attributes:
+        policy: `adaptive`: measured times and acceptances decide; `paper`: SpecRouter's formula and
+            hard rejection; `static`: always `chain`; `ssd-smallest`: the smallest drafter and the
+            target; `ssd-tuned`: a `chain` of two models with the depth and width that were found to
+            be the best offline (`specrouter bench chains` finds them); `target-only`.
+        depth, width: of the drafted token trees. Left out, `adaptive` chooses them, and the other
+            policies take 4 and 1.
+        nodes: of a request's tree, in the mean, that the target verifies: the most probable ones.
+            Left out, `adaptive` chooses it, and the other policies verify whole trees.
+        inner_rounds: how often the first intermediate of a chain judges a draft before the next
+            model sees the result. Left out, `adaptive` chooses it, and the others take 1.
+        groups: `requests`: requests that decode together may use different drafters; their trees
+            meet in one pass of the target. `one`: one chain for all.
+        chain: of `static` and `ssd-tuned`.
+    """
 
     policy: Policy = "adaptive"
-    depth: int = Field(default=4, ge=1, le=MAX_DEPTH)
-    width: int = Field(default=1, ge=1, le=MAX_WIDTH)
+    depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
+    width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
+    nodes: int | None = Field(default=None, ge=1, le=MAX_TREE_TOKENS)
+    inner_rounds: int | None = Field(default=None, ge=1, le=MAX_INNER_ROUNDS)
+    groups: Literal["one", "requests"] = "one"
     chain: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
-    def _static_has_a_chain(self) -> "SchedulerConfig":
-        if (self.policy == "static") != (self.chain is not None):
-            raise ValueError("a chain goes with policy static, and policy static needs one")
+    def _fixed_policies_have_a_chain(self) -> "SchedulerConfig":
+        if (self.policy in ("static", "ssd-tuned")) != (self.chain is not None):
+            raise ValueError(
+                "a chain goes with the policies static and ssd-tuned, and each needs one"
+            )
+        if self.policy == "ssd-tuned":
+            if self.chain is not None and len(self.chain) != 2:
+                raise ConfigError("chain", "of ssd-tuned must be a drafter and the target")
+            for name in ("depth", "width"):
+                if getattr(self, name) is None:
+                    raise ConfigError(name, "is what ssd-tuned has tuned: it must be given")
         return self
 
     @model_validator(mode="after")
     def _tree_is_not_too_large(self) -> "SchedulerConfig":
-        if self.depth * self.width > MAX_TREE_TOKENS:
+        if (self.depth or 1) * (self.width or 1) > MAX_TREE_TOKENS:
             raise ConfigError("width", f"depth times width must be at most {MAX_TREE_TOKENS}")
+        if (self.depth or 1) * (self.inner_rounds or 1) > MAX_DEPTH:
+            raise ConfigError("inner_rounds", f"times the depth must be at most {MAX_DEPTH}")
         return self
 
 
@@ -79,21 +107,7 @@ class RouterConfig(_Strict):
 
     @model_validator(mode="after")
     def _chain_is_of_the_pool(self) -> "RouterConfig":
-        chain = self.scheduler.chain
-        if chain is None:
-            return self
-        names = [model.name for model in self.pool.models]
-        unknown = [name for name in chain if name not in names]
-        if unknown:
-            raise ConfigError("scheduler.chain", f"{unknown[0]!r} is not in the pool")
-        if not chain or chain[-1] != self.pool.target:
-            raise ConfigError("scheduler.chain", f"must end in the target {self.pool.target!r}")
-        if len(set(chain)) != len(chain):
-            raise ConfigError("scheduler.chain", "names a model twice")
-        weightless = [model.name for model in self.pool.models if model.is_weightless]
-        for name in set(chain[1:]).intersection(weightless):
-            reason = f"{name!r} has no model: it can only stand first"
-            raise ConfigError("scheduler.chain", reason)
+        check_chain(self)
         return self
 
     @classmethod
@@ -114,3 +128,22 @@ class RouterConfig(_Strict):
         if not isinstance(data, dict):
             raise ConfigError("config", f"{source} holds no mapping at its top level")
         return validate_config(cls, data)
+
+
+def check_chain(config: RouterConfig) -> None:
+    """Raises `ConfigError` unless the scheduler's chain, if there is one, is one of the pool."""
+    chain = config.scheduler.chain
+    if chain is None:
+        return
+    names = [model.name for model in config.pool.models]
+    unknown = [name for name in chain if name not in names]
+    if unknown:
+        raise ConfigError("scheduler.chain", f"{unknown[0]!r} is not in the pool")
+    if not chain or chain[-1] != config.pool.target:
+        raise ConfigError("scheduler.chain", f"must end in the target {config.pool.target!r}")
+    if len(set(chain)) != len(chain):
+        raise ConfigError("scheduler.chain", "names a model twice")
+    weightless = [model.name for model in config.pool.models if model.is_weightless]
+    for name in set(chain[1:]).intersection(weightless):
+        reason = f"{name!r} has no model: it can only stand first"
+        raise ConfigError("scheduler.chain", reason)

@@ -6,8 +6,9 @@ come from the router's thread, `max_request_tokens` and `can_ever_fit` apart.
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from processors import share_chunk
-from specrouter.config import RouterConfig
+from specrouter.config import RouterConfig, SchedulerConfig
 from specrouter.executor import (
     ChainGroup,
     CyclePlan,
@@ -27,9 +28,10 @@ from specrouter.executor import (
 from specrouter.hang_guard import HangGuard
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.planner import DecisionRecord, RoutePlanner
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
-from specrouter.scheduler import Chain, ModelChainScheduler, fitting_width
+from specrouter.scheduler import ModelChainScheduler
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -42,14 +44,6 @@ _LONGEST_QUARANTINE = 1024
 _TREE_SLOTS = MAX_TREE_TOKENS + 16
 
 
-@dataclass(frozen=True)
-class _Route:
-    chain: Chain
-    depth: int
-    width: int = 1
-    hard: bool = False
-
-
 @dataclass
 class _Quarantine:
     until_cycle: int
@@ -58,7 +52,7 @@ class _Quarantine:
 
 class Engine:
     def __init__(self, config: RouterConfig, pool: ModelPool) -> None:
-        engine, depth = config.engine, config.scheduler.depth
+        engine = config.engine
         self._config = config
         self._pool = pool
         parameters = {name: pool.parameter_count(name) for name in pool.names}
@@ -66,12 +60,13 @@ class Engine:
             engine.max_model_len, *(pool.max_positions(name) for name in pool.names)
         )
         self.profiler = PerformanceProfiler(parameters)
-        self.scheduler = ModelChainScheduler(config.scheduler, pool.names, parameters, pool.target)
+        self._parameters = parameters
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
             engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, _TREE_SLOTS
         )
-        window = _most_output_positions(depth, len(pool.names))
+        # Each verifier of a chain may add a token to what was drafted.
+        window = MAX_DEPTH + len(pool.names) + 2
         rejection = engine.verification == "rejection"
         self.guard = HangGuard(engine.hang_timeout_s)
         self._executor = Executor(
@@ -80,8 +75,8 @@ class Engine:
         self._waiting: deque[RunningRequest] = deque()
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
-        self._chain: Chain | None = None
         self._cycle = 0
+        self._planner = self._new_planner(config.scheduler)
         self._stepping = threading.Lock()  # state may be looked at from outside between steps
 
     @property
@@ -122,7 +117,40 @@ class Engine:
             self._manager.check_integrity()
         assert self._manager.free_rows == self._manager.rows - len(self._running)
 
+    @property
+    def decisions(self) -> list[DecisionRecord]:
+        """The last switches of chain or trees, oldest first."""
+        return self._planner.records
+
+    def set_policy(self, config: SchedulerConfig) -> None:
+        """Routes by another policy from now on; what was learned stays."""
+        with self._stepping:
+            self._planner = self._new_planner(config)
+
+    def warm_up(self) -> None:
+        """Takes the target's times, or finds those of an earlier process."""
+        with self._stepping:
+            self._executor.prepare(self._pool.target)
+
+    def save_times(self) -> None:
+        """Keeps what was learned of the models' times for the next process."""
+        self._executor.save_times()
+
+    def _new_planner(self, config: SchedulerConfig) -> RoutePlanner:
+        engine = self._config.engine
+        # Rejection sampling has no trees, and only a path's slots are laid out as without one.
+        scheduler = ModelChainScheduler(
+            config,
+            self._pool.names,
+            self._parameters,
+            self._pool.target,
+            only_paths=engine.exact == "strict",
+            rejection=engine.verification == "rejection",
+        )
+        return RoutePlanner(scheduler, self.profiler)
+
     def _step(self) -> None:
+        started = time.perf_counter()
         self._cycle += 1
         self._drop_cancelled()
         self._admit()
@@ -136,8 +164,11 @@ class Engine:
             self._quarantine_all(error.failures)
             self._end_planned(plan, str(error))
             return
+        self._planner.learn_requests(plan, result, self._running)
         self._deliver(result)
         self._executor.forget_evicted()
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        self._planner.learn(plan, result, elapsed_ms)
 
     def _drop_cancelled(self) -> None:
         for request in [r for r in self._running.values() if r.handle.is_cancelled]:
@@ -172,57 +203,15 @@ class Engine:
         return CyclePlan(groups, rows[reading], prefill_counts)
 
     def _groups(self, decoding: Ints, first_tokens: Ints) -> list[ChainGroup]:
-        members: dict[_Route, list[int]] = {}
+        groups = self._planner.groups(
+            {row: self._running[row] for row in decoding.tolist()},
+            self._cycle,
+            self._available(),
+            self._executor,
+        )
         if len(first_tokens):
-            members[_Route((self._pool.target,), 1)] = first_tokens.tolist()
-        router = self._router(len(decoding))
-        for row in decoding.tolist():
-            members.setdefault(router(self._running[row]), []).append(row)
-        return [
-            ChainGroup(
-                route.chain,
-                route.depth,
-                np.array(sorted(rows), dtype=np.int64),
-                route.width,
-                route.hard,
-            )
-            for route, rows in members.items()
-        ]
-
-    def _router(self, requests: int) -> "Callable[[RunningRequest], _Route]":
-        """How each request goes through this cycle; the scheduler decides once per depth and
-        width."""
-        available, config = self._available(), self._config.scheduler
-        scheduled: dict[tuple[int | None, int | None], _Route] = {}
-        # Rejection sampling has no trees, and only a path's slots are laid out as without one.
-        engine = self._config.engine
-        only_paths = engine.exact == "strict" or engine.verification == "rejection"
-
-        def route(request: RunningRequest) -> _Route:
-            override = request.prompt.speculation
-            if override == "off":
-                return _Route((self._pool.target,), 1)
-            depth = width = None
-            if override is not None:
-                depth, width = override.depth, override.width
-            width = 1 if only_paths else width
-            if override is not None and override.chain is not None:
-                chain = tuple(n for n in override.chain[:-1] if n in available)
-                deep = depth or config.depth
-                wide = fitting_width(deep, width or config.width)
-                return _Route((*chain, self._pool.target), deep, wide, config.policy == "paper")
-            if (depth, width) not in scheduled:
-                decision = self.scheduler.choose(
-                    self.profiler.snapshot(), requests, available, self._chain, depth, width
-                )
-                if not decision.is_probe:
-                    self._chain = decision.chain
-                scheduled[depth, width] = _Route(
-                    decision.chain, decision.depth, decision.width, decision.hard_rejection
-                )
-            return scheduled[depth, width]
-
-        return route
+            groups.append(ChainGroup((self._pool.target,), 1, first_tokens))
+        return groups
 
     def _available(self) -> frozenset[str]:
         """Models that may be used: a quarantined one may be tried again after its time."""
@@ -276,14 +265,10 @@ class Engine:
 
     def _conclude(self, request: RunningRequest, delta: Delta) -> None:
         """Frees the row before the caller is told, who may rely on that."""
+        self._planner.forget(request)
         if request.row is not None:
             self._executor.close(request.row)
         request.handle.deliver(delta)
         if request.row is not None:
             del self._running[request.row]
             request.row = None
-
-
-def _most_output_positions(depth: int, models: int) -> int:
-    """Each verifier of a chain may add a token to what was drafted; overrides go deeper."""
-    return max(depth, MAX_DEPTH) + models + 2

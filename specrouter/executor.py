@@ -11,8 +11,9 @@ Not here: requests, stop conditions, which chain is used (`ChainRouter`, `ModelC
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelpool import ModelPool
+from modelpool.cache_dir import cache_dir
 from modelpool.packed_model import PackedModel
 from processors import (
     DraftProcessor,
@@ -41,12 +43,18 @@ from processors import (
 from processors.ngram import context_distribution
 from processors.pack import lag
 from processors.token_tree import ROOT
+from specrouter.acceptance import JudgedTrees, shape_index
+from specrouter.forward_clock import ForwardClock
 from specrouter.hang_guard import Abandoned, HangGuard
 from specrouter.output import TokenLogprobs
+from specrouter.params import MAX_TREE_TOKENS
+from specrouter.prediction import Chain, Pair
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
-from specrouter.scheduler import Chain
+from specrouter.time_curve import TimeEstimator
+from specrouter.time_profile import TimeCache, key_of, profile_model
 from statemgr import ModelState, NgramTable, StateManager
+from statemgr.forward_view import KV_QUANTUM
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +62,7 @@ Ints = NDArray[np.int64]
 
 _CATCH_UP_TOKENS = 8  # a drafter that lags by more catches up in chunks of its own first
 _SIMILARITY_NODES = 4  # of a verified tree, whose distributions are compared
+_SIMILARITY_CYCLES = 4  # a pair is compared in one of so many cycles: distributions cost time
 
 
 class TargetError(RuntimeError):
@@ -69,13 +78,19 @@ class TargetError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class ChainGroup:
-    """Requests that decode through one chain, with trees of `depth` levels of `width` nodes."""
+    """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
+
+    `nodes`: of a tree, in the mean over the group, that the target verifies: the most probable ones
+    of all requests; None: all. `inner_rounds`: how often the first intermediate judges a draft.
+    """
 
     chain: Chain
     depth: int
     rows: Ints  # ascending
     width: int = 1
     hard_rejection: bool = False
+    nodes: int | None = None
+    inner_rounds: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +118,18 @@ class ModelFailure:
 
 @dataclass
 class CycleResult:
-    """`errors`: why rows cannot go on, whose requests alone are affected."""
+    """What a cycle brought.
+
+    Attributes:
+        errors: why rows cannot go on, whose requests alone are affected.
+        is_regular: nothing but the planned drafting and verifying took time: no model caught up or
+            failed, no tree was cut short by the end of its text.
+    """
 
     commits: list[Commit] = field(default_factory=list)
     failures: list[ModelFailure] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+    is_regular: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,6 +137,7 @@ class _RowFacts:
     prompt_tokens: int
     max_new_tokens: int
     logprobs: int | None
+    sampled: bool
 
 
 class _StageError(Exception):
@@ -133,6 +156,10 @@ class _Speculation:
     positions: Ints  # [B] output positions after their roots
     proposal: Proposal | None = None
     used: list[str] = field(default_factory=list)
+    inner_rounds: int = 1  # so far
+    # Before the target's selection, and what of it was selected [B, W].
+    candidates: TokenTree | None = None
+    selected: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,15 +202,25 @@ class Executor:
         self._rollback = RollbackProcessor()
         self._ngram = NgramDraftProcessor()
         self._ngrams = NgramTable(pool.vocab_size)
+        self._clock = ForwardClock(profiler.record_forward)
         self._rows: dict[int, _RowFacts] = {}
+        self._time_cache = TimeCache(cache_dir() / "times")
+        self._time_keys: dict[str, str] = {}
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
+        self._result = CycleResult()
+        self._compared: Counter[Pair] = Counter()
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
 
     def open(self, row: int, request: Prompt) -> None:
         """Prepares a row that the state manager has allocated for a request."""
         params = request.params
-        self._rows[row] = _RowFacts(len(request.token_ids), params.max_new_tokens, params.logprobs)
+        self._rows[row] = _RowFacts(
+            len(request.token_ids),
+            params.max_new_tokens,
+            params.logprobs,
+            params.temperature > 0,
+        )
         settings = sampling_settings(request, self._pool.eos_token_ids)
         self._sampler.open(row, settings, request.token_ids, request.generated)
         self._ngrams.open(row)
@@ -199,10 +236,52 @@ class Executor:
         state = self._manager.state(self._pool.target)
         return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
 
+    def prepare(self, name: str) -> None:
+        """Loads a model and takes its times, or finds those that were kept of it."""
+        with self._stage(name, np.zeros(0, dtype=np.int64)):
+            pass
+
+    def save_times(self) -> None:
+        """Keeps the models' times, as they are known now, for the next process."""
+        for name, key in self._time_keys.items():
+            times = self._profiler.curve_of(name)
+            if times is not None:
+                self._time_cache.store(key, times)
+
+    def _learn_times(self, name: str, model: PackedModel) -> None:
+        if name in self._time_keys:
+            return
+        key = self._time_keys[name] = key_of(model, self._pool.path(name))
+        times = self._time_cache.load(key)
+        if times is None:
+            started = time.perf_counter()
+            times = TimeEstimator.profiled(profile_model(model))
+            self._time_cache.store(key, times)
+            logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
+        self._profiler.learn_curve(name, times)
+
+    def lags(self, rows: Ints) -> dict[str, float]:
+        """By model: tokens that it has not read of these rows, the last two of each not counted."""
+        found = {}
+        for name in self._pool.names:
+            if name == self._pool.target or self._pool.is_weightless(name):
+                continue
+            state = self._manager.state(name)
+            behind = self._manager.counts[rows] - 1
+            if state is not None:
+                behind = lag(state, self._manager, rows)
+            found[name] = float(np.maximum(behind - 1, 0).sum())
+        return found
+
+    def slots_read(self, rows: Ints) -> int:
+        """KV slots that attention reads for each of the rows, padding included."""
+        longest = int(self._manager.counts[rows].max(initial=1))
+        return -(-(longest + _CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+
     @torch.inference_mode()
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
-        result = CycleResult()
+        result = self._result = CycleResult()
         self._bases = self._manager.counts.copy()
         self._touched = []
         try:
@@ -228,8 +307,7 @@ class Executor:
         if verdict is None:
             return
         for speculation in speculations:
-            if speculation.proposal is not None:
-                self._compare(speculation, self._pool.target, verdict)
+            self._learn(speculation, verdict)
         self._commit(verdict, speculations, result)
 
     def _settle(self) -> None:
@@ -248,23 +326,84 @@ class Executor:
         heights = np.minimum(group.depth, limits[drafting])
         positions = self._output_positions(rows)
         speculation = _Speculation(group, rows, heights, positions)
+        if bool((heights < group.depth).any()) or not drafting.all():
+            result.is_regular = False
         for name in group.chain[:-1] if len(rows) else ():
             try:
                 self._advance(speculation, name)
                 speculation.used.append(name)
+                if len(speculation.used) == 2 and not group.hard_rejection:
+                    self._go_round(speculation)
             except _StageError as stage:
                 result.failures.append(stage.failure)
+                result.is_regular = False
+        self._select(speculation)
         return speculation
+
+    def _go_round(self, speculation: _Speculation) -> None:
+        """Inner rounds after the first: the drafter goes on from the path that the intermediate
+        accepted, which judges it anew with what was added."""
+        group, rows = speculation.group, speculation.rows
+        drafter, judge = speculation.used
+        if self._rejection or self._pool.is_weightless(drafter):
+            return
+        while speculation.inner_rounds < group.inner_rounds:
+            assert speculation.proposal is not None
+            stem = speculation.proposal.tree
+            heights = np.minimum(group.depth, self._remaining(rows) - 1 - stem.sizes)
+            if (heights < 1).any():
+                return
+            speculation.inner_rounds += 1
+            for name in (drafter, judge):
+                self._forget_speculation(name, rows)
+            before = speculation.heights, speculation.proposal
+            speculation.heights = heights
+            try:
+                speculation.proposal = self._draft_with(drafter, speculation, _as_stem(stem))
+                self._judge(speculation, judge, drafter)
+            except _StageError:  # what the earlier rounds accepted is still good
+                speculation.heights, speculation.proposal = before
+                speculation.inner_rounds -= 1
+                raise
+            speculation.heights = before[0]
+
+    def _forget_speculation(self, name: str, rows: Ints) -> None:
+        """A model's state is as it was before the cycle: only committed tokens."""
+        state = self._manager.state(name)
+        assert state is not None
+        kept = self._manager.counts[rows] - 1
+        state.rollback(rows, np.minimum(kept, state.lengths(rows)))
+        same = [t for t in self._touched if t.state is state and np.array_equal(t.rows, rows)]
+        self._touched = [touched for touched in self._touched if touched not in same]
+
+    def _select(self, speculation: _Speculation) -> None:
+        """Leaves the most probable nodes of all requests together to the target, as many as the
+        group has a right to (AdaServe, section 4.2, without objectives: the global phase)."""
+        proposal, nodes = speculation.proposal, speculation.group.nodes
+        if proposal is None:
+            return
+        tree = speculation.candidates = proposal.tree
+        speculation.selected = tree.real
+        if nodes is None or self._rejection or speculation.group.hard_rejection:
+            return
+        chosen = most_probable(tree, nodes * len(tree.rows), MAX_TREE_TOKENS)
+        speculation.selected = chosen
+        speculation.proposal = replace(proposal, tree=tree.keep(chosen))
 
     def _advance(self, speculation: _Speculation, name: str) -> None:
         """One more level of the chain."""
         if speculation.proposal is None:
             speculation.proposal = self._draft_with(name, speculation)
-            return
+        else:
+            self._judge(speculation, name, speculation.used[-1])
+
+    def _judge(self, speculation: _Speculation, name: str, proposer: str) -> None:
+        """An intermediate verifies what was proposed, and makes it its own proposal."""
         group, rows, before = speculation.group, speculation.rows, speculation.proposal
+        assert before is not None
         level = len(speculation.used)
         with self._stage(name, rows) as (model, state):
-            self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
+            self._catch_up(model, state, rows)
             started = time.perf_counter()
             arguments = (model, state, self._manager, self._sampler, before.tree)
             if self._rejection:
@@ -273,27 +412,45 @@ class Executor:
                 )
             else:
                 verdict = self._verify.verify(*arguments, speculation.positions, rescore=True)
-            elapsed_ms = (time.perf_counter() - started) * 1000
+            self._note_stage("verify", int((verdict.places >= 0).sum()), started)
             if verdict.broken.any():
                 raise NonFiniteLogits(f"{name} gave logits that are not numbers")
             self._touched.append(_Touched(state, rows, verdict.fed))
-        self._profiler.record_time(name, verdict.pack_tokens, elapsed_ms)
-        self._compare(speculation, name, verdict)
-        is_path = self._rejection or group.width == 1
+        self._compare(speculation, before, proposer, name, verdict)
+        is_path = (
+            self._rejection or group.width == 1 or speculation.inner_rounds < group.inner_rounds
+        )
         after = verdict.proposal(group.hard_rejection and not self._rejection, is_path)
-        nodes = np.full(len(rows), group.depth * group.width) + len(group.chain) * is_path
+        size = group.depth * group.width * speculation.inner_rounds
+        nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size + len(group.chain)))
         limits = self._remaining(rows) - 1
         tree = after.tree.select(nodes, limits)
         if self._rejection:  # from where no token is allowed, nothing can be drawn
             tree = tree.keep(tree.real & verdict.sound[:, None])
         speculation.proposal = replace(after, tree=tree)
 
-    def _draft_with(self, name: str, speculation: _Speculation) -> Proposal:
+    def _catch_up(self, model: PackedModel, state: ModelState, rows: Ints) -> None:
+        """A drafter reads what it has missed, prompts included, but for the last tokens."""
+        behind = int(lag(state, self._manager, rows).max(initial=0))
+        self._result.is_regular &= behind <= 2
+        self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
+        self._clock.take_ms()
+
+    def _note_stage(self, stage: str, places: int, started: float, times: int = 1) -> None:
+        """The time since `started` that was not spent in forwards."""
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        own = max(elapsed_ms - self._clock.take_ms(), 1e-3)
+        self._profiler.record_stage(stage, places, own, times)
+
+    def _draft_with(
+        self, name: str, speculation: _Speculation, stem: TokenTree | None = None
+    ) -> Proposal:
         if self._pool.is_weightless(name):
             return self._draft_from_text(name, speculation)
         group, rows = speculation.group, speculation.rows
+        width = 1 if self._rejection else group.width
         with self._stage(name, rows) as (model, state):
-            self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
+            self._catch_up(model, state, rows)
             started = time.perf_counter()
             proposal = self._draft.draft(
                 model,
@@ -303,13 +460,15 @@ class Executor:
                 rows,
                 speculation.positions,
                 speculation.heights,
-                1 if self._rejection else group.width,
+                width,
                 purpose=1 if self._rejection else 0,
+                stem=stem,
             )
-            elapsed_ms = (time.perf_counter() - started) * 1000
+            steps = int(speculation.heights.max())
+            self._note_stage("draft", len(rows) * width, started, steps)
             self._touched.append(_Touched(state, rows, proposal.fed))
-        steps = int(speculation.heights.max())
-        self._profiler.record_time(name, len(rows) * group.width, elapsed_ms / steps)
+        if stem is not None:
+            return proposal
         nodes = speculation.heights * group.width
         return replace(proposal, tree=proposal.tree.select(nodes, speculation.heights))
 
@@ -329,7 +488,10 @@ class Executor:
         except Exception as error:
             raise _StageError(name, error) from error
         elapsed_ms = (time.perf_counter() - started) * 1000
-        self._profiler.record_time(name, len(rows) * group.width, elapsed_ms / group.depth)
+        for _ in range(group.depth):
+            self._profiler.record_forward(
+                name, len(rows) * group.width, 0.0, elapsed_ms / group.depth
+            )
         return Proposal.without_logits(tree)
 
     def _verify_with_target(
@@ -349,6 +511,7 @@ class Executor:
         try:
             with self._stage(name, tree.rows) as (model, state):
                 started = time.perf_counter()
+                self._clock.take_ms()
                 arguments = (model, state, self._manager, self._sampler, tree, positions)
                 if self._rejection:
                     level = max(len(group.chain) for group in plan.groups) - 1 if plan.groups else 1
@@ -357,7 +520,7 @@ class Executor:
                     )
                 else:
                     verdict = self._verify.verify(*arguments, prefill)
-                elapsed_ms = (time.perf_counter() - started) * 1000
+                self._note_stage("verify", int((verdict.places >= 0).sum()), started)
                 self._touched.append(_Touched(state, tree.rows, verdict.fed))
                 # A masked NaN would poison the row's next cycle.
                 poisoned = verdict.broken[:, 1:] & ~verdict.accepted & tree.real
@@ -367,25 +530,84 @@ class Executor:
             error = stage.failure.error
             reason = f"{name} failed: {type(error).__name__}: {error}"
             raise TargetError(reason, result.failures) from error
-        self._profiler.record_time(name, verdict.pack_tokens, elapsed_ms)
         return verdict
 
-    def _compare(self, speculation: _Speculation, verifier: str, verdict: Verdict) -> None:
-        """Learns from one verification: how the verifier judged what was proposed."""
-        proposal = speculation.proposal
-        assert proposal is not None
+    def _learn(self, speculation: _Speculation, verdict: Verdict) -> None:
+        """What the target said of a group's trees."""
+        proposal, tree = speculation.proposal, speculation.candidates
+        if proposal is None or tree is None or speculation.selected is None:
+            return
+        target, used = self._pool.target, speculation.used
+        index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
+        on_walk = verdict.accepted[index][:, : proposal.tree.tokens.shape[1]]
+        accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
+        accepted[speculation.selected] = on_walk[proposal.tree.real]
+        sound = verdict.sound[index]
+        self._teach(speculation, tuple(used), target, tree, speculation.selected, accepted, sound)
+        self._compare_distributions(speculation, proposal, used[-1], target, verdict)
+
+    def _compare(
+        self,
+        speculation: _Speculation,
+        proposal: Proposal,
+        proposer: str,
+        verifier: str,
+        verdict: Verdict,
+    ) -> None:
+        """What an intermediate said of the trees that it was offered."""
+        tree = proposal.tree
+        if speculation.inner_rounds == 1:
+            used = tuple(speculation.used[: speculation.used.index(proposer) + 1])
+            accepted = verdict.accepted[:, : tree.tokens.shape[1]]
+            self._teach(speculation, used, verifier, tree, tree.real, accepted, verdict.sound)
+        self._compare_distributions(speculation, proposal, proposer, verifier, verdict)
+
+    def _teach(
+        self,
+        speculation: _Speculation,
+        used: Chain,
+        verifier: str,
+        tree: TokenTree,
+        judged: NDArray[np.bool_],
+        accepted: NDArray[np.bool_],
+        sound: NDArray[np.bool_],
+    ) -> None:
+        group = speculation.group
+        is_plain = len(used) == 1 and not self._pool.is_weightless(used[0])
+        exact = None if is_plain else shape_index(group.depth, group.width)
+        sampled = np.array([self._rows[row].sampled for row in tree.rows.tolist()])
+        for mode in (True, False):
+            which = sound & (sampled == mode)
+            if not which.any():
+                continue
+            log_probs = np.where(tree.real, tree.log_probs, -np.inf)
+            trees = JudgedTrees(
+                tree.parents[which],
+                tree.depths[which],
+                log_probs[which],
+                judged[which],
+                accepted[which],
+                speculation.heights[which],
+                group.width,
+            )
+            key = (used, speculation.inner_rounds, verifier, mode)
+            self._profiler.record_trees(key, trees, exact)
+
+    def _compare_distributions(
+        self,
+        speculation: _Speculation,
+        proposal: Proposal,
+        proposer: str,
+        verifier: str,
+        verdict: Verdict,
+    ) -> None:
+        """The total variation between proposer and verifier, at nodes that both computed."""
+        pair = (proposer, verifier)
+        self._compared[pair] += 1
+        if self._compared[pair] % _SIMILARITY_CYCLES != 1:
+            return
         index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
         sound = verdict.sound[index]
-        accepted = verdict.lengths[index]
-        # A row that was offered less than was asked for counts as one that failed there.
-        asked = np.maximum(proposal.tree.depths.max(axis=1, initial=0), 1)
-        pair = (speculation.used[-1], verifier)
-        if self._pool.is_weightless(pair[0]):
-            asked = speculation.heights
-        rejected = int((accepted < asked)[sound].sum())
-        self._profiler.record_acceptance(
-            pair, int(accepted[sound].sum()), rejected, speculation.group.width
-        )
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
         for own, row in enumerate(index[:_SIMILARITY_NODES].tolist()):
@@ -396,7 +618,7 @@ class Executor:
                 if len(ours) == _SIMILARITY_NODES:
                     break
                 path = verdict.tree.tokens[row, walk[:depth]].tolist()
-                logits = self._proposed_logits(speculation, own, node, path)
+                logits = self._proposed_logits(proposal, proposer, own, node, path)
                 if logits is not None:
                     ours.append(logits)
                     theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
@@ -405,12 +627,10 @@ class Executor:
             self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
 
     def _proposed_logits(
-        self, speculation: _Speculation, index: int, node: int, path: Sequence[int]
+        self, proposal: Proposal, proposer: str, index: int, node: int, path: Sequence[int]
     ) -> Tensor | None:
         """[V] from which a node's children were proposed, if its proposer knows."""
-        proposal = speculation.proposal
-        assert proposal is not None
-        if not self._pool.is_weightless(speculation.used[-1]):
+        if not self._pool.is_weightless(proposer):
             place = proposal.place(index, node)
             return None if place < 0 else proposal.logits[place]
         row = int(proposal.tree.rows[index])
@@ -495,8 +715,10 @@ class Executor:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
             self._manager.drop_state(name)
             self._loaded[name] = model
-            if self._guard is not None and name != self._pool.target:
-                model.watch = partial(self._guard.inside, name)
+            self._learn_times(name, model)
+            guarded = self._guard is not None and name != self._pool.target
+            around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
+            model.watch = self._clock.watch(name, model.device, around)
         return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)
 
     def forget_evicted(self) -> None:
@@ -504,6 +726,31 @@ class Executor:
         for name in [name for name in self._loaded if not self._pool.is_loaded(name)]:
             del self._loaded[name]
             self._manager.drop_state(name)
+
+
+def _as_stem(tree: TokenTree) -> TokenTree:
+    return TokenTree.path(tree.rows, tree.tokens, tree.sizes)
+
+
+def most_probable(tree: TokenTree, count: int, most: int) -> NDArray[np.bool_]:
+    """[B, W] the `count` most probable nodes of all rows together, at most `most` of a row.
+
+    A path is never more probable than its beginning and ties go to the shallower node, so what is
+    chosen are trees.
+    """
+    possible = tree.real & np.isfinite(tree.log_probs)
+    score = np.where(possible, tree.log_probs, -np.inf)
+    chosen = np.zeros(score.shape, dtype=np.bool_)
+    best = np.lexsort((tree.depths.ravel(), -score.ravel()))[:count]
+    chosen.ravel()[best] = True
+    chosen &= possible
+    crowded = chosen.sum(axis=1) > most
+    if crowded.any():
+        order = np.lexsort((tree.depths, -score), axis=1)
+        rank = np.empty_like(order)
+        np.put_along_axis(rank, order, np.arange(order.shape[1])[None], axis=1)
+        chosen &= rank < most
+    return chosen
 
 
 def _no_noise(row: int, position: int, ids: Ints) -> NDArray[np.float64]:

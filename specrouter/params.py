@@ -20,6 +20,7 @@ _REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
 _LARGEST_BIAS = 100.0
 MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
+MAX_INNER_ROUNDS = 4  # drafts that an intermediate judges before the next model sees the result
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
@@ -146,11 +147,15 @@ class Speculation:
         depth: draft tokens a cycle, 1 .. MAX_DEPTH; None takes the configured one.
         width: branches of the token tree, 1 .. MAX_WIDTH; None takes the configured one. Depth
             times width is at most MAX_TREE_TOKENS.
+        inner_rounds: how often the first intermediate judges a draft before the next model sees the
+            result, 1 .. MAX_INNER_ROUNDS; None takes the configured number. Times the depth it is at
+            most MAX_DEPTH.
     """
 
     chain: tuple[str, ...] | None = None
     depth: int | None = None
     width: int | None = None
+    inner_rounds: int | None = None
 
     def __post_init__(self) -> None:
         if self.chain is not None:
@@ -165,6 +170,11 @@ class Speculation:
             if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
                 reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
                 raise RequestError("speculation.width", reason)
+        if self.inner_rounds is not None:
+            field = "speculation.inner_rounds"
+            _check_int(field, self.inner_rounds, least=1, most=MAX_INNER_ROUNDS)
+            if (self.depth or 1) * self.inner_rounds > MAX_DEPTH:
+                raise RequestError(field, f"times the depth must be at most {MAX_DEPTH}")
 
     def check_members(
         self, names: tuple[str, ...], target: str, weightless: Collection[str] = ()

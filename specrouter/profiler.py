@@ -1,82 +1,83 @@
 """PerformanceProfiler: what the scheduler knows, learned from the cycles as they run.
 
-Times are kept per model and size of the pack, because a forward over 8 tokens costs about as much
-as one over 1; similarities and acceptances per pair of models. All are moving averages.
+Times of forwards per model and size of the pack (`specrouter.time_curve`), the engine's own times,
+similarities and acceptances per chain of models (`specrouter.acceptance`), and how predictions came
+out. Everything ages.
 Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 """
 
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-Pair = tuple[str, str]  # who proposed, who verified
-Trial = tuple[str, str, int]  # a pair, and how wide the trees were
+from specrouter.acceptance import AcceptanceEstimator, JudgedTrees, SimilarityMap
+from specrouter.prediction import Chain, Mode, Outcome, Pair, PerformanceSnapshot, TreeKey
+from specrouter.time_curve import MachineTimes, TimeEstimator
 
-_TIME_WEIGHT = 0.15  # of a new time; a faster one counts more, since noise only slows
-_FASTER_WEIGHT = 0.4
-_COLD_CALLS = 2  # of a model, whose times say more about loading than about the model
-_TRIED = 3  # times of a bucket before one is averaged; until then the least counts
-_STALE_CYCLES = 512  # after which a model that nobody used is to be tried again
-_OUTLIER = 3.0  # a time is taken for at most so many times the known one
 _SIMILARITY_WEIGHT = 0.05
-_EVIDENCE = 400.0  # tokens after which older acceptances have faded
+_OUTCOME_WEIGHT = 0.05  # of a cycle's time against its prediction
+_OUTCOME_PRIOR = 60.0  # tokens that count as if they had come as predicted
+_OUTCOME_TOKENS = 600.0  # after which older tokens have faded
+_LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
+_REQUEST_PRIOR = 24.0  # tokens of a request that count as everybody's
 
 
 @dataclass(frozen=True)
-class TimeCurve:
-    """T(n): `points` are (tokens, ms), both rising."""
+class EngineStatistics:
+    """Totals since the start.
 
-    points: tuple[tuple[int, float], ...]
-
-    def at(self, tokens: float) -> float:
-        """Milliseconds of a forward over `tokens`; linear between points, in proportion beyond."""
-        (first, first_ms), (last, last_ms) = self.points[0], self.points[-1]
-        if tokens <= first:
-            return first_ms
-        if tokens >= last:
-            return last_ms * (tokens / last) if last > 16 else last_ms
-        for (left, left_ms), (right, right_ms) in zip(self.points, self.points[1:], strict=False):
-            if tokens <= right:
-                share = (tokens - left) / (right - left)
-                return left_ms + share * (right_ms - left_ms)
-        raise AssertionError("points are sorted")
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """How often one of the proposed tokens was accepted where their parent was.
-
-    `evidence`: how many times that was seen.
+    Attributes:
+        cycles: in which anything ran.
+        cycle_ms: their time; of it `model_ms` in each model's forwards, and `logits_ms` in the work
+            on logits and drafts around them. The rest is the control plane's.
+        forwards, pack_tokens: of each model, and the tokens that they read.
+        committed_tokens: of all requests.
+        target_passes: cycles in which a request was verified, summed over requests.
+        switches: times that another chain or another shape of trees came into use.
     """
 
-    rate: float
-    evidence: float
-
-
-@dataclass(frozen=True)
-class PerformanceSnapshot:
-    """All that a scheduling decision may depend on, beside the configuration."""
-
-    times: Mapping[str, TimeCurve]
-    similarity: Mapping[Pair, float]
-    acceptance: Mapping[Trial, Acceptance]
-    parameters: Mapping[str, int]
-    stale: frozenset[str] = frozenset()  # models that were used, but not lately
+    cycles: int
+    cycle_ms: float
+    model_ms: Mapping[str, float]
+    logits_ms: float
+    forwards: Mapping[str, int]
+    pack_tokens: Mapping[str, int]
+    committed_tokens: int
+    target_passes: int
+    switches: int = 0
 
 
 @dataclass
-class _Time:
-    ms: float
-    samples: int
+class _Outcome:
+    log_time: float = 0.0
+    cycles: int = 0
+    expected: float = 0.0
+    committed: float = 0.0
+
+    def view(self) -> Outcome:
+        ratio = (self.committed + _OUTCOME_PRIOR) / (self.expected + _OUTCOME_PRIOR)
+        return Outcome(_within(math.exp(self.log_time)), _within(ratio))
+
+
+def _within(factor: float) -> float:
+    return min(max(factor, _LEAST_OUTCOME), _MOST_OUTCOME)
 
 
 @dataclass
-class _Counts:
-    accepted: float = 0.0
-    judged: float = 0.0
+class _Totals:
+    cycle_ms: float = 0.0
+    probe_ms: float = 0.0
+    logits_ms: float = 0.0
+    model_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    forwards: Counter[str] = field(default_factory=Counter)
+    pack_tokens: Counter[str] = field(default_factory=Counter)
+    cycles: int = 0
+    committed: int = 0
+    passes: int = 0
+    switches: int = 0
 
 
 @dataclass
@@ -85,28 +86,85 @@ class PerformanceProfiler:
 
     parameters: Mapping[str, int]
     _cycle: int = 0
-    _used: dict[str, int] = field(default_factory=dict)  # the cycle of each model's last time
-    _times: dict[str, dict[int, _Time]] = field(default_factory=dict)
-    _calls: Counter[str] = field(default_factory=Counter)
+    _used: dict[str, int] = field(default_factory=dict)  # the cycle of each model's last forward
+    _times: MachineTimes = field(default_factory=MachineTimes)
+    _stages: MachineTimes = field(default_factory=MachineTimes)
     _similarity: dict[Pair, float] = field(default_factory=dict)
-    _acceptance: dict[Trial, _Counts] = field(default_factory=dict)
+    _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
+    _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
+    _outcomes: dict[Chain, _Outcome] = field(default_factory=dict)
+    _totals: _Totals = field(default_factory=_Totals)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def record_time(self, model: str, tokens: int, elapsed_ms: float) -> None:
-        bucket = 1 << max(0, tokens - 1).bit_length()  # the next power of two
+    def learn_curve(self, model: str, times: TimeEstimator) -> None:
+        """What a profile at load found, or an earlier process; served forwards move it on."""
         with self._lock:
-            self._calls[model] += 1
+            self._times.estimators[model] = times
+
+    def curve_of(self, model: str) -> TimeEstimator | None:
+        """What is known of a model's times, to be kept for another process."""
+        return self._times.estimators.get(model)
+
+    def record_forward(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
+        """`attended`: pairs of query and slot, see `TimeCurve`."""
+        with self._lock:
             self._used[model] = self._cycle
-            if self._calls[model] <= _COLD_CALLS:
-                return
-            times = self._times.setdefault(model, {})
-            known = times.setdefault(bucket, _Time(elapsed_ms, 0))
-            known.samples += 1
-            if known.samples <= _TRIED:
-                known.ms = min(known.ms, elapsed_ms)
-                return
-            weight = _FASTER_WEIGHT if elapsed_ms < known.ms else _TIME_WEIGHT
-            known.ms += weight * (min(elapsed_ms, _OUTLIER * known.ms) - known.ms)
+            self._totals.model_ms[model] += elapsed_ms
+            self._totals.forwards[model] += 1
+            self._totals.pack_tokens[model] += tokens
+            self._times.record(model, tokens, attended, elapsed_ms)
+
+    def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
+        """The engine's own time around forwards; see `PerformanceSnapshot.stages`.
+
+        `times`: how often that was done in `elapsed_ms`.
+        """
+        with self._lock:
+            if stage != "cycle":
+                self._totals.logits_ms += elapsed_ms
+            self._stages.record(stage, places, 0.0, elapsed_ms / times)
+
+    def record_cycle(self, elapsed_ms: float, committed: int, requests: int) -> None:
+        """Ends a cycle that committed so many tokens for so many requests."""
+        with self._lock:
+            totals = self._totals
+            totals.cycles += 1
+            totals.cycle_ms += elapsed_ms
+            totals.committed += committed
+            totals.passes += requests
+
+    def record_switch(self) -> None:
+        with self._lock:
+            self._totals.switches += 1
+
+    def record_probe(self, extra_ms: float) -> None:
+        """Time that a cycle took beyond what the best chain would have taken."""
+        with self._lock:
+            self._totals.probe_ms += max(0.0, extra_ms)
+
+    def record_outcome(
+        self,
+        chain: Chain,
+        predicted_ms: float,
+        elapsed_ms: float,
+        expected: float,
+        committed: float,
+    ) -> None:
+        """How one cycle of a chain came out: its time, and tokens beyond the target's own.
+
+        The prediction is the plain one, without what earlier outcomes have corrected.
+        """
+        with self._lock:
+            known = self._outcomes.setdefault(chain, _Outcome())
+            known.cycles += 1
+            if predicted_ms > 0.0:
+                slow = self._times.speed.factor * predicted_ms
+                error = math.log(max(elapsed_ms, 1e-3) / slow) - known.log_time
+                weight = max(_OUTCOME_WEIGHT, 0.3 / known.cycles)
+                known.log_time += weight * max(-0.4, min(error, 0.4))
+            fade = max(0.0, 1.0 - committed / _OUTCOME_TOKENS)
+            known.expected = known.expected * fade + expected
+            known.committed = known.committed * fade + committed
 
     def begin_cycle(self) -> None:
         """Marks the passing of time, in cycles."""
@@ -121,39 +179,73 @@ class PerformanceProfiler:
             known = self._similarity.get(pair, score)
             self._similarity[pair] = known + _SIMILARITY_WEIGHT * (score - known)
 
-    def record_acceptance(self, pair: Pair, accepted: int, rejected: int, width: int = 1) -> None:
-        """`rejected`: how often all proposals failed whose parent had been accepted."""
+    def record_trees(self, key: TreeKey, trees: JudgedTrees, exact: int | None = None) -> None:
+        """What the verifier of a chain's trees said of them; see `AcceptanceEstimator.record`."""
         with self._lock:
-            counts = self._acceptance.setdefault((*pair, width), _Counts())
-            judged = accepted + rejected
-            fade = max(0.0, 1.0 - judged / _EVIDENCE)
-            counts.accepted = counts.accepted * fade + accepted
-            counts.judged = counts.judged * fade + judged
+            estimator = self._trees.setdefault(key, AcceptanceEstimator())
+            accepted, judged = estimator.record(trees, self._cycle, exact)
+            pair = (key[0][-1], key[2])
+            if pair in self._similarity:
+                fitted = self._maps.setdefault((*pair, key[3]), SimilarityMap())
+                fitted.record(self._similarity[pair], accepted, judged)
 
     def snapshot(self) -> PerformanceSnapshot:
         with self._lock:
-            times = {name: _curve(times) for name, times in self._times.items()}
-            acceptance = {
-                trial: Acceptance(counts.accepted / counts.judged, counts.judged)
-                for trial, counts in self._acceptance.items()
-                if counts.judged > 0
+            promised = {
+                (*pair, mode): self._maps.get((*pair, mode), _UNFITTED).alpha(score)
+                for pair, score in self._similarity.items()
+                for mode in (False, True)
             }
-            similarity = dict(self._similarity)
-            oldest = self._cycle - _STALE_CYCLES
-            stale = frozenset(name for name, used in self._used.items() if used < oldest)
-        return PerformanceSnapshot(
-            MappingProxyType(times),
-            MappingProxyType(similarity),
-            MappingProxyType(acceptance),
-            self.parameters,
-            stale,
-        )
+            totals = self._totals
+            return PerformanceSnapshot(
+                times=MappingProxyType(dict(self._times.curves())),
+                parameters=self.parameters,
+                similarity=MappingProxyType(dict(self._similarity)),
+                trees=MappingProxyType(
+                    {key: known.snapshot(self._cycle) for key, known in self._trees.items()}
+                ),
+                promised_alpha=MappingProxyType(promised),
+                stages=MappingProxyType(dict(self._stages.curves())),
+                outcomes=MappingProxyType({c: known.view() for c, known in self._outcomes.items()}),
+                idle_cycles=MappingProxyType(
+                    {name: self._cycle - used for name, used in self._used.items()}
+                ),
+                machine=self._times.speed.factor,
+                probe_share=totals.probe_ms / max(totals.cycle_ms, 1e-9),
+                cycle_ms=totals.cycle_ms,
+            )
+
+    def statistics(self) -> EngineStatistics:
+        with self._lock:
+            totals = self._totals
+            return EngineStatistics(
+                totals.cycles,
+                totals.cycle_ms,
+                dict(totals.model_ms),
+                totals.logits_ms,
+                dict(totals.forwards),
+                dict(totals.pack_tokens),
+                totals.committed,
+                totals.passes,
+                totals.switches,
+            )
 
 
-def _curve(times: Mapping[int, _Time]) -> TimeCurve:
-    """Fewer tokens never take more time: what says otherwise is noise, which only slows."""
-    points: list[tuple[int, float]] = []
-    for tokens in sorted(times, reverse=True):
-        ceiling = points[-1][1] if points else times[tokens].ms
-        points.append((tokens, min(times[tokens].ms, ceiling)))
-    return TimeCurve(tuple(reversed(points)))
+_UNFITTED = SimilarityMap()
+
+
+class RequestRates:
+    """How well each chain's trees serve one request, against everybody: a factor on the tokens that
+    drafts bring, drawn to 1 where there is little evidence."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Chain, tuple[float, float]] = {}
+
+    def record(self, proposers: Chain, accepted: float, expected: float) -> None:
+        seen, foreseen = self._sums.get(proposers, (0.0, 0.0))
+        fade = 1.0 - min(0.5, expected / 200.0)
+        self._sums[proposers] = (seen * fade + accepted, foreseen * fade + expected)
+
+    def factor(self, proposers: Chain) -> float:
+        seen, foreseen = self._sums.get(proposers, (0.0, 0.0))
+        return (seen + _REQUEST_PRIOR) / (foreseen + _REQUEST_PRIOR)

@@ -142,6 +142,16 @@ class RunningRequest:
             if self._ending(token) is not None:
                 raise RequestError("generated", f"the text ends with token {len(self._tokens)}")
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that the text may still gain."""
+        return self.prompt.params.max_new_tokens - len(self._tokens)
+
+    @property
+    def cycles(self) -> int:
+        """In which it gained tokens."""
+        return sum(self._chains.values())
+
     def accept(
         self,
         tokens: Sequence[int],

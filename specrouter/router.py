@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
-from specrouter.config import RouterConfig
+from modelpool.config import validate_config
+from specrouter.config import RouterConfig, SchedulerConfig, check_chain
 from specrouter.engine import Engine
 from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
 from specrouter.params import RequestError, SamplingParams, Speculation
-from specrouter.profiler import PerformanceSnapshot
+from specrouter.planner import DecisionRecord
+from specrouter.prediction import PerformanceSnapshot
+from specrouter.profiler import EngineStatistics
 from specrouter.request import (
     Listener,
     Prompt,
@@ -54,6 +57,7 @@ class ChainRouter:
         self._arrived: deque[RunningRequest] = deque()
         self._closing = False
         self._failure: str | None = None
+        self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
         self._ended = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
         loaded: Future[None] = Future()
@@ -180,6 +184,54 @@ class ChainRouter:
     def performance(self) -> PerformanceSnapshot:
         """What the scheduler knows now."""
         return self._engine.profiler.snapshot()
+
+    def statistics(self) -> EngineStatistics:
+        """Totals since the start: cycles, tokens, and where the time went."""
+        return self._engine.profiler.statistics()
+
+    def decisions(self) -> list[DecisionRecord]:
+        """The last switches of chain or trees, each with its alternatives, oldest first."""
+        return self._engine.decisions
+
+    def set_policy(self, policy: str, **settings: Any) -> None:
+        """Routes by another policy from now on; what was learned stays.
+
+        Args:
+            settings: of the scheduler (`SchedulerConfig`), such as a chain for `static`.
+
+        Raises:
+            ConfigError: names the field.
+        """
+        data = self.config.model_dump(mode="python", exclude={"pool", "engine", "server"})
+        kept = {name: data["scheduler"][name] for name in ("groups",)}
+        scheduler = {**kept, **settings, "policy": policy}
+        checked = validate_config(SchedulerConfig, scheduler, "scheduler")
+        whole = self.config.model_copy(update={"scheduler": checked})
+        check_chain(whole)
+        self._engine.set_policy(checked)
+
+    def run_idle(self, errand: Callable[[], Any]) -> Any:
+        """Runs something in the engine's thread, whose OpenMP workers it shares, between requests.
+
+        For measurements. Raises what `errand` raises.
+        """
+        result: Future[Any] = Future()
+        with self._wakeup:
+            if not self.is_healthy or self._errand is not None:
+                raise RuntimeError(self._failure or "the router is closed or runs an errand")
+            self._errand = (errand, result)
+            self._wakeup.notify()
+        return result.result()
+
+    def _run_errand(self) -> None:
+        assert self._errand is not None
+        errand, result = self._errand
+        try:
+            result.set_result(errand())
+        except Exception as error:
+            result.set_exception(error)
+        finally:
+            self._errand = None
 
     def check_integrity(self) -> None:
         """Asserts the invariants of all state. For when no request runs."""
@@ -356,6 +408,7 @@ class ChainRouter:
         """
         try:
             self.pool.get(self.pool.target)
+            self._engine.warm_up()
         except BaseException as error:
             self._ended.set()
             loaded.set_exception(error)
@@ -374,7 +427,11 @@ class ChainRouter:
             if hung is not None:
                 self._engine.take_over(hung)
             while self._wait_for_work():
-                self._engine.step()
+                if self._errand is not None:
+                    self._run_errand()
+                else:
+                    self._engine.step()
+            self._engine.save_times()
         except Abandoned:
             return  # another thread has taken over
         except BaseException as error:
@@ -404,7 +461,7 @@ class ChainRouter:
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when the router closes."""
         with self._wakeup:
-            while not (self._closing or self._arrived or self._engine.has_work):
+            while not (self._closing or self._arrived or self._engine.has_work or self._errand):
                 self._wakeup.wait()
             while self._arrived:
                 self._engine.enqueue(self._arrived.popleft())

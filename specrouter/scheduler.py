@@ -1,48 +1,71 @@
-"""ModelChainScheduler: which chain of models drafts and verifies next.
+"""ModelChainScheduler: which chain of models drafts and verifies next, and with what trees.
 
 A chain runs from the drafter through intermediate verifiers to the target. The scheduler predicts
-for every candidate the effective time of a committed token and takes the least (SpecRouter,
-section 4.2, Equation 7, Algorithm 1). The target alone is always a candidate.
+for every candidate, with every shape of tree, the effective time of a committed token and takes
+the least (SpecRouter, section 4.2, Equation 7, Algorithm 1). The target alone is always a
+candidate, so a chain that does not pay is not used.
 
-A drafter that has not been used for long is tried for one cycle now and then.
-
-- `adaptive`: measured curves T(n), and acceptance rates as observed, or derived from the
-  similarity where there is little to observe. Intermediates extend what they accept.
+- `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes x inner
+  rounds (`specrouter.prediction`), hysteresis, and probes of models that nobody used for long.
 - `paper`: the published formula: every level costs W times the model's time per token, and the
-  acceptance rate is a function of the similarity alone.
-- `static`: one configured chain. `target-only`: no speculation.
+  acceptance rate is a function of the similarity alone; hard rejection.
+- `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
+  `ssd-tuned`: a pair, depth and width that were found offline. `target-only`: no speculation.
 
 Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 """
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from specrouter.config import SchedulerConfig
-from specrouter.params import MAX_TREE_TOKENS
-from specrouter.profiler import PerformanceSnapshot, TimeCurve
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.prediction import (
+    Chain,
+    Limits,
+    Option,
+    OptionGrid,
+    PerformanceSnapshot,
+    Workload,
+    options,
+    predict_paper,
+    target_only,
+)
 
-Chain = tuple[str, ...]
+__all__ = ["Chain", "ChainDecision", "ModelChainScheduler", "candidate_chains", "fitting_width"]
 
-# What is assumed of a pair before it was tried; high, so that it will be.
-_UNTRIED_ALPHA = 0.75
-_PRIOR_TOKENS = 20.0  # observations that weigh as much as the prior
-_UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
-# A chain in use is kept unless another promises to be faster by this factor: predictions jitter.
-_HYSTERESIS = 0.97
+_FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
+# What is in use is kept unless something else promises to be faster by this factor: predictions
+# jitter, and a change of chain costs the catching up of a drafter.
+_HYSTERESIS = 0.96
+_PROBE_SHARE = 0.01  # of the time, at most, that goes into probes
+_STALE_CYCLES = 256  # after which a drafter that nobody used is to be tried again
+_EXPLAINED = 6  # alternatives that a decision names
 
 
 @dataclass(frozen=True)
 class ChainDecision:
-    """What was chosen, and what each alternative was predicted to cost, in ms per token."""
+    """What was chosen, why, and what the alternatives were predicted to cost.
+
+    `nodes` None: whole trees. `alternatives`: the best option of every other chain, best first.
+    """
 
     chain: Chain
     depth: int
     width: int
-    hard_rejection: bool
-    predicted_ms: Mapping[Chain, float]
-    is_probe: bool = False  # taken once to learn what became of a model, not for its speed
+    nodes: int | None = None
+    inner_rounds: int = 1
+    hard_rejection: bool = False
+    reason: str = "configured"
+    predicted: Option | None = None
+    alternatives: tuple[Option, ...] = ()
+    predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
+    probe: Option | None = None  # to be tried on one request, to learn what became of a drafter
+
+    @property
+    def route(self) -> tuple[Chain, int, int, int | None, int]:
+        return self.chain, self.depth, self.width, self.nodes, self.inner_rounds
 
 
 def candidate_chains(
@@ -66,7 +89,13 @@ def candidate_chains(
 
 
 class ModelChainScheduler:
-    """Keeps the candidates; everything else comes with the snapshot."""
+    """Keeps the candidates; everything else comes with the snapshot.
+
+    Args:
+        only_paths: trees of width 1 (`engine.exact: strict`).
+        rejection: whole drafts of width 1, without selection or inner rounds: what rejection
+            sampling draws must not depend on what was drawn.
+    """
 
     def __init__(
         self,
@@ -74,142 +103,225 @@ class ModelChainScheduler:
         names: Sequence[str],
         parameters: Mapping[str, int],
         target: str,
+        only_paths: bool = False,
+        rejection: bool = False,
     ) -> None:
         self.config = config
         self.target = target
         self.candidates = candidate_chains(names, parameters, target)
+        self._parameters = parameters
+        self._only_paths = only_paths or rejection
+        self._rejection = rejection
 
     def choose(
         self,
         snapshot: PerformanceSnapshot,
-        requests: int,
+        workload: Workload,
         available: Collection[str],
-        current: Chain | None,
+        current: ChainDecision | None = None,
         depth: int | None = None,
         width: int | None = None,
+        inner_rounds: int | None = None,
     ) -> ChainDecision:
-        """The chain for `requests` decoding together.
+        """How the requests of a workload go through the next cycles.
 
         Args:
             available: models that may be used; the target always may.
-            current: the chain of the last cycle, for hysteresis.
-            depth, width: of one request's override; None takes the configured ones.
+            current: what is in use, for hysteresis.
+            depth, width, inner_rounds: of one request's override; None takes the configured ones.
         """
-        policy, depth = self.config.policy, depth or self.config.depth
-        width = fitting_width(depth, width or self.config.width)
-        hard = policy == "paper"
+        policy = self.config.policy
+        limits = self.limits(depth, width, inner_rounds)
+        if policy == "adaptive":
+            return self._adaptive(snapshot, workload, available, current, limits)
+        deep = limits.depth or _FIXED_DEPTH
+        fixed = ChainDecision(
+            (self.target,),
+            deep,
+            fitting_width(deep, limits.width or 1),
+            limits.nodes,
+            limits.inner_rounds or 1,
+        )
         if policy == "target-only":
-            return ChainDecision((self.target,), depth, width, hard, {})
-        if policy == "static":
-            assert self.config.chain is not None
-            return ChainDecision(self._usable(self.config.chain, available), depth, width, hard, {})
+            return fixed
+        if policy == "paper":
+            return self._paper(snapshot, workload, available, replace(fixed, hard_rejection=True))
+        if policy == "ssd-smallest":
+            return replace(fixed, chain=self._usable(self._smallest_pair(), available))
+        assert self.config.chain is not None
+        return replace(fixed, chain=self._usable(self.config.chain, available))
+
+    def limits(self, depth: int | None, width: int | None, inner_rounds: int | None) -> Limits:
+        """What is left open of a cycle's shape."""
+        config = self.config
+        return Limits(
+            depth or config.depth,
+            1 if self._only_paths else width or config.width,
+            None if self._rejection else config.nodes,
+            1 if self._rejection else inner_rounds or config.inner_rounds,
+            whole_trees=self._rejection,
+            max_depth=MAX_DEPTH,
+        )
+
+    def _paper(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        available: Collection[str],
+        fixed: ChainDecision,
+    ) -> ChainDecision:
         predicted = {
-            chain: predict_paper(chain, snapshot, requests, depth)
-            if hard
-            else predict_adaptive(chain, snapshot, requests, depth, width)
-            for chain in self.candidates
-            if all(name in available or name == self.target for name in chain)
+            chain: predict_paper(chain, snapshot, workload.requests, fixed.depth)
+            for chain in self._reachable(available)
         }
-        probe = self._probe(snapshot, predicted)
-        if probe is not None:
-            return ChainDecision(probe, depth, width, hard, predicted, is_probe=True)
         best = min(predicted, key=lambda chain: predicted[chain])
-        if current in predicted and predicted[best] > _HYSTERESIS * predicted[current]:
-            best = current
-        return ChainDecision(best, depth, width, hard, predicted)
+        return replace(fixed, chain=best, predicted_ms=predicted, reason="least by Equation 7")
+
+    def _adaptive(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        available: Collection[str],
+        current: ChainDecision | None,
+        limits: Limits,
+    ) -> ChainDecision:
+        alone = target_only(snapshot, workload, self.target)
+        found = {(self.target,): alone}
+        grids: dict[tuple[Chain, int], OptionGrid] = {}
+        for chain in self._reachable(available):
+            if len(chain) == 1:
+                continue
+            each = options(chain, snapshot, workload, limits)
+            grids.update({(chain, grid.rounds): grid for grid in each})
+            found[chain] = min((grid.best() for grid in each), key=lambda o: o.ms_per_token)
+        ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
+        best, reason = ranked[0], "fastest as predicted"
+        kept = _kept(current, alone, grids)
+        if current is None:
+            reason = "first decision"
+        elif kept is None:
+            reason = f"{'>'.join(current.chain)} is not available"
+        elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
+            best, reason = kept, "kept: nothing is faster by 4%"
+        else:
+            gain = kept.ms_per_token / best.ms_per_token - 1.0
+            reason = f"faster by {gain:.0%} than {'>'.join(kept.chain)}"
+        others = [option for option in ranked if option.chain != best.chain]
+        return ChainDecision(
+            best.chain,
+            best.depth,
+            best.width,
+            best.nodes or None,
+            best.inner_rounds,
+            reason=reason,
+            predicted=best,
+            alternatives=tuple(others[:_EXPLAINED]),
+            predicted_ms={option.chain: option.ms_per_token for option in ranked},
+            probe=self._probe(snapshot, best, found),
+        )
 
     def _probe(
-        self, snapshot: PerformanceSnapshot, predicted: Mapping[Chain, float]
-    ) -> Chain | None:
-        """The shortest chain of a drafter that has not been used for long."""
-        stale = [chain for chain in predicted if len(chain) == 2 and chain[0] in snapshot.stale]
-        return stale[0] if stale else None
+        self, snapshot: PerformanceSnapshot, best: Option, found: Mapping[Chain, Option]
+    ) -> Option | None:
+        """The most promising pair of a drafter that was idle for long, if the budget allows it."""
+        if snapshot.probe_share >= _PROBE_SHARE:
+            return None
+        stale = [
+            option
+            for chain, option in found.items()
+            if len(chain) == 2
+            and chain[0] not in best.chain
+            and snapshot.idle_cycles.get(chain[0], 0) >= _STALE_CYCLES
+        ]
+        return min(stale, key=lambda option: option.ms_per_token, default=None)
+
+    def predict(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        chain: Chain,
+        depth: int,
+        width: int,
+        nodes: int | None = None,
+        inner_rounds: int = 1,
+    ) -> Option:
+        """What one way to run a cycle is predicted to cost; `nodes` None: whole trees."""
+        if len(chain) == 1:
+            return target_only(snapshot, workload, self.target)
+        limits = Limits(depth, width, nodes, inner_rounds, whole_trees=nodes is None)
+        return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
+
+    def split(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        decision: ChainDecision,
+        factors: Sequence[Mapping[Chain, float]],
+    ) -> list[Option]:
+        """The pair for each request, where requests may differ; else the decision's for all.
+
+        Groups pay only if what their drafters accept more outweighs that each drafts on its own.
+
+        Args:
+            factors: of each request, by proposers, what drafts bring it against everybody.
+        """
+        main = decision.predicted
+        assert main is not None
+        pairs = [option for option in (main, *decision.alternatives) if len(option.chain) == 2]
+        alone = [main] * len(factors)
+        if len(main.chain) != 2 or len(pairs) < 2:
+            return alone
+
+        def tokens(option: Option, request: Mapping[Chain, float]) -> float:
+            return 1.0 + (option.tokens - 1.0) * request.get(option.chain[:-1], 1.0)
+
+        def ms_per_token(option: Option, request: Mapping[Chain, float]) -> float:
+            handicap = 1.0 if option is main else 1.0 / _HYSTERESIS
+            return handicap * option.cycle_ms / tokens(option, request)
+
+        chosen = [min(pairs, key=lambda o: ms_per_token(o, request)) for request in factors]
+        target_ms, levels_ms = main.cycle_ms - main.levels_ms, 0.0
+        for option in set(chosen):
+            part = replace(workload, requests=chosen.count(option), lags={})
+            grid = OptionGrid(option.chain, 1, snapshot, part, Limits())
+            found = grid.like(option)
+            levels_ms += option.levels_ms if found is None else found.levels_ms
+        split_rate = sum(map(tokens, chosen, factors)) / (target_ms + levels_ms)
+        alone_rate = sum(map(tokens, alone, factors)) / main.cycle_ms
+        return chosen if _HYSTERESIS * split_rate > alone_rate else alone
+
+    def _reachable(self, available: Collection[str]) -> list[Chain]:
+        return [
+            chain
+            for chain in self.candidates
+            if all(name in available or name == self.target for name in chain)
+        ]
+
+    def _smallest_pair(self) -> Chain:
+        """The smallest drafter that has weights; the target alone in a pool without one."""
+        pairs = [
+            chain for chain in self.candidates if len(chain) == 2 and self._parameters[chain[0]]
+        ]
+        return min(pairs, key=lambda chain: self._parameters[chain[0]], default=(self.target,))
 
     def _usable(self, chain: Chain, available: Collection[str]) -> Chain:
         return tuple(name for name in chain if name in available or name == self.target)
 
 
-def predict_adaptive(
-    chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int, width: int = 1
-) -> float:
-    """Milliseconds per committed token of one request.
-
-    cost  = depth * T_1(B * width) + sum over verifiers j of T_j(B * (nodes_j + 1))
-    offer = depth for the first verifier, then what the one before accepted plus its own choice.
-    nodes = offer in trees of width 1; wider ones are offered whole by every level.
-    """
-    times = [_curve(name, chain[-1], snapshot) for name in chain]
-    if len(chain) == 1:
-        return times[0].at(requests)
-    cost, offered = depth * times[0].at(requests * width), float(depth)
-    for index in range(1, len(chain)):
-        nodes = offered if width == 1 else float(depth * width)
-        cost += times[index].at(requests * (nodes + 1))
-        alpha = acceptance_rate(chain[index - 1], chain[index], snapshot, width)
-        offered = expected_accepted(alpha, offered) + 1
-    return cost / offered
+def _kept(
+    current: ChainDecision | None, alone: Option, grids: Mapping[tuple[Chain, int], OptionGrid]
+) -> Option | None:
+    """What is predicted now of what is in use, if it may still be used."""
+    if current is None:
+        return None
+    if current.chain == alone.chain:
+        return alone
+    grid = grids.get((current.chain, current.inner_rounds))
+    if grid is None or current.predicted is None:
+        return None
+    return grid.like(current.predicted)
 
 
 def fitting_width(depth: int, width: int) -> int:
     """The width, or the most with which a tree of this depth stays within MAX_TREE_TOKENS."""
     return max(1, min(width, MAX_TREE_TOKENS // depth))
-
-
-def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:
-    """Equation 7 as published: W * T_1, then W * T_j times the chance that level j is reached.
-
-    Expected tokens: those that every level accepts, plus the target's own.
-    """
-    times = [_curve(name, chain[-1], snapshot).at(requests) for name in chain]
-    if len(chain) == 1:
-        return times[0]
-    cost, reached, alpha = depth * times[0], 1.0, 1.0
-    for index in range(1, len(chain)):
-        cost += depth * times[index] * reached
-        step = similarity_to_acceptance(_similarity(chain[index - 1], chain[index], snapshot))
-        alpha *= step
-        reached *= step
-    return cost / (expected_accepted(alpha, depth) + 1)
-
-
-def expected_accepted(alpha: float, offered: float) -> float:
-    """`alpha + alpha^2 + ... + alpha^offered`; `offered` need not be whole."""
-    if alpha >= 1.0:
-        return offered
-    return float(alpha * (1.0 - alpha**offered) / (1.0 - alpha))
-
-
-def similarity_to_acceptance(similarity: float) -> float:
-    """(1 - TV) / (1 + TV), the acceptance that shared noise guarantees (arXiv 2408.07978)."""
-    return similarity / (2.0 - similarity)
-
-
-def acceptance_rate(
-    proposer: str, verifier: str, snapshot: PerformanceSnapshot, width: int = 1
-) -> float:
-    """Observed acceptances, blended with what the similarity promises by weight of evidence.
-
-    What the similarity says of one proposal is a lower bound for several.
-    """
-    similarity = snapshot.similarity.get((proposer, verifier))
-    prior = _UNTRIED_ALPHA if similarity is None else similarity_to_acceptance(similarity)
-    seen = snapshot.acceptance.get((proposer, verifier, width))
-    if seen is None:
-        return prior
-    total = seen.evidence + _PRIOR_TOKENS
-    return (seen.rate * seen.evidence + prior * _PRIOR_TOKENS) / total
-
-
-def _similarity(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> float:
-    untried = 2 * _UNTRIED_ALPHA / (1 + _UNTRIED_ALPHA)  # inverse of similarity_to_acceptance
-    return snapshot.similarity.get((proposer, verifier), untried)
-
-
-def _curve(name: str, target: str, snapshot: PerformanceSnapshot) -> TimeCurve:
-    """A model's curve; of an untried one the target's, scaled by the number of parameters."""
-    if name in snapshot.times:
-        return snapshot.times[name]
-    share = snapshot.parameters[name] / snapshot.parameters[target]
-    known = snapshot.times.get(target, TimeCurve(((1, 1.0),)))
-    scale = 1.0 if name == target else max(share, _UNTRIED_SPEED)
-    return TimeCurve(tuple((tokens, ms * scale) for tokens, ms in known.points))

@@ -22,6 +22,7 @@ from statemgr.kv_store import KVStore
 KV_QUANTUM = 128
 _ALONE = 16  # a row with more queries than this is attended by itself
 _MAX_IDLE = 2.0  # rows that a group may span, for each row that it is about
+_MINUS_INFINITY = float("-inf")
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -77,6 +78,11 @@ class ForwardView:
         }
         self._masks: dict[tuple[int, int, int | None, torch.dtype, torch.device], Tensor] = {}
 
+    @property
+    def attended(self) -> float:
+        """Pairs of query and slot that attention computes, padding included."""
+        return float(sum(group.rows * group.queries * group.length for group in self.groups))
+
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         keys, values = self._store.layer(layer)
         slots = self._slots[keys.device]
@@ -101,38 +107,41 @@ class ForwardView:
     ) -> Tensor:
         key = (id(group), repeat, window, dtype, device)
         if key not in self._masks:
-            allowed = torch.from_numpy(self._allowed(group, window)).to(device, non_blocking=True)
+            # Slots beyond S, which nobody reads, take in what of a tree a row does not have.
+            beyond = 0 if self._tree is None else self._tree.visible.shape[1]
+            allowed = self._to(self._allowed(group, window, beyond), device)
             if self._tree is not None:
-                allowed &= self._descent(self._tree, group, device)
-            mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
-            mask.masked_fill_(~allowed, float("-inf"))
-            self._masks[key] = mask.repeat(1, repeat, 1).unsqueeze(1)
+                self._restrict(allowed, self._tree, group)
+            mask = torch.where(allowed[:, :, : group.length], 0.0, _MINUS_INFINITY).to(dtype)
+            self._masks[key] = (mask.repeat(1, repeat, 1) if repeat > 1 else mask).unsqueeze(1)
         return self._masks[key]
 
-    def _allowed(self, group: RowGroup, window: int | None) -> Bools:
-        """[B, Q, S]: may the query attend to the slot?"""
-        rows = slice(group.first, group.first + group.rows)
-        valid = self._cache_mask[rows, None, : group.length]
-        slot_position = self._positions[rows, None, : group.length]
+    def _allowed(self, group: RowGroup, window: int | None, beyond: int) -> Bools:
+        """[B, Q, S + beyond]: may the query attend to the slot?"""
+        rows, length = slice(group.first, group.first + group.rows), group.length
+        whole = np.zeros((group.rows, group.queries, length + beyond), dtype=np.bool_)
+        allowed = whole[:, :, :length]
+        slot_position = self._positions[rows, None, :length]
         query_position = group.positions[:, :, None]
-        allowed: Bools = valid & (slot_position <= query_position)
+        np.less_equal(slot_position, query_position, out=allowed)
+        allowed &= self._cache_mask[rows, None, :length]
         if window is not None:
             allowed &= slot_position > query_position - window
         # Without any slot to attend to, an idle row would divide by zero; it sees slot 0.
         allowed[:, :, 0] |= group.positions < 0
-        return allowed
+        return whole
 
-    def _descent(self, tree: TreeMask, group: RowGroup, device: torch.device) -> Tensor:
-        """[B, Q, S]: is the slot committed, or an ancestor of the query?"""
-        starts = tree.starts[group.first : group.first + group.rows]
-        place = np.arange(group.length) - starts[:, None]  # [B, S] among the speculative slots
-        width = tree.visible.shape[1]
-        committed = torch.from_numpy((place < 0) | (place >= width)).to(device, non_blocking=True)
-        index = torch.from_numpy(place.clip(0, width - 1)).to(device, non_blocking=True)
-        source = torch.from_numpy(group.source).to(tree.visible.device, non_blocking=True)
-        index = index.unsqueeze(1).expand(-1, group.queries, -1)
-        seen = tree.visible[source].to(device).gather(2, index)
-        return seen | committed.unsqueeze(1)
+    def _restrict(self, allowed: Tensor, tree: TreeMask, group: RowGroup) -> None:
+        """Takes speculative slots that are no ancestors from `allowed` [B, Q, S + E]."""
+        starts = tree.starts[group.first : group.first + group.rows, None]
+        place = np.minimum(starts, group.length) + np.arange(tree.visible.shape[1])
+        source = self._to(group.source, tree.visible.device)
+        seen = tree.visible[source].to(allowed.device, non_blocking=True)  # [B, Q, E]
+        index = self._to(place, allowed.device).unsqueeze(1).expand_as(seen)
+        allowed.scatter_(2, index, seen & allowed.gather(2, index))
+
+    def _to(self, values: NDArray[np.generic], device: torch.device) -> Tensor:
+        return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -166,34 +175,33 @@ class GroupPlanner:
         return tuple(self._group(span, sole=len(spans) == 1) for span in spans)
 
     def _spans(self) -> list[_Span]:
+        rows, counts = self.rows.tolist(), self.counts.tolist()
         spans: list[_Span] = []
         start = 0
-        for index in range(1, len(self.rows) + 1):
-            if index == len(self.rows) or not self._joins(start, index):
+        for index in range(1, len(rows)):
+            joins = max(counts[index], counts[index - 1]) <= _ALONE and rows[index] - rows[
+                start
+            ] + 1 <= _MAX_IDLE * (index - start + 1)
+            if not joins:
                 spans.append(_Span(start, index))
                 start = index
-        return spans
-
-    def _joins(self, start: int, index: int) -> bool:
-        if max(self.counts[index], self.counts[index - 1]) > _ALONE:
-            return False
-        reach = int(self.rows[index] - self.rows[start] + 1)
-        return reach <= _MAX_IDLE * (index - start + 1)
+        return [*spans, _Span(start, len(rows))] if rows else []
 
     def _group(self, span: _Span, sole: bool) -> RowGroup:
         rows = self.rows[span.first : span.stop]
         counts = self.counts[span.first : span.stop]
         first, reach, queries = int(rows[0]), int(rows[-1] - rows[0] + 1), int(counts.max())
         length = -(-int(self.ends[span.first : span.stop].max()) // KV_QUANTUM) * KV_QUANTUM
-        pack = slice(self._offsets[span.first], self._offsets[span.stop])
-        positions = np.full((reach, queries), -1, dtype=np.int64)
-        if sole and len(rows) == reach and bool((counts == queries).all()):
-            positions[:] = self.positions[pack].reshape(reach, queries)
-            source = np.arange(pack.start, pack.stop).reshape(reach, queries)
+        length = min(length, self.slots)
+        if sole and len(rows) == reach and len(self.positions) == reach * queries:
+            positions = self.positions.reshape(reach, queries)
+            source = np.arange(len(self.positions)).reshape(reach, queries)
             return RowGroup(first, reach, queries, length, positions, None, None, None, source)
+        pack = slice(self._offsets[span.first], self._offsets[span.stop])
         # Row i's tokens fill the head of its Q places; the rest repeat its last token.
         place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
         source = self._offsets[span.first : span.stop, None] + place
+        positions = np.full((reach, queries), -1, dtype=np.int64)
         take = np.zeros((reach, queries), dtype=np.int64)
         take[rows - first] = source
         positions[rows - first] = self.positions[source]
@@ -203,7 +211,7 @@ class GroupPlanner:
             first,
             reach,
             queries,
-            min(length, self.slots),
+            length,
             positions,
             self._tensor(take.reshape(-1)),
             self._tensor(put),

@@ -2,7 +2,8 @@
 
 K is stored after the rotary embedding, so a slot's place means nothing: validity is `cache_mask`,
 order is `positions`. Rolling back clears mask bits and moves nothing. Slots beyond `ends[row]` are
-free. Between cycles a row's valid slots hold exactly the positions `0 .. length - 1` of its
+free. A slot's number is never below its position: parents are appended before their children.
+Between cycles a row's valid slots hold exactly the positions `0 .. length - 1` of its
 committed tokens; `check_integrity` states it.
 
 Bookkeeping is in host arrays, keys and values in the `KVStore` on the model's device.
@@ -37,11 +38,12 @@ class ModelState:
         self.positions: Ints = np.zeros((rows, slots), dtype=np.int64)
         self.cache_mask = np.zeros((rows, slots), dtype=np.bool_)
         self.ends: Ints = np.zeros(rows, dtype=np.int64)  # first free slot of each row
+        self._lengths: Ints = np.zeros(rows, dtype=np.int64)  # valid slots of each row
         self._touched: Ints = np.zeros(rows, dtype=np.int64)  # slots that may not be zero
 
     def lengths(self, rows: Ints) -> Ints:
         """[R] valid slots of each row."""
-        counts: Ints = self.cache_mask[rows].sum(axis=1)
+        counts: Ints = self._lengths[rows]
         return counts
 
     def append(self, rows: Ints, counts: Ints, tokens: Ints, positions: Ints) -> Ints:
@@ -57,20 +59,24 @@ class ModelState:
         Raises:
             ValueError: a row has no room, holes included.
         """
-        if np.any(self.ends[rows] + counts > self.slots):
-            self.fix_kv_cache(rows[self.ends[rows] + counts > self.slots], hole_share=0.0)
-            if np.any(self.ends[rows] + counts > self.slots):
+        ends = self.ends[rows]
+        full = ends + counts > self.slots
+        if full.any():
+            self.fix_kv_cache(rows[full], hole_share=0.0)
+            ends = self.ends[rows]
+            if np.any(ends + counts > self.slots):
                 raise ValueError("a row has no free slots left")
         starts = np.cumsum(counts) - counts
-        within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
-        which = np.repeat(rows, counts)
-        slots = np.repeat(self.ends[rows], counts) + within
-        self.cache_tokens[which, slots] = tokens
-        self.positions[which, slots] = positions
-        self.cache_mask[which, slots] = True
-        self.ends[rows] += counts
-        self._touched[rows] = np.maximum(self._touched[rows], self.ends[rows])
-        return which * self.slots + slots
+        first = rows * self.slots + ends  # flat, of each row's new slots
+        flat: Ints = np.repeat(first - starts, counts) + np.arange(len(tokens))
+        self.cache_tokens.reshape(-1)[flat] = tokens
+        self.positions.reshape(-1)[flat] = positions
+        self.cache_mask.reshape(-1)[flat] = True
+        ends += counts
+        self.ends[rows] = ends
+        self._lengths[rows] += counts
+        self._touched[rows] = np.maximum(self._touched[rows], ends)
+        return flat
 
     def set_tokens(self, flat_slots: Ints, tokens: Ints) -> None:
         self.cache_tokens.reshape(-1)[flat_slots] = tokens
@@ -92,8 +98,8 @@ class ModelState:
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
-        self.cache_mask[rows] &= self.positions[rows] < lengths[:, None]
-        self._truncate(rows)
+        self._forget(rows, lengths)
+        self._truncate(rows, lengths)
 
     def commit(self, rows: Ints, bases: Ints, accepted: Ints) -> None:
         """Keeps the accepted paths of token trees, and drops all other speculative slots.
@@ -103,11 +109,13 @@ class ModelState:
             accepted: flat slots on the paths, of any of the rows; one per row and position from
                 the row's base on.
         """
-        self.cache_mask[rows] &= self.positions[rows] < bases[:, None]
-        self.cache_mask.reshape(-1)[accepted] = True
-        if self.canonical:
-            self._put_in_place(accepted)
-        self._truncate(rows)
+        self._forget(rows, bases)
+        if len(accepted):
+            self.cache_mask.reshape(-1)[accepted] = True
+            np.add.at(self._lengths, accepted // self.slots, 1)
+            if self.canonical:
+                self._put_in_place(accepted)
+        self._truncate(rows, bases)
         if not self.canonical:
             self._compact_holey(rows)
 
@@ -139,13 +147,15 @@ class ModelState:
         """Forgets slots of a failed forward, contents included."""
         rows = np.unique(flat_slots // self.slots)
         self.cache_mask.reshape(-1)[flat_slots] = False
+        self._lengths[rows] = self.cache_mask[rows].sum(axis=1)
         self.store.scrub(flat_slots)
-        self._truncate(rows)
+        self._truncate(rows, np.zeros_like(rows))
 
     def free(self, row: int) -> None:
         """Empties a row, contents included: the next request must not meet a NaN of this one."""
         self.cache_mask[row] = False
         self.ends[row] = 0
+        self._lengths[row] = 0
         if self._touched[row]:
             self.store.scrub(row * self.slots + np.arange(self._touched[row]))
             self._touched[row] = 0
@@ -160,10 +170,12 @@ class ModelState:
         assert np.array_equal(self.cache_tokens[row, order], committed[:length]), "other tokens"
         assert length == 0 or int(slots[-1]) < self.ends[row], "a valid slot counts as free"
         assert not self.canonical or np.array_equal(order, np.arange(length)), "not canonical"
+        assert length == self._lengths[row], "valid slots were miscounted"
 
     def check_free(self, row: int) -> None:
         assert self.ends[row] == 0, f"row {row} is not free"
         assert not self.cache_mask[row].any(), f"row {row} has valid slots"
+        assert self._lengths[row] == 0, f"row {row} counts valid slots"
 
     def _put_in_place(self, flat_slots: Ints) -> None:
         """Moves slots to where their positions say, in rows that are in order before them."""
@@ -197,8 +209,27 @@ class ModelState:
         in_place = holes == 0 and np.array_equal(ordered, np.arange(end))
         return None if in_place else ordered
 
-    def _truncate(self, rows: Ints) -> None:
-        """Frees the invalid slots at the tails of rows."""
-        masks = self.cache_mask[rows]
-        last = self.slots - np.argmax(masks[:, ::-1], axis=1)
-        self.ends[rows] = np.where(masks.any(axis=1), last, 0)
+    def _forget(self, rows: Ints, lengths: Ints) -> None:
+        """Clears the mask from positions `lengths[i]` on."""
+        low, high = self._reach(rows, lengths)
+        before = self.cache_mask[rows, low:high]
+        after = before & (self.positions[rows, low:high] < lengths[:, None])
+        self.cache_mask[rows, low:high] = after
+        self._lengths[rows] += after.sum(axis=1) - before.sum(axis=1)
+
+    def _truncate(self, rows: Ints, lengths: Ints) -> None:
+        """Frees the invalid slots at the tails of rows, of which those before `lengths` count."""
+        low, high = self._reach(rows, lengths)
+        if high <= low:
+            return
+        masks = self.cache_mask[rows, low:high]
+        last = high - np.argmax(masks[:, ::-1], axis=1)
+        for index in np.flatnonzero(~masks.any(axis=1)).tolist():  # its last one stands before
+            valid = np.flatnonzero(self.cache_mask[rows[index], :low])
+            last[index] = valid[-1] + 1 if len(valid) else 0
+        self.ends[rows] = last
+
+    def _reach(self, rows: Ints, lengths: Ints) -> tuple[int, int]:
+        """Slots in use that hold positions from `lengths[i] - 1` on: a slot's number is no less."""
+        low = max(0, int(lengths.min(initial=self.slots)) - 1)
+        return low, max(low, int(self.ends[rows].max(initial=0)))

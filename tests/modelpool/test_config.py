@@ -44,6 +44,15 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
         ([NGRAM, LARGE], "quoter", "pool.target", "cannot verify"),
         ([LARGE, {**NGRAM, "dtype": "float32"}], "large", "pool.models[1].dtype", "float32"),
         ([LARGE, {**NGRAM, "device": "cpu"}], "large", "pool.models[1].device", "cpu"),
+        ([LARGE, {**NGRAM, "threads": 2}], "large", "pool.models[1].threads", "2"),
+        ([SMALL, {**LARGE, "threads": 0}], "large", "pool.models[1].threads", "1"),
+        (
+            [LARGE, {**NGRAM, "inflate_to": 2_000_000}],
+            "large",
+            "pool.models[1].inflate_to",
+            "no weights",
+        ),
+        ([SMALL, {**LARGE, "inflate_to": 9}], "large", "pool.models[1].inflate_to", "1000000"),
         ([LARGE, {**NGRAM, "revision": "v1"}], "large", "pool.models[1].revision", "v1"),
         (
             [LARGE, {**NGRAM, "trust_remote_code": True}],

@@ -1,6 +1,7 @@
 """A wrapped model's packs say what its ordinary forward says; what would not is refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from modelpool.packed_attention import (
     packed_attention_forward,
 )
 from modelpool.packed_model import PackedModel
+from modelpool.tuning import Tuning
 from statemgr import ModelState
 
 VOCAB = 96
@@ -268,3 +270,37 @@ def test_a_wrapped_model_cannot_run_outside_the_engine() -> None:
     model = PackedModel.wrap("llama", make_model(CONFIGS["llama"]()), VOCAB)
     with pytest.raises(UnsupportedAttention):
         model.model(input_ids=torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_forward_has_its_own_number_of_threads(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = PackedModel.wrap("m", make_model(LlamaConfig(**_GATED)), VOCAB, Tuning(threads=3))
+    assert packed.threads == 3
+    before, seen = torch.get_num_threads(), []
+
+    def forward(*_: object) -> Tensor:
+        seen.append(torch.get_num_threads())
+        if fails:
+            raise RuntimeError("out of memory")
+        return torch.zeros(1)
+
+    monkeypatch.setattr(packed, "_forward", forward)
+    unused: Any = None
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        packed.forward(unused, unused, unused, unused)
+    assert seen == [3]
+    assert torch.get_num_threads() == before
+
+
+def test_a_tuned_model_says_what_it_said() -> None:
+    tuning = Tuning(pack_weights=True, lean_norms=True)
+    packed = PackedModel.wrap("m", make_model(LlamaConfig(**_GATED), torch.float32), VOCAB, tuning)
+    ordinary = make_model(LlamaConfig(**_GATED), torch.float32)
+    assert type(packed.model.model.norm).__name__ == "LeanRMSNorm"
+    tokens = torch.arange(20).unsqueeze(0)
+    with torch.inference_mode():
+        packed.model.set_attn_implementation("sdpa")
+        difference = (packed.model(tokens).logits - ordinary(tokens).logits).abs().max()
+    assert difference < 1e-3

@@ -15,6 +15,7 @@ from modelpool import ConfigError, ModelPool, PoolFullError
 from modelpool.config import ModelConfig, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement
 from modelpool.packed_model import PackedModel
+from modelpool.tuning import Tuning
 from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
 
 
@@ -45,13 +46,23 @@ class Loads:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.dtypes: list[str] = []
+        self.tunings: list[Tuning] = []
         self.out_of_memory_on: tuple[str, ...] = ()
         self.seconds = 0.0
 
     def __call__(
-        self, config: ModelConfig, path: Path, placement: Placement, vocab_size: int, field: str
+        self,
+        config: ModelConfig,
+        path: Path,
+        placement: Placement,
+        vocab_size: int,
+        field: str,
+        tuning: Tuning,
     ) -> Any:
         self.calls.append((config.name, placement.device))
+        self.dtypes.append(config.dtype)
+        self.tunings.append(tuning)
         time.sleep(self.seconds)
         if placement.device in self.out_of_memory_on:
             raise torch.OutOfMemoryError("no memory")
@@ -158,6 +169,35 @@ def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(
         pool.get("large")
     assert caught.value.field == "pool.models[0].device"
     assert not pool.is_loaded("large")
+
+
+def test_a_small_half_precision_drafter_runs_in_float32_and_is_accounted_so(
+    tmp_path: Path,
+) -> None:
+    names = ("large", "small")
+    for name in names:
+        save_llama(tmp_path / name, dtype="bfloat16")
+    pool = ModelPool.from_config(config(tmp_path, names, "large"), kv_tokens=100)
+    small, large = pool.get("small"), pool.get("large")
+    assert (small.dtype, large.dtype) == (torch.float32, torch.bfloat16)
+    assert small.threads == 1
+    assert large.threads == torch.get_num_threads()
+    assert pool._bytes("small") == 2 * pool._bytes("large")
+    assert pool.config.models[1].dtype == "auto"  # as it was declared
+
+
+def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(tmp_path: Path) -> None:
+    names = ("large", "small")
+    for name in names:
+        save_llama(tmp_path / name, dtype="bfloat16")
+    devices = [DeviceInfo("cuda:0", 2**30, 2**30), DeviceInfo("cpu", 2**30, 2**30)]
+    pool, loads = counted(config(tmp_path, names, "large"), devices=devices)
+    loads.out_of_memory_on = ("cuda:0",)
+    before = pool._bytes("small")
+    pool.get("small")
+    assert loads.dtypes == ["auto", "float32"]
+    assert [tuning.lean_norms for tuning in loads.tunings] == [False, True]
+    assert pool._bytes("small") == 2 * before
 
 
 def test_a_failed_load_leaves_the_pool_as_it_was(models: Path) -> None:

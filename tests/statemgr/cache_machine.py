@@ -173,6 +173,8 @@ class CacheMachine(RuleBasedStateMachine):
             valid = np.flatnonzero(self.state.cache_mask[row])
             last = int(valid[-1]) + 1 if len(valid) else 0
             assert self.state.ends[row] == last, "slots in use end at the last valid one"
+            assert self.state.lengths(np.array([row])) == len(valid), "as many as the mask says"
+            assert np.all(valid >= self.state.positions[row, valid])
             tokens = self.state.cache_tokens[row, valid].tolist()
             positions = self.state.positions[row, valid].tolist()
             wanted = sorted((e.number, e.token, e.position) for e in naive.entries)

@@ -1,0 +1,381 @@
+"""A short way through Llama-shaped decoders, for members that only draft.
+
+Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
+`LeanForward` reads the weights of a checked model and computes the same function in a quarter of
+the operators, through the same `KVView`. Its rounding differs from the model's own: it is for
+members whose logits change the speed and never the text. Architectures are an allow-list, and
+`build` returns None for everything that differs from its shape in the least: hooks, spread or
+quantised weights, partial or length-dependent rotation, other activations.
+
+Layers that are not packed share their memory with the model, which goes on to work; packed ones
+exist twice until `release`.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from modelpool.architecture import max_positions
+from modelpool.packed_attention import KVView, QueryGroup, _attend
+from modelpool.packed_linear import PackedLinear, can_pack
+from modelpool.packed_model import PackedModel, _ProbeView
+
+logger = logging.getLogger(__name__)
+
+_CLASSES = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # known not to look at lengths
+_MAX_TABLE = 2**18  # positions whose rotations are kept
+_LAYER_PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_NORMS = frozenset({"q_norm", "k_norm"})
+_MLP_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
+# In float32 oneDNN gains on larger weights only: it costs 10 microseconds a call.
+_PACK_ELEMENTS = 2**17
+_PROBE_TOKENS = 9
+
+
+class _Plain:
+    """A linear layer as one matrix product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._transposed = weight.t()  # [in, out], not copied
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out]."""
+        if self._bias is None:
+            return torch.mm(x, self._transposed)
+        return torch.addmm(self._bias, x, self._transposed)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Adds the layer's output for `x` [T, in] to `residual` [T, out], in place."""
+        residual.addmm_(x, self._transposed)
+        if self._bias is not None:
+            residual.add_(self._bias)
+
+
+class _Packed:
+    """A linear layer in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            plain.bias = nn.Parameter(bias, requires_grad=False)
+        self._forward = PackedLinear(plain).forward  # without what `nn.Module.__call__` adds
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._forward(x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self._forward(x))
+
+
+_Linear = _Plain | _Packed
+
+
+class _Norm:
+    """RMS norm over the last axis, then a weight of any shape that broadcasts."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._shape, self._eps = weight.shape[-1:], eps
+        # On a CPU torch composes its own of many operators. |x| / sqrt(n) is the root mean square.
+        self._is_short = weight.device.type == "cpu" and weight.dtype.itemsize >= 4
+        root = weight.shape[-1] ** 0.5
+        self._floor = torch.tensor(root * eps**0.5, dtype=weight.dtype)
+        self._weight = weight * root if self._is_short else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._is_short:
+            return F.rms_norm(x, self._shape, None, self._eps) * self._weight
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x.div(length.hypot_(self._floor)).mul_(self._weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    before: _Norm
+    qkv: _Linear
+    qk_norm: _Norm | None  # weight [heads + kv_heads, head_dim]
+    out: _Linear
+    between: _Norm
+    gate_up: _Linear
+    down: _Linear
+    scale: float
+    window: int | None
+
+
+class LeanForward:
+    """The forward of one model; see `build`."""
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        """`model` has the shape that `build` checks for."""
+        core: Any = model.model
+        config: Any = model.config
+        self._embedding: Tensor = core.embed_tokens.weight.detach()
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._head_dim = int(core.layers[0].self_attn.head_dim)
+        self._is_cpu = self._embedding.device.type == "cpu"
+        self._rotations = _rotations(core.rotary_emb, self._embedding, max_positions(config))
+        self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
+        self._layers = tuple(self._layer(layer, config) for layer in core.layers)
+        self._norm = _norm(core.norm)
+        # The head is not fused with anything: packed or not, its weight is the model's own.
+        head: Any = model.lm_head
+        bias = None if head.bias is None else head.bias.detach()[:vocab_size]
+        self._head = _linear(head.weight.detach()[:vocab_size], bias)
+
+    @classmethod
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def build(cls, model: PreTrainedModel, vocab_size: int) -> "LeanForward | None":
+        """The lean forward of `model`, or None where the model has another shape.
+
+        The weights of layers that are computed together move into one tensor, of which the
+        model's own become views.
+
+        Args:
+            vocab_size: logits beyond it are padding and are not computed.
+        """
+        return cls(model, vocab_size) if _is_llama_shaped(model) else None
+
+    def release(self) -> None:
+        """Frees the plain weights of packed layers: the model's own forward ends here."""
+        for parent, name in self._originals:
+            child: Any = getattr(parent, name)
+            shape = (child.in_features, child.out_features, child.bias is not None)
+            setattr(parent, name, nn.Linear(*shape, device="meta").requires_grad_(False))
+        self._originals.clear()
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor:
+        """One pass over a pack, as `PackedModel.forward`.
+
+        Args:
+            tokens, positions: [T] int64; positions are below the model's maximum.
+            logit_index: [n] int64, the tokens of the pack whose logits are wanted.
+
+        Returns:
+            [n, vocab_size] logits in the model's dtype.
+        """
+        x = self._embedding.index_select(0, tokens)  # [T, hidden]
+        cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            seen = self._attention(number, layer, layer.before(x), cos, sin, view)
+            if number == last:  # what follows is for each token alone
+                x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
+            layer.out.add_to(x, seen)
+            gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
+            layer.down.add_to(x, F.silu(gate).mul_(up))
+        return self._head(self._norm(x))
+
+    def _attention(
+        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
+    ) -> Tensor:
+        """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
+        heads = self._heads
+        rotated = heads + self._kv_heads
+        qkv = layer.qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
+        both = qkv[:, :rotated]
+        if layer.qk_norm is not None:
+            both = layer.qk_norm(both)
+        both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin)
+        view.write(number, both[:, heads:], qkv[:, rotated:])
+        query = both[:, :heads]
+        if len(view.groups) == 1 and view.groups[0].take is None:
+            return self._attend(number, layer, view.groups[0], query, view)
+        merged = query.new_empty(x.shape[0], heads * self._head_dim)
+        for group in view.groups:
+            assert group.take is not None
+            assert group.put is not None
+            assert group.pack_index is not None
+            picked = query.index_select(0, group.take)
+            out = self._attend(number, layer, group, picked, view)
+            merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))
+        return merged
+
+    def _attend(
+        self, number: int, layer: _Layer, group: QueryGroup, query: Tensor, view: KVView
+    ) -> Tensor:
+        """Attention of one group: [B * Q, heads, dim] to [B * Q, heads * dim]."""
+        if not self._is_cpu:  # other kernels repeat the keys for grouped heads
+            folded = query.transpose(0, 1)
+            out = _attend(view, number, group, folded, layer.scale, layer.window, None)
+            return out.flatten(1)
+        keys, values = view.read(number, group)
+        heads, dim = self._heads, self._head_dim
+        out = F.scaled_dot_product_attention(
+            query.reshape(group.rows, group.queries, heads, dim).transpose(1, 2),
+            keys,
+            values,
+            attn_mask=view.mask(group, 1, layer.window, query.dtype, query.device),
+            scale=layer.scale,
+            enable_gqa=True,
+        )  # [B, heads, Q, dim], which lies in memory as [B, Q, heads, dim]
+        return out.transpose(1, 2).reshape(-1, heads * dim)
+
+    def _layer(self, layer: Any, config: Any) -> _Layer:
+        attention = layer.self_attn
+        return _Layer(
+            before=_norm(layer.input_layernorm),
+            qkv=self._fused(attention, "q_proj", "k_proj", "v_proj"),
+            qk_norm=self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
+            out=self._fused(attention, "o_proj"),
+            between=_norm(layer.post_attention_layernorm),
+            gate_up=self._fused(layer.mlp, "gate_proj", "up_proj"),
+            down=self._fused(layer.mlp, "down_proj"),
+            scale=float(attention.scaling),
+            window=_window(attention, config),
+        )
+
+    def _qk_norm(self, attention: Any) -> _Norm:
+        query, key = attention.q_norm, attention.k_norm
+        parts = ((query.weight, self._heads), (key.weight, self._kv_heads))
+        weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
+        return _Norm(weight, query.variance_epsilon)
+
+    def _fused(self, parent: nn.Module, *names: str) -> _Linear:
+        """One layer that computes the outputs of several, side by side."""
+        parts: list[Any] = [getattr(parent, name) for name in names]
+        weights = [part.weight.detach() for part in parts]
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        weight = torch.cat(weights) if len(parts) > 1 else weights[0]
+        fused = _linear(weight, torch.cat(biases) if biases else None)
+        if isinstance(fused, _Packed):
+            self._originals += [(parent, name) for name in names]
+        elif len(parts) > 1:
+            for part, rows in zip(parts, weight.split([len(w) for w in weights]), strict=True):
+                part.weight.data = rows
+        return fused
+
+
+@torch.inference_mode()
+def lean_forward_of(packed: PackedModel) -> LeanForward | None:
+    """A lean forward that says what `packed` says, or None where there is none.
+
+    The caller may `release` it when `packed` need not compute any more by itself.
+    """
+    lean = LeanForward.build(packed.model, packed.vocab_size)
+    if lean is None:
+        return None
+    reason = check(packed, lean)
+    if reason is not None:
+        logger.info("%s keeps its ordinary forward: %s", packed.name, reason)
+        return None
+    return lean
+
+
+def check(packed: PackedModel, lean: LeanForward) -> str | None:
+    """How the logits or the windows of `lean` differ from those of `packed`, or None."""
+    tokens = (torch.arange(_PROBE_TOKENS, device=packed.device) * 7919 + 11) % packed.vocab_size
+    logits: list[Tensor] = []
+    windows: list[dict[int, int | None]] = []
+    for forward in (packed.forward, lean):
+        probe, parts = _ProbeView(_PROBE_TOKENS), []
+        for start, stop in ((0, 6), (6, _PROBE_TOKENS)):
+            probe.begin(start, stop)
+            positions = torch.arange(start, stop, device=packed.device)
+            parts.append(forward(tokens[start:stop], positions, probe, positions - start))
+        logits.append(torch.cat(parts).double())
+        windows.append(probe.windows)
+    if windows[0] != windows[1]:
+        return f"it would attend within {windows[1]}, not {windows[0]}"
+    difference = float((logits[0] - logits[1]).abs().mean() / logits[0].std())
+    allowed = min(300.0 * max(torch.finfo(packed.dtype).eps, 4e-9), 0.2)  # as `PackedModel.wrap`
+    if not difference <= allowed:
+        return f"its logits differ by {difference:.2g} of their spread, {allowed:.2g} allowed"
+    return None
+
+
+def _is_llama_shaped(model: PreTrainedModel) -> bool:
+    kind = type(model)
+    if kind.__name__ not in _CLASSES or not kind.__module__.startswith("transformers.models."):
+        return False
+    core: Any = model.model
+    config: Any = model.config
+    rotary = core.rotary_emb
+    return (
+        config.hidden_act == "silu"
+        and getattr(model, "hf_quantizer", None) is None
+        and rotary.rope_type in _ROPE_TYPES
+        and max_positions(config) <= _MAX_TABLE
+        and 2 * rotary.inv_freq.numel() == core.layers[0].self_attn.head_dim
+        and len(core.layers) == config.num_hidden_layers
+        and type(core.embed_tokens) is nn.Embedding
+        and core.embed_tokens.max_norm is None
+        and _is_linear(model.lm_head)
+        and all(_is_known_layer(layer, number) for number, layer in enumerate(core.layers))
+        and not any(_is_hooked(module) for module in model.modules())
+        and len({(p.device, p.dtype) for p in model.parameters()}) == 1
+    )
+
+
+def _is_known_layer(layer: Any, number: int) -> bool:
+    if _parts(layer) != _LAYER_PARTS or _parts(layer.mlp) != _MLP_PARTS:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = _parts(attention) - set(_PROJECTIONS)
+    linears: list[Any] = [getattr(attention, name, None) for name in _PROJECTIONS]
+    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    fused = (linears[:3], linears[4:6])
+    return (
+        norms in (frozenset(), _NORMS)
+        and all(_is_linear(linear) for linear in linears)
+        # Biased together or not at all.
+        and all(len({part.bias is None for part in parts}) == 1 for parts in fused)
+        and attention.layer_idx == number
+        and (not norms or attention.q_norm.variance_epsilon == attention.k_norm.variance_epsilon)
+    )
+
+
+def _parts(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in module.named_children())
+
+
+def _is_linear(module: Any) -> bool:
+    return type(module) in (nn.Linear, PackedLinear)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """By `register_forward_hook`, or as `accelerate` does it: another `forward` in its place."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or hasattr(module, "_hf_hook") or "forward" in vars(module)
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    """What the layer passes to its attention; `check` compares."""
+    if config.model_type == "mistral":  # in all layers, and said nowhere else
+        return getattr(config, "sliding_window", None)
+    return getattr(attention, "sliding_window", None)
+
+
+def _norm(module: Any) -> _Norm:
+    return _Norm(module.weight.detach(), module.variance_epsilon)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
+    """In the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
+    pays = weight.dtype == torch.bfloat16 or (
+        weight.dtype == torch.float32 and weight.numel() >= _PACK_ELEMENTS
+    )
+    if pays and weight.device.type == "cpu" and can_pack():
+        return _Packed(weight, bias)
+    return _Plain(weight, bias)
+
+
+def _rotations(rotary: Any, like: Tensor, positions: int) -> Tensor:
+    """[positions, 2, 1, head_dim] cosines and sines, these with the signs of `rotate_half`."""
+    index = torch.arange(positions, device=like.device).unsqueeze(0)
+    cos, sin = rotary(like, index)  # [1, positions, head_dim], scaled as the model wants it
+    sin[..., : sin.shape[-1] // 2].neg_()
+    return torch.stack((cos[0], sin[0]), dim=1).unsqueeze(2)

@@ -1,0 +1,66 @@
+"""What makes a member fast in its place: decided here, from what it is and where it goes.
+
+Only a target's bits reach a caller, so only a drafter's arithmetic is changed. Pure; the model
+applies it (`PackedModel.wrap`).
+"""
+
+from dataclasses import dataclass
+
+from modelpool.config import Dtype, ModelConfig
+
+_FLOAT32_BELOW = 8_000_000  # parameters; in bfloat16 a small model waits for conversions
+_ONE_THREAD_BELOW = 4_000_000  # parameters; to wake a second thread takes longer than it saves
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a loaded model is run. By default nothing is touched.
+
+    Attributes:
+        threads: CPU threads of its forwards; None for torch's setting when it is wrapped.
+        pack_weights: lay out linear weights once where that pays (`packed_linear`).
+        lean_norms: one call per RMSNorm (`lean_norm`).
+    """
+
+    threads: int | None = None
+    pack_weights: bool = False
+    lean_norms: bool = False
+
+
+PLAIN = Tuning()
+
+
+@dataclass(frozen=True)
+class Role:
+    """A member's size, in parameters and bytes as stored, and its part in the pool."""
+
+    parameter_count: int
+    stored_bytes: int
+    is_target: bool
+    on_cpu: bool
+
+    @property
+    def is_cpu_drafter(self) -> bool:
+        return self.on_cpu and not self.is_target
+
+
+def dtype_for(config: ModelConfig, role: Role) -> Dtype:
+    """What `dtype: auto` means: float32 for a small half-precision drafter on the CPU."""
+    is_small = role.parameter_count < _FLOAT32_BELOW
+    is_half = role.stored_bytes < 4 * role.parameter_count
+    if config.dtype == "auto" and role.is_cpu_drafter and is_small and is_half:
+        return "float32"
+    return config.dtype
+
+
+def tuning_for(
+    config: ModelConfig, role: Role, *, default_threads: int, pack_weights: bool
+) -> Tuning:
+    """How a member is run. `default_threads`: torch's setting."""
+    is_small = role.parameter_count < _ONE_THREAD_BELOW
+    suited = 1 if role.is_cpu_drafter and is_small else default_threads
+    return Tuning(
+        threads=config.threads or suited,
+        pack_weights=pack_weights,
+        lean_norms=role.is_cpu_drafter,
+    )

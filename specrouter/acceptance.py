@@ -1,0 +1,287 @@
+"""What verified trees teach: how much of a tree of a given shape its verifier will accept.
+
+A tree's nodes in falling path probability are worth, one after the other, less and less: the j-th
+of them lies on the verifier's walk in a share of the cycles, its *rank rate*. A tree of N nodes
+commits `1 + sum of the first N rank rates` tokens in the mean (AdaServe, section 3, with learned
+probabilities). Rank rates are kept per shape of the drafted beam (depth, width); one drafted tree
+teaches all shapes within its own, because a narrower or shallower beam is, but for rare
+exceptions, a part of it. A path probability counts for what it turned out to be worth
+(calibration), so nodes that nobody verified teach too.
+
+Pure bookkeeping: no clock, no tensors.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.params import MAX_TREE_TOKENS
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_WIDTHS = (1, 2, 3, 4, 6, 8)
+SHAPES: tuple[tuple[int, int], ...] = tuple(
+    (depth, width) for width in _WIDTHS for depth in _DEPTHS if depth * width <= MAX_TREE_TOKENS
+)
+SHAPE_DEPTHS = np.array([depth for depth, _ in SHAPES])
+SHAPE_WIDTHS = np.array([width for _, width in SHAPES])
+SHAPE_NODES = SHAPE_DEPTHS * SHAPE_WIDTHS
+RANKS = MAX_TREE_TOKENS
+
+UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will be tried
+_BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
+_TREES = 150.0  # after which older trees have faded
+_NODES = 2000.0  # the same for the calibration
+_BINS = 24  # of path probabilities
+_PRIOR_NODES = 12.0  # of a bin, that count as if it were calibrated already
+_PRIOR_TREES = 3.0  # that weigh as much as what the similarity promises
+_PRIOR_TRIALS = 12.0
+_HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
+_MOST_ROWS = 4  # of a cycle that teach rank rates; more cost time and say little
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedTrees:
+    """Drafted trees of B requests, [B, n] each; nodes of log-probability -inf are padding."""
+
+    parents: Ints
+    depths: Ints
+    log_probs: Floats  # of the path from the root, by whoever judged it last
+    judged: Bools  # nodes that the verifier saw
+    accepted: Bools  # nodes on its walk
+    heights: Ints  # [B] as deep as the row was drafted
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class TreeAcceptance:
+    """A snapshot. `rates[o, j]`: rank rate of the j-th node in shape o, of `trees[o]` seen trees.
+
+    `alpha`: how often the best child of a walked node was accepted, of `trials`.
+    """
+
+    rates: Floats  # [len(SHAPES), RANKS]
+    trees: Floats  # [len(SHAPES)]
+    alpha: float
+    trials: float
+
+
+class AcceptanceEstimator:
+    """Of one chain of proposers and the model that verifies them. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._mass = np.zeros((len(SHAPES), RANKS))
+        self._trees = np.zeros(len(SHAPES))
+        self._seen = np.zeros(_BINS)
+        self._hits = np.zeros(_BINS)
+        self._trials = 0.0
+        self._accepted = 0.0
+        self._cycle = 0
+
+    def record(
+        self, trees: JudgedTrees, cycle: int, exact: int | None = None
+    ) -> tuple[float, float]:
+        """Learns; says how many best children were accepted, and how many were judged.
+
+        Args:
+            exact: the only shape that the trees teach, an index of SHAPES; of trees that an
+                intermediate has re-scored, whose parts say nothing of smaller ones.
+        """
+        self._fade(cycle)
+        probability = np.exp(np.minimum(trees.log_probs, 0.0))
+        real = np.isfinite(trees.log_probs)
+        judged = trees.judged & real
+        self._calibrate(probability[judged], trees.accepted[judged])
+        siblings = (trees.parents[:, :, None] == trees.parents[:, None, :]) & real[:, None, :]
+        better = _better(trees.log_probs) & real[:, None, :]
+        best = ~(siblings & better).any(axis=2) & real
+        walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
+        asked = best & judged & np.take_along_axis(walked, trees.parents + 1, axis=1)
+        count = float(asked.sum())
+        fade = max(0.0, 1.0 - count / 400.0)
+        self._trials = self._trials * fade + count
+        accepted = float((asked & trees.accepted).sum())
+        self._accepted = self._accepted * fade + accepted
+        first = cycle % max(1, len(real) - _MOST_ROWS + 1)  # not always the same rows
+        few = slice(first, first + _MOST_ROWS)
+        worth = self.calibrated(probability[few]) * real[few]
+        self._rank(trees, few, worth, better[few], real[few], exact)
+        return accepted, count
+
+    def calibrated(self, probability: Floats) -> Floats:
+        """The share of nodes of such path probabilities that were accepted; any shape."""
+        bins = _bins(probability)
+        known, hits = self._seen[bins], self._hits[bins]
+        return np.asarray((hits + _PRIOR_NODES * probability) / (known + _PRIOR_NODES))
+
+    def snapshot(self, cycle: int) -> TreeAcceptance:
+        rates = self._mass / np.maximum(self._trees, 1e-12)[:, None]
+        age = 0.5 ** ((cycle - self._cycle) / _HALF_LIFE)
+        alpha = self._accepted / self._trials if self._trials else math.nan
+        return TreeAcceptance(rates, self._trees * age, alpha, self._trials * age)
+
+    def _fade(self, cycle: int) -> None:
+        age = 0.5 ** (max(0, cycle - self._cycle) / _HALF_LIFE)
+        for part in (self._mass, self._trees, self._seen, self._hits):
+            part *= age
+        self._cycle = cycle
+
+    def _calibrate(self, probability: Floats, accepted: Bools) -> None:
+        fade = max(0.0, 1.0 - len(probability) / _NODES)
+        bins = _bins(probability)
+        self._seen = self._seen * fade + np.bincount(bins, minlength=_BINS)
+        self._hits = self._hits * fade + np.bincount(bins, accepted, minlength=_BINS)
+
+    def _rank(
+        self,
+        trees: JudgedTrees,
+        rows: slice,
+        worth: Floats,
+        better: Bools,
+        real: Bools,
+        exact: int | None,
+    ) -> None:
+        depths, heights = trees.depths[rows], trees.heights[rows]
+        if exact is None:
+            level = (depths[:, :, None] == depths[:, None, :]) & better
+            place = level.sum(axis=2)  # [B, n] rank among the nodes of a level
+            member = (
+                (depths[:, :, None] <= SHAPE_DEPTHS)
+                & (place[:, :, None] < SHAPE_WIDTHS)
+                & real[:, :, None]
+            )
+            known = (heights[:, None] >= SHAPE_DEPTHS) & (trees.width >= SHAPE_WIDTHS)
+        else:
+            member = np.zeros((*depths.shape, len(SHAPES)), dtype=np.bool_)
+            member[:, :, exact] = real
+            known = np.zeros((len(depths), len(SHAPES)), dtype=np.bool_)
+            known[:, exact] = heights >= SHAPE_DEPTHS[exact]
+        member &= known[:, None, :]
+        rank = better.astype(np.float32) @ member.astype(np.float32)  # of a node in each shape
+        where = np.nonzero(member & (rank < RANKS))
+        index = where[2] * RANKS + rank[where].astype(np.int64)
+        mass = np.bincount(index, worth[where[0], where[1]], minlength=self._mass.size)
+        seen = known.sum(axis=0)
+        fade = np.maximum(0.0, 1.0 - seen / _TREES)
+        self._mass = self._mass * fade[:, None] + mass.reshape(self._mass.shape)
+        self._trees = self._trees * fade + seen
+
+
+class SimilarityMap:
+    """`alpha = f(SimScore)`: a logistic map, fitted online to observed acceptances.
+
+    It begins as `logit(alpha) = logit(SimScore) - ln 2`, which is (1 - TV) / (1 + TV), the least
+    that shared noise guarantees (Daliri, Musco, Suresh, arXiv 2408.07978).
+    """
+
+    def __init__(self) -> None:
+        self.offset, self.slope = -math.log(2.0), 1.0
+
+    def alpha(self, similarity: float) -> float:
+        return _sigmoid(self.offset + self.slope * _logit(similarity))
+
+    def record(self, similarity: float, accepted: float, judged: float) -> None:
+        """One step of gradient ascent on the likelihood of `accepted` out of `judged`."""
+        x = _logit(similarity)
+        error = (accepted - judged * self.alpha(similarity)) / (judged + 50.0)
+        self.offset += 0.2 * error
+        # Around a single similarity the slope cannot be told from the offset: it moves slowly.
+        self.slope = min(3.0, max(0.3, self.slope + 0.02 * error * x))
+
+
+def rank_rates(seen: TreeAcceptance | None, prior: Floats) -> Floats:
+    """Rank rates [len(SHAPES), RANKS]: what was seen, and `prior` where there is little of it.
+
+    Shapes that were never seen take the prior, scaled as it was found wrong in the largest that
+    was.
+    """
+    if seen is None or not seen.trees.max():
+        return prior
+    known = seen.trees > 0.5 * seen.trees.max()
+    largest = int(np.argmax(np.where(known, SHAPE_NODES, 0)))
+    weight = seen.trees / (seen.trees + _PRIOR_TREES)
+    ratio = seen.rates[largest].sum() / max(prior[largest].sum(), 1e-9)
+    scale = 1.0 + weight[largest] * (ratio - 1.0)
+    mixed = weight[:, None] * seen.rates + (1.0 - weight[:, None]) * prior * scale
+    return np.minimum(np.asarray(mixed), 1.0)
+
+
+@functools.lru_cache(maxsize=256)
+def _tree_rates(alpha_percent: int) -> Floats:
+    alpha = alpha_percent / 100
+    holds = 1.0 - (1.0 - alpha) ** (np.arange(max(_WIDTHS) + 1) ** _BREADTH)
+    child = np.diff(holds)  # chance of the best, second, ... child of a walked node
+    rates = np.zeros((len(SHAPES), RANKS))
+    for width in _WIDTHS:
+        beam, levels = np.ones(1), []
+        for _ in range(max(_DEPTHS)):
+            beam = -np.sort(-np.outer(beam, child[:width]).ravel())[:width]
+            levels.append(np.pad(beam, (0, width - len(beam))))
+        for shape, (depth, wide) in enumerate(SHAPES):
+            if wide == width:
+                rates[shape, : depth * width] = -np.sort(-np.concatenate(levels[:depth]))
+    rates.setflags(write=False)
+    return rates
+
+
+def tree_rates(alpha: float) -> Floats:
+    """Rank rates of beams whose best child is accepted with chance `alpha` everywhere.
+
+    The best static trees (Sequoia, arXiv 2402.12374); real trees, which follow the text, do better.
+    """
+    return _tree_rates(round(100 * min(max(alpha, 0.01), 0.99)))
+
+
+def path_rates(alpha: float, lengths: Floats) -> Floats:
+    """Rank rates [len(SHAPES), RANKS] of paths, `lengths[o]` long in the mean."""
+    place = np.arange(RANKS)
+    there = np.clip(lengths[:, None] - place, 0.0, 1.0)
+    return np.asarray(there * alpha ** (place + 1))
+
+
+def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
+    if seen is None or not seen.trials:
+        return prior
+    share = seen.trials / (seen.trials + _PRIOR_TRIALS)
+    return share * seen.alpha + (1.0 - share) * prior
+
+
+def shape_index(depth: int, width: int) -> int:
+    """The smallest of SHAPES that holds a tree of this depth and width."""
+    holds = (SHAPE_DEPTHS >= depth) & (SHAPE_WIDTHS >= width)
+    if not holds.any():
+        holds = SHAPE_DEPTHS >= min(depth, int(SHAPE_DEPTHS.max()))
+    return int(np.argmin(np.where(holds, SHAPE_NODES, np.iinfo(np.int64).max)))
+
+
+def expected_tokens(rates: Floats) -> Floats:
+    """[O, RANKS + 1]: tokens that a tree of so many nodes commits, the verifier's own included."""
+    return np.concatenate((np.ones((len(rates), 1)), 1.0 + np.cumsum(rates, axis=1)), axis=1)
+
+
+def _better(log_probs: Floats) -> Bools:
+    """[B, n, n]: does node j stand before node i? Of equals the first one does."""
+    count = log_probs.shape[1]
+    earlier = np.arange(count)[None, :] < np.arange(count)[:, None]
+    mine, others = log_probs[:, :, None], log_probs[:, None, :]
+    return np.asarray((others > mine) | ((others == mine) & earlier))
+
+
+def _bins(probability: Floats) -> Ints:
+    bins: Ints = np.minimum((probability * _BINS).astype(np.int64), _BINS - 1)
+    return bins
+
+
+def _logit(value: float) -> float:
+    value = min(max(value, 1e-3), 1.0 - 1e-3)
+    return math.log(value / (1.0 - value))
+
+
+def _sigmoid(value: float) -> float:
+    return 1.0 / (1.0 + math.exp(-value))

@@ -1,0 +1,109 @@
+"""`specrouter bench chains`: how fast the chains of a pool are, and the policies that pick them.
+
+In every round, one after the other and on the same prompts and seeds: `transformers` `generate`
+alone and assisted, own target-only, every static chain at its best depth and width, the policies,
+and a server elsewhere. Nothing else should run meanwhile.
+
+Contract: a bad argument raises `ConfigError` before anything is loaded.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+
+from modelpool import ModelPool
+from modelpool.errors import ConfigError
+from specrouter.bench.conditions import checkpoint_dtype
+from specrouter.bench.contenders import Contender, Router
+from specrouter.bench.lineup import Lineup, lineup
+from specrouter.bench.options import Options
+from specrouter.bench.peer import PeerContender
+from specrouter.bench.plot import check_plot, write_plot
+from specrouter.bench.prompts import load_prompts, tokenize
+from specrouter.bench.reference import Checkpoint, ReferenceContender, ReferenceProcess
+from specrouter.bench.report import table
+from specrouter.bench.rounds import Progress
+from specrouter.bench.session import Session
+from specrouter.config import RouterConfig
+from specrouter.router import ChainRouter
+
+_SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU better
+
+
+def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
+    """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
+    config = RouterConfig.load(options.config)
+    for batch in options.batch:
+        if batch > config.engine.max_requests:
+            reason = f"{batch} is above engine.max_requests, which is {config.engine.max_requests}"
+            raise ConfigError("--batch", reason)
+    texts = load_prompts(options.prompts)
+    pool = ModelPool.from_config(config.pool)  # reads no weights
+    who = lineup(pool, options.only, options.peer is not None)
+    prompts = tokenize(texts, pool.tokenizer, _longest_prompt(config, pool, options.new_tokens))
+    if options.plot is not None:
+        check_plot(options.plot)
+    with ExitStack() as stack:
+        outside: list[Contender] = []
+        if options.peer is not None:
+            outside.append(
+                PeerContender(options.peer, lambda text: pool.tokenizer(text)["input_ids"])
+            )
+        if who.has_transformers or who.assistants:
+            process = stack.enter_context(ReferenceProcess(torch.get_num_threads()))
+            outside += references(pool, who, process)
+        progress.note(f"loading {pool.target}")
+        router = cast(Router, stack.enter_context(ChainRouter.from_config(config)))
+        session = Session(options, router, who, prompts, outside, progress)
+        document = {"conditions": session.conditions(texts), "batches": {}}
+        for batch in options.batch:
+            document["batches"][str(batch)] = session.run(batch)
+    return document
+
+
+def write(document: Mapping[str, Any], options: Options) -> None:
+    """The plot, the table, and the document: into its file, and as the last line of stdout."""
+    line = json.dumps(document)
+    if options.json is not None:
+        options.json.write_text(line + "\n", encoding="utf-8")
+    if options.plot is not None:
+        write_plot(document, options.plot)
+    print(table(document))
+    print(line, flush=True)
+
+
+def references(pool: ModelPool, who: Lineup, process: ReferenceProcess) -> list[Contender]:
+    """`transformers` with each assistant, on the pool's checkpoints; alone it comes first."""
+    target = _checkpoint(pool, pool.target)
+    found: list[Contender] = []
+    if who.has_transformers:
+        found.append(ReferenceContender("transformers", process, target))
+    for name in who.assistants:
+        is_small = pool.parameter_count(name) <= _SMALL_ASSISTANT
+        assistant = _checkpoint(pool, name, "float32" if is_small else None)
+        found.append(ReferenceContender(f"assisted:{name}", process, target, assistant))
+    return found
+
+
+def _checkpoint(pool: ModelPool, name: str, dtype: str | None = None) -> Checkpoint:
+    model = next(model for model in pool.config.models if model.name == name)
+    return Checkpoint(
+        str(pool.path(name)),
+        dtype or checkpoint_dtype(pool, model),
+        pool.placement(name).device,
+        model.trust_remote_code,
+    )
+
+
+def _longest_prompt(config: RouterConfig, pool: ModelPool, new_tokens: int) -> int:
+    """Tokens of a prompt that leaves room for the output."""
+    engine = config.engine
+    limits = [engine.max_model_len, *(pool.max_positions(name) for name in pool.names)]
+    if engine.kv_budget_tokens is not None:
+        limits.append(engine.kv_budget_tokens)
+    if min(limits) <= new_tokens:
+        raise ConfigError("--new-tokens", f"must be below the model's length of {min(limits)}")
+    return min(limits) - new_tokens

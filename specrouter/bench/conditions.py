@@ -1,0 +1,66 @@
+"""What a figure was measured under: machine, models, versions."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from modelpool import ModelPool
+from modelpool.config import ModelConfig
+from specrouter.bench.contenders import Router
+
+
+def conditions(router: Router) -> dict[str, Any]:
+    """As JSON has them; inflated models are marked as such."""
+    pool = router.pool
+    target = pool.get(pool.target)
+    device = target.device
+    is_cuda = device.type == "cuda"
+    return {
+        "cpu": cpu_name(),
+        "gpu": torch.cuda.get_device_name(device) if is_cuda else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "target": pool.target,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "models": {model.name: _model(pool, model) for model in pool.config.models},
+    }
+
+
+def checkpoint_dtype(pool: ModelPool, model: ModelConfig) -> str:
+    """The dtype that the model is loaded in."""
+    if model.dtype != "auto":
+        return model.dtype
+    config = _checkpoint_config(pool.path(model.name))
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
+    if model.is_weightless:
+        return {"parameters": 0, "dtype": None, "is_inflated": False}
+    return {
+        "parameters": pool.parameter_count(model.name),
+        "dtype": checkpoint_dtype(pool, model),
+        "is_inflated": bool(
+            _checkpoint_config(pool.path(model.name)).get("specrouter_inflated", False)
+        ),
+    }
+
+
+def _checkpoint_config(path: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return config

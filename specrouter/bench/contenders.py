@@ -1,0 +1,99 @@
+"""Contenders that are this service itself: one router, asked to decode in different ways.
+
+One router for all of them, since every router loads the target and has an engine thread with
+OpenMP workers of its own. So the policies know what the other contenders' runs taught the profiler,
+as those of a service that has been up for a while do.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from modelpool import ModelPool
+from specrouter.bench.prompts import Work
+from specrouter.bench.sample import (
+    EngineStatistics,
+    EngineTime,
+    MeasurementError,
+    Sample,
+    distinct_share,
+)
+from specrouter.config import RouterConfig
+from specrouter.output import RequestOutput
+from specrouter.params import SamplingParams, Speculation
+
+T = TypeVar("T")
+
+
+class Router(Protocol):
+    """What is used of `ChainRouter`. `set_policy` and `run_idle` are for when no request runs."""
+
+    config: RouterConfig
+    pool: ModelPool
+
+    def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]: ...
+
+    def set_policy(self, policy: Any) -> None: ...
+
+    def statistics(self) -> EngineStatistics: ...
+
+    def run_idle(self, fn: Callable[[], T]) -> T: ...
+
+
+class Contender(Protocol):
+    name: str
+
+    def supports(self, batch: int) -> bool: ...
+
+    def run(self, work: Work) -> Sample:
+        """Raises `MeasurementError`."""
+
+
+class OwnContender:
+    """The router under a policy, or with an override of it in every request."""
+
+    def __init__(
+        self,
+        name: str,
+        router: Router,
+        policy: str = "adaptive",
+        speculation: Speculation | str | None = None,
+    ) -> None:
+        self.name = name
+        self._router, self._policy, self._speculation = router, policy, speculation
+
+    def supports(self, batch: int) -> bool:
+        return True
+
+    def run(self, work: Work) -> Sample:
+        params = [
+            SamplingParams(work.new_tokens, work.temperature, seed=seed, ignore_eos=True)
+            for seed in work.seeds
+        ]
+        prompts = [prompt.token_ids for prompt in work.prompts]
+        self._router.set_policy(self._policy)
+        before = self._router.statistics()
+        started = time.perf_counter()
+        outputs = self._router.generate(prompts, params, self._speculation)
+        seconds = time.perf_counter() - started
+        spent = EngineTime.between(before, self._router.statistics())
+        return self._sample(outputs, seconds, spent)
+
+    def _sample(
+        self, outputs: Sequence[RequestOutput], seconds: float, spent: EngineTime
+    ) -> Sample:
+        failed = next((o for o in outputs if o.finish_reason == "error"), None)
+        if failed is not None:
+            raise MeasurementError(f"{self.name}: {failed.error}")
+        chains: Counter[str] = Counter()
+        for output in outputs:
+            chains.update({">".join(c): count for c, count in output.metrics.chains.items()})
+        return Sample(
+            sum(len(output.token_ids) for output in outputs),
+            seconds,
+            tuple(distinct_share(output.token_ids) for output in outputs),
+            sum(output.metrics.acceptance_length for output in outputs) / len(outputs),
+            spent,
+            dict(chains),
+        )

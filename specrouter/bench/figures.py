@@ -1,0 +1,170 @@
+"""What the samples say: medians over rounds of ratios within a round. Pure functions.
+
+A machine that other work shares drifts from minute to minute. Contenders that take turns within a
+round drift together, so their ratio is steady where their speeds are not.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specrouter.bench.sample import EngineTime, Sample
+
+Rounds = Sequence[Sequence[Sample]]  # [round][batch of the round]
+Keep = Callable[[int, int], bool]  # (round, batch of the round) -> does it count?
+
+
+@dataclass(frozen=True)
+class Spread:
+    median: float
+    low: float  # first quartile
+    high: float  # third quartile
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles; of one value, that value."""
+    if len(values) < 2:
+        return Spread(values[0], values[0], values[0])
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(middle, low, high)
+
+
+def mean_spread(found: Sequence[Spread]) -> Spread:
+    """The mean over categories of their medians, and of their quartiles."""
+    return Spread(
+        statistics.fmean(one.median for one in found),
+        statistics.fmean(one.low for one in found),
+        statistics.fmean(one.high for one in found),
+    )
+
+
+def speeds(rounds: Rounds, keep: Keep | None = None) -> list[float | None]:
+    """Tokens per second of each round; None where none of its batches counts."""
+    found: list[float | None] = []
+    for number, samples in enumerate(rounds):
+        kept = [s for index, s in enumerate(samples) if keep is None or keep(number, index)]
+        seconds = sum(sample.seconds for sample in kept)
+        found.append(sum(sample.tokens for sample in kept) / seconds if kept else None)
+    return found
+
+
+def ratios(ours: Rounds, base: Rounds, keep: Keep | None = None) -> list[float]:
+    """Speed over the base's, round by round."""
+    pairs = zip(speeds(ours, keep), speeds(base, keep), strict=True)
+    return [a / b for a, b in pairs if a is not None and b is not None]
+
+
+def control_share(time: EngineTime) -> float:
+    """Of the cycles' time, what is neither a model's nor spent on logits."""
+    return 1 - (sum(time.model_ms.values()) + time.logits_ms) / time.cycle_ms
+
+
+def ideal_ms_per_token(stats: EngineTime, bare_ms: Mapping[str, float]) -> float:
+    """Milliseconds per committed token if cycles were forwards and nothing else.
+
+    (drafts * T_draft + ... + T_target) / acceptance length, as totals: the forwards that were run,
+    each at the time of a bare one, over the tokens that they brought.
+
+    Args:
+        bare_ms: of each model that ran, the mean time of a bare forward of the run's mean pack.
+    """
+    total = sum(stats.forwards[name] * bare_ms[name] for name in stats.used_models())
+    return total / stats.committed_tokens
+
+
+def row(
+    samples: Mapping[str, Rounds],
+    name: str,
+    bases: Sequence[str],
+    categories: Sequence[str | None],
+    by_category: bool = False,
+    min_distinct: float | None = None,
+) -> dict[str, Any]:
+    """All figures of one contender at one batch size, as JSON has them.
+
+    Args:
+        samples: of every contender, over the same rounds and batches.
+        bases: contenders that its speed is divided by.
+        categories: of the batches of a round, in their order; None where they are mixed.
+        by_category: the headline ratios are means over categories.
+        min_distinct: ratios also over those batches where every output of the first base has this
+            share of distinct 4-grams. For batches of one request, which repetition can be put
+            down to.
+    """
+    ours = samples[name]
+    flat = [sample for samples_of_round in ours for sample in samples_of_round]
+    distinct = [share for sample in flat for share in sample.distinct]
+    by = _by_category(samples, name, bases, categories)
+    over = {base: spread(ratios(ours, samples[base])) for base in bases}
+    if by_category and by:
+        over = {base: mean_spread([found[base] for found in by.values()]) for base in bases}
+    lengths = [s.acceptance_length for s in flat if s.acceptance_length is not None]
+    found: dict[str, Any] = {
+        "tokens_per_s": asdict(spread([speed for speed in speeds(ours) if speed is not None])),
+        "over": _json(over),
+        "over_by_category": {category: _json(ratio) for category, ratio in by.items()},
+        "acceptance_length": statistics.fmean(lengths) if lengths else None,
+        "distinct_4grams": statistics.fmean(distinct) if distinct else None,
+    }
+    if min_distinct is not None and distinct:
+        found["distinct_enough_share"] = sum(d >= min_distinct for d in distinct) / len(distinct)
+        if bases and all(len(s.distinct) == 1 for s in flat):
+            found["over_distinct"] = _over_distinct(samples, name, bases, min_distinct)
+    return {**found, **_engine_figures(flat)}
+
+
+def _by_category(
+    samples: Mapping[str, Rounds],
+    name: str,
+    bases: Sequence[str],
+    categories: Sequence[str | None],
+) -> dict[str, dict[str, Spread]]:
+    def of(category: str) -> Keep:
+        return lambda _, index: categories[index] == category
+
+    return {
+        category: {
+            base: spread(ratios(samples[name], samples[base], of(category))) for base in bases
+        }
+        for category in categories
+        if category is not None
+    }
+
+
+def _over_distinct(
+    samples: Mapping[str, Rounds], name: str, bases: Sequence[str], min_distinct: float
+) -> dict[str, Any]:
+    first = samples[bases[0]]
+
+    def keep(number: int, index: int) -> bool:
+        return all(share >= min_distinct for share in first[number][index].distinct)
+
+    over = {base: ratios(samples[name], samples[base], keep) for base in bases}
+    return _json({base: spread(values) for base, values in over.items() if values})
+
+
+def _engine_figures(samples: Iterable[Sample]) -> dict[str, Any]:
+    """Where a contender of our own spent its time, and on which chains."""
+    found = list(samples)
+    parts = [sample.engine for sample in found if sample.engine is not None]
+    if not parts:
+        return {}
+    time = EngineTime.total(parts)
+    chains: Counter[str] = Counter()
+    for sample in found:
+        chains.update(sample.chains)
+    cycles = chains.total()
+    return {
+        "model_share": {name: ms / time.cycle_ms for name, ms in time.model_ms.items() if ms},
+        "logits_share": time.logits_ms / time.cycle_ms,
+        "control_share": control_share(time),
+        "cycle_ms": time.cycle_ms / time.cycles,
+        "mean_pack_tokens": {model: time.mean_pack(model) for model in time.used_models()},
+        "chains": {chain: count / cycles for chain, count in chains.most_common()},
+    }
+
+
+def _json(spreads: Mapping[str, Spread]) -> dict[str, Any]:
+    return {name: asdict(one) for name, one in spreads.items()}

@@ -1,0 +1,60 @@
+"""Who takes part: the names that a pool has, and those that were asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modelpool import ModelPool
+from modelpool.errors import ConfigError
+from specrouter.scheduler import Chain, candidate_chains
+
+ALL_CHAINS_UP_TO = 12  # a larger pool's chains of four models and more are left out
+SMALLEST, BEST = "ssd-smallest", "ssd-tuned"
+POLICIES = ("paper", "adaptive")
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """`chains`: static ones that are measured; `pairs`: the chains of two models that ssd-tuned
+    is the best of, where it is asked for. `smallest`: the chain of ssd-smallest, likewise."""
+
+    has_transformers: bool
+    assistants: tuple[str, ...]
+    chains: tuple[Chain, ...]
+    pairs: tuple[Chain, ...]
+    smallest: Chain | None
+    policies: tuple[str, ...]
+
+
+def chain_name(chain: Chain) -> str:
+    return ">".join(chain)
+
+
+def static_chains(pool: ModelPool) -> list[Chain]:
+    parameters = {name: pool.parameter_count(name) for name in pool.names}
+    chains = [c for c in candidate_chains(pool.names, parameters, pool.target) if len(c) > 1]
+    return chains if len(chains) <= ALL_CHAINS_UP_TO else [c for c in chains if len(c) <= 3]
+
+
+def lineup(pool: ModelPool, only: Sequence[str] | None, has_peer: bool) -> Lineup:
+    """Target-only takes part whatever is asked for, and so does a peer that is given.
+
+    Raises `ConfigError` for a name that the pool does not have.
+    """
+    chains = static_chains(pool)
+    pairs = tuple(chain for chain in chains if len(chain) == 2)
+    with_models = [chain for chain in pairs if not pool.is_weightless(chain[0])]
+    assisted = {f"assisted:{chain[0]}": chain[0] for chain in with_models}
+    known = ["transformers", "off", *POLICIES, *assisted, *map(chain_name, chains)]
+    known += ["static"] * bool(chains) + ["assisted"] * bool(assisted)
+    known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs) + ["peer"] * has_peer
+    wanted = set(known if only is None else only)
+    for name in sorted(wanted.difference(known)):
+        raise ConfigError("--only", f"{name!r} is none of {', '.join(known)}")
+    return Lineup(
+        "transformers" in wanted,
+        tuple(m for name, m in assisted.items() if wanted & {name, "assisted"}),
+        tuple(c for c in chains if wanted & {chain_name(c), "static"}),
+        pairs if BEST in wanted else (),
+        with_models[0] if SMALLEST in wanted and with_models else None,
+        tuple(policy for policy in POLICIES if policy in wanted),
+    )

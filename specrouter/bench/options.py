@@ -1,0 +1,52 @@
+"""What `specrouter bench chains` is asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelpool.errors import ConfigError
+from specrouter.bench import tuning
+from specrouter.params import MAX_DEPTH, MAX_WIDTH
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for. `only`: names of contenders; None takes all."""
+
+    config: Path
+    prompts: tuple[Path, ...] = ()
+    batch: tuple[int, ...] = (1, 4, 8, 16)
+    rounds: int = 5
+    new_tokens: int = 64
+    temperature: float = 1.0
+    only: tuple[str, ...] | None = None
+    depths: tuple[int, ...] = tuning.DEPTHS
+    widths: tuple[int, ...] = tuning.WIDTHS
+    by_category: bool = False
+    min_distinct: float = 0.5
+    peer: str | None = None
+    plot: Path | None = None
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check("--batch", self.batch, 1)
+        _check("--rounds", [self.rounds], 1)
+        _check("--new-tokens", [self.new_tokens], 1)
+        _check("--depths", self.depths, 1, MAX_DEPTH)
+        _check("--widths", self.widths, 1, MAX_WIDTH)
+        _check("--min-distinct", [self.min_distinct], 0, 1)
+        _check("--temperature", [self.temperature], 0, 100)
+        if not tuning.grid(self.depths, self.widths):
+            raise ConfigError("--widths", "no depth times width is small enough for a tree")
+        if self.json is not None and not self.json.parent.is_dir():
+            raise ConfigError("--json", f"there is no folder {self.json.parent}")
+
+
+def _check(argument: str, values: Sequence[float], least: float, most: float | None = None) -> None:
+    if not values:
+        raise ConfigError(argument, "needs at least one value")
+    for value in values:
+        if not value >= least:  # NaN is not
+            raise ConfigError(argument, f"must be at least {least}, not {value}")
+        if most is not None and value > most:
+            raise ConfigError(argument, f"must be at most {most}, not {value}")

@@ -1,0 +1,161 @@
+"""Prompts: read from files, mixed by category, and dealt out round by round.
+
+Contract: a category is a file (or a kind of built-in prompt). Every round has every category, and
+all contenders of a round get the same prompts and seeds.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from modelpool.errors import ConfigError
+
+Texts = Mapping[str, Sequence[str]]  # by category
+
+_FIELDS = ("prompt", "question", "text")
+
+BUILT_IN: Texts = {
+    "code": (
+        "def fibonacci(n):\n",
+        "import os\n\nclass Cache:\n    def __init__(self",
+        'def is_prime(n: int) -> bool:\n    """Says whether n is a prime number."""\n',
+        "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self",
+    ),
+    "mathematics": (
+        "Question: Tom has 5 apples and buys 3 more. How many apples does he have?\nAnswer:",
+        "Question: A train goes 60 miles in an hour. How far does it go in 3 hours?\nAnswer:",
+        "Question: Anna reads 12 pages a day. How many pages does she read in a week?\nAnswer:",
+        "Question: A box holds 24 eggs. How many eggs are in 5 boxes and a half?\nAnswer:",
+    ),
+    "prose": (
+        "This proposal adds a new syntax for",
+        "The sea was calm that morning, and the fishermen",
+        "The main reason why people learn a foreign language is",
+        "In the first years of the century, most of the town",
+    ),
+}
+
+
+class Tokenizer(Protocol):
+    def __call__(self, text: str) -> Any: ...
+    def decode(self, token_ids: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    category: str
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts that are served together, `new_tokens` each; `category` where they share one."""
+
+    prompts: tuple[BenchPrompt, ...]
+    seeds: tuple[int, ...]
+    new_tokens: int
+    temperature: float
+    category: str | None
+
+
+def load_prompts(files: Sequence[Path]) -> Texts:
+    """Texts by file name. Raises `ConfigError` for a file that cannot be read or has none."""
+    if not files:
+        return BUILT_IN
+    texts: dict[str, list[str]] = {}
+    for file in files:
+        texts.setdefault(file.stem, []).extend(_read(file))
+    return texts
+
+
+def tokenize(texts: Texts, tokenizer: Tokenizer, limit: int) -> dict[str, list[BenchPrompt]]:
+    """The prompts by category; what is longer than `limit` tokens is cut from the left."""
+    return {
+        category: [_tokenized(category, text, tokenizer, limit) for text in found]
+        for category, found in texts.items()
+    }
+
+
+def deal(
+    prompts: Mapping[str, Sequence[BenchPrompt]],
+    round_number: int,
+    batch: int,
+    new_tokens: int,
+    temperature: float,
+    by_category: bool,
+) -> list[Work]:
+    """The work of one round: as many batches as it takes to have each category.
+
+    Batches are of one category each where `by_category` asks for it, and with a batch of 1.
+    """
+    if by_category or batch == 1:
+        chosen = [
+            (category, [found[(round_number * batch + i) % len(found)] for i in range(batch)])
+            for category, found in prompts.items()
+        ]
+    else:
+        count = -(-len(prompts) // batch)
+        mixed = _mixed(prompts, round_number * count * batch, count * batch)
+        chosen = [("", mixed[i * batch : (i + 1) * batch]) for i in range(count)]
+    seeds = itertools.count(10_000 * round_number)
+    return [
+        Work(
+            tuple(members),
+            tuple(itertools.islice(seeds, batch)),
+            new_tokens,
+            temperature,
+            category or None,
+        )
+        for category, members in chosen
+    ]
+
+
+def _mixed(
+    prompts: Mapping[str, Sequence[BenchPrompt]], start: int, count: int
+) -> list[BenchPrompt]:
+    """The categories take turns, and each goes round in its own prompts."""
+    categories = list(prompts.values())
+    turns = (divmod(index, len(categories)) for index in range(start, start + count))
+    return [categories[which][turn % len(categories[which])] for turn, which in turns]
+
+
+def _tokenized(category: str, text: str, tokenizer: Tokenizer, limit: int) -> BenchPrompt:
+    ids = tuple(tokenizer(text)["input_ids"])
+    if len(ids) > limit:
+        ids = ids[-limit:]
+        text = str(tokenizer.decode(list(ids)))
+    return BenchPrompt(category, text, ids)
+
+
+def _read(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError("--prompts", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("--prompts", f"{file} is not UTF-8 text") from error
+    texts = [_text(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not texts:
+        raise ConfigError("--prompts", f"{file} holds no prompts")
+    return texts
+
+
+def _text(file: Path, number: int, line: str) -> str:
+    where = f"line {number} of {file}"
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigError("--prompts", f"{where} is not JSON") from error
+    found = None
+    if isinstance(entry, dict):
+        turns = entry.get("turns")
+        candidates = [entry.get(name) for name in _FIELDS]
+        candidates += turns[:1] if isinstance(turns, list) else []
+        found = next((text for text in candidates if isinstance(text, str) and text), None)
+    if found is None:
+        raise ConfigError("--prompts", f"{where} has none of {', '.join(_FIELDS)}, turns[0]")
+    return found

@@ -1,0 +1,63 @@
+"""ForwardClock: how long each forward of a model takes.
+
+On a CPU that is the time between a forward's beginning and its return. On an accelerator forwards
+return before they are computed, so events are put into the stream around each, and read when the
+stage that ran them has waited for its results: the clock itself never waits.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+Report = Callable[[str, int, float, float], None]  # model, tokens, attended, elapsed_ms
+
+
+class ForwardClock:
+    """Used by one thread. Args: `report` is told of each forward."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._pending: list[tuple[str, int, float, Any, Any]] = []
+        self._settled_ms = 0.0
+
+    def watch(
+        self,
+        model: str,
+        device: torch.device,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Callable[[int, float], AbstractContextManager[None]]:
+        """What `PackedModel.watch` is to be; `around` is entered inside, around the forward."""
+
+        @contextmanager
+        def inside(tokens: int, attended: float) -> Iterator[None]:
+            if device.type == "cpu":
+                started = time.perf_counter()
+                with around():
+                    yield
+                self._note(model, tokens, attended, (time.perf_counter() - started) * 1000)
+                return
+            begin = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            begin.record()  # type: ignore[no-untyped-call]
+            with around():
+                yield
+            end.record()  # type: ignore[no-untyped-call]
+            self._pending.append((model, tokens, attended, begin, end))
+
+        return inside
+
+    def take_ms(self) -> float:
+        """The time of all forwards since the last call. For after a stage has waited for them."""
+        pending, self._pending = self._pending, []
+        for model, tokens, attended, begin, end in pending:
+            end.synchronize()  # over already, but for a forward whose results nobody looked at
+            self._note(model, tokens, attended, begin.elapsed_time(end))
+        settled, self._settled_ms = self._settled_ms, 0.0
+        return settled
+
+    def _note(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
+        self._settled_ms += elapsed_ms
+        self._report(model, tokens, attended, elapsed_ms)

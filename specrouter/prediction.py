@@ -1,0 +1,411 @@
+"""What a chain is predicted to cost and to bring: `T_eff`, milliseconds per committed token.
+
+    T_eff = time of a cycle / tokens that it commits for one request
+
+A cycle is the drafter's steps, the intermediates' passes and the target's pass, each at the size of
+its pack on the model's measured curve `T(n)`, and the engine's own work. The tokens are one more
+than the sum of the tree's rank rates (`specrouter.acceptance`). Catching up of models that lag is
+spread over the tokens that the requests have left.
+Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in the place of
+`W * T`; AdaServe, section 3, for the value of a tree.
+
+Pure functions of a snapshot: no clock, no tensors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.acceptance import (
+    SHAPE_DEPTHS,
+    SHAPE_NODES,
+    SHAPE_WIDTHS,
+    UNTRIED_ALPHA,
+    TreeAcceptance,
+    blended_alpha,
+    expected_tokens,
+    path_rates,
+    rank_rates,
+    shape_index,
+    tree_rates,
+)
+from specrouter.params import MAX_INNER_ROUNDS
+from specrouter.time_curve import TimeCurve, prior_curve
+
+Chain = tuple[str, ...]
+Pair = tuple[str, str]  # who proposed, who verified
+Mode = bool  # are tokens sampled, or chosen greedily?
+# Who proposed a tree (all levels but the last), in how many inner rounds, who verified it, how.
+TreeKey = tuple[Chain, int, str, Mode]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
+_NODES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
+_STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the last two
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a chain's cycles came out against their predictions: factors, 1.0 where as predicted."""
+
+    time: float = 1.0
+    tokens: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class PerformanceSnapshot:
+    """All that a scheduling decision may depend on, beside the configuration and the workload.
+
+    `stages` are the engine's own times: "draft" per step over rows x width places, "verify" over
+    the places whose logits are looked at, "cycle" over requests.
+    """
+
+    times: Mapping[str, TimeCurve]
+    parameters: Mapping[str, int]
+    similarity: Mapping[Pair, float] = field(default_factory=dict)
+    trees: Mapping[TreeKey, TreeAcceptance] = field(default_factory=dict)
+    # (offset, slope) of the logistic map from SimScore to alpha, by pair and mode
+    promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
+    stages: Mapping[str, TimeCurve] = field(default_factory=dict)
+    outcomes: Mapping[Chain, Outcome] = field(default_factory=dict)
+    idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
+    machine: float = 1.0  # how slow the machine is now, against its quiet self
+    probe_share: float = 0.0  # of the time so far that probes have cost
+    cycle_ms: float = 0.0  # time of all cycles so far
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The requests that decode together.
+
+    Attributes:
+        slots: KV slots that attention reads for each of them.
+        remaining: tokens that each may still generate, in the mean.
+        lags: tokens that a model has not read yet, over all requests; the last two not counted.
+    """
+
+    requests: int
+    slots: int = 128
+    remaining: float = 64.0
+    lags: Mapping[str, float] = field(default_factory=dict)
+    sampled: Mode = True
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a cycle, and what is predicted of it.
+
+    `nodes`: of each request's tree, in the mean, that the target verifies; `inner_rounds`: how often
+    the first intermediate judges a draft before the next model sees the result.
+    """
+
+    chain: Chain
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+    inner_rounds: int = 1
+    cycle_ms: float = 0.0
+    tokens: float = 1.0  # committed per request
+    ms_per_token: float = 0.0  # T_eff, catching up included
+    levels_ms: float = 0.0  # of the cycle, before the target's pass
+    plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
+    plain_tokens: float = 1.0
+
+    @property
+    def route(self) -> tuple[Chain, int, int, int, int]:
+        """All but the prediction."""
+        return self.chain, self.depth, self.width, self.nodes, self.inner_rounds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a caller or the configuration leaves open; None leaves it to the prediction."""
+
+    depth: int | None = None
+    width: int | None = None
+    nodes: int | None = None
+    inner_rounds: int | None = None
+    whole_trees: bool = False  # no selection among the nodes of a draft
+    max_depth: int = 16  # of the path that the target may be offered
+
+
+def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
+    requests = workload.requests
+    cycle_ms = (
+        _forward(snapshot, target, target, workload, np.array([requests]))[0]
+        + _stage(snapshot, "verify", np.array([requests]))[0]
+        + _stage(snapshot, "cycle", np.array([requests]))[0]
+    )
+    plain_ms, outcome = float(cycle_ms), snapshot.outcomes.get((target,), Outcome())
+    cycle_ms = plain_ms * outcome.time
+    return Option((target,), cycle_ms=cycle_ms, ms_per_token=cycle_ms, plain_ms=plain_ms)
+
+
+def options(
+    chain: Chain, snapshot: PerformanceSnapshot, workload: Workload, limits: Limits
+) -> "list[OptionGrid]":
+    """All ways to run a chain of at least two models, one grid for each number of inner rounds."""
+    rounds = range(1, MAX_INNER_ROUNDS + 1) if len(chain) > 2 else range(1, 2)
+    if limits.inner_rounds is not None:
+        rounds = range(limits.inner_rounds, limits.inner_rounds + 1)
+    if len(chain) == 2:
+        rounds = range(1, 2)
+    return [OptionGrid(chain, each, snapshot, workload, limits) for each in rounds]
+
+
+class OptionGrid:
+    """Predictions of one chain and number of inner rounds: shapes x nodes, [O, G]."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        rounds: int,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        limits: Limits,
+    ) -> None:
+        self.chain, self.rounds = chain, rounds
+        rates, offered = _offer(chain, rounds, snapshot, workload.sampled)
+        sizes = np.ceil(offered)[:, None]  # nodes that there are to select from
+        nodes = np.broadcast_to(_NODES, (len(SHAPE_NODES), len(_NODES)))
+        if limits.whole_trees:
+            nodes = np.broadcast_to(sizes.astype(np.int64), nodes.shape)
+        elif limits.nodes is not None:
+            nodes = np.minimum(limits.nodes, np.broadcast_to(sizes.astype(np.int64), nodes.shape))
+        self.nodes: Ints = np.maximum(nodes, 1)
+        tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
+        self._plain_tokens: Floats = tokens
+        outcome = snapshot.outcomes.get(chain, Outcome())
+        self._correction = outcome.time
+        self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
+        self._levels: Floats = self._levels_ms(snapshot, workload)
+        self._plain_ms: Floats = self._levels + self._target_ms(snapshot, workload)
+        self.cycle_ms: Floats = self._plain_ms * outcome.time
+        catch_up = sum(
+            float(_forward(snapshot, name, chain[-1], workload, np.array([lag]))[0])
+            for name in chain[:-1]
+            if (lag := workload.lags.get(name, 0.0)) >= 1.0
+        )
+        spread = max(1.0, workload.remaining)
+        self.ms_per_token: Floats = self.cycle_ms / self.tokens + catch_up / spread
+        allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
+        self.ms_per_token = np.where(allowed, self.ms_per_token, np.inf)
+
+    def best(self) -> Option:
+        return self._option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
+
+    def like(self, option: Option) -> Option | None:
+        """What is predicted now of an option that was chosen before; None: it is not allowed."""
+        same = (SHAPE_DEPTHS == option.depth) & (SHAPE_WIDTHS == option.width)
+        where = np.argwhere(same[:, None] & (self.nodes == option.nodes))
+        if not len(where):
+            return None
+        found = self._option(where[0][0], where[0][1])
+        return found if np.isfinite(found.ms_per_token) else None
+
+    def _option(self, shape: np.intp, place: np.intp) -> Option:
+        return Option(
+            self.chain,
+            int(SHAPE_DEPTHS[shape]),
+            int(SHAPE_WIDTHS[shape]),
+            int(self.nodes[shape, place]),
+            self.rounds,
+            float(self.cycle_ms[shape, place]),
+            float(self.tokens[shape, place]),
+            float(self.ms_per_token[shape, place]),
+            float(self._levels[shape, 0]) * self._correction,
+            float(self._plain_ms[shape, place]),
+            float(self._plain_tokens[shape, place]),
+        )
+
+    def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
+        """[O]"""
+        longest = self.rounds * (SHAPE_DEPTHS + len(self.chain) - 2)
+        allowed = longest <= limits.max_depth
+        if limits.depth is not None:
+            allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
+        if limits.width is not None:
+            allowed &= _least_at_least(SHAPE_WIDTHS, limits.width)
+        return np.asarray(allowed)
+
+    def _levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+        """[O, 1] all that comes before the target."""
+        batch, target = workload.requests, self.chain[-1]
+        wide = batch * SHAPE_WIDTHS
+        first = np.full(len(wide), batch * _STEADY_LAG)
+        drafting = (
+            _forward(snapshot, self.chain[0], target, workload, first)
+            + (SHAPE_DEPTHS - 1) * _forward(snapshot, self.chain[0], target, workload, wide)
+            + SHAPE_DEPTHS * _stage(snapshot, "draft", wide)
+        )
+        total = np.zeros(len(wide))
+        for index, name in enumerate(self.chain[1:-1], start=1):
+            prefix = self.chain[:index]
+            _, offered = _offer((*prefix, name), 1, snapshot, workload.sampled)
+            passes = self.rounds if index == 1 else 1
+            for each in range(passes):
+                places = batch * (1 + offered * (each + 1))
+                judging = _forward(snapshot, name, target, workload, places)
+                total += judging + _stage(snapshot, "verify", places)
+        return np.asarray(total + self.rounds * drafting)[:, None]
+
+    def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+        """[O, G]"""
+        places = workload.requests * (1 + self.nodes)
+        batch = np.full(1, workload.requests)
+        return np.asarray(
+            _forward(snapshot, self.chain[-1], self.chain[-1], workload, places)
+            + _stage(snapshot, "verify", places)
+            + _stage(snapshot, "cycle", batch)
+        )
+
+
+def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:
+    """Equation 7 as published: W * T_1, then W * T_j times the chance that level j is reached.
+
+    Expected tokens: those that every level accepts, plus the target's own. T_i is the time of a
+    forward with one token for each request.
+    """
+    workload, target = Workload(requests), chain[-1]
+    times = [
+        float(_forward(snapshot, name, target, workload, np.array([requests]))[0]) for name in chain
+    ]
+    if len(chain) == 1:
+        return times[0]
+    cost, reached, alpha = depth * times[0], 1.0, 1.0
+    for index in range(1, len(chain)):
+        cost += depth * times[index] * reached
+        step = similarity_to_acceptance(_similarity(chain[index - 1], chain[index], snapshot))
+        alpha *= step
+        reached *= step
+    return cost / (expected_accepted(alpha, depth) + 1)
+
+
+def expected_accepted(alpha: float, offered: float) -> float:
+    """`alpha + alpha^2 + ... + alpha^offered`; `offered` need not be whole."""
+    if alpha >= 1.0:
+        return offered
+    return float(alpha * (1.0 - alpha**offered) / (1.0 - alpha))
+
+
+def similarity_to_acceptance(similarity: float) -> float:
+    """(1 - TV) / (1 + TV), the acceptance that shared noise guarantees (arXiv 2408.07978)."""
+    return similarity / (2.0 - similarity)
+
+
+def acceptance_rate(
+    proposer: str, verifier: str, snapshot: PerformanceSnapshot, sampled: Mode = True
+) -> float:
+    """Of the best draft token whose parent was accepted: as observed, blended by evidence with what
+    the similarity promises."""
+    prior = snapshot.promised_alpha.get((proposer, verifier, sampled), UNTRIED_ALPHA)
+    return blended_alpha(snapshot.trees.get(((proposer,), 1, verifier, sampled)), prior)
+
+
+def expected_of(
+    chain: Chain,
+    depth: int,
+    width: int,
+    nodes: int | None,
+    rounds: int,
+    snapshot: PerformanceSnapshot,
+    sampled: Mode,
+) -> float:
+    """Tokens that a cycle commits per request; `nodes` None: whole trees."""
+    if len(chain) == 1:
+        return 1.0
+    rates, offered = _offer(chain, rounds, snapshot, sampled)
+    shape = shape_index(depth, width)
+    size = int(np.ceil(offered[shape])) if nodes is None else nodes
+    return float(expected_tokens(rates)[shape, min(size, 64)])
+
+
+def _offer(
+    chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
+) -> tuple[Floats, Floats]:
+    """What the last model of a chain is offered: rank rates [O, RANKS], and nodes [O].
+
+    A drafter's tree has depth x width nodes. An intermediate offers, at width 1, the path that it
+    accepted and its own next token; in wider trees the drafter's nodes in its own judgement.
+    """
+    proposers, verifier = chain[:-1], chain[-1]
+    alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled)
+    if len(proposers) == 1:
+        prior, offered = tree_rates(alpha), SHAPE_NODES.astype(np.float64)
+    else:
+        before, nodes = _offer(proposers, 1, snapshot, sampled)
+        sums = np.take_along_axis(
+            expected_tokens(before), np.minimum(nodes.astype(np.int64), 64)[:, None], axis=1
+        )
+        lengths = sums[:, 0] * rounds
+        prior = path_rates(alpha, lengths)
+        offered = np.where((SHAPE_WIDTHS == 1) | (rounds > 1), lengths, SHAPE_NODES * 1.0)
+        offered = np.maximum(1.0, offered)
+    seen = snapshot.trees.get((proposers, rounds, verifier, sampled))
+    return rank_rates(seen, prior), offered
+
+
+def _forward(
+    snapshot: PerformanceSnapshot,
+    name: str,
+    target: str,
+    workload: Workload,
+    tokens: NDArray[np.generic],
+) -> Floats:
+    curve = curve_of(snapshot, name, target)
+    packed = tokens.astype(np.float64)
+    return curve.many(packed, packed * workload.slots)
+
+
+def _stage(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic]) -> Floats:
+    curve = snapshot.stages.get(stage)
+    if curve is None:
+        return np.zeros(places.shape)
+    return curve.many(places.astype(np.float64), np.zeros(places.shape))
+
+
+def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:
+    """A model's curve; of an untried one the target's, scaled by the number of parameters."""
+    known = snapshot.times.get(name)
+    if known is not None:
+        return known
+    reference = snapshot.times.get(target, TimeCurve(((1, 1.0),)))
+    if name == target:
+        return reference
+    share = snapshot.parameters[name] / max(1, snapshot.parameters[target])
+    return prior_curve(reference, max(share, _UNTRIED_SPEED))
+
+
+def _similarity(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> float:
+    untried = 2 * UNTRIED_ALPHA / (1 + UNTRIED_ALPHA)  # inverse of similarity_to_acceptance
+    return snapshot.similarity.get((proposer, verifier), untried)
+
+
+def _least_at_least(grid: Ints, wanted: int) -> NDArray[np.bool_]:
+    """The grid's values that stand for one that may lie between them."""
+    above = grid[grid >= wanted]
+    return np.asarray(grid == (above.min() if len(above) else grid.max()))
+
+
+__all__ = [
+    "Chain",
+    "Limits",
+    "Option",
+    "OptionGrid",
+    "Outcome",
+    "Pair",
+    "PerformanceSnapshot",
+    "TreeKey",
+    "Workload",
+    "acceptance_rate",
+    "curve_of",
+    "expected_accepted",
+    "expected_of",
+    "options",
+    "predict_paper",
+    "similarity_to_acceptance",
+    "target_only",
+]

@@ -1,0 +1,90 @@
+"""`specrouter bench chains` as a whole, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specrouter import ChainRouter
+from specrouter.cli import default_config, main
+
+TINY = str(default_config())
+
+
+def bench(*options: str) -> int:
+    return main(["bench", "chains", "--config", TINY, *options])
+
+
+def test_short_run_ends_with_one_json_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "code.jsonl"
+    prompts.write_text('{"prompt": "def f(x):"}\n')
+    chain = "tiny-1m>tiny-8m"
+    options = ["--rounds=1", "--new-tokens=4", "--batch", "1", "2", "--prompts", str(prompts)]
+    options += ["--only", "off", "ssd-smallest", "adaptive", "--depths", "2", "--widths", "1"]
+    files = [f"--plot={tmp_path / 'plot.png'}", f"--json={tmp_path / 'figures.json'}"]
+    assert bench(*options, *files) == 0
+    out, err = capsys.readouterr()
+    last = out.splitlines()[-1]
+    document = json.loads(last)
+    assert (tmp_path / "figures.json").read_text() == last + "\n"
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert document["conditions"]["prompts"] == {"code": 1}
+    assert list(document["batches"]) == ["1", "2"]
+    for batch in document["batches"].values():
+        rows = batch["contenders"]
+        assert list(rows) == ["off", chain, "adaptive"]
+        assert batch["aliases"] == {"ssd-smallest": chain}
+        assert batch["shapes"] == {chain: {"depth": 2, "width": 1}}
+        assert rows["off"]["acceptance_length"] == pytest.approx(1.0)
+        assert rows["off"]["over"]["off"]["median"] == pytest.approx(1.0)
+        assert rows[chain]["efficiency"] > 0
+        assert 0 < rows[chain]["control_share"] < 1
+    assert "code" in document["batches"]["1"]["contenders"]["adaptive"]["over_by_category"]
+    assert "batch 2, round 1/1: off " in err
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        (["--batch", "0"], "--batch"),
+        (["--batch", "33"], "--batch"),
+        (["--batch", "x"], "--batch"),
+        (["--rounds", "0"], "--rounds"),
+        (["--new-tokens", "0"], "--new-tokens"),
+        (["--new-tokens", "1024"], "--new-tokens"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--depths", "17"], "--depths"),
+        (["--widths", "0"], "--widths"),
+        (["--depths", "16", "--widths", "8"], "--widths"),
+        (["--min-distinct", "1.5"], "--min-distinct"),
+        (["--only", "tiny-9m"], "--only"),
+        (["--prompts", "/none.jsonl"], "--prompts"),
+        (["--plot", "/none/plot.png"], "--plot"),
+        (["--json", "/none/figures.json"], "--json"),
+        (["--peer", "http://127.0.0.1:9"], "--peer"),
+        (["--config", "/none.yaml"], "config"),
+    ],
+)
+def test_bad_argument_is_one_line_that_names_it(
+    options: list[str],
+    argument: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loads(*_: object) -> None:
+        raise AssertionError("nothing may be loaded")
+
+    monkeypatch.setattr(ChainRouter, "from_config", loads)
+    try:
+        code = bench(*options)
+    except SystemExit as exit_:  # argparse's own complaints
+        code = int(str(exit_.code))
+    assert code == 2
+    error = capsys.readouterr().err
+    assert argument in error
+    assert error.count("\n") == 1

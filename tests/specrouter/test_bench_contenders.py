@@ -1,0 +1,262 @@
+"""Contenders: our own router, `transformers`, and a server elsewhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from modelpool import ModelPool
+from modelpool.config import PoolConfig
+from modelpool.errors import ConfigError
+from specrouter import RequestMetrics, RequestOutput, SamplingParams
+from specrouter.bench import reference
+from specrouter.bench.bare_forward import BareForwards, time_forward
+from specrouter.bench.contenders import OwnContender
+from specrouter.bench.lineup import lineup
+from specrouter.bench.peer import PeerContender
+from specrouter.bench.prompts import BenchPrompt, Work
+from specrouter.bench.reference import Checkpoint
+from specrouter.bench.sample import EngineTime, MeasurementError
+
+T = TypeVar("T")
+
+WORK = Work(
+    (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
+)  # fmt: skip
+
+
+class CountingRouter:
+    """Every prompt is answered by its length times the same token, in 3 cycles."""
+
+    def __init__(self, pool: Any = None, error: str | None = None) -> None:
+        self.config: Any = SimpleNamespace()
+        self.pool: Any = pool
+        self.calls: list[Any] = []
+        self.idle_runs = 0
+        self._error, self._cycles = error, 0
+
+    def set_policy(self, policy: Any) -> None:
+        self.calls.append(policy)
+
+    def statistics(self) -> EngineTime:
+        return EngineTime(cycles=self._cycles, cycle_ms=10.0 * self._cycles)
+
+    def run_idle(self, fn: Callable[[], T]) -> T:
+        self.idle_runs += 1
+        return fn()
+
+    def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]:
+        self.calls.append((prompts, params, speculation))
+        self._cycles += 3
+        chains = {("small", "big"): 2, ("big",): 1}
+        return [
+            RequestOutput(
+                "",
+                [9] * len(prompt),
+                "error" if self._error else "length",
+                RequestMetrics(1.0, 1.0, 1.0 + len(prompt), 3, chains, len(prompt), len(prompt)),
+                0,
+                self._error,
+            )
+            for prompt in prompts
+        ]
+
+
+# our own
+
+
+def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
+    router = CountingRouter()
+    sample = OwnContender("adaptive", router, "paper", "off").run(WORK)
+    policy, (prompts, params, speculation) = router.calls
+    assert (policy, speculation) == ("paper", "off")
+    assert prompts == [(5, 6), (7,)]
+    assert params == [
+        SamplingParams(8, temperature=1.0, seed=seed, ignore_eos=True) for seed in (3, 4)
+    ]
+    assert sample.tokens == 3
+    assert sample.acceptance_length == pytest.approx(2.5)
+    assert sample.chains == {"small>big": 4, "big": 2}
+
+
+def test_own_sample_has_only_the_time_of_its_own_run() -> None:
+    router = CountingRouter()
+    contender = OwnContender("off", router)
+    contender.run(WORK)
+    engine = contender.run(WORK).engine
+    assert engine == EngineTime(cycles=3, cycle_ms=30.0)
+
+
+def test_failed_request_ends_the_measurement_with_its_cause() -> None:
+    with pytest.raises(MeasurementError, match="off: out of memory"):
+        OwnContender("off", CountingRouter(error="out of memory")).run(WORK)
+
+
+# bare forwards
+
+
+@pytest.mark.parametrize(("pack", "rows"), [(1, 1), (5, 2), (12, 4)])
+def test_bare_forward_takes_time(pack: int, rows: int, small_config: dict[str, Any]) -> None:
+    pool = ModelPool.from_config(small_config["pool"])
+    model = pool.get(pool.target)
+    assert time_forward(model, pack, rows, context=20, canonical=True, repeats=2) > 0
+
+
+def test_bare_forwards_run_in_the_engine_once_for_each_pack(small_config: dict[str, Any]) -> None:
+    pool = ModelPool.from_config(small_config["pool"])
+    router = CountingRouter(pool)
+    bare = BareForwards(router, repeats=1)
+    assert bare.ms(pool.target, 3.2, 8, 20) == bare.ms(pool.target, 2.9, 4, 20)
+    assert router.idle_runs == 1
+    bare.ms(pool.target, 4.2, 8, 20)
+    assert router.idle_runs == 2
+
+
+# transformers
+
+
+@pytest.fixture
+def checkpoints(small_family: dict[str, Path]) -> list[Checkpoint]:
+    return [Checkpoint(str(path), "float32", "cpu") for path in small_family.values()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_reference_makes_every_output_as_long_as_asked(
+    temperature: float, checkpoints: list[Checkpoint]
+) -> None:
+    work = Work(WORK.prompts, WORK.seeds, 6, temperature, None)
+    answer = reference._generate(checkpoints[-1], None, work)
+    assert [len(ids) for ids in answer.token_ids] == [6, 6]
+    assert answer.target_passes == 6
+    assert answer.seconds > 0
+
+
+def test_padding_does_not_change_a_greedy_output(checkpoints: list[Checkpoint]) -> None:
+    target = checkpoints[-1]
+    both = reference._generate(target, None, Work(WORK.prompts, (0, 0), 6, 0.0, None))
+    alone = reference._generate(target, None, Work(WORK.prompts[1:], (0,), 6, 0.0, None))
+    assert both.token_ids[1] == alone.token_ids[0]
+
+
+def test_assistant_leaves_a_greedy_output_as_it_is(checkpoints: list[Checkpoint]) -> None:
+    work = Work(WORK.prompts[:1], (0,), 12, 0.0, None)
+    alone = reference._generate(checkpoints[-1], None, work)
+    assisted = reference._generate(checkpoints[-1], checkpoints[-1], work)
+    assert assisted.token_ids == alone.token_ids
+    assert assisted.target_passes < alone.target_passes
+
+
+# a peer
+
+
+class Server(BaseHTTPRequestHandler):
+    seen: list[dict[str, Any]]
+    answer: dict[str, Any]
+
+    def do_GET(self) -> None:
+        self._reply({"data": [{"id": "its-model"}]})
+
+    def do_POST(self) -> None:
+        self.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._reply(self.answer)
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[Server]]]:
+    class One(Server):
+        seen: list[dict[str, Any]] = []  # noqa: RUF012  a class of this test's own
+        answer = {"choices": [{"text": "aaaaaaaa"}], "usage": {"completion_tokens": 7}}  # noqa: RUF012
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), One) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}", One
+        http.shutdown()
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type[Server]]) -> None:
+    url, handler = server
+    peer = PeerContender(url + suffix, lambda text: [1] * len(text))
+    handler.seen.clear()
+    sample = peer.run(WORK)
+    assert sorted(handler.seen, key=lambda body: body["seed"]) == [
+        {"model": "its-model", "prompt": text, "max_tokens": 8, "temperature": 1.0, "seed": seed,
+         "ignore_eos": True}
+        for text, seed in (("ab", 3), ("c", 4))
+    ]  # fmt: skip
+    assert sample.tokens == 14
+    assert sample.distinct == (pytest.approx(0.2), pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
+def test_unreachable_peer_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match="^--peer: "):
+        PeerContender(url)
+
+
+def test_peer_that_answers_something_else_is_refused(server: tuple[str, type[Server]]) -> None:
+    url, handler = server
+    handler.answer = {"error": "no such model"}
+    with pytest.raises(ConfigError, match=r"--peer: no completions .*no such model"):
+        PeerContender(url)
+
+
+# who takes part
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModelPool:
+    names = ("tiny-1m", "tiny-1m-code", "tiny-3m", "tiny-8m")
+    models = [{"name": name, "source": f"bundled:{name}"} for name in names]
+    models.append({"name": "text", "source": "ngram"})
+    return ModelPool(PoolConfig.model_validate({"target": "tiny-8m", "models": models}))
+
+
+def test_all_take_part_unless_some_are_asked_for(tiny: ModelPool) -> None:
+    who = lineup(tiny, None, has_peer=False)
+    assert who.has_transformers
+    assert who.assistants == ("tiny-1m", "tiny-1m-code", "tiny-3m")
+    assert ("tiny-1m", "tiny-3m", "tiny-8m") in who.chains
+    assert all(chain[-1] == "tiny-8m" and len(chain) > 1 for chain in who.chains)
+    assert who.policies == ("paper", "adaptive")
+
+
+def test_smallest_drafter_is_a_model(tiny: ModelPool) -> None:
+    assert lineup(tiny, ["ssd-smallest"], has_peer=False).smallest == ("tiny-1m", "tiny-8m")
+
+
+def test_only_what_is_asked_for_takes_part(tiny: ModelPool) -> None:
+    who = lineup(tiny, ["assisted:tiny-3m", "tiny-1m>tiny-8m", "adaptive"], has_peer=False)
+    assert not who.has_transformers
+    assert who.assistants == ("tiny-3m",)
+    assert who.chains == (("tiny-1m", "tiny-8m"),)
+    assert (who.pairs, who.smallest, who.policies) == ((), None, ("adaptive",))
+
+
+def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:
+    who = lineup(tiny, ["ssd-tuned"], has_peer=False)
+    assert who.chains == ()
+    assert len(who.pairs) == 4
+
+
+@pytest.mark.parametrize("name", ["tiny-2m", "assisted:text", "tiny-8m", "peer", ""])
+def test_unknown_contender_is_refused(name: str, tiny: ModelPool) -> None:
+    with pytest.raises(ConfigError, match="^--only: "):
+        lineup(tiny, ["off", name], has_peer=False)

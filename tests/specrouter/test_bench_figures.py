@@ -1,0 +1,125 @@
+"""Figures of benchmarks, on made-up samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specrouter.bench.figures import (
+    Spread,
+    control_share,
+    ideal_ms_per_token,
+    mean_spread,
+    ratios,
+    row,
+    speeds,
+    spread,
+)
+from specrouter.bench.sample import EngineTime, Sample, distinct_share
+
+TIME = EngineTime(
+    cycles=10,
+    cycle_ms=1000.0,
+    model_ms={"small": 200.0, "big": 600.0},
+    logits_ms=100.0,
+    committed_tokens=25,
+    target_passes=10,
+    forwards={"small": 40, "big": 10, "unused": 0},
+    pack_tokens={"small": 80, "big": 55, "unused": 0},
+)
+
+
+def test_ratio_is_taken_within_each_round() -> None:
+    drifting = [[Sample(100, seconds)] for seconds in (1.0, 10.0, 4.0)]
+    twice = [[Sample(100, seconds / 2)] for seconds in (1.0, 10.0, 4.0)]
+    assert ratios(twice, drifting) == [2.0, 2.0, 2.0]
+
+
+def test_speed_of_a_round_is_all_tokens_over_all_seconds() -> None:
+    assert speeds([[Sample(10, 1.0), Sample(10, 3.0)]]) == [5.0]
+    assert speeds([[Sample(10, 1.0), Sample(10, 3.0)]], lambda _, index: index == 0) == [10.0]
+    assert speeds([[Sample(10, 1.0)]], lambda *_: False) == [None]
+
+
+def test_spread_is_the_median_and_the_quartiles() -> None:
+    assert spread([5.0, 1.0, 2.0, 3.0, 4.0]) == Spread(3.0, 2.0, 4.0)
+    assert spread([7.0]) == Spread(7.0, 7.0, 7.0)
+
+
+def test_mean_over_categories_weighs_them_equally() -> None:
+    assert mean_spread([Spread(1.0, 0.5, 1.5), Spread(3.0, 2.5, 3.5)]) == Spread(2.0, 1.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "share"),
+    [([1, 2, 3, 4, 5], 1.0), ([1] * 8, 0.2), ([1, 2] * 4, 0.4), ([1, 2, 3], 1.0), ([], 1.0)],
+)
+def test_distinct_share_counts_4grams(token_ids: list[int], share: float) -> None:
+    assert distinct_share(token_ids) == pytest.approx(share)
+
+
+def test_ideal_time_is_that_of_bare_forwards_over_the_tokens_that_they_brought() -> None:
+    # 4 drafts of 3 ms and a pass of 38 ms bring 2.5 tokens.
+    assert ideal_ms_per_token(TIME, {"small": 3.0, "big": 38.0}) == pytest.approx(50 / 2.5)
+
+
+def test_control_share_is_neither_models_nor_logits() -> None:
+    assert control_share(TIME) == pytest.approx(0.1)
+
+
+def test_mean_pack_is_tokens_by_forward() -> None:
+    assert (TIME.mean_pack("small"), TIME.mean_pack("big")) == (2.0, 5.5)
+    assert TIME.used_models() == ["small", "big"]
+
+
+def test_time_between_two_moments_is_the_difference_of_the_totals() -> None:
+    before = EngineTime(cycles=4, model_ms={"big": 100.0}, forwards={"big": 4})
+    spent = EngineTime.between(before, TIME)
+    assert spent.cycles == 6
+    assert spent.model_ms == {"small": 200.0, "big": 500.0}
+    assert spent.forwards == {"small": 40, "big": 6, "unused": 0}
+    assert EngineTime.total([before, spent]) == TIME
+
+
+SAMPLES = {
+    "off": [[Sample(10, 1.0, (1.0,)), Sample(10, 1.0, (0.1,))]] * 3,
+    "fast": [[Sample(10, 0.5, (1.0,), 2.0, TIME), Sample(10, 0.25, (0.1,), 4.0, TIME)]] * 3,
+}
+
+
+def test_row_has_the_ratio_of_each_category() -> None:
+    found = row(SAMPLES, "fast", ["off"], ["code", "prose"])
+    assert found["over_by_category"]["code"]["off"]["median"] == pytest.approx(2.0)
+    assert found["over_by_category"]["prose"]["off"]["median"] == pytest.approx(4.0)
+    assert found["over"]["off"]["median"] == pytest.approx(2 / 0.75)
+    assert found["acceptance_length"] == pytest.approx(3.0)
+
+
+def test_headline_by_category_is_the_mean_over_categories() -> None:
+    found = row(SAMPLES, "fast", ["off"], ["code", "prose"], by_category=True)
+    assert found["over"]["off"]["median"] == pytest.approx(3.0)
+
+
+def test_repetitive_texts_can_be_left_out_of_the_ratio() -> None:
+    found = row(SAMPLES, "fast", ["off"], ["code", "prose"], min_distinct=0.5)
+    assert found["distinct_enough_share"] == pytest.approx(0.5)
+    assert found["over_distinct"]["off"]["median"] == pytest.approx(2.0)
+
+
+def test_repetition_in_a_larger_batch_is_put_down_to_no_one() -> None:
+    both = {
+        name: [[replace(one, distinct=(1.0, 0.1)) for one in samples] for samples in rounds]
+        for name, rounds in SAMPLES.items()
+    }
+    found = row(both, "fast", ["off"], [None, None], min_distinct=0.5)
+    assert found["distinct_enough_share"] == pytest.approx(0.5)
+    assert "over_distinct" not in found
+
+
+def test_row_of_our_own_says_where_the_time_went() -> None:
+    found = row(SAMPLES, "fast", ["off"], ["code", "prose"])
+    assert found["model_share"] == {"small": pytest.approx(0.2), "big": pytest.approx(0.6)}
+    assert found["control_share"] == pytest.approx(0.1)
+    assert found["mean_pack_tokens"] == {"small": 2.0, "big": 5.5}
+    assert "control_share" not in row(SAMPLES, "off", ["off"], ["code", "prose"])

@@ -1,0 +1,109 @@
+"""The table and the plot, from a made-up document."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool.errors import ConfigError
+from specrouter.bench.plot import check_plot, write_plot
+from specrouter.bench.report import table
+
+
+def ratio(value: float) -> dict[str, float]:
+    return {"median": value, "low": 0.9 * value, "high": 1.1 * value}
+
+
+def row(speed: float, **more: Any) -> dict[str, Any]:
+    return {
+        "tokens_per_s": ratio(10 * speed),
+        "over": {"off": ratio(speed)},
+        "over_by_category": {
+            "code": {"off": ratio(speed)},
+            "prose": {"off": ratio(speed - 0.5)},
+        },
+        "acceptance_length": None,
+        "distinct_4grams": 0.9,
+        **more,
+    }
+
+
+def batch(best: str, *chains: str) -> dict[str, Any]:
+    rows = {name: row(2.0, control_share=0.125, efficiency=0.8) for name in chains}
+    return {
+        "aliases": {"ssd-tuned": best},
+        "shapes": {name: {"depth": 4, "width": 2} for name in chains},
+        "left_out": {},
+        "contenders": {"off": row(1.0), **rows, "adaptive": row(2.5)},
+    }
+
+
+DOCUMENT = {
+    "conditions": {
+        "cpu": "A processor",
+        "gpu": None,
+        "threads": 2,
+        "dtype": "bfloat16",
+        "temperature": 1.0,
+        "models": {
+            "small": {"parameters": 1_100_000, "is_inflated": False},
+            "big": {"parameters": 201_900_000, "is_inflated": True},
+        },
+    },
+    "batches": {"1": batch("a>big", "a>big", "b>big"), "4": batch("b>big", "b>big")},
+}
+
+
+def test_table_has_every_contender_of_every_batch() -> None:
+    text = table(DOCUMENT)
+    assert "small 1.1M, big 201.9M (inflated)" in text
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith("batch")] == ["batch 1", "batch 4"]
+    adaptive = next(line for line in lines if line.startswith("adaptive"))
+    assert adaptive.split()[1:4] == ["25.0", "2.50", "2.25-2.75"]
+    tuned = next(line for line in lines if line.startswith("a>big (ssd-tuned)"))
+    assert tuned.split()[-2:] == ["12%", "80%"]
+    assert "  a>big (ssd-tuned): depth 4, width 2" in lines
+
+
+def test_table_has_the_ratios_by_category() -> None:
+    lines = table(DOCUMENT).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("over off, by category"))
+    adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
+    assert adaptive.split() == ["adaptive", "2.50", "2.00"]
+
+
+def test_plot_is_a_png(tmp_path: Path) -> None:
+    path = tmp_path / "plot.png"
+    write_plot(DOCUMENT, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    seen: list[Any] = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: seen.append(self))
+    write_plot(DOCUMENT, tmp_path / "plot.png")
+    axes = seen[0].axes[0]
+    for part in ("big 201.9M (inflated)", "A processor, 2 threads", "bfloat16", "temperature 1"):
+        assert part in axes.get_title()
+    # a>big is measured at batch 1 only, where it is ssd-tuned; target-only is the line at 1.
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sorted(names) == ["adaptive", "b>big", "ssd-tuned"]
+    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers
+               if hasattr(bars, "patches")}  # fmt: skip
+    assert heights["adaptive"] == [2.5, 2.5]
+
+
+def test_plot_without_matplotlib_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"--plot: .*pip install specrouter\[bench\]"):
+        check_plot(Path("plot.png"))
+
+
+def test_plot_into_no_folder_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--plot: there is no folder"):
+        check_plot(tmp_path / "none" / "plot.png")
