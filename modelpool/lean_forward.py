@@ -1,8 +1,8 @@
 """A short way through Llama-shaped decoders, for members that only draft.
 
 Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
-`LeanForward` reads the weights of a checked model and computes the same function in a quarter of
-the operators, through the same `KVView`. Its rounding differs from the model's own: it is for
+`LeanForward` reads the weights of a checked model and computes the same function in far fewer
+operators, through the same `KVView`. Its rounding differs from the model's own: it is for
 members whose logits change the speed and never the text. Architectures are an allow-list, and
 `build` returns None for everything that differs from its shape in the least: hooks, spread or
 quantised weights, partial or length-dependent rotation, other activations.
@@ -21,9 +21,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from modelpool.architecture import max_positions
-from modelpool.packed_attention import KVView, QueryGroup, _attend
+from modelpool.lean_norm import LeanRMSNorm
+from modelpool.packed_attention import KVView, QueryGroup, attend
 from modelpool.packed_linear import PackedLinear, can_pack
-from modelpool.packed_model import PackedModel, _ProbeView
+from modelpool.packed_model import PackedModel, ProbeView
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ class LeanForward:
         """Attention of one group: [B * Q, heads, dim] to [B * Q, heads * dim]."""
         if not self._is_cpu:  # other kernels repeat the keys for grouped heads
             folded = query.transpose(0, 1)
-            out = _attend(view, number, group, folded, layer.scale, layer.window, None)
+            out = attend(view, number, group, folded, layer.scale, layer.window, None)
             return out.flatten(1)
         keys, values = view.read(number, group)
         heads, dim = self._heads, self._head_dim
@@ -242,7 +243,7 @@ class LeanForward:
         query, key = attention.q_norm, attention.k_norm
         parts = ((query.weight, self._heads), (key.weight, self._kv_heads))
         weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
-        return _Norm(weight, query.variance_epsilon)
+        return _Norm(weight, _eps(query))
 
     def _fused(self, parent: nn.Module, *names: str) -> _Linear:
         """One layer that computes the outputs of several, side by side."""
@@ -281,7 +282,7 @@ def check(packed: PackedModel, lean: LeanForward) -> str | None:
     logits: list[Tensor] = []
     windows: list[dict[int, int | None]] = []
     for forward in (packed.forward, lean):
-        probe, parts = _ProbeView(_PROBE_TOKENS), []
+        probe, parts = ProbeView(_PROBE_TOKENS), []
         for start, stop in ((0, 6), (6, _PROBE_TOKENS)):
             probe.begin(start, stop)
             positions = torch.arange(start, stop, device=packed.device)
@@ -313,6 +314,7 @@ def _is_llama_shaped(model: PreTrainedModel) -> bool:
         and len(core.layers) == config.num_hidden_layers
         and type(core.embed_tokens) is nn.Embedding
         and core.embed_tokens.max_norm is None
+        and _is_norm(core.norm)
         and _is_linear(model.lm_head)
         and all(_is_known_layer(layer, number) for number, layer in enumerate(core.layers))
         and not any(_is_hooked(module) for module in model.modules())
@@ -330,16 +332,24 @@ def _is_known_layer(layer: Any, number: int) -> bool:
     fused = (linears[:3], linears[4:6])
     return (
         norms in (frozenset(), _NORMS)
+        and all(_is_norm(getattr(attention, name)) for name in norms)
+        and _is_norm(layer.input_layernorm)
+        and _is_norm(layer.post_attention_layernorm)
         and all(_is_linear(linear) for linear in linears)
         # Biased together or not at all.
         and all(len({part.bias is None for part in parts}) == 1 for parts in fused)
         and attention.layer_idx == number
-        and (not norms or attention.q_norm.variance_epsilon == attention.k_norm.variance_epsilon)
+        and (not norms or _eps(attention.q_norm) == _eps(attention.k_norm))
     )
 
 
 def _parts(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in module.named_children())
+
+
+def _is_norm(module: Any) -> bool:
+    own = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+    return type(module) is LeanRMSNorm or own
 
 
 def _is_linear(module: Any) -> bool:
@@ -359,8 +369,12 @@ def _window(attention: Any, config: Any) -> int | None:
     return getattr(attention, "sliding_window", None)
 
 
+def _eps(norm: Any) -> float:
+    return float(norm.eps if type(norm) is LeanRMSNorm else norm.variance_epsilon)
+
+
 def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), module.variance_epsilon)
+    return _Norm(module.weight.detach(), _eps(module))
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:

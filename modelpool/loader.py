@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.lean_forward import lean_forward_of
 from modelpool.packed_model import PackedModel
 from modelpool.tuning import PLAIN, Tuning
 
@@ -53,6 +54,8 @@ def load_model(
         packed = PackedModel.wrap(config.name, model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
+    if tuning.lean:
+        packed.lean = lean_forward_of(packed)
     logger.info(
         "loaded %s: %.1fM parameters, %s, on %s, %.1f s",
         config.name,

@@ -123,7 +123,7 @@ def packed_attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if len(view.groups) == 1 and view.groups[0].take is None:
         group = view.groups[0]
-        out = _attend(view, layer, group, query[0], scale, sliding_window, softcap)
+        out = attend(view, layer, group, query[0], scale, sliding_window, softcap)
         return out.unsqueeze(0), None
     heads, tokens, _ = query[0].shape
     merged = query.new_empty(tokens, heads, value.shape[-1])
@@ -132,12 +132,12 @@ def packed_attention_forward(
         assert group.put is not None
         assert group.pack_index is not None
         picked = query[0].index_select(1, group.take)
-        out = _attend(view, layer, group, picked, scale, sliding_window, softcap)
+        out = attend(view, layer, group, picked, scale, sliding_window, softcap)
         merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))
     return merged.unsqueeze(0), None
 
 
-def _attend(
+def attend(
     view: KVView,
     layer: int,
     group: QueryGroup,

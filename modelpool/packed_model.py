@@ -68,6 +68,8 @@ class PackedModel:
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
         # of the pack, and the pairs of query and slot that attention computes.
         self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
+        # A shorter way to the same logits, up to rounding; of drafters only.
+        self.lean: Callable[[Tensor, Tensor, KVView, Tensor], Tensor] | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(
@@ -96,7 +98,7 @@ class PackedModel:
         model.train(False)
         tokens = torch.arange(_PROBE_TOKENS, device=_embedding(model).device)
         tokens = (tokens * 7919 + 11) % vocab_size
-        probe = _ProbeView(_PROBE_TOKENS)
+        probe = ProbeView(_PROBE_TOKENS)
         try:
             with torch.inference_mode():
                 expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
@@ -128,8 +130,9 @@ class PackedModel:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
+        run = self.lean or self._forward
         with self.watch(len(tokens), view.attended), _cpu_threads(self.threads):
-            return self._forward(tokens, positions, view, logit_index)
+            return run(tokens, positions, view, logit_index)
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
@@ -143,7 +146,7 @@ class PackedModel:
         ).logits
         return logits[0, :, : self.vocab_size]
 
-    def _probe(self, view: "_ProbeView", tokens: Tensor, part: tuple[int, int]) -> Tensor:
+    def _probe(self, view: "ProbeView", tokens: Tensor, part: tuple[int, int]) -> Tensor:
         start, stop = part
         view.begin(start, stop)
         positions = torch.arange(start, stop, device=tokens.device)
@@ -179,7 +182,7 @@ def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
 
 
 def _tune(model: PreTrainedModel, tuning: Tuning) -> None:
-    if tuning.lean_norms:
+    if tuning.lean:
         replace_norms(model)
     if tuning.pack_weights:
         pack_linears(model)
@@ -225,7 +228,7 @@ class _ProbeGroup:
     pack_index: Tensor | None = None
 
 
-class _ProbeView:
+class ProbeView:
     """One request in a store of its own, for the parity probe.
 
     It learns the layers' shapes, and `windows`: what each of them asks its masks for.

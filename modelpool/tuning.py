@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from modelpool.config import Dtype, ModelConfig
 
 _FLOAT32_BELOW = 8_000_000  # parameters; in bfloat16 a small model waits for conversions
-_ONE_THREAD_BELOW = 4_000_000  # parameters; to wake a second thread takes longer than it saves
+_ONE_THREAD_BELOW = 4_000_000  # parameters; small layers lose by a second thread
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,13 @@ class Tuning:
     Attributes:
         threads: CPU threads of its forwards; None for torch's setting when it is wrapped.
         pack_weights: lay out linear weights once where that pays (`packed_linear`).
-        lean_norms: one call per RMSNorm (`lean_norm`).
+        lean: the short ways through Llama-shaped decoders (`lean_forward`), or one call per RMSNorm
+            (`lean_norm`) in the others.
     """
 
     threads: int | None = None
     pack_weights: bool = False
-    lean_norms: bool = False
+    lean: bool = False
 
 
 PLAIN = Tuning()
@@ -62,5 +63,5 @@ def tuning_for(
     return Tuning(
         threads=config.threads or suited,
         pack_weights=pack_weights,
-        lean_norms=role.is_cpu_drafter,
+        lean=role.is_cpu_drafter,
     )

@@ -104,14 +104,11 @@ def top(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
     width = min(width, scores.shape[-1])
     if _in_blocks(scores) and width * _BLOCK < scores.shape[-1]:
         # No block beyond the best `width` can hold any of the best `width`.
-        blocks = _block_maxima(scores).topk(width, dim=-1).indices.sort(dim=-1).values
+        blocks = _best_first(_block_maxima(scores), width)[1].sort(dim=-1).values
         found, among = _candidates(scores, blocks)
     else:
         found, among = scores, None
-    values, place = found.topk(width, dim=-1)
-    first = found.max(dim=-1, keepdim=True).indices  # of ties, topk takes any
-    place = torch.where(place == first, place[:, :1], place)
-    place[:, :1] = first
+    values, place = _best_first(found, width)
     return values, place if among is None else among.gather(1, place)
 
 
@@ -133,6 +130,15 @@ def log_total(scores: Tensor) -> Tensor:
     wide = scores if scores.dtype == torch.float64 else scores.float()
     total = wide.logsumexp(dim=-1, keepdim=True).double()
     return total.masked_fill_(total.isneginf(), 0.0)
+
+
+def _best_first(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`topk`, which takes any of ties, but with the lowest of the largest in the first place."""
+    values, ids = scores.topk(width, dim=-1)
+    first = scores.max(dim=-1, keepdim=True).indices
+    ids = torch.where(ids == first, ids[:, :1], ids)
+    ids[:, :1] = first
+    return values, ids
 
 
 def _in_blocks(scores: Tensor) -> bool:

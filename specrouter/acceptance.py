@@ -209,7 +209,7 @@ def rank_rates(seen: TreeAcceptance | None, prior: Floats) -> Floats:
     ratio = seen.rates[largest].sum() / max(prior[largest].sum(), 1e-9)
     scale = 1.0 + weight[largest] * (ratio - 1.0)
     mixed = weight[:, None] * seen.rates + (1.0 - weight[:, None]) * prior * scale
-    return np.minimum(np.asarray(mixed), 1.0)
+    return np.asarray(np.minimum(mixed, 1.0))
 
 
 @functools.lru_cache(maxsize=256)
@@ -254,9 +254,9 @@ def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
 
 def shape_index(depth: int, width: int) -> int:
     """The smallest of SHAPES that holds a tree of this depth and width."""
-    holds = (SHAPE_DEPTHS >= depth) & (SHAPE_WIDTHS >= width)
+    holds = (depth <= SHAPE_DEPTHS) & (width <= SHAPE_WIDTHS)
     if not holds.any():
-        holds = SHAPE_DEPTHS >= min(depth, int(SHAPE_DEPTHS.max()))
+        holds = min(depth, int(SHAPE_DEPTHS.max())) <= SHAPE_DEPTHS
     return int(np.argmin(np.where(holds, SHAPE_NODES, np.iinfo(np.int64).max)))
 
 

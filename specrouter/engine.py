@@ -77,6 +77,7 @@ class Engine:
         self._quarantined: dict[str, _Quarantine] = {}
         self._cycle = 0
         self._planner = self._new_planner(config.scheduler)
+        self._planners = {config.scheduler: self._planner}  # of the policies used so far
         self._stepping = threading.Lock()  # state may be looked at from outside between steps
 
     @property
@@ -125,7 +126,9 @@ class Engine:
     def set_policy(self, config: SchedulerConfig) -> None:
         """Routes by another policy from now on; what was learned stays."""
         with self._stepping:
-            self._planner = self._new_planner(config)
+            if config not in self._planners:
+                self._planners[config] = self._new_planner(config)
+            self._planner = self._planners[config]
 
     def warm_up(self) -> None:
         """Takes the target's times, or finds those of an earlier process."""

@@ -39,12 +39,12 @@ class ForwardClock:
                     yield
                 self._note(model, tokens, attended, (time.perf_counter() - started) * 1000)
                 return
-            begin = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
-            begin.record()  # type: ignore[no-untyped-call]
+            event: Any = torch.cuda.Event  # typed in some versions only
+            begin, end = event(enable_timing=True), event(enable_timing=True)
+            begin.record()
             with around():
                 yield
-            end.record()  # type: ignore[no-untyped-call]
+            end.record()
             self._pending.append((model, tokens, attended, begin, end))
 
         return inside

@@ -148,8 +148,8 @@ class Speculation:
         width: branches of the token tree, 1 .. MAX_WIDTH; None takes the configured one. Depth
             times width is at most MAX_TREE_TOKENS.
         inner_rounds: how often the first intermediate judges a draft before the next model sees the
-            result, 1 .. MAX_INNER_ROUNDS; None takes the configured number. Times the depth it is at
-            most MAX_DEPTH.
+            result, 1 .. MAX_INNER_ROUNDS; None takes the configured number. Times the depth it is
+            at most MAX_DEPTH.
     """
 
     chain: tuple[str, ...] | None = None

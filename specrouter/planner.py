@@ -1,8 +1,8 @@
 """RoutePlanner: from the scheduler's decisions to the groups of a cycle.
 
-It keeps the decision that is in use, asks for a new one when it is due, honours what single requests
-ask for, tries stale drafters on one request, and tells the profiler how predictions came out. Every
-switch leaves a record with its alternatives.
+It keeps the decision that is in use, asks for a new one when it is due, honours what single
+requests ask for, tries stale drafters on one request, and tells the profiler how predictions came
+out. Every switch leaves a record with its alternatives.
 """
 
 import time
@@ -19,12 +19,12 @@ from specrouter.params import Speculation
 from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
 from specrouter.profiler import PerformanceProfiler, RequestRates
 from specrouter.request import RunningRequest
-from specrouter.scheduler import ChainDecision, ModelChainScheduler, fitting_width
+from specrouter.scheduler import ChainDecision, ModelChainScheduler, fitting_rounds, fitting_width
 
 Ints = NDArray[np.int64]
 
-_EAGER_CYCLES = 48  # decisions are due in every cycle at first,
-_INTERVAL = 8  # then in one of so many
+_EAGER_CYCLES, _EAGER_INTERVAL = 48, 2  # decisions are due in one cycle of so many at first,
+_INTERVAL = 8  # and of so many later,
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _AUDITION_CYCLES = 2  # of each of the drafters that a new request tries, with groups of requests
@@ -160,9 +160,9 @@ class RoutePlanner:
         for route, rows in members.items():
             if route not in predicted:
                 chosen = {row: requests[row] for row in rows}
-                option = self._foreseen(route, chosen, cycle, reader)
-                if option is not None:
-                    predicted[route] = option
+                foreseen = self._foreseen(route, chosen, cycle, reader)
+                if foreseen is not None:
+                    predicted[route] = foreseen
         self._expected = {
             index: predicted[route] for index, route in enumerate(members) if route in predicted
         }
@@ -231,9 +231,7 @@ class RoutePlanner:
             if hard:
                 return None
             snapshot = self.profiler.snapshot()
-            option = self.scheduler.predict(
-                snapshot, workload, chain, depth, width, nodes, rounds
-            )
+            option = self.scheduler.predict(snapshot, workload, chain, depth, width, nodes, rounds)
             self._foreseen_options[route] = (cycle, option)
         return option
 
@@ -246,7 +244,8 @@ class RoutePlanner:
         depth = limits.depth or _FIXED_DEPTH
         width = fitting_width(depth, limits.width or 1)
         hard = self.scheduler.config.policy == "paper"
-        return chain, depth, width, limits.nodes, limits.inner_rounds or 1, hard
+        rounds = fitting_rounds(depth, limits.inner_rounds or 1)
+        return chain, depth, width, limits.nodes, rounds, hard
 
     def _scheduled(
         self,
@@ -279,7 +278,8 @@ class RoutePlanner:
         target = self.scheduler.target
         if any(name not in available and name != target for name in decision.chain):
             return True
-        if cycle - in_use.since < _EAGER_CYCLES or cycle - in_use.cycle >= _INTERVAL:
+        eager = cycle - in_use.since < _EAGER_CYCLES
+        if cycle - in_use.cycle >= (_EAGER_INTERVAL if eager else _INTERVAL):
             return True
         low, high = sorted((requests, in_use.requests))
         return high > _OTHER_LOAD * low

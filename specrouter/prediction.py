@@ -98,8 +98,8 @@ class Workload:
 class Option:
     """One way to run a cycle, and what is predicted of it.
 
-    `nodes`: of each request's tree, in the mean, that the target verifies; `inner_rounds`: how often
-    the first intermediate judges a draft before the next model sees the result.
+    `nodes`: of each request's tree, in the mean, that the target verifies; `inner_rounds`: how
+    often the first intermediate judges a draft before the next model sees the result.
     """
 
     chain: Chain
@@ -147,13 +147,24 @@ def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) 
 def options(
     chain: Chain, snapshot: PerformanceSnapshot, workload: Workload, limits: Limits
 ) -> "list[OptionGrid]":
-    """All ways to run a chain of at least two models, one grid for each number of inner rounds."""
-    rounds = range(1, MAX_INNER_ROUNDS + 1) if len(chain) > 2 else range(1, 2)
+    """All ways to run a chain of at least two models, one grid for each number of inner rounds.
+
+    More rounds are looked at as long as they promise to be better than fewer.
+    """
+    rounds = range(1, MAX_INNER_ROUNDS + 1)
     if limits.inner_rounds is not None:
         rounds = range(limits.inner_rounds, limits.inner_rounds + 1)
-    if len(chain) == 2:
+    if len(chain) == 2 or not snapshot.parameters.get(chain[0], 1):  # only models go on from a path
         rounds = range(1, 2)
-    return [OptionGrid(chain, each, snapshot, workload, limits) for each in rounds]
+    grids: list[OptionGrid] = []
+    least = float("inf")
+    for each in rounds:
+        grids.append(OptionGrid(chain, each, snapshot, workload, limits))
+        found = float(grids[-1].ms_per_token.min())
+        if found >= least:
+            break
+        least = found
+    return grids
 
 
 class OptionGrid:
@@ -199,7 +210,7 @@ class OptionGrid:
 
     def like(self, option: Option) -> Option | None:
         """What is predicted now of an option that was chosen before; None: it is not allowed."""
-        same = (SHAPE_DEPTHS == option.depth) & (SHAPE_WIDTHS == option.width)
+        same = np.equal(SHAPE_DEPTHS, option.depth) & np.equal(SHAPE_WIDTHS, option.width)
         where = np.argwhere(same[:, None] & (self.nodes == option.nodes))
         if not len(where):
             return None
@@ -227,8 +238,8 @@ class OptionGrid:
         allowed = longest <= limits.max_depth
         if limits.depth is not None:
             allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
-        if limits.width is not None:
-            allowed &= _least_at_least(SHAPE_WIDTHS, limits.width)
+        if limits.width is not None and allowed.any():  # as wide as a tree of that depth may be
+            allowed &= _least_at_least(SHAPE_WIDTHS, limits.width, allowed)
         return np.asarray(allowed)
 
     def _levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
@@ -384,10 +395,13 @@ def _similarity(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> 
     return snapshot.similarity.get((proposer, verifier), untried)
 
 
-def _least_at_least(grid: Ints, wanted: int) -> NDArray[np.bool_]:
+def _least_at_least(
+    grid: Ints, wanted: int, among: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
     """The grid's values that stand for one that may lie between them."""
-    above = grid[grid >= wanted]
-    return np.asarray(grid == (above.min() if len(above) else grid.max()))
+    known = grid if among is None else grid[among]
+    above = known[known >= wanted]
+    return np.asarray(grid == (above.min() if len(above) else known.max()))
 
 
 __all__ = [

@@ -140,7 +140,7 @@ class ModelChainScheduler:
             deep,
             fitting_width(deep, limits.width or 1),
             limits.nodes,
-            limits.inner_rounds or 1,
+            fitting_rounds(deep, limits.inner_rounds or 1),
         )
         if policy == "target-only":
             return fixed
@@ -186,7 +186,7 @@ class ModelChainScheduler:
         limits: Limits,
     ) -> ChainDecision:
         alone = target_only(snapshot, workload, self.target)
-        found = {(self.target,): alone}
+        found: dict[Chain, Option] = {(self.target,): alone}
         grids: dict[tuple[Chain, int], OptionGrid] = {}
         for chain in self._reachable(available):
             if len(chain) == 1:
@@ -194,13 +194,18 @@ class ModelChainScheduler:
             each = options(chain, snapshot, workload, limits)
             grids.update({(chain, grid.rounds): grid for grid in each})
             found[chain] = min((grid.best() for grid in each), key=lambda o: o.ms_per_token)
+        if current is not None and len(current.chain) > 1 and current.chain in found:
+            key = (current.chain, current.inner_rounds)
+            if key not in grids:  # it did not look better than fewer rounds
+                grids[key] = OptionGrid(*key, snapshot, workload, limits)
         ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
         best, reason = ranked[0], "fastest as predicted"
         kept = _kept(current, alone, grids)
         if current is None:
             reason = "first decision"
         elif kept is None:
-            reason = f"{'>'.join(current.chain)} is not available"
+            fate = "can have other trees now" if current.chain in found else "is not available"
+            reason = f"{'>'.join(current.chain)} {fate}"
         elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
             best, reason = kept, "kept: nothing is faster by 4%"
         else:
@@ -248,7 +253,8 @@ class ModelChainScheduler:
         """What one way to run a cycle is predicted to cost; `nodes` None: whole trees."""
         if len(chain) == 1:
             return target_only(snapshot, workload, self.target)
-        limits = Limits(depth, width, nodes, inner_rounds, whole_trees=nodes is None)
+        # Somebody asked for it: it is predicted whether or not it would be chosen.
+        limits = Limits(depth, width, nodes, whole_trees=nodes is None, max_depth=MAX_TREE_TOKENS)
         return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
 
     def split(
@@ -320,6 +326,11 @@ def _kept(
     if grid is None or current.predicted is None:
         return None
     return grid.like(current.predicted)
+
+
+def fitting_rounds(depth: int, rounds: int) -> int:
+    """The inner rounds, or the most with which drafts of this depth stay within MAX_DEPTH."""
+    return max(1, min(rounds, MAX_DEPTH // depth))
 
 
 def fitting_width(depth: int, width: int) -> int:

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from statistics import median
 from typing import Any
 
@@ -30,8 +30,8 @@ _COLD_CALLS = 2  # of a model, whose times say more about loading than about the
 _TRIED = 3  # times of a bucket before one is averaged; until then the least counts
 _YOUNG = 10  # times of a bucket until which a time may count for all it says
 _PROFILED = 5.0  # times that a profiled one stands for: served forwards soon outweigh it
-_WEIGHT = 0.1  # of a new time
-_STEP = 0.1  # of a logarithm: what lies farther off counts as this far, so that medians are learned
+_WEIGHT = 0.05  # of a new time
+_STEP = 0.2  # of a logarithm; what lies farther off counts as this far
 _FAR = 0.5  # the same, for attention's slope
 _OUTLIER = math.log(3.0)  # the same, for a young bucket
 _FRESH, _OLD = 20, 100  # forwards since a bucket's last: its own word counts, its neighbours' does
@@ -87,12 +87,16 @@ class TimeCurve:
 
     def many(self, tokens: NDArray[Any], attended: NDArray[Any] | float = 0.0) -> Floats:
         """`at`, for arrays of one shape; milliseconds in that shape."""
-        known, ms, slopes = np.array(self._tokens), np.array(self._ms), np.array(self._slopes)
+        known, ms, slopes = self._arrays
         place = np.maximum(np.searchsorted(known, tokens, side="right") - 1, 0)
         base = ms[place] + slopes[place] * np.maximum(tokens - known[place], 0.0)
         base = np.minimum(base, ms[place + 1])
         total: Floats = base + self.slope_ms_per_million * _PAIRS * attended
         return total
+
+    @cached_property
+    def _arrays(self) -> tuple[Floats, Floats, Floats]:
+        return np.array(self._tokens), np.array(self._ms), np.array(self._slopes)
 
     def scaled(self, factor: float) -> "TimeCurve":
         """The curve of something that takes `factor` times as long."""

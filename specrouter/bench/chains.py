@@ -10,14 +10,14 @@ Contract: a bad argument raises `ConfigError` before anything is loaded.
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench.conditions import checkpoint_dtype
-from specrouter.bench.contenders import Contender, Router
+from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
 from specrouter.bench.options import Options
 from specrouter.bench.peer import PeerContender
@@ -56,12 +56,10 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
             process = stack.enter_context(ReferenceProcess(torch.get_num_threads()))
             outside += references(pool, who, process)
         progress.note(f"loading {pool.target}")
-        router = cast(Router, stack.enter_context(ChainRouter.from_config(config)))
+        router = stack.enter_context(ChainRouter.from_config(config))
         session = Session(options, router, who, prompts, outside, progress)
-        document = {"conditions": session.conditions(texts), "batches": {}}
-        for batch in options.batch:
-            document["batches"][str(batch)] = session.run(batch)
-    return document
+        batches = {str(batch): session.run(batch) for batch in options.batch}
+        return {"conditions": session.conditions(texts), "batches": batches}
 
 
 def write(document: Mapping[str, Any], options: Options) -> None:

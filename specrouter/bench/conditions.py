@@ -14,7 +14,7 @@ from specrouter.bench.contenders import Router
 
 
 def conditions(router: Router) -> dict[str, Any]:
-    """As JSON has them; inflated models are marked as such."""
+    """As JSON has them, after the runs, when models in use are loaded. Inflated ones are marked."""
     pool = router.pool
     target = pool.get(pool.target)
     device = target.device
@@ -33,7 +33,7 @@ def conditions(router: Router) -> dict[str, Any]:
 
 
 def checkpoint_dtype(pool: ModelPool, model: ModelConfig) -> str:
-    """The dtype that the model is loaded in."""
+    """The dtype that is configured for the model, or else the one that it is stored in."""
     if model.dtype != "auto":
         return model.dtype
     config = _checkpoint_config(pool.path(model.name))
@@ -52,9 +52,11 @@ def cpu_name() -> str:
 def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
     if model.is_weightless:
         return {"parameters": 0, "dtype": None, "is_inflated": False}
+    # Only a loaded model says what became of "auto".
+    loaded = str(pool.get(model.name).dtype) if pool.is_loaded(model.name) else None
     return {
         "parameters": pool.parameter_count(model.name),
-        "dtype": checkpoint_dtype(pool, model),
+        "dtype": loaded.removeprefix("torch.") if loaded else None,
         "is_inflated": bool(
             _checkpoint_config(pool.path(model.name)).get("specrouter_inflated", False)
         ),

@@ -7,8 +7,8 @@ as those of a service that has been up for a while do.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from modelpool import ModelPool
 from specrouter.bench.prompts import Work
@@ -21,9 +21,7 @@ from specrouter.bench.sample import (
 )
 from specrouter.config import RouterConfig
 from specrouter.output import RequestOutput
-from specrouter.params import SamplingParams, Speculation
-
-T = TypeVar("T")
+from specrouter.params import SamplingParams
 
 
 class Router(Protocol):
@@ -32,13 +30,15 @@ class Router(Protocol):
     config: RouterConfig
     pool: ModelPool
 
-    def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]: ...
+    def generate(
+        self, prompts: Any, params: Any = None, speculation: Any = None
+    ) -> list[RequestOutput]: ...
 
-    def set_policy(self, policy: Any) -> None: ...
+    def set_policy(self, policy: str, **settings: Any) -> None: ...
 
     def statistics(self) -> EngineStatistics: ...
 
-    def run_idle(self, fn: Callable[[], T]) -> T: ...
+    def run_idle(self, errand: Callable[[], Any]) -> Any: ...
 
 
 class Contender(Protocol):
@@ -51,17 +51,19 @@ class Contender(Protocol):
 
 
 class OwnContender:
-    """The router under a policy, or with an override of it in every request."""
+    """The router under a policy with its settings; `speculation` overrides it in every request."""
 
     def __init__(
         self,
         name: str,
         router: Router,
         policy: str = "adaptive",
-        speculation: Speculation | str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        speculation: Literal["off"] | None = None,
     ) -> None:
         self.name = name
-        self._router, self._policy, self._speculation = router, policy, speculation
+        self._router, self._policy, self._settings = router, policy, settings or {}
+        self._speculation = speculation
 
     def supports(self, batch: int) -> bool:
         return True
@@ -72,7 +74,7 @@ class OwnContender:
             for seed in work.seeds
         ]
         prompts = [prompt.token_ids for prompt in work.prompts]
-        self._router.set_policy(self._policy)
+        self._router.set_policy(self._policy, **self._settings)
         before = self._router.statistics()
         started = time.perf_counter()
         outputs = self._router.generate(prompts, params, self._speculation)

@@ -71,7 +71,7 @@ def _bars(
 
 
 def _title(conditions: Mapping[str, Any]) -> str:
-    machine = conditions["gpu"] or f"{conditions['cpu']}, {conditions['threads']} threads"
+    machine = conditions["gpu"] or f"{conditions['cpu']}, threads: {conditions['threads']}"
     temperature = conditions["temperature"]
     sampling = f"temperature {temperature:g}" if temperature else "greedy"
     return f"{model_sizes(conditions)}\n{machine}, {conditions['dtype']}, {sampling}"

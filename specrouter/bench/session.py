@@ -16,7 +16,6 @@ from specrouter.bench.prompts import BenchPrompt, Work, deal
 from specrouter.bench.rounds import Progress, measure
 from specrouter.bench.sample import EngineTime, Sample
 from specrouter.bench.tuning import Shape, Tuned
-from specrouter.params import Speculation
 from specrouter.scheduler import Chain
 
 _TUNING_TOKENS = 16  # of each prompt in the first rung; every further one doubles them
@@ -135,8 +134,8 @@ class Session:
         return sum(s.tokens for s in samples), sum(s.seconds for s in samples)
 
     def _static(self, chain: Chain, shape: Shape) -> OwnContender:
-        speculation = Speculation(chain, shape.depth, shape.width)
-        return OwnContender(chain_name(chain), self._router, speculation=speculation)
+        settings = {"chain": chain, **asdict(shape)}
+        return OwnContender(chain_name(chain), self._router, "static", settings)
 
     def _contenders(self, batch: int, static: Sequence[Tuned]) -> list[Contender]:
         own = [

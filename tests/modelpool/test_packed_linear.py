@@ -90,6 +90,9 @@ def test_plain_weights_are_let_go(tied: bool, tmp_path: Path) -> None:
     kept = [weight() for weight in plain if weight() is not None]
     assert len(kept) == tied
     assert all(weight is model.get_input_embeddings().weight for weight in kept)
+    maps = Path("/proc/self/maps")
+    if maps.is_file():
+        assert str(tmp_path) not in maps.read_text()
 
 
 def test_a_copy_is_independent(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -287,15 +288,15 @@ def test_a_forward_has_its_own_number_of_threads(
         return torch.zeros(1)
 
     monkeypatch.setattr(packed, "_forward", forward)
-    unused: Any = None
+    unused, view = torch.zeros(1, dtype=torch.int64), MagicMock()
     with pytest.raises(RuntimeError) if fails else nullcontext():
-        packed.forward(unused, unused, unused, unused)
+        packed.forward(unused, unused, view, unused)
     assert seen == [3]
     assert torch.get_num_threads() == before
 
 
 def test_a_tuned_model_says_what_it_said() -> None:
-    tuning = Tuning(pack_weights=True, lean_norms=True)
+    tuning = Tuning(pack_weights=True, lean=True)
     packed = PackedModel.wrap("m", make_model(LlamaConfig(**_GATED), torch.float32), VOCAB, tuning)
     ordinary = make_model(LlamaConfig(**_GATED), torch.float32)
     assert type(packed.model.model.norm).__name__ == "LeanRMSNorm"

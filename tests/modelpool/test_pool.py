@@ -196,7 +196,7 @@ def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(tmp_pat
     before = pool._bytes("small")
     pool.get("small")
     assert loads.dtypes == ["auto", "float32"]
-    assert [tuning.lean_norms for tuning in loads.tunings] == [False, True]
+    assert [tuning.lean for tuning in loads.tunings] == [False, True]
     assert pool._bytes("small") == 2 * before
 
 

@@ -48,4 +48,4 @@ def test_a_dtype_that_was_asked_for_is_used() -> None:
 def test_only_a_small_drafter_on_the_cpu_has_one_thread(role: Role, threads: int) -> None:
     for asked, expected in ((None, threads), (3, 3)):
         tuning = tuning_for(config(threads=asked), role, default_threads=6, pack_weights=True)
-        assert tuning == Tuning(expected, True, lean_norms=role.is_cpu_drafter)
+        assert tuning == Tuning(expected, True, lean=role.is_cpu_drafter)

@@ -17,14 +17,17 @@ from transformers import (
 from processors.logits import (
     NO_TOKEN,
     add_entries,
+    best,
     change_rows,
     column,
     ends_with,
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    log_shares,
     log_total,
     penalize,
+    top,
 )
 
 VOCAB = 50
@@ -164,3 +167,42 @@ def test_nan_stays_nan_and_what_is_excluded_stays_excluded() -> None:
         keep_min_p(scores, column([0.5], HOST))
         assert torch.equal(scores.isnan(), torch.full((1, 4), math.isnan(value)))
         assert not scores.isfinite().any()
+
+
+@pytest.mark.parametrize("size", [40, 512, 513, 640, 4096, 5001])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_best_are_found_by_way_of_blocks(size: int, dtype: torch.dtype) -> None:
+    drawn = torch.Generator().manual_seed(size)
+    scores = torch.randn(12, size, generator=drawn, dtype=torch.float64).to(dtype)
+    scores[1] = scores[1].round()  # ties
+    scores[2] = -math.inf
+    scores[3, : size - 1] = -math.inf
+    scores[4, -2:] = math.nan
+    scores[5] = math.nan
+    scores[6, 17] = math.inf
+    scores = scores.repeat(1, 2)[:, :size]  # as logits whose padding was cut off
+    for width in (1, 2, 4, 7):
+        values, ids = top(scores, width)
+        wanted = scores.topk(width, dim=-1).values
+        assert torch.equal(values.nan_to_num(99.0), wanted.nan_to_num(99.0))
+        there = scores.gather(1, ids)
+        assert torch.equal(there.nan_to_num(99.0), wanted.nan_to_num(99.0))
+        assert torch.equal(ids[:, 0], scores.max(dim=-1).indices)
+        finite = torch.tensor([0, 1, 7, 8, 9, 10, 11])
+        assert all(len(set(line)) == width for line in ids[finite].tolist())
+    values, ids = best(scores)
+    found = scores.max(dim=-1, keepdim=True)
+    assert torch.equal(ids, found.indices)
+    assert torch.equal(values.nan_to_num(99.0), found.values.nan_to_num(99.0))
+
+
+def test_log_shares_are_those_of_a_softmax_and_nothing_where_all_is_excluded() -> None:
+    scores = torch.randn(3, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores[1] = -math.inf
+    scores[2, 3:] = -math.inf
+    values, ids = top(scores, 4)
+    shares = log_shares(scores, values, ids)
+    torch.testing.assert_close(shares[0], scores[0].log_softmax(-1)[ids[0]])
+    assert shares[1].tolist() == [-math.inf] * 4
+    assert shares[2, :3].exp().sum().item() == pytest.approx(1.0)
+    assert shares[2, 3] == -math.inf

@@ -113,3 +113,34 @@ def test_every_draw_for_a_position_has_noise_of_its_own() -> None:
     for draw in (1, 2, 0, 2):
         taken = bank.take([0], [3], [draw])[0].numpy()
         assert np.array_equal(taken, gumbel(7, 3, VOCAB, draw=draw))
+
+
+def test_float32_noise_is_the_rounded_float64_noise() -> None:
+    bank = make_bank(window=4)
+    bank.open(0, seed=5)
+    bank.take([0], [1])  # before anybody asked for float32
+    for row in range(1, 4):
+        bank.open(row, seed=5 + row)  # and as the bank grows
+        for position in (1, 2, 6, 2):
+            taken = bank.take([0, row], [position] * 2, dtype=torch.float32)
+            assert taken.dtype == torch.float32
+            assert torch.equal(taken, bank.take([0, row], [position] * 2).float())
+            wanted = gumbel(5 + row, position, VOCAB).astype(np.float32)
+            assert np.array_equal(taken[1].numpy(), wanted)
+
+
+def test_what_is_taken_is_a_copy() -> None:
+    bank = make_bank()
+    bank.open(0, seed=5)
+    for dtype in (torch.float64, torch.float32):
+        bank.take([0], [3], dtype=dtype).zero_()
+        assert torch.equal(bank.take([0], [3], dtype=dtype)[0].double() != 0, torch.ones(VOCAB) > 0)
+
+
+def test_a_row_without_noise_is_refused() -> None:
+    bank = make_bank()
+    bank.open(1, seed=5)
+    for row in (0, 1):
+        bank.close(row)
+        with pytest.raises(AssertionError):
+            bank.take([row], [0])

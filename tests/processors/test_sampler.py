@@ -545,3 +545,58 @@ def test_paths_that_are_needed_must_be_known() -> None:
     contexts = Contexts(np.array([0]), np.array([1]), np.array([1]))
     with pytest.raises(AssertionError):
         sampler.scores(random_logits(1), contexts)
+
+
+# Many contexts, large vocabularies, drafts
+
+
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.3), (0.0, 1.0), (0.0, 0.0)])
+def test_a_choice_has_the_same_bits_in_parts(
+    temperatures: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1000
+    sampler = Sampler(size, window=16)
+    for row, temperature in enumerate(temperatures):
+        sampler.open(row, SamplingSettings(temperature, seed=row))
+    drawn = torch.Generator().manual_seed(0)
+    logits = torch.randn(26, size, generator=drawn)
+    rows, positions = np.arange(26) % 2, np.arange(26) // 2
+    contexts = Contexts(rows, positions, np.zeros(26, dtype=np.int64))
+    whole, ranked = sampler.choose(logits, contexts), sampler.rank(logits, contexts, 3)
+    monkeypatch.setattr("processors.sampler._PART", 4 * size)
+    for got, wanted in zip(sampler.choose(logits, contexts), whole, strict=True):
+        assert torch.equal(got, wanted)
+    assert torch.equal(sampler.rank(logits, contexts, 3)[0], ranked[0])
+    for index in range(26):
+        temperature = temperatures[index % 2]
+        wanted_scores = logits[index].double().numpy()
+        if temperature > 0:
+            wanted_scores = wanted_scores / temperature + gumbel(index % 2, index // 2, size)
+        assert whole[0][index] == wanted_scores.argmax()
+        assert whole[1][index] == wanted_scores.max()
+
+
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.3), (0.0, 1.0)])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_drafts_are_ranked_as_the_choice_is_up_to_float32(
+    temperatures: tuple[float, float], top_p: float
+) -> None:
+    rows = [SamplingSettings(t, top_p=top_p, seed=i) for i, t in enumerate(temperatures)]
+    sampler, logits = open_rows(*rows), random_logits(2, dtype=torch.float32)
+    contexts = contexts_at([0, 1], [2, 2])
+    ids, ranked = sampler.rank(logits, contexts, 3)
+    exact_ids, exact = sampler.rank(logits.double(), contexts, 3)
+    assert torch.equal(ids, exact_ids)
+    torch.testing.assert_close(ranked, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_draws_of_a_purpose_of_their_own_keep_float64() -> None:
+    sampler = open_rows(SamplingSettings(0.8, seed=1))
+    logits = random_logits(1, dtype=torch.float32)
+    contexts = contexts_at([0], [2])
+    for got, wanted in zip(
+        sampler.rank(logits, contexts, 1, purpose=1),
+        sampler.rank(logits.double(), contexts, 1, purpose=1),
+        strict=True,
+    ):
+        assert torch.equal(got, wanted)

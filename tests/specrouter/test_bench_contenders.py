@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -25,8 +25,6 @@ from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.reference import Checkpoint
 from specrouter.bench.sample import EngineTime, MeasurementError
 
-T = TypeVar("T")
-
 WORK = Work(
     (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
 )  # fmt: skip
@@ -42,15 +40,15 @@ class CountingRouter:
         self.idle_runs = 0
         self._error, self._cycles = error, 0
 
-    def set_policy(self, policy: Any) -> None:
-        self.calls.append(policy)
+    def set_policy(self, policy: str, **settings: Any) -> None:
+        self.calls.append((policy, settings))
 
     def statistics(self) -> EngineTime:
         return EngineTime(cycles=self._cycles, cycle_ms=10.0 * self._cycles)
 
-    def run_idle(self, fn: Callable[[], T]) -> T:
+    def run_idle(self, errand: Callable[[], Any]) -> Any:
         self.idle_runs += 1
-        return fn()
+        return errand()
 
     def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]:
         self.calls.append((prompts, params, speculation))
@@ -74,9 +72,11 @@ class CountingRouter:
 
 def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
     router = CountingRouter()
-    sample = OwnContender("adaptive", router, "paper", "off").run(WORK)
+    settings = {"chain": ("small", "big"), "depth": 3}
+    sample = OwnContender("a chain", router, "static", settings, "off").run(WORK)
     policy, (prompts, params, speculation) = router.calls
-    assert (policy, speculation) == ("paper", "off")
+    assert policy == ("static", settings)
+    assert speculation == "off"
     assert prompts == [(5, 6), (7,)]
     assert params == [
         SamplingParams(8, temperature=1.0, seed=seed, ignore_eos=True) for seed in (3, 4)
@@ -148,7 +148,7 @@ def test_padding_does_not_change_a_greedy_output(checkpoints: list[Checkpoint]) 
 def test_assistant_leaves_a_greedy_output_as_it_is(checkpoints: list[Checkpoint]) -> None:
     work = Work(WORK.prompts[:1], (0,), 12, 0.0, None)
     alone = reference._generate(checkpoints[-1], None, work)
-    assisted = reference._generate(checkpoints[-1], checkpoints[-1], work)
+    assisted = reference._generate(checkpoints[-1], checkpoints[-2], work)
     assert assisted.token_ids == alone.token_ids
     assert assisted.target_passes < alone.target_passes
 
@@ -202,12 +202,12 @@ def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type
         for text, seed in (("ab", 3), ("c", 4))
     ]  # fmt: skip
     assert sample.tokens == 14
-    assert sample.distinct == (pytest.approx(0.2), pytest.approx(0.2))
+    assert sample.distinct == pytest.approx((0.2, 0.2))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
 def test_unreachable_peer_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(ConfigError, match="^--peer: "):
+    with pytest.raises(ConfigError, match=r"^--peer: "):
         PeerContender(url)
 
 
@@ -258,5 +258,5 @@ def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-2m", "assisted:text", "tiny-8m", "peer", ""])
 def test_unknown_contender_is_refused(name: str, tiny: ModelPool) -> None:
-    with pytest.raises(ConfigError, match="^--only: "):
+    with pytest.raises(ConfigError, match=r"^--only: "):
         lineup(tiny, ["off", name], has_peer=False)

@@ -88,7 +88,7 @@ def test_plot_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: seen.append(self))
     write_plot(DOCUMENT, tmp_path / "plot.png")
     axes = seen[0].axes[0]
-    for part in ("big 201.9M (inflated)", "A processor, 2 threads", "bfloat16", "temperature 1"):
+    for part in ("big 201.9M (inflated)", "A processor, threads: 2", "bfloat16", "temperature 1"):
         assert part in axes.get_title()
     # a>big is measured at batch 1 only, where it is ssd-tuned; target-only is the line at 1.
     names = [text.get_text() for text in axes.get_legend().get_texts()]

@@ -126,6 +126,8 @@ def test_bad_value_is_one_line_that_names_the_field(
         (["generate", "p", "--no-speculation", "--chain", "a,b"], "--chain"),
         (["serve", "--port", "70000"], "--port"),
         (["inflate", "somewhere"], "OUT_DIR"),
+        (["bench"], "WHAT"),
+        (["bench", "chains", "--prompts"], "--prompts"),
     ],
 )
 def test_bad_argument_is_one_line_that_names_it(
@@ -152,6 +154,10 @@ def test_bad_config_is_one_line_that_names_the_field(
 def test_default_config_is_the_bundled_scenario() -> None:
     assert default_config().name == "tiny.yaml"
     assert default_config().is_file()
+
+
+def test_benchmark_has_a_bundled_scenario_of_its_own() -> None:
+    assert default_config("bench-cpu.yaml").is_file()
 
 
 def test_inflate_refuses_a_directory_without_a_model(

@@ -1,154 +1,254 @@
-"""What the profiler remembers, and how fast it forgets."""
+"""What the profiler remembers of cycles, and how it shows it."""
 
+import math
+import threading
+from typing import Any
+
+import numpy as np
 import pytest
 
-from specrouter.profiler import PerformanceProfiler, TimeCurve
+from specrouter.acceptance import SHAPES, JudgedTrees
+from specrouter.prediction import Outcome, TreeKey
+from specrouter.profiler import EngineStatistics, PerformanceProfiler, RequestRates
+from specrouter.time_curve import TimeEstimator, TimeSample
 
 PAIR = ("small", "big")
-
-
-COLD_MS = 1e4
+KEY: TreeKey = (("small",), 1, "big", True)
 
 
 @pytest.fixture
 def profiler() -> PerformanceProfiler:
-    """Of which "big" is warm: its first two forwards are behind it."""
-    profiler = PerformanceProfiler({"small": 10, "big": 100})
-    for _ in range(2):
-        profiler.record_time("big", 1, COLD_MS)
-    return profiler
+    return PerformanceProfiler({"small": 10, "big": 100})
 
 
-def at(profiler: PerformanceProfiler, tokens: float) -> float:
-    return profiler.snapshot().times["big"].at(tokens)
+def trees(accepted: bool, count: int = 1) -> JudgedTrees:
+    """Drafts of a single node."""
+    one = np.zeros((count, 1), dtype=np.int64)
+    walk = np.full((count, 1), accepted)
+    return JudgedTrees(
+        one - 1, one + 1, one + math.log(0.5), walk | True, walk, np.ones(count, np.int64), 1
+    )
 
 
 def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
     known = profiler.snapshot()
-    assert (dict(known.times), dict(known.similarity), dict(known.acceptance)) == ({}, {}, {})
+    for part in (known.times, known.similarity, known.trees, known.promised_alpha, known.outcomes):
+        assert dict(part) == {}
+    assert (known.machine, known.probe_share, known.cycle_ms) == (1.0, 0.0, 0.0)
     assert known.parameters == {"small": 10, "big": 100}
 
 
-def test_a_models_first_two_forwards_do_not_count(profiler: PerformanceProfiler) -> None:
-    for ms in (COLD_MS, COLD_MS, 2.0):
-        assert "small" not in profiler.snapshot().times
-        profiler.record_time("small", 1, ms)
-    assert profiler.snapshot().times["small"].points == ((1, 2.0),)
+def test_a_curve_that_was_learned_elsewhere_is_known_at_once(profiler: PerformanceProfiler) -> None:
+    samples = [TimeSample(n, 0.0, 10.0 + n) for n in (1, 2, 4, 8)]
+    times = TimeEstimator.profiled(samples)
+    profiler.learn_curve("big", times)
+    assert profiler.curve_of("big") is times
+    assert profiler.curve_of("small") is None
+    assert profiler.snapshot().times["big"].at(4) == pytest.approx(14.0)
 
 
-def test_of_the_first_three_times_the_least_counts(profiler: PerformanceProfiler) -> None:
-    for ms, known in ((60.0, 60.0), (10.0, 10.0), (30.0, 10.0)):
-        profiler.record_time("big", 1, ms)
-        assert at(profiler, 1) == known
+def test_forwards_teach_their_models_curve(profiler: PerformanceProfiler) -> None:
+    for _ in range(20):
+        profiler.record_forward("big", 4, 0.0, 8.0)
+    known = profiler.snapshot()
+    assert set(known.times) == {"big"}
+    assert known.times["big"].at(4) == pytest.approx(8.0)
 
 
-def test_a_model_is_stale_when_it_was_used_but_not_for_long(profiler: PerformanceProfiler) -> None:
-    profiler.record_time("small", 1, 1.0)
-    for _ in range(512):
+def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfiler) -> None:
+    for _ in range(20):
+        profiler.record_stage("draft", 3, 8.0, times=4)
+    assert profiler.snapshot().stages["draft"].at(3) == pytest.approx(2.0)
+
+
+def test_a_model_is_idle_since_its_last_forward(profiler: PerformanceProfiler) -> None:
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    for _ in range(5):
         profiler.begin_cycle()
-        profiler.record_time("big", 1, 1.0)
-    assert profiler.snapshot().stale == frozenset()
-    profiler.begin_cycle()
-    assert profiler.snapshot().stale == {"small"}
-    profiler.record_time("small", 1, 1.0)
-    assert profiler.snapshot().stale == frozenset()
+        profiler.record_forward("big", 1, 0.0, 1.0)
+    assert dict(profiler.snapshot().idle_cycles) == {"small": 5, "big": 0}
 
 
-def test_times_are_moving_averages_in_which_a_faster_one_counts_more(
+# Totals
+
+
+def test_statistics_are_the_totals_of_what_was_recorded(profiler: PerformanceProfiler) -> None:
+    assert profiler.statistics() == EngineStatistics(0, 0.0, {}, 0.0, {}, {}, 0, 0, 0)
+    for _ in range(2):
+        profiler.record_forward("small", 2, 100.0, 1.0)
+        profiler.record_forward("big", 5, 100.0, 4.0)
+        profiler.record_stage("draft", 2, 0.25)
+        profiler.record_stage("verify", 5, 0.5)
+        profiler.record_stage("cycle", 1, 100.0)  # is part of the control plane
+        profiler.record_cycle(7.0, committed=3, requests=1)
+    profiler.record_switch()
+    assert profiler.statistics() == EngineStatistics(
+        cycles=2,
+        cycle_ms=14.0,
+        model_ms={"small": 2.0, "big": 8.0},
+        logits_ms=1.5,
+        forwards={"small": 2, "big": 2},
+        pack_tokens={"small": 4, "big": 10},
+        committed_tokens=6,
+        target_passes=2,
+        switches=1,
+    )
+
+
+def test_statistics_that_were_handed_out_stay_as_they_are(profiler: PerformanceProfiler) -> None:
+    profiler.record_forward("big", 1, 0.0, 1.0)
+    before = profiler.statistics()
+    profiler.record_forward("big", 1, 0.0, 1.0)
+    assert before.forwards == {"big": 1}
+
+
+def test_probes_cost_what_the_best_chain_would_not_have(profiler: PerformanceProfiler) -> None:
+    profiler.record_cycle(90.0, 1, 1)
+    profiler.record_cycle(10.0, 1, 1)
+    profiler.record_probe(3.0)
+    profiler.record_probe(-5.0)  # faster than the best: no cost, and no gain
+    assert profiler.snapshot().probe_share == pytest.approx(0.03)
+
+
+# Similarity and acceptance
+
+
+def test_similarity_is_a_moving_average(profiler: PerformanceProfiler) -> None:
+    profiler.record_similarity(PAIR, 0.2)
+    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8)
+    profiler.record_similarity(PAIR, 0.6)
+    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8 - 0.05 * 0.4)
+
+
+@pytest.mark.parametrize("variation", [math.nan, math.inf, -math.inf])
+def test_a_variation_that_is_no_number_is_ignored(
+    variation: float, profiler: PerformanceProfiler
+) -> None:
+    profiler.record_similarity(PAIR, variation)
+    assert not profiler.snapshot().similarity
+    profiler.record_similarity(PAIR, 0.2)
+    profiler.record_similarity(PAIR, variation)
+    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8)
+
+
+def test_similarity_promises_what_shared_noise_guarantees_until_drafts_are_judged(
     profiler: PerformanceProfiler,
 ) -> None:
-    for _ in range(3):
-        profiler.record_time("big", 1, 10.0)
-    assert at(profiler, 1) == 10.0
-    profiler.record_time("big", 1, 20.0)
-    assert at(profiler, 1) == pytest.approx(10 + 0.15 * 10)
-    profiler.record_time("big", 1, 1.5)
-    assert at(profiler, 1) == pytest.approx(11.5 + 0.4 * (1.5 - 11.5))
-
-
-def test_an_outlier_counts_as_three_times_the_known_time(profiler: PerformanceProfiler) -> None:
-    for _ in range(3):
-        profiler.record_time("big", 1, 10.0)
-    profiler.record_time("big", 1, 1e6)
-    assert at(profiler, 1) == pytest.approx(10 + 0.15 * 20)
-
-
-def test_a_changed_machine_is_learned(profiler: PerformanceProfiler) -> None:
-    for ms in [10.0] * 5 + [50.0] * 60:
-        profiler.record_time("big", 1, ms)
-    assert at(profiler, 1) == pytest.approx(50.0, rel=0.01)
-
-
-def test_sizes_share_buckets_up_to_the_next_power_of_two(profiler: PerformanceProfiler) -> None:
-    profiler.record_time("big", 5, 10.0)
-    assert profiler.snapshot().times["big"].points == ((8, 10.0),)
-    profiler.record_time("big", 8, 20.0)
-    assert len(profiler.snapshot().times["big"].points) == 1
-    profiler.record_time("big", 9, 20.0)
-    assert [tokens for tokens, _ in profiler.snapshot().times["big"].points] == [8, 16]
-
-
-def test_a_curve_never_falls_with_more_tokens(profiler: PerformanceProfiler) -> None:
-    for tokens, ms in [(1, 30.0), (4, 12.0), (16, 15.0), (32, 14.0)]:
-        profiler.record_time("big", tokens, ms)
-    assert profiler.snapshot().times["big"].points == ((1, 12.0), (4, 12.0), (16, 14.0), (32, 14.0))
-
-
-def test_a_curve_is_linear_between_its_points_and_in_proportion_beyond() -> None:
-    curve = TimeCurve(((2, 10.0), (4, 20.0), (32, 48.0)))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 18, 32, 64)] == [10, 10, 15, 20, 34, 48, 96]
-
-
-def test_a_curve_known_for_few_tokens_only_is_flat_beyond() -> None:
-    assert TimeCurve(((1, 10.0), (4, 11.0))).at(100) == 11.0
-
-
-def test_similarity_is_one_minus_the_mean_total_variation(profiler: PerformanceProfiler) -> None:
-    profiler.record_similarity(PAIR, 0.4)
-    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.6)
     profiler.record_similarity(PAIR, 0.2)
-    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.6 + 0.05 * 0.2)
+    promised = profiler.snapshot().promised_alpha
+    assert promised[*PAIR, True] == promised[*PAIR, False] == pytest.approx(0.8 / 1.2)
+    for _ in range(600):
+        profiler.record_trees(KEY, trees(True, 8))
+    promised = profiler.snapshot().promised_alpha
+    assert promised[*PAIR, True] > 0.9
+    assert promised[*PAIR, False] == pytest.approx(0.8 / 1.2)  # that mode saw nothing
 
 
-def test_acceptance_is_the_share_of_judged_tokens(profiler: PerformanceProfiler) -> None:
-    profiler.record_acceptance(PAIR, 0, 0)
-    assert (*PAIR, 1) not in profiler.snapshot().acceptance
-    profiler.record_acceptance(PAIR, 3, 1)
-    seen = profiler.snapshot().acceptance[*PAIR, 1]
-    assert (seen.rate, seen.evidence) == (0.75, 4.0)
-
-
-def test_each_width_has_an_acceptance_of_its_own(profiler: PerformanceProfiler) -> None:
-    profiler.record_acceptance(PAIR, 1, 3)
-    profiler.record_acceptance(PAIR, 3, 1, width=4)
-    seen = profiler.snapshot().acceptance
-    assert {trial: known.rate for trial, known in seen.items()} == {
-        (*PAIR, 1): 0.25,
-        (*PAIR, 4): 0.75,
-    }
-
-
-def test_old_acceptances_fade(profiler: PerformanceProfiler) -> None:
-    for _ in range(1000):
-        profiler.record_acceptance(PAIR, 4, 0)
-    for _ in range(400):
-        profiler.record_acceptance(PAIR, 0, 4)
-    seen = profiler.snapshot().acceptance[*PAIR, 1]
-    assert seen.rate < 0.05
-    assert seen.evidence == pytest.approx(400.0, rel=0.01)
+def test_trees_teach_the_key_that_they_were_recorded_under(profiler: PerformanceProfiler) -> None:
+    for _ in range(4):
+        profiler.record_trees(KEY, trees(True, 2))
+    known = profiler.snapshot()
+    assert set(known.trees) == {KEY}
+    assert known.trees[KEY].alpha == 1.0
+    assert known.trees[KEY].trees[SHAPES.index((1, 1))] == pytest.approx(8, rel=0.05)
 
 
 def test_a_snapshot_does_not_change(profiler: PerformanceProfiler) -> None:
-    profiler.record_time("big", 1, 10.0)
-    known = profiler.snapshot()
-    profiler.record_time("big", 1, 1.0)
-    profiler.record_similarity(PAIR, 0.5)
-    assert known.times["big"].at(1) == 10.0
-    assert PAIR not in known.similarity
+    profiler.record_trees(KEY, trees(True))
+    before = profiler.snapshot()
+    for _ in range(50):
+        profiler.record_trees(KEY, trees(False))
+        profiler.begin_cycle()
+        profiler.record_similarity(PAIR, 0.5)
+    assert before.trees[KEY].alpha == 1.0
+    assert not before.similarity
+    frozen: Any = before.trees
+    with pytest.raises(TypeError):
+        frozen[KEY] = None
 
 
-def test_a_similarity_that_is_no_number_is_not_learned() -> None:
-    profiler = PerformanceProfiler({"small": 1, "target": 2})
-    profiler.record_similarity(("small", "target"), 0.25)
-    profiler.record_similarity(("small", "target"), float("nan"))
-    assert profiler.snapshot().similarity["small", "target"] == 0.75
+def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfiler) -> None:
+    broken: list[BaseException] = []
+    done = threading.Event()
+
+    def look() -> None:
+        try:
+            while not done.is_set():
+                profiler.snapshot()
+                profiler.statistics()
+        except BaseException as error:
+            broken.append(error)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for index in range(300):
+        model = f"model-{index}"
+        profiler.record_forward(model, 1, 0.0, 1.0)
+        profiler.record_similarity((model, "big"), 0.3)
+        profiler.record_trees(((model,), 1, "big", True), trees(True))
+        profiler.record_outcome((model, "big"), 1.0, 1.0, 1.0, 1.0)
+    done.set()
+    watcher.join()
+    assert not broken
+    assert len(profiler.snapshot().trees) == 300
+
+
+# How predictions came out
+
+
+def outcome(profiler: PerformanceProfiler) -> Outcome:
+    return profiler.snapshot().outcomes[PAIR]
+
+
+def test_cycles_that_come_out_as_predicted_correct_nothing(profiler: PerformanceProfiler) -> None:
+    for _ in range(50):
+        profiler.record_outcome(PAIR, 10.0, 10.0, 1.5, 1.5)
+    assert (outcome(profiler).time, outcome(profiler).tokens) == pytest.approx((1.0, 1.0))
+
+
+def test_cycles_that_are_slower_or_bring_less_correct_the_prediction(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(300):
+        profiler.record_outcome(PAIR, 10.0, 12.0, 4.0, 3.0)
+    assert outcome(profiler).time == pytest.approx(1.2, rel=0.01)
+    assert outcome(profiler).tokens == pytest.approx(0.75, abs=0.04)
+
+
+def test_one_hiccup_hardly_counts_and_no_correction_is_absurd(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(50):
+        profiler.record_outcome(PAIR, 10.0, 10.0, 1.0, 1.0)
+    profiler.record_outcome(PAIR, 10.0, 1e5, 1.0, 1.0)
+    assert outcome(profiler).time < 1.03
+    for _ in range(500):
+        profiler.record_outcome(PAIR, 10.0, 1e5, 100.0, 0.0)
+    assert outcome(profiler) == Outcome(1.5, 0.67)
+
+
+def test_a_cycle_that_others_shared_tells_of_tokens_only(profiler: PerformanceProfiler) -> None:
+    profiler.record_outcome(PAIR, 0.0, 99.0, 60.0, 0.0)
+    assert outcome(profiler).time == 1.0
+    assert outcome(profiler).tokens < 1.0
+
+
+# Requests
+
+
+def test_a_request_counts_as_everybody_until_there_is_evidence() -> None:
+    rates = RequestRates()
+    assert rates.factor(("small",)) == 1.0
+    rates.record(("small",), 0.0, 1.5)
+    assert 0.9 < rates.factor(("small",)) < 1.0
+    assert rates.factor(("twin",)) == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
+def test_a_request_that_differs_is_found_out(factor: float) -> None:
+    rates, seen = RequestRates(), [1.0]
+    for _ in range(300):
+        rates.record(("small",), 1.5 * factor, 1.5)
+        seen.append(rates.factor(("small",)))
+    assert rates.factor(("small",)) == pytest.approx(factor, abs=0.2)
+    assert sorted(seen, reverse=factor < 1.0) == seen

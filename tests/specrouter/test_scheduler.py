@@ -1,62 +1,59 @@
-"""The scheduler's formulas against values computed by hand, and which chain follows from them."""
+"""Which chain and which trees follow from what is known."""
 
-import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from specrouter.config import SchedulerConfig
-from specrouter.profiler import Acceptance, Pair, PerformanceSnapshot, TimeCurve
+from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
+from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
 from specrouter.scheduler import (
-    Chain,
     ChainDecision,
     ModelChainScheduler,
-    acceptance_rate,
     candidate_chains,
-    expected_accepted,
     fitting_width,
-    predict_adaptive,
-    predict_paper,
-    similarity_to_acceptance,
+)
+from tests.specrouter.predictions import (
+    ALL,
+    NAMES,
+    PAIR,
+    PARAMETERS,
+    TRIPLE,
+    flat,
+    rising,
+    snapshot,
 )
 
-NAMES = ("small", "twin", "middle", "big")
-PARAMETERS = {"small": 10, "twin": 10, "middle": 100, "big": 1000}
-ALL = frozenset(NAMES)
-CERTAIN = 1e9  # tokens of evidence that silence the prior
+ONE = Workload(1)
+ALONE: Chain = ("big",)
+TWIN: Chain = ("twin", "big")
+STALE = 10_000  # cycles
 
 
-def flat(ms: float) -> TimeCurve:
-    """A forward that costs the same however many tokens it has."""
-    return TimeCurve(((1, ms), (16, ms)))
-
-
-def snapshot(
-    times: Mapping[str, TimeCurve],
-    rates: Mapping[Pair, float] | None = None,
-    similarity: Mapping[Pair, float] | None = None,
-) -> PerformanceSnapshot:
-    acceptance = {
-        (*pair, width): Acceptance(rate, CERTAIN)
-        for pair, rate in (rates or {}).items()
-        for width in (1, 2)
-    }
-    return PerformanceSnapshot(times, similarity or {}, acceptance, PARAMETERS)
-
-
-def scheduler(policy: str = "adaptive", chain: Chain | None = None) -> ModelChainScheduler:
-    config = SchedulerConfig.model_validate({"policy": policy, "depth": 4, "chain": chain})
+def scheduler(policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
+    config = SchedulerConfig.model_validate({"policy": policy, **settings})
     return ModelChainScheduler(config, NAMES, PARAMETERS, "big")
 
 
 def choose(
     known: PerformanceSnapshot,
     policy: str = "adaptive",
-    current: Chain | None = None,
+    current: ChainDecision | None = None,
     available: frozenset[str] = ALL,
+    workload: Workload = ONE,
+    **settings: Any,
 ) -> ChainDecision:
-    return scheduler(policy).choose(known, 1, available, current)
+    return scheduler(policy, **settings).choose(known, workload, available, current)
+
+
+def two_pairs(twin_alpha: float, **others: Any) -> PerformanceSnapshot:
+    """Two drafters that differ in nothing but what is accepted of them; the middle is useless."""
+    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
+    alpha = {pair: 0.05 for pair in itertools.permutations(NAMES, 2)}
+    return snapshot(times, alpha=alpha | {PAIR: 0.6, ("twin", "big"): twin_alpha}, **others)
 
 
 # Candidates
@@ -64,9 +61,9 @@ def choose(
 
 def test_every_candidate_ends_in_the_target_and_the_target_alone_is_one() -> None:
     chains = candidate_chains(NAMES, PARAMETERS, "big")
-    assert ("big",) in chains
+    assert ALONE in chains
     assert all(chain[-1] == "big" for chain in chains)
-    assert ("small", "middle", "big") in chains
+    assert TRIPLE in chains
     assert len(set(chains)) == len(chains) == 6
 
 
@@ -83,79 +80,254 @@ def test_the_smallest_model_may_be_the_target() -> None:
     assert ("middle", "small") in chains
 
 
-# Formulas
+# What is chosen
 
 
-@pytest.mark.parametrize(
-    ("alpha", "offered", "expected"),
-    [(0.5, 3, 0.875), (0.0, 4, 0.0), (1.0, 4, 4.0), (0.8, 2, 1.44), (0.25, 0.5, 1 / 6)],
-)
-def test_expected_accepted_is_the_geometric_sum(
-    alpha: float, offered: float, expected: float
-) -> None:
-    assert expected_accepted(alpha, offered) == pytest.approx(expected)
+def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() -> None:
+    decision = choose(two_pairs(0.7))
+    assert decision.chain == TWIN
+    assert set(decision.predicted_ms) == set(scheduler().candidates)
+    assert decision.predicted is not None
+    assert decision.predicted.ms_per_token == min(decision.predicted_ms.values())
+    others = [option.ms_per_token for option in decision.alternatives]
+    assert others == sorted(others)
+    assert [option.chain for option in decision.alternatives].count(TWIN) == 0
+    assert decision.reason == "first decision"
+    assert decision.route == decision.predicted.route
 
 
-def test_equal_models_accept_all_and_disjoint_ones_nothing() -> None:
-    assert similarity_to_acceptance(1.0) == 1.0
-    assert similarity_to_acceptance(0.0) == 0.0
-    assert similarity_to_acceptance(0.6) == pytest.approx((1 - 0.4) / (1 + 0.4))
+def test_an_untried_chain_is_tried() -> None:
+    assert len(choose(snapshot({"big": flat(100.0)})).chain) > 1
 
 
-def test_an_untried_pair_is_assumed_to_be_good() -> None:
-    assert acceptance_rate("small", "big", snapshot({})) == 0.75
+@pytest.mark.parametrize("policy", ["adaptive", "paper"])
+def test_the_target_decodes_alone_where_drafting_costs_too_much(policy: str) -> None:
+    times = dict.fromkeys(NAMES, rising(10.0))  # a draft costs as much as a token
+    alpha = {pair: 0.3 for pair in itertools.permutations(NAMES, 2)}
+    assert choose(snapshot(times, alpha=alpha, similarity=alpha), policy).chain == ALONE
 
 
-def test_observed_acceptance_weighs_by_its_evidence() -> None:
-    pair = ("small", "big")
-    known = PerformanceSnapshot({}, {pair: 0.6}, {(*pair, 1): Acceptance(0.9, 60.0)}, PARAMETERS)
-    prior = 0.6 / 1.4
-    assert acceptance_rate(*pair, known) == pytest.approx((0.9 * 60 + prior * 20) / 80)
-    assert acceptance_rate(*pair, known, width=4) == pytest.approx(prior)
+def test_the_target_decodes_alone_where_drafts_are_random() -> None:
+    times = {name: flat(PARAMETERS[name] / 100) for name in NAMES}
+    chains = {chain: 1e-3 for chain in scheduler().candidates if len(chain) > 1}
+    alpha = {pair: 1e-3 for pair in itertools.permutations(NAMES, 2)}
+    decision = choose(snapshot(times, chains, alpha))
+    assert decision.chain == ALONE
+    assert decision.nodes is None
 
 
-def test_adaptive_cost_of_the_target_alone_is_its_curve_at_the_number_of_requests() -> None:
-    known = snapshot({"big": TimeCurve(((1, 10.0), (8, 24.0)))})
-    assert predict_adaptive(("big",), known, 1, 4) == 10.0
-    assert predict_adaptive(("big",), known, 8, 4) == 24.0
+def test_more_requests_make_smaller_trees() -> None:
+    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+    sizes = []
+    for requests in (1, 8, 32):
+        decision = choose(known, workload=Workload(requests), available=frozenset({"small"}))
+        sizes.append(decision.nodes or 0)
+    assert sizes[0] > sizes[1] > sizes[2]
 
 
-def test_adaptive_cost_of_a_pair() -> None:
-    times = {"small": flat(1.0), "big": TimeCurve(((1, 10.0), (9, 18.0)))}
-    known = snapshot(times, {("small", "big"): 0.5})
-    # 4 drafts, one verification of 5 tokens; 1/2 + 1/4 + 1/8 + 1/16 accepted, and the own choice.
-    assert predict_adaptive(("small", "big"), known, 1, 4) == pytest.approx((4 + 14) / 1.9375)
+def test_models_that_are_not_available_are_passed_over() -> None:
+    known = snapshot({"big": flat(100.0)})
+    chains = choose(known, available=frozenset({"middle"})).predicted_ms
+    assert set(chains) == {ALONE, ("middle", "big")}
+    assert choose(known, available=frozenset()).chain == ALONE
 
 
-def test_adaptive_cost_of_three_levels_counts_what_the_intermediate_adds() -> None:
-    times = {"small": flat(1.0), "middle": flat(3.0), "big": TimeCurve(((1, 10.0), (11, 20.0)))}
-    known = snapshot(times, {("small", "middle"): 0.5, ("middle", "big"): 1.0})
-    # depth 2: 0.75 accepted by the middle, 1.75 offered to the target in 2.75 tokens.
-    expected = (2 * 1 + 3 + 11.75) / 2.75
-    assert predict_adaptive(("small", "middle", "big"), known, 1, 2) == pytest.approx(expected)
+def test_a_drafter_that_lags_far_behind_a_short_text_is_not_worth_it() -> None:
+    known = snapshot({"small": rising(1.0), "big": flat(10.0)}, {PAIR: 0.8})
+    mine = frozenset({"small"})
+    assert choose(known, available=mine).chain == PAIR
+    late = Workload(1, remaining=5.0, lags={"small": 1000.0})
+    assert choose(known, available=mine, workload=late).chain == ALONE
 
 
-def test_adaptive_cost_grows_with_the_requests_in_the_pack() -> None:
-    times = {"small": flat(1.0), "big": TimeCurve(((1, 10.0), (32, 41.0)))}
-    known = snapshot(times, {("small", "big"): 0.5})
-    # 4 requests: the target sees 20 tokens.
-    assert predict_adaptive(("small", "big"), known, 4, 4) == pytest.approx((4 + 29) / 1.9375)
+# Hysteresis
 
 
-def test_adaptive_cost_of_a_wide_tree_counts_all_its_nodes() -> None:
-    times = {"small": TimeCurve(((1, 1.0), (5, 5.0))), "big": TimeCurve(((1, 10.0), (17, 26.0)))}
-    known = snapshot(times, {("small", "big"): 0.5})
-    # Width 2, depth 4: drafts of 2 nodes in 2 ms each, one verification of 9 tokens.
-    expected = (4 * 2 + 18) / 1.9375
-    assert predict_adaptive(("small", "big"), known, 1, 4, 2) == pytest.approx(expected)
+def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> None:
+    current = choose(two_pairs(0.0))
+    assert current.chain == PAIR
+    assert choose(two_pairs(0.61)).chain == TWIN
+    kept = choose(two_pairs(0.61), current=current)
+    assert kept.route == current.route
+    assert kept.reason.startswith("kept")
+    assert [option.chain for option in kept.alternatives][0] == TWIN
+    left = choose(two_pairs(0.7), current=current)
+    assert left.chain == TWIN
+    assert "faster by" in left.reason
+    assert "small>big" in left.reason
 
 
-def test_every_level_is_offered_a_wide_tree_whole() -> None:
-    times = {"small": flat(1.0), "middle": TimeCurve(((1, 1.0), (17, 17.0))), "big": flat(10.0)}
-    known = snapshot(times, {("small", "middle"): 0.0, ("middle", "big"): 0.5})
-    # Depth 2: the middle reads 5 tokens, accepts none and offers 1, which succeeds half the time.
-    expected = (2 * 1 + 5 + 10) / 1.5
-    assert predict_adaptive(("small", "middle", "big"), known, 1, 2, 2) == pytest.approx(expected)
+def test_the_target_alone_is_kept_too() -> None:
+    alone = ChainDecision(ALONE, 1, 1)
+    times = {"small": flat(1.0), "big": rising(10.0)}
+    mine = frozenset({"small"})
+    for alpha in (0.1, 0.15, 0.2, 0.25, 0.3):
+        known = snapshot(times, {PAIR: alpha})
+        free = choose(known, available=mine)
+        gain = free.predicted_ms[ALONE] / min(free.predicted_ms.values())
+        assert (choose(known, current=alone, available=mine).chain == ALONE) == (gain < 1 / 0.96)
+
+
+def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
+    current = choose(two_pairs(0.0))
+    decision = choose(two_pairs(0.61), current=current, available=ALL - {"small"})
+    assert decision.chain == TWIN
+    assert "small>big is not available" in decision.reason
+
+
+def test_inner_rounds_in_use_are_kept_though_fewer_look_as_good() -> None:
+    times = {"small": flat(1.0), "middle": flat(5.0), "big": flat(50.0)}
+    alpha = {pair: 0.05 for pair in itertools.permutations(NAMES, 2)}
+    useful = alpha | {("small", "middle"): 0.9, ("middle", "big"): 0.9}
+    known, mine = snapshot(times, alpha=useful), frozenset({"small", "middle"})
+    fixed = scheduler(depth=2, width=1)
+    three = fixed.choose(known, ONE, mine, None, inner_rounds=3)
+    assert three.chain == TRIPLE
+    free = fixed.choose(known, ONE, mine, None)
+    kept = fixed.choose(known, ONE, mine, three)
+    gain = three.predicted_ms[TRIPLE] / free.predicted_ms[TRIPLE]
+    assert kept.inner_rounds == (3 if gain < 1 / 0.96 else free.inner_rounds)
+    assert "not available" not in kept.reason
+
+
+# Probes
+
+
+def test_a_stale_drafter_is_probed_while_the_budget_lasts() -> None:
+    stale = two_pairs(0.1, idle_cycles={"twin": STALE, "small": STALE})
+    decision = choose(stale)
+    assert decision.chain == PAIR  # whose own drafter needs no probe
+    assert decision.probe is not None
+    assert decision.probe.chain == TWIN
+    assert choose(replace(stale, probe_share=0.009)).probe is not None
+    assert choose(replace(stale, probe_share=0.01)).probe is None
+    assert choose(stale, available=ALL - {"twin"}).probe is None
+
+
+def test_drafters_that_were_used_lately_or_never_are_not_probed() -> None:
+    assert choose(two_pairs(0.1, idle_cycles={"twin": 100})).probe is None
+    assert choose(two_pairs(0.1)).probe is None
+
+
+def test_of_several_stale_drafters_the_most_promising_is_probed() -> None:
+    idle = dict.fromkeys(NAMES, STALE)
+    probe = choose(two_pairs(0.3, idle_cycles=idle)).probe
+    assert probe is not None
+    assert probe.chain == TWIN
+
+
+@pytest.mark.parametrize("policy", ["paper", "ssd-smallest", "target-only"])
+def test_only_the_policy_that_learns_probes(policy: str) -> None:
+    assert choose(two_pairs(0.1, idle_cycles={"twin": STALE}), policy).probe is None
+
+
+# Policies
+
+
+def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> None:
+    known = snapshot({})
+    static = {"policy": "static", "chain": TRIPLE}
+    decision = choose(known, **static)
+    assert (decision.chain, decision.depth, decision.width) == (TRIPLE, 4, 1)
+    assert (decision.nodes, decision.inner_rounds) == (None, 1)
+    assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
+
+
+def test_the_tuned_policy_uses_what_was_tuned() -> None:
+    tuned = {"policy": "ssd-tuned", "chain": ("middle", "big"), "depth": 6, "width": 2}
+    decision = choose(snapshot({}), **tuned)
+    assert decision.route == (("middle", "big"), 6, 2, None, 1)
+
+
+def test_the_smallest_drafter_has_weights() -> None:
+    assert choose(snapshot({}), "ssd-smallest").chain == PAIR
+    names, sizes = ("ngram", "middle", "big"), {"ngram": 0, "middle": 100, "big": 1000}
+    config = SchedulerConfig(policy="ssd-smallest")
+
+    def chain(*members: str) -> Chain:
+        smallest = ModelChainScheduler(config, members, sizes, "big")
+        return smallest.choose(snapshot({}), ONE, frozenset(names)).chain
+
+    assert chain(*names) == ("middle", "big")
+    assert chain("ngram", "big") == ALONE
+    assert choose(snapshot({}), "ssd-smallest", available=frozenset()).chain == ALONE
+
+
+def test_the_target_only_policy_never_speculates() -> None:
+    assert choose(snapshot({"big": flat(100.0)}), "target-only").chain == ALONE
+
+
+def test_the_paper_policy_takes_the_least_of_its_formula_and_rejects_hard() -> None:
+    similarity = {pair: 0.1 for pair in itertools.permutations(NAMES, 2)}
+    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(9.0), "big": flat(100.0)}
+    # Every level costs W times: only what is nearly always accepted beats the target.
+    known = snapshot(times, similarity=similarity | {TWIN: 0.99})
+    mine = frozenset({"small", "twin"})
+    decision = choose(known, "paper", available=mine, depth=2)
+    assert decision.chain == TWIN
+    assert decision.hard_rejection
+    assert decision.predicted_ms[TWIN] == min(decision.predicted_ms.values())
+    assert not choose(known).hard_rejection
+
+
+# What a caller or the configuration fixes
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "paper", "static", "ssd-smallest"])
+def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) -> None:
+    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
+    chain = PAIR if policy == "static" else None
+    fixed, mine = scheduler(policy, depth=4, width=2, chain=chain), frozenset({"small"})
+
+    def shape(**asked: int) -> tuple[int, int]:
+        decision = fixed.choose(known, ONE, mine, None, **asked)
+        return decision.depth, decision.width
+
+    assert shape() == (4, 2)
+    assert shape(depth=6) == (6, 2)
+    assert shape(width=3) == (4, 3)
+    assert shape(depth=16, width=8) == (16, 4)  # as wide as a tree of that depth may be
+
+
+def test_inner_rounds_are_chosen_configured_or_asked_for() -> None:
+    times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
+    alpha = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
+    known, mine = snapshot(times, alpha=alpha), frozenset({"small", "middle"})
+    chosen = choose(known, available=mine, depth=2, width=1)
+    assert chosen.chain == TRIPLE
+    assert chosen.inner_rounds == MAX_INNER_ROUNDS
+    assert choose(known, available=mine, depth=2, width=1, inner_rounds=2).inner_rounds == 2
+    asked = scheduler(depth=2, width=1).choose(known, ONE, mine, None, inner_rounds=3)
+    assert asked.inner_rounds == 3
+    assert choose(known, "static", chain=TRIPLE, inner_rounds=2).inner_rounds == 2
+    static = scheduler("static", chain=TRIPLE, depth=8)
+    assert static.choose(known, ONE, mine, None, inner_rounds=4).inner_rounds == 2  # 16 deep
+
+
+def test_configured_nodes_are_verified() -> None:
+    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
+    mine = frozenset({"small"})
+    assert choose(known, available=mine, nodes=5).nodes == 5
+    assert choose(known, "static", chain=PAIR, nodes=5).nodes == 5
+    assert choose(known, "static", chain=PAIR).nodes is None
+
+
+def test_strict_trees_have_width_1() -> None:
+    config = SchedulerConfig(width=3)
+    strict = ModelChainScheduler(config, NAMES, PARAMETERS, "big", only_paths=True)
+    known = snapshot({"big": flat(100.0)})
+    assert strict.choose(known, ONE, ALL, None, width=2).width == 1
+    assert scheduler(width=3).choose(known, ONE, ALL).width == 3
+
+
+def test_rejection_verifies_whole_paths_and_has_no_inner_rounds() -> None:
+    config = SchedulerConfig(nodes=2, inner_rounds=2, depth=6)
+    reject = ModelChainScheduler(config, NAMES, PARAMETERS, "big", rejection=True)
+    limits = reject.limits(None, 3, 4)
+    assert limits.whole_trees
+    assert (limits.width, limits.nodes, limits.inner_rounds) == (1, None, 1)
+    decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, frozenset({"small"}))
+    assert decision.route == (PAIR, 6, 1, 6, 1)
 
 
 @pytest.mark.parametrize(
@@ -163,121 +335,81 @@ def test_every_level_is_offered_a_wide_tree_whole() -> None:
 )
 def test_a_tree_stays_within_the_most_tokens(depth: int, width: int, fitting: int) -> None:
     assert fitting_width(depth, width) == fitting
+    assert depth * fitting <= MAX_TREE_TOKENS
 
 
-def test_paper_cost_is_the_published_formula() -> None:
-    similarity = {("small", "middle"): 2 / 3, ("middle", "big"): 8 / 9}  # alpha 1/2 and 4/5
-    times = {"small": flat(1.0), "middle": flat(3.0), "big": flat(10.0)}
-    known = snapshot(times, similarity=similarity)
-    # W T_1 + W T_2 + W T_3 * P(level 2 passed), over tokens that both levels accept and one more.
-    accepted = 0.4 + 0.4**2
-    cost = 2 * 1.0 + 2 * 3.0 + 2 * 10.0 * 0.5
-    assert predict_paper(("small", "middle", "big"), known, 1, 2) == pytest.approx(
-        cost / (accepted + 1)
-    )
-    assert predict_paper(("big",), known, 1, 2) == 10.0
+def test_a_route_that_somebody_asked_for_is_predicted() -> None:
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    assert scheduler().predict(known, ONE, ALONE, 1, 1).ms_per_token == 10.0
+    whole = scheduler().predict(known, ONE, PAIR, 4, 1)
+    assert (whole.nodes, whole.cycle_ms) == (4, pytest.approx(18.0))
+    some = scheduler().predict(known, ONE, PAIR, 4, 1, nodes=2)
+    assert (some.nodes, some.cycle_ms) == (2, pytest.approx(16.0))
+    deep = scheduler().predict(known, ONE, TRIPLE, 16, 1)
+    assert (deep.chain, deep.depth) == (TRIPLE, 16)
+    assert deep.ms_per_token < 1e6
 
 
-def test_an_untried_model_is_assumed_to_cost_its_share_of_the_targets_time() -> None:
-    known = snapshot({"big": flat(10.0)}, {("middle", "big"): 0.5, ("small", "big"): 0.5})
-    assert predict_adaptive(("middle", "big"), known, 1, 4) == pytest.approx((4 + 10) / 1.9375)
-    # 1% of the parameters counts as 2% of the time.
-    assert predict_adaptive(("small", "big"), known, 1, 4) == pytest.approx((0.8 + 10) / 1.9375)
+@pytest.mark.parametrize(("depth", "width"), [(16, 4), (12, 5), (9, 7), (7, 8), (5, 5)])
+def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> None:
+    known = snapshot({"small": flat(0.1), "big": flat(100.0)}, {PAIR: 0.8})
+    decision = choose(known, available=frozenset({"small"}), depth=depth, width=width)
+    assert decision.chain == PAIR
+    assert decision.depth >= depth
 
 
-# Decisions
+# Groups of requests
 
 
-def test_the_fastest_prediction_is_chosen() -> None:
-    decision = choose(snapshot({"big": flat(100.0)}))
-    assert set(decision.predicted_ms) == set(scheduler().candidates)
-    assert decision.predicted_ms[decision.chain] == min(decision.predicted_ms.values())
-    assert len(decision.chain) > 1
+def split(
+    factors: Sequence[Mapping[Chain, float]], drafting: float = 1.0
+) -> tuple[ChainDecision, list[Option]]:
+    times = {"small": flat(drafting), "twin": flat(drafting), "big": flat(60.0)}
+    known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
+    workload = Workload(len(factors))
+    decision = choose(known, workload=workload, available=frozenset({"small", "twin"}))
+    assert decision.chain == PAIR
+    return decision, scheduler().split(known, workload, decision, factors)
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "paper"])
-def test_the_target_decodes_alone_where_drafting_cannot_pay(policy: str) -> None:
-    times = dict.fromkeys(NAMES, flat(10.0))  # a draft costs as much as a token
-    pairs = {(a, b): 0.3 for a in NAMES for b in NAMES}
-    assert choose(snapshot(times, pairs, pairs), policy).chain == ("big",)
+def rate(options: Sequence[Option], factors: Sequence[Mapping[Chain, float]]) -> float:
+    """Tokens per millisecond, where every drafter in use drafts once and the target verifies."""
+    main = options[0]
+    drafting = sum(option.levels_ms for option in set(options))
+    tokens = [
+        1 + (option.tokens - 1) * request.get(option.chain[:-1], 1.0)
+        for option, request in zip(options, factors, strict=True)
+    ]
+    return sum(tokens) / (main.cycle_ms - main.levels_ms + drafting)
 
 
-def test_the_target_decodes_alone_where_nothing_is_accepted() -> None:
-    times = {name: flat(PARAMETERS[name] / 100) for name in NAMES}
-    rates = {(a, b): 0.0 for a in NAMES for b in NAMES}
-    assert choose(snapshot(times, rates)).chain == ("big",)
+def test_requests_that_do_not_differ_stay_together() -> None:
+    decision, options = split([{}] * 4)
+    assert options == [decision.predicted] * 4
 
 
-def two_chains(twin_rate: float) -> PerformanceSnapshot:
-    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": flat(100.0)}
-    rates = {(a, b): 0.0 for a in NAMES for b in NAMES}
-    return snapshot(times, rates | {("small", "big"): 0.6, ("twin", "big"): twin_rate})
+PROSE: Mapping[Chain, float] = {("small",): 1.4, ("twin",): 0.4}
+CODE: Mapping[Chain, float] = {("small",): 0.4, ("twin",): 1.4}
 
 
-def test_a_chain_in_use_is_kept_while_another_is_hardly_better() -> None:
-    current = ("small", "big")
-    assert choose(two_chains(0.605)).chain == ("twin", "big")
-    assert choose(two_chains(0.605), current=current).chain == current
-    assert choose(two_chains(0.7), current=current).chain == ("twin", "big")
+def test_requests_that_differ_are_split_where_that_is_faster() -> None:
+    factors = [PROSE, CODE, PROSE, CODE]
+    decision, options = split(factors)
+    assert [option.chain for option in options] == [PAIR, TWIN, PAIR, TWIN]
+    assert decision.predicted is not None
+    assert rate(options, factors) > rate([decision.predicted] * 4, factors)
 
 
-def test_a_chain_in_use_is_left_when_one_of_its_models_fails() -> None:
-    current = ("small", "big")
-    decision = choose(two_chains(0.605), current=current, available=ALL - {"small"})
-    assert decision.chain == ("twin", "big")
+def test_requests_that_differ_stay_together_where_a_second_draft_costs_more() -> None:
+    decision, options = split([PROSE, CODE], drafting=40.0)
+    assert options == [decision.predicted] * 2
 
 
-def test_models_that_are_not_available_are_not_used() -> None:
-    known = snapshot({"big": flat(100.0)})
-    chains = choose(known, available=frozenset({"middle"})).predicted_ms
-    assert set(chains) == {("big",), ("middle", "big")}
-    assert choose(known, available=frozenset()).chain == ("big",)
-
-
-def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> None:
-    static = scheduler("static", ("small", "middle", "big"))
-    known = snapshot({})
-    assert static.choose(known, 1, ALL, None).chain == ("small", "middle", "big")
-    assert static.choose(known, 1, ALL - {"small"}, None).chain == ("middle", "big")
-
-
-def test_the_target_only_policy_never_speculates() -> None:
-    assert choose(snapshot({"big": flat(100.0)}), "target-only").chain == ("big",)
-
-
-def test_only_the_paper_policy_rejects_hard() -> None:
-    known = snapshot({"big": flat(100.0)})
-    assert choose(known, "paper").hard_rejection
-    assert not choose(known, "adaptive").hard_rejection
-
-
-def test_an_override_of_the_depth_replaces_the_configured_one() -> None:
-    known = snapshot({"big": flat(100.0)})
-    assert scheduler().choose(known, 1, ALL, None).depth == 4
-    assert scheduler().choose(known, 1, ALL, None, depth=7).depth == 7
-
-
-def test_an_override_of_the_width_replaces_the_configured_one() -> None:
-    known = snapshot({"big": flat(100.0)})
-    assert scheduler().choose(known, 1, ALL, None).width == 1
-    assert scheduler().choose(known, 1, ALL, None, width=3).width == 3
-    assert scheduler().choose(known, 1, ALL, None, depth=16, width=8).width == 4
-
-
-# Probing
-
-
-def test_a_drafter_that_was_idle_for_long_is_tried_however_slow_it_was() -> None:
-    known = snapshot({"small": flat(500.0), "big": flat(10.0)})
-    assert choose(known).chain[0] != "small"
-    stale = dataclasses.replace(known, stale=frozenset({"small"}))
-    decision = choose(stale)
-    assert decision.chain == ("small", "big")
-    assert decision.is_probe
-    assert not choose(stale, available=ALL - {"small"}).is_probe
-
-
-def test_only_the_router_that_learns_probes() -> None:
-    stale = dataclasses.replace(snapshot({"big": flat(10.0)}), stale=frozenset({"small"}))
-    assert not choose(stale, policy="target-only").is_probe
-    assert not scheduler("static", ("middle", "big")).choose(stale, 1, ALL, None).is_probe
+def test_a_chain_of_three_is_not_split() -> None:
+    times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
+    alpha = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
+    known = snapshot(times, alpha=alpha)
+    mine = frozenset({"small", "middle"})
+    decision = choose(known, available=mine, depth=2, width=1)
+    assert decision.chain == TRIPLE
+    assert scheduler().split(known, ONE, decision, [CODE]) == [decision.predicted]

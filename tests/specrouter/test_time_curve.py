@@ -288,7 +288,8 @@ def test_a_machine_that_is_faster_for_good_becomes_the_quiet_one() -> None:
     before = ratio(known)
     for _ in range(10):
         serve(known, 20, lambda *_: 0.5, quiet)
-        assert ratio(known) == pytest.approx(before, rel=0.03)
+        assert ratio(known) == pytest.approx(before, rel=0.06)
+    assert ratio(known) == pytest.approx(before, rel=0.01)
     assert known.curves()["target"].at(VERIFIED) == pytest.approx(
         0.5 * TARGET.at(VERIFIED), rel=0.1
     )
