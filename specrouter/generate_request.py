@@ -29,9 +29,8 @@ _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 
 class SpeculationRequest(BaseModel):
-    """A chain (weakest model first, the target last), a draft depth and the token tree's width.
-
-    What is null is left open.
+    """A chain (weakest model first, the target last), a draft depth, the token tree's width, and how
+    often the first intermediate judges a draft. What is null is left open.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -39,6 +38,7 @@ class SpeculationRequest(BaseModel):
     chain: list[str] | None = None
     depth: int | None = None
     width: int | None = None
+    inner_rounds: int | None = None
 
 
 class GenerateRequest(BaseModel):
@@ -95,4 +95,4 @@ class GenerateRequest(BaseModel):
             return self.speculation
         asked = self.speculation
         chain = None if asked.chain is None else tuple(asked.chain)
-        return Speculation(chain=chain, depth=asked.depth, width=asked.width)
+        return Speculation(chain, asked.depth, asked.width, asked.inner_rounds)

@@ -1,4 +1,5 @@
-"""The HTTP service: `/generate` (whole or as server-sent events), `/health`, `/v1/models`.
+"""The HTTP service: `/generate` (whole or as server-sent events), `/health`, `/v1/models`, and what
+the router decided and did (`/router/decisions`, `/router/statistics`).
 
 Contract: a request is checked before anything is queued, and a bad one gets a 4xx that names the
 field. A client that leaves, in mid-stream or while it waits, cancels its request at once. Starting
@@ -15,7 +16,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -64,6 +65,14 @@ def create_app(router: ChainRouter) -> FastAPI:
         return JSONResponse(
             {"object": "list", "data": [{**model, "owned_by": "specrouter", "root": target}]}
         )
+
+    @app.get("/router/decisions")
+    async def decisions() -> Response:
+        return JSONResponse({"decisions": [record.to_json() for record in router.decisions()]})
+
+    @app.get("/router/statistics")
+    async def statistics() -> Response:
+        return JSONResponse(asdict(router.statistics()))
 
     return app
 

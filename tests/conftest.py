@@ -1,5 +1,6 @@
-"""What tests of several packages share: few threads, and a small random family of models."""
+"""What tests of several packages share: few threads, a cache of their own, a family of models."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ from tests.exact.report import prepare
 
 def pytest_configure() -> None:
     prepare(threads=min(2, torch.get_num_threads()))  # OMP_NUM_THREADS=1 is obeyed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What earlier runs measured of models is not found, and nothing is left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECROUTER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

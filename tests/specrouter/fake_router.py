@@ -27,7 +27,11 @@ from specrouter import (
 )
 from specrouter.hang_guard import HangGuard
 from specrouter.output import FinishReason
+from specrouter.planner import DecisionRecord
+from specrouter.prediction import Option
+from specrouter.profiler import EngineStatistics
 from specrouter.request import RunningRequest
+from specrouter.scheduler import ChainDecision
 
 RUNS = ((" a", [5]), ("b\nc", [6, 7]), (" é", [8]))
 METRICS = RequestMetrics(
@@ -38,6 +42,22 @@ METRICS = RequestMetrics(
     chains={("small", "big"): 3, ("big",): 1},
     prompt_tokens=2,
     output_tokens=4,
+)
+STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
+_CHOSEN = Option(("small", "big"), 4, 2, 6, 1, 30.0, 2.5, 12.0)
+DECISION = DecisionRecord(
+    cycle=3,
+    unix_s=1e9,
+    requests=2,
+    decision=ChainDecision(
+        _CHOSEN.chain,
+        4,
+        2,
+        6,
+        reason="first decision",
+        predicted=_CHOSEN,
+        alternatives=(Option(("big",), cycle_ms=20.0, ms_per_token=20.0),),
+    ),
 )
 TOKEN_TEXTS = {5: " a", 6: "b", 7: "\nc", 8: " é"}
 
@@ -97,6 +117,12 @@ class FakeRouter:
         self._accept(prompt, params, speculation)
         return iter(self._deltas(params))
 
+    def decisions(self) -> list[DecisionRecord]:
+        return [DECISION]
+
+    def statistics(self) -> EngineStatistics:
+        return STATISTICS
+
     def _accept(self, prompt: str | Sequence[int], params: Any, speculation: Any) -> None:
         for name in getattr(speculation, "chain", None) or ():
             if name not in self.pool.names:
@@ -146,6 +172,12 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self.running)
+
+    def warm_up(self) -> None:
+        pass
+
+    def save_times(self) -> None:
+        pass
 
     def can_ever_fit(self, tokens: int) -> bool:
         return tokens <= self.max_request_tokens

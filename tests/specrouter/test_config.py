@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
+from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH
 
 Settings = dict[str, Any]
 POOL: Settings = {
@@ -26,10 +26,13 @@ def refused(settings: Any) -> ConfigError:
 
 def test_a_pool_is_all_that_must_be_configured() -> None:
     config = RouterConfig.load({"pool": POOL})
-    assert (config.scheduler.policy, config.scheduler.depth) == ("adaptive", 4)
+    assert config.scheduler.policy == "adaptive"
+    assert (config.scheduler.depth, config.scheduler.width) == (None, None)
+    assert (config.scheduler.nodes, config.scheduler.inner_rounds) == (None, None)
+    assert (config.scheduler.groups, config.scheduler.chain) == ("one", None)
     assert (config.engine.max_requests, config.engine.max_model_len) == (32, 1024)
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
-    assert (config.scheduler.width, config.engine.verification) == (1, "shared-noise")
+    assert config.engine.verification == "shared-noise"
     assert config.engine.hang_timeout_s > 0
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
 
@@ -61,6 +64,11 @@ def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
         ("engine", "hang_timeout_s", -1.5),
         ("scheduler", "width", 0),
         ("scheduler", "width", MAX_WIDTH + 1),
+        ("scheduler", "nodes", 0),
+        ("scheduler", "nodes", MAX_TREE_TOKENS + 1),
+        ("scheduler", "inner_rounds", 0),
+        ("scheduler", "inner_rounds", MAX_INNER_ROUNDS + 1),
+        ("scheduler", "groups", "two"),
         ("server", "port", 65536),
         ("server", "port", -1),
         ("server", "host", 3),
@@ -85,11 +93,38 @@ def test_a_missing_pool_is_named() -> None:
     assert refused({}).field == "pool"
 
 
-@pytest.mark.parametrize("scheduler", [{"policy": "static"}, {"chain": ["small", "big"]}])
-def test_a_chain_and_the_static_policy_go_together(scheduler: Settings) -> None:
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"policy": "static"},
+        {"policy": "ssd-tuned", "depth": 4, "width": 1},
+        {"chain": ["small", "big"]},
+        {"policy": "ssd-smallest", "chain": ["small", "big"]},
+    ],
+)
+def test_a_chain_and_the_policies_that_need_one_go_together(scheduler: Settings) -> None:
     error = refused({"pool": POOL, "scheduler": scheduler})
     assert error.field == "scheduler"
     assert "chain" in error.reason
+
+
+TUNED: Settings = {"policy": "ssd-tuned", "chain": ["small", "big"], "depth": 6, "width": 2}
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [({"chain": ["big"]}, "chain"), ({"depth": None}, "depth"), ({"width": None}, "width")],
+)
+def test_the_tuned_policy_needs_a_pair_and_what_was_tuned(setting: Settings, field: str) -> None:
+    RouterConfig.load({"pool": POOL, "scheduler": TUNED})
+    assert refused({"pool": POOL, "scheduler": TUNED | setting}).field == f"scheduler.{field}"
+
+
+def test_drafts_of_all_inner_rounds_have_a_largest_depth() -> None:
+    RouterConfig.load({"pool": POOL, "scheduler": {"depth": 8, "inner_rounds": 2}})
+    error = refused({"pool": POOL, "scheduler": {"depth": 8, "inner_rounds": 3}})
+    assert error.field == "scheduler.inner_rounds"
+    assert str(MAX_DEPTH) in error.reason
 
 
 @pytest.mark.parametrize(("depth", "width"), [(16, 5), (9, 8), (13, 5)])

@@ -15,7 +15,14 @@ from fastapi import FastAPI
 from specrouter import ChainRouter, SamplingParams, Speculation, TokenLogprobs
 from specrouter.generate_request import GenerateRequest
 from specrouter.server import create_app
-from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
+from tests.specrouter.fake_router import (
+    DECISION,
+    METRICS,
+    RUNS,
+    STATISTICS,
+    TOKEN_TEXTS,
+    FakeRouter,
+)
 
 PROMPT: dict[str, Any] = {"prompt": "def f"}
 
@@ -90,9 +97,9 @@ def test_every_sampling_field_reaches_the_router() -> None:
         "n": 2,
         "logprobs": 5,
     }
-    speculation = {"chain": ["small", "big"], "depth": 2, "width": 3}
+    speculation = {"chain": ["small", "big"], "depth": 2, "width": 3, "inner_rounds": 4}
     post(router, {"input_ids": [1, 2], **fields, "speculation": speculation})
-    override = Speculation(chain=("small", "big"), depth=2, width=3)
+    override = Speculation(chain=("small", "big"), depth=2, width=3, inner_rounds=4)
     assert router.calls == [([1, 2], SamplingParams(**fields), override)]
     assert router.calls[0][1].logit_bias == ((3, 2.5), (9, -100.0))
     known = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -208,6 +215,23 @@ def test_models_lists_the_target_as_openai_does() -> None:
     assert (model["id"], model["object"], model["root"]) == ("big", "model", "big")
 
 
+def test_the_routers_decisions_are_shown_with_their_alternatives() -> None:
+    response = request(FakeRouter(), "GET", "/router/decisions")
+    assert response.status_code == 200
+    assert response.json() == {"decisions": [DECISION.to_json()]}
+    [decision] = response.json()["decisions"]
+    assert decision["chain"] == ["small", "big"]
+    assert decision["reason"] == "first decision"
+    assert [option["chain"] for option in decision["alternatives"]] == [["big"]]
+
+
+def test_statistics_are_the_routers_totals() -> None:
+    response = request(FakeRouter(), "GET", "/router/statistics")
+    assert response.status_code == 200
+    assert response.json() == dataclasses.asdict(STATISTICS)
+    assert response.json()["forwards"] == {"big": 4}
+
+
 # Refusals: nothing reaches the router
 
 
@@ -249,6 +273,11 @@ def test_models_lists_the_target_as_openai_does() -> None:
         ({**PROMPT, "speculation": {"width": 0}}, "speculation.width"),
         ({**PROMPT, "speculation": {"width": 9}}, "speculation.width"),
         ({**PROMPT, "speculation": {"width": 8, "depth": 9}}, "speculation.width"),
+        ({**PROMPT, "speculation": {"inner_rounds": "2"}}, "speculation.inner_rounds"),
+        ({**PROMPT, "speculation": {"inner_rounds": True}}, "speculation.inner_rounds"),
+        ({**PROMPT, "speculation": {"inner_rounds": 0}}, "speculation.inner_rounds"),
+        ({**PROMPT, "speculation": {"inner_rounds": 5}}, "speculation.inner_rounds"),
+        ({**PROMPT, "speculation": {"inner_rounds": 3, "depth": 6}}, "speculation.inner_rounds"),
         ({**PROMPT, "min_p": "0.1"}, "min_p"),
         ({**PROMPT, "min_p": 1.5}, "min_p"),
         ({**PROMPT, "min_p": float("nan")}, "min_p"),

@@ -1,0 +1,102 @@
+"""Forwards are timed one by one, and add up to what stages are told."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from specrouter.forward_clock import ForwardClock
+
+CPU = torch.device("cpu")
+Told = list[tuple[str, int, float, float]]
+
+
+@pytest.fixture
+def told() -> Told:
+    return []
+
+
+@pytest.fixture
+def clock(told: Told) -> ForwardClock:
+    return ForwardClock(lambda *forward: told.append(forward))
+
+
+def test_each_forward_is_told_with_its_size_and_time(clock: ForwardClock, told: Told) -> None:
+    small, big = clock.watch("small", CPU), clock.watch("big", CPU)
+    with small(3, 300.0):
+        time.sleep(0.002)
+    with big(5, 500.0):
+        pass
+    assert [forward[:3] for forward in told] == [("small", 3, 300.0), ("big", 5, 500.0)]
+    assert told[0][3] >= 2.0
+    assert 0.0 <= told[1][3] < told[0][3]
+
+
+def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, told: Told) -> None:
+    inside = clock.watch("big", CPU)
+    assert clock.take_ms() == 0.0
+    for _ in range(2):
+        with inside(1, 0.0):
+            time.sleep(0.001)
+    assert clock.take_ms() == pytest.approx(sum(ms for *_, ms in told))
+    assert clock.take_ms() == 0.0
+
+
+def test_a_forward_that_raises_is_not_timed(clock: ForwardClock, told: Told) -> None:
+    with pytest.raises(RuntimeError, match="broken"), clock.watch("big", CPU)(1, 0.0):
+        raise RuntimeError("broken")
+    assert not told
+    assert clock.take_ms() == 0.0
+
+
+def test_what_is_around_a_forward_is_entered_with_it(clock: ForwardClock) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        seen.append("enters")
+        yield
+        seen.append("leaves")
+
+    with clock.watch("big", CPU, around)(1, 0.0):
+        seen.append("runs")
+    assert seen == ["enters", "runs", "leaves"]
+
+
+class Event:
+    """As the accelerator's: its time is known once it was waited for."""
+
+    clock_ms = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at: float | None = None
+        self.is_over = False
+
+    def record(self) -> None:
+        self.at = Event.clock_ms = Event.clock_ms + 5.0
+
+    def synchronize(self) -> None:
+        self.is_over = True
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.is_over
+        assert self.at is not None
+        assert end.at is not None
+        return end.at - self.at
+
+
+def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
+    clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    inside = clock.watch("big", torch.device("cuda", 0))
+    for tokens in (1, 2):
+        with inside(tokens, 0.0):
+            pass
+    assert not told
+    assert clock.take_ms() == pytest.approx(10.0)
+    assert told == [("big", 1, 0.0, 5.0), ("big", 2, 0.0, 5.0)]
+    assert clock.take_ms() == 0.0
