@@ -35,18 +35,21 @@ class PackResult:
     logits: Tensor  # [n, V] of the wanted tokens, row after row
     fed: FedTree
     pack_tokens: int
+    earlier: Tensor  # [sum(earlier), V] of the tokens before those, row after row
 
 
 @dataclass(frozen=True, eq=False)
 class PackPlan:
     """Row i feeds `committed[i]` tokens, then its nodes in `tree`, which may lack the row.
 
-    Logits are wanted from a row's last committed token on, if `wanted[i]`.
+    Logits are wanted from a row's last committed token on, if `wanted[i]`; and, apart from those,
+    of the `earlier[i]` tokens before it, fewer than it feeds.
     """
 
     rows: Ints  # [R] ascending
     committed: Ints  # [R]
     wanted: NDArray[np.bool_]  # [R]
+    earlier: Ints | None = None  # [R]
 
 
 def run_pack(
@@ -71,20 +74,29 @@ def run_pack(
     tokens[is_node] = tree.tokens[tree.real]
     slots = state.append(plan.rows, counts, tokens, positions)
     wanted = (within >= np.repeat(plan.committed - 1, counts)) & np.repeat(plan.wanted, counts)
+    looked_at = wanted
+    if plan.earlier is not None:
+        first = np.repeat(plan.committed - 1 - plan.earlier, counts)
+        looked_at = wanted | ((within >= first) & ~is_node & np.repeat(plan.earlier > 0, counts))
     try:
         mask = None if tree.is_path else _tree_mask(state, tree, slots, is_node, model.device)
         logits = model.forward(
             _to(tokens, model.device),
             _to(positions, model.device),
             state.view(plan.rows, counts, positions, slots, mask),
-            _to(np.flatnonzero(wanted), model.device),
+            _to(np.flatnonzero(looked_at), model.device),
         )
     except BaseException:
         state.scrub(slots)
         raise
     node_slots = np.full(tree.tokens.shape, NO_SLOT)
     node_slots[tree.real] = slots[is_node]
-    return PackResult(logits, FedTree(tree, node_slots), len(slots))
+    fed, earlier = FedTree(tree, node_slots), logits[:0]
+    if plan.earlier is not None:
+        main = wanted[looked_at]
+        earlier = logits.index_select(0, _to(np.flatnonzero(~main), model.device))
+        logits = logits.index_select(0, _to(np.flatnonzero(main), model.device))
+    return PackResult(logits, fed, len(slots), earlier)
 
 
 def tree_contexts(

@@ -5,7 +5,9 @@ decoding requests by the VerifyProcessor; this one serves every other model. Sta
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from modelpool.packed_model import PackedModel
 from processors.pack import PackPlan, lag, run_pack
@@ -34,6 +36,46 @@ class PrefillProcessor:
             nothing = np.zeros(int(active.sum()), dtype=np.bool_)
             plan = PackPlan(rows[active], feed[active], nothing)
             run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
+
+    def read(
+        self,
+        model: PackedModel,
+        state: ModelState,
+        manager: StateManager,
+        rows: Ints,
+        lengths: Ints,
+        tails: Ints,
+    ) -> Tensor:
+        """Forwards until row i has read its first `lengths[i]` tokens.
+
+        Args:
+            tails: [R] how many of the last of these tokens' logits are wanted, at least one.
+
+        Returns:
+            [sum(tails), V] row after row.
+        """
+        while True:
+            missing = np.maximum(lengths - tails - state.lengths(rows), 0)
+            feed = share_chunk(missing, self.chunk)
+            active = feed > 0
+            if not active.any():
+                break
+            nothing = np.zeros(int(active.sum()), dtype=np.bool_)
+            plan = PackPlan(rows[active], feed[active], nothing)
+            run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
+        wanted = np.ones(len(rows), dtype=np.bool_)
+        plan = PackPlan(rows, tails, wanted, tails - 1)
+        result = run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
+        order = np.argsort(np.concatenate((np.cumsum(tails) - 1, _all_but_last(tails))))
+        index = torch.from_numpy(order).to(result.logits.device)
+        return torch.cat((result.logits, result.earlier)).index_select(0, index)
+
+
+def _all_but_last(sizes: Ints) -> Ints:
+    """Of blocks of such sizes, the places that are not the last of their block."""
+    place = np.arange(int(sizes.sum()))
+    others: Ints = np.setdiff1d(place, np.cumsum(sizes) - 1)
+    return others
 
 
 def share_chunk(wanted: Ints, chunk: int) -> Ints:

@@ -43,6 +43,7 @@ class Verdict:
     places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
     fed: FedTree
     pack_tokens: int
+    earlier: Tensor  # [sum(earlier), V] logits before the roots, where they were asked for
 
     @property
     def lengths(self) -> Ints:
@@ -134,17 +135,19 @@ class VerifyProcessor:
         output_positions: Ints,
         prefill: tuple[Ints, Ints] | None = None,
         rescore: bool = False,
+        earlier: Ints | None = None,
     ) -> Verdict:
         """One forward over the trees' rows and prefill chunks.
 
         Args:
             output_positions: [B], of the token after each root.
+            earlier: [B] tokens before each root whose logits are wanted too, as many as are fed.
             prefill: rows and token counts of chunks that end before their last token.
             rescore: also find the log-probabilities of nodes and choices; else they are 0.
 
         Waits for the device once.
         """
-        plan = _plan(state, manager, tree, prefill)
+        plan = _plan(state, manager, tree, prefill, earlier)
         result = run_pack(model, state, manager, plan, tree)
         contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
         count, nodes = len(contexts.rows), int(tree.sizes.sum())
@@ -188,6 +191,7 @@ class VerifyProcessor:
             places,
             result.fed,
             result.pack_tokens,
+            result.earlier,
         )
 
     def verify_by_rejection(
@@ -243,6 +247,7 @@ class VerifyProcessor:
             places,
             result.fed,
             result.pack_tokens,
+            result.earlier,
         )
 
 
@@ -289,15 +294,22 @@ def _plan(
     manager: StateManager,
     tree: TokenTree,
     prefill: tuple[Ints, Ints] | None,
+    earlier: Ints | None = None,
 ) -> PackPlan:
     rows, feed = tree.rows, lag(state, manager, tree.rows) + 1
     wanted = np.ones(len(rows), dtype=np.bool_)
+    before = None
+    if earlier is not None and earlier.any():
+        before = np.minimum(earlier, feed - 1)
     if prefill is not None and len(prefill[0]):
+        if before is not None:
+            before = np.concatenate((before, np.zeros_like(prefill[0])))
         rows = np.concatenate((rows, prefill[0]))
         feed = np.concatenate((feed, prefill[1]))
         wanted = np.concatenate((wanted, np.zeros(len(prefill[0]), dtype=np.bool_)))
     order = np.argsort(rows)
-    return PackPlan(rows[order], feed[order], wanted[order])
+    before = None if before is None else before[order]
+    return PackPlan(rows[order], feed[order], wanted[order], before)
 
 
 def _places(tree: TokenTree) -> Ints:

@@ -62,6 +62,7 @@ Ints = NDArray[np.int64]
 
 _CATCH_UP_TOKENS = 8  # a drafter that lags by more catches up in chunks of its own first
 _SIMILARITY_NODES = 4  # of a verified tree, whose distributions are compared
+_PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
 _SIMILARITY_CYCLES = 4  # a pair is compared in one of so many cycles: distributions cost time
 
 
@@ -140,6 +141,14 @@ class _RowFacts:
     sampled: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _PromptEnd:
+    """The target's logits [n, V] after the last of a row's first `length` tokens."""
+
+    logits: Tensor
+    length: int
+
+
 class _StageError(Exception):
     def __init__(self, model: str, error: Exception) -> None:
         super().__init__(model)
@@ -209,6 +218,7 @@ class Executor:
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
         self._result = CycleResult()
+        self._prompt_ends: dict[int, _PromptEnd] = {}
         self._compared: Counter[Pair] = Counter()
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
 
@@ -227,6 +237,7 @@ class Executor:
 
     def close(self, row: int) -> None:
         del self._rows[row]
+        self._prompt_ends.pop(row, None)
         self._sampler.close(row)
         self._ngrams.close(row)
         self._manager.free(row)
@@ -433,8 +444,31 @@ class Executor:
         """A drafter reads what it has missed, prompts included, but for the last tokens."""
         behind = int(lag(state, self._manager, rows).max(initial=0))
         self._result.is_regular &= behind <= 2
+        self._compare_at_prompts(model, state, rows)
         self._prefill.catch_up(model, state, self._manager, rows, _CATCH_UP_TOKENS)
         self._clock.take_ms()
+
+    def _compare_at_prompts(self, model: PackedModel, state: ModelState, rows: Ints) -> None:
+        """Of prompts that the model reads only now: how alike it is to the target at their ends."""
+        unread = state.lengths(rows) == 0
+        known = [row for row in rows[unread].tolist() if row in self._prompt_ends]
+        if not known:
+            return
+        tails = np.array([len(self._prompt_ends[row].logits) for row in known])
+        lengths = np.array([self._prompt_ends[row].length for row in known])
+        ours = self._prefill.read(model, state, self._manager, np.array(known), lengths, tails)
+        theirs = torch.cat([self._prompt_ends[row].logits for row in known])
+        tv = total_variation(ours, theirs.to(ours.device))
+        self._profiler.record_similarity((model.name, self._pool.target), tv)
+
+    def _keep_prompt_ends(self, verdict: Verdict, earlier: Ints) -> None:
+        start = 0
+        for row, count in zip(verdict.tree.rows.tolist(), earlier.tolist(), strict=True):
+            if count:
+                logits = verdict.earlier[start : start + count].clone()
+                length = int(self._manager.counts[row]) - 1
+                self._prompt_ends[row] = _PromptEnd(logits, length)
+                start += count
 
     def _note_stage(self, stage: str, places: int, started: float, times: int = 1) -> None:
         """The time since `started` that was not spent in forwards."""
@@ -488,10 +522,8 @@ class Executor:
         except Exception as error:
             raise _StageError(name, error) from error
         elapsed_ms = (time.perf_counter() - started) * 1000
-        for _ in range(group.depth):
-            self._profiler.record_forward(
-                name, len(rows) * group.width, 0.0, elapsed_ms / group.depth
-            )
+        step_ms = elapsed_ms / group.depth
+        self._profiler.record_forward(name, len(rows) * group.width, 0.0, step_ms, group.depth)
         return Proposal.without_logits(tree)
 
     def _verify_with_target(
@@ -519,7 +551,11 @@ class Executor:
                         *arguments, proposals, max(1, level), prefill
                     )
                 else:
-                    verdict = self._verify.verify(*arguments, prefill)
+                    # A prompt's end: what drafters will be compared with when they read it.
+                    behind = lag(state, self._manager, tree.rows)
+                    earlier = np.minimum(behind, _PROMPT_POSITIONS)
+                    verdict = self._verify.verify(*arguments, prefill, earlier=earlier)
+                    self._keep_prompt_ends(verdict, earlier)
                 self._note_stage("verify", int((verdict.places >= 0).sum()), started)
                 self._touched.append(_Touched(state, tree.rows, verdict.fed))
                 # A masked NaN would poison the row's next cycle.

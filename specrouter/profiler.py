@@ -105,13 +105,18 @@ class PerformanceProfiler:
         """What is known of a model's times, to be kept for another process."""
         return self._times.estimators.get(model)
 
-    def record_forward(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
-        """`attended`: pairs of query and slot, see `TimeCurve`."""
+    def record_forward(
+        self, model: str, tokens: int, attended: float, elapsed_ms: float, times: int = 1
+    ) -> None:
+        """`times` forwards of one size that took `elapsed_ms` in the mean.
+
+        `attended`: pairs of query and slot, see `TimeCurve`.
+        """
         with self._lock:
             self._used[model] = self._cycle
-            self._totals.model_ms[model] += elapsed_ms
-            self._totals.forwards[model] += 1
-            self._totals.pack_tokens[model] += tokens
+            self._totals.model_ms[model] += elapsed_ms * times
+            self._totals.forwards[model] += times
+            self._totals.pack_tokens[model] += tokens * times
             self._times.record(model, tokens, attended, elapsed_ms)
 
     def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:

@@ -30,6 +30,7 @@ _COLD_CALLS = 2  # of a model, whose times say more about loading than about the
 _TRIED = 3  # times of a bucket before one is averaged; until then the least counts
 _YOUNG = 10  # times of a bucket until which a time may count for all it says
 _PROFILED = 5.0  # times that a profiled one stands for: served forwards soon outweigh it
+_REBUILD = 16  # forwards after which a curve is built anew
 _WEIGHT = 0.05  # of a new time
 _STEP = 0.2  # of a logarithm; what lies farther off counts as this far
 _FAR = 0.5  # the same, for attention's slope
@@ -177,6 +178,7 @@ class TimeEstimator:
         self._slope = _Slope()
         self._forwards = 0
         self._curve: TimeCurve | None = None
+        self._news = 0  # forwards that the curve does not know of
 
     @classmethod
     def profiled(cls, samples: Iterable[TimeSample]) -> "TimeEstimator":
@@ -223,12 +225,16 @@ class TimeEstimator:
         else:
             slope = curve.slope_ms_per_million * _PAIRS if curve is not None else 0.0
             self._learn(size, bucket, attended, math.log(elapsed_ms), slope)
+            self._news += 1
+            if bucket.visits > _YOUNG and self._news < _REBUILD:
+                return
         self._curve = None
 
     def curve(self) -> TimeCurve | None:
-        """None before the first forward that counts. Rebuilt at most once per record."""
+        """None before the first forward that counts. Built anew after some forwards only: each moves
+        it by a percent at most, and building it takes as long as a small model's forward."""
         if self._curve is None and self._buckets:
-            self._curve = self._build()
+            self._curve, self._news = self._build(), 0
         return self._curve
 
     def to_json(self) -> dict[str, Any]:

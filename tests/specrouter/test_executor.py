@@ -1,6 +1,8 @@
 """One cycle: what is committed is the target's choice, and every state is a prefix afterwards."""
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,25 +10,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
+from processors import NonFiniteLogits, VerifyProcessor
+from specrouter.acceptance import shape_index
 from specrouter.executor import (
     ChainGroup,
     CyclePlan,
     CycleResult,
     Executor,
     TargetError,
+    most_probable,
     total_variation,
 )
-from specrouter.params import MAX_TREE_TOKENS, SamplingParams
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
 from specrouter.scheduler import Chain
 from statemgr import StateManager
+from tests.processors.trees import Nodes, build, forests, nodes_of
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
+BROKEN = RuntimeError("broken")
 NOBODY = np.zeros(0, dtype=np.int64)
 CHAINS: list[Chain] = [("target",), ("small", "target"), ("small", "middle", "target")]
 
@@ -44,23 +53,49 @@ def target(small_family: dict[str, Path]) -> Any:
 class Bench:
     """An executor with one row for each prompt."""
 
-    def __init__(self, pool: ModelPool, max_new_tokens: int = 30) -> None:
-        self.manager = StateManager(len(PROMPTS), 128, None, MAX_TREE_TOKENS + 16)
+    def __init__(
+        self,
+        pool: ModelPool,
+        max_new_tokens: int = 30,
+        prompts: Sequence[list[int]] = PROMPTS,
+        params: SamplingParams | None = None,
+    ) -> None:
+        self.manager = StateManager(len(prompts), 128, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
-        self.executor = Executor(pool, self.manager, self.profiler, 32, 24)
-        for prompt in PROMPTS:
-            row = self.manager.allocate(prompt, len(prompt) + max_new_tokens)
+        window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
+        self.executor = Executor(pool, self.manager, self.profiler, 32, window)
+        self.prompts = prompts
+        params = params or SamplingParams(max_new_tokens, ignore_eos=True)
+        for prompt in prompts:
+            row = self.manager.allocate(prompt, len(prompt) + params.max_new_tokens)
             assert row is not None
-            params = SamplingParams(max_new_tokens, ignore_eos=True)
-            self.executor.open(row, Prompt(tuple(prompt), (), params, None, seed=0))
+            self.executor.open(row, Prompt(tuple(prompt), (), params, None, seed=row))
 
     def cycle(
-        self, chain: Chain, rows: Sequence[int] = (0, 1, 2), depth: int = 4, width: int = 1
+        self,
+        chain: Chain,
+        rows: Sequence[int] | None = None,
+        depth: int = 4,
+        width: int = 1,
+        nodes: int | None = None,
+        rounds: int = 1,
     ) -> CycleResult:
-        group = ChainGroup(chain, depth, np.array(rows, dtype=np.int64), width)
+        which = np.array(range(len(self.prompts)) if rows is None else rows, dtype=np.int64)
+        group = ChainGroup(chain, depth, which, width, nodes=nodes, inner_rounds=rounds)
         result = self.executor.run(CyclePlan([group], NOBODY, NOBODY))
         self.manager.check_integrity()
         return result
+
+    def made(self) -> list[list[int]]:
+        return [
+            self.manager.committed(row)[len(prompt) :].tolist()
+            for row, prompt in enumerate(self.prompts)
+        ]
+
+    def rounds(self) -> set[int]:
+        """Of the trees that the target judged."""
+        known = self.profiler.snapshot().trees
+        return {rounds for _, rounds, verifier, _ in known if verifier == "target"}
 
 
 @pytest.fixture
@@ -164,7 +199,170 @@ def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     assert len(bench.cycle(("small", "target")).commits) == 3
 
 
-def _break(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
+# Inner rounds
+
+FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
+TRIPLE: Chain = ("small", "middle", "target")
+READING = SamplingParams(
+    24,
+    ignore_eos=True,
+    temperature=0.8,
+    top_p=0.95,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.7,
+    bad_words_ids=((9, 5), (42,)),
+    min_tokens=5,
+)
+SETTINGS = {
+    "greedy": SamplingParams(24, ignore_eos=True),
+    "greedy-reading": dataclasses.replace(READING, temperature=0.0),
+    "sampled": SamplingParams(24, ignore_eos=True, temperature=0.9, top_k=40),
+    "sampled-reading": READING,
+}
+
+
+@functools.cache
+def target_alone(pool: ModelPool, setting: str) -> list[list[int]]:
+    bench = Bench(pool, prompts=FOUR, params=SETTINGS[setting])
+    for _ in range(SETTINGS[setting].max_new_tokens):
+        bench.cycle(("target",))
+    return bench.made()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+def test_inner_rounds_commit_the_targets_choice(
+    rounds: int, width: int, batch: int, setting: str, pool: ModelPool
+) -> None:
+    expected = target_alone(pool, setting)[:batch]
+    bench = Bench(pool, prompts=FOUR[:batch], params=SETTINGS[setting])
+    cycles = 0
+    while open_rows := [row for row, made in enumerate(bench.made()) if len(made) < 24]:
+        result = bench.cycle(TRIPLE, open_rows, depth=3, width=width, nodes=12, rounds=rounds)
+        assert not result.failures
+        assert not result.errors
+        cycles += 1
+    assert bench.made() == expected
+    assert rounds in bench.rounds()
+    assert cycles < 24
+
+
+def test_inner_rounds_offer_the_target_longer_paths(pool: ModelPool) -> None:
+    gained = []
+    for rounds in (1, 4):
+        bench = Bench(pool, prompts=FOUR)
+        commits = [c for _ in range(3) for c in bench.cycle(TRIPLE, depth=2, rounds=rounds).commits]
+        gained.append(sum(len(commit.tokens) for commit in commits))
+    assert gained[1] > gained[0]
+
+
+def test_the_longest_drafts_stay_within_what_a_cycle_may_look_at(pool: ModelPool) -> None:
+    bench, alone = Bench(pool, 60), Bench(pool, 60)
+    for rounds in (1, 2, 4):
+        for width in (1, 4):
+            bench.cycle(TRIPLE, depth=MAX_DEPTH // rounds, width=width, rounds=rounds)
+    for _ in range(max(map(len, bench.made()))):
+        alone.cycle(("target",))
+    for made, expected in zip(bench.made(), alone.made(), strict=True):
+        assert made == expected[: len(made)]
+
+
+def test_a_row_without_room_for_another_round_does_without_it(pool: ModelPool) -> None:
+    bench = Bench(pool, max_new_tokens=2)
+    result = bench.cycle(TRIPLE, depth=4, rounds=3)
+    assert len(result.commits) == 3
+    assert not result.is_regular
+    assert bench.rounds() == {1}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), NonFiniteLogits("broken")])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("name", "after"), [("small", 3), ("small", 4), ("middle", 1)])
+def test_a_failure_in_the_second_inner_round_costs_no_request_and_no_token(
+    name: str,
+    after: int,
+    width: int,
+    error: Exception,
+    pool: ModelPool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled-reading"])
+    bench.cycle(TRIPLE, depth=3, width=width, rounds=3)
+    _break(monkeypatch, name, after, error)
+    result = bench.cycle(TRIPLE, depth=3, width=width, rounds=3)
+    assert [failure.model for failure in result.failures] == [name]
+    assert sorted(commit.row for commit in result.commits) == [0, 1, 2, 3]
+    assert {commit.chain for commit in result.commits} == {TRIPLE}  # the first round is good
+    assert not result.errors
+    assert not result.is_regular
+    monkeypatch.undo()
+    assert not bench.cycle(TRIPLE, depth=3, width=width, rounds=3).failures
+    for made, expected in zip(bench.made(), target_alone(pool, "sampled-reading"), strict=True):
+        assert made == expected[: len(made)]
+
+
+# The most probable nodes
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(forests, st.integers(0, 30), st.integers(1, 9))
+def test_the_most_probable_nodes_of_all_rows_are_chosen(
+    rows: dict[int, Nodes], count: int, most: int
+) -> None:
+    tree = build(rows)
+    chosen = most_probable(tree, count, most)
+    ranked = sorted(
+        (-tree.log_probs[index, place], tree.depths[index, place], index, place)
+        for index, place in zip(*np.nonzero(tree.real), strict=True)
+        if np.isfinite(tree.log_probs[index, place])
+    )[:count]
+    expected = np.zeros_like(chosen)
+    for _, _, index, place in ranked:
+        expected[index, place] = expected[index].sum() < most
+    assert np.array_equal(chosen, expected)
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(forests, st.integers(0, 30), st.integers(1, 9))
+def test_the_most_probable_nodes_are_trees(rows: dict[int, Nodes], count: int, most: int) -> None:
+    tree = build(rows)
+    chosen = most_probable(tree, count, most)
+    nodes_of(tree.keep(chosen))  # which asserts it
+    assert chosen.sum() <= count
+    assert (chosen.sum(axis=1) <= most).all()
+
+
+def test_requests_with_likelier_drafts_get_more_of_the_targets_nodes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[list[int]] = []
+    real = VerifyProcessor.verify
+
+    def verify(processor: VerifyProcessor, *arguments: Any, **options: Any) -> Any:
+        sizes.append(arguments[4].sizes.tolist())
+        return real(processor, *arguments, **options)
+
+    monkeypatch.setattr(VerifyProcessor, "verify", verify)
+    for _ in range(3):
+        bench.cycle(("small", "target"), depth=4, width=3, nodes=5)
+    assert all(sum(each) == 15 for each in sizes)
+    assert any(len(set(each)) > 1 for each in sizes)
+
+
+def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:
+    for _ in range(4):
+        bench.cycle(("small", "target"), depth=4, width=3, nodes=2)
+    seen = bench.profiler.snapshot().trees[("small",), 1, "target", False]
+    assert seen.trees[shape_index(4, 3)] > 10
+    assert (seen.rates[shape_index(4, 3), :12] > 0.0).all()
+
+
+def _break(
+    monkeypatch: pytest.MonkeyPatch, name: str, after: int, error: Exception = BROKEN
+) -> None:
     """The model raises from its `after`-th forward on."""
     real: Any = PackedModel.forward
     seen = [0]
@@ -172,7 +370,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
     def forward(model: PackedModel, *arguments: Any, **options: Any) -> Any:
         seen[0] += model.name == name
         if model.name == name and seen[0] > after:
-            raise RuntimeError("broken")
+            raise error
         return real(model, *arguments, **options)
 
     monkeypatch.setattr(PackedModel, "forward", forward)

@@ -5,6 +5,7 @@ On a family of small random models in float64, where nothing may differ from the
 
 import asyncio
 import copy
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
+from specrouter.engine import Engine
 from specrouter.executor import CyclePlan, CycleResult, Executor
 from tests.exact.comparison import assert_whole
 
@@ -47,10 +50,13 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> "Faults":
 
 
 class Faults:
-    """Makes the models named in `failing` raise; counts the forwards of all."""
+    """Makes the models named in `failing` raise, and those in `hanging` wait for `released`;
+    counts the forwards of all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failing: set[str] = set()
+        self.hanging: set[str] = set()
+        self.hangs, self.released = threading.Event(), threading.Event()
         self.forwards: dict[str, int] = {}
         self.delay_s = 0.0
         real: Forward = PackedModel.forward
@@ -63,6 +69,15 @@ class Faults:
             return real(model, *arguments, **options)
 
         monkeypatch.setattr(PackedModel, "forward", forward)
+        inner: Forward = PackedModel._forward
+
+        def guarded(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
+            if model.name in self.hanging:
+                self.hangs.set()
+                self.released.wait(PATIENCE_S)
+            return inner(model, *arguments, **options)
+
+        monkeypatch.setattr(PackedModel, "_forward", guarded)
 
     def settled(self, name: str) -> int:
         """Forwards of a model, once there are no more."""
@@ -413,6 +428,56 @@ def test_an_engine_that_crashes_ends_every_request_with_the_cause(
             router.submit(PROMPT, GREEDY)
 
 
+def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
+    small_config: Settings, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="specrouter.engine")
+    overrides = [Speculation(("small", "target"), depth=depth) for depth in (2, 3, 4)]
+    with open_router(small_config) as router:
+        expected = alone(router, PROMPT, LONG)
+        faults.failing = {"small"}
+        outputs = router.generate([PROMPT] * 3, LONG, overrides)
+        assert tokens(outputs) == [expected] * 3
+        assert_whole(router)
+    rests = [int(text.split(" rests for ")[1].split()[0]) for text in caplog.messages]
+    assert rests[:4] == [4, 8, 16, 32]
+    assert faults.forwards["small"] == 3 * len(rests)
+
+
+def test_a_hung_drafter_is_given_back_to_the_pool(small_config: Settings, faults: Faults) -> None:
+    with open_router(small_config, hang_timeout_s=0.2) as router:
+        expected = alone(router, PROMPT)
+        faults.hanging = {"small"}
+        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
+        assert faults.hangs.is_set()
+        assert router.pool.evict("small"), "it still counts as used"
+        faults.hanging = set()
+        faults.released.set()
+        assert router.generate([PROMPT], LONG, CHAIN)[0].token_ids[:12] == expected
+        assert_whole(router)
+
+
+def test_an_error_while_a_hung_thread_is_replaced_ends_all_requests_with_it(
+    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(engine: Engine, hung: str) -> None:
+        raise OSError(f"{hung} cannot be left")
+
+    monkeypatch.setattr(Engine, "take_over", broken)
+    with open_router(small_config, hang_timeout_s=0.2, max_requests=1) as router:
+        faults.hanging = {"small"}
+        running, waiting = (router.submit(PROMPT, LONG, CHAIN) for _ in range(2))
+        for handle in (running, waiting):
+            output = handle.result(PATIENCE_S)
+            assert output.finish_reason == "error"
+            assert "OSError: small cannot be left" in (output.error or "")
+        wait_until(lambda: not router.is_healthy)
+        with pytest.raises(RuntimeError, match="cannot be left"):
+            router.submit(PROMPT, GREEDY)
+        faults.hanging = set()
+        faults.released.set()
+
+
 def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Settings) -> None:
     router = open_router(small_config, max_requests=1)
     running = router.submit(PROMPT, LONG, "off")
@@ -468,8 +533,77 @@ def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
     known = router.performance()
     assert set(known.times) == {"small", "middle", "target"}
     for pair in (("small", "middle"), ("middle", "target")):
-        assert 0.0 <= known.acceptance[*pair, 1].rate <= 1.0
         assert 0.0 <= known.similarity[pair] <= 1.0
+        assert 0.0 <= known.promised_alpha[*pair, False] <= 1.0
+    first = known.trees[("small",), 1, "middle", False]
+    assert first.trials > 0
+    assert 0.0 <= first.alpha <= 1.0
+    assert (("small", "middle"), 1, "target", False) in known.trees
+    assert {"draft", "verify"} <= set(known.stages)
+
+
+def test_statistics_are_totals_of_all_that_ran(router: ChainRouter) -> None:
+    before = router.statistics()
+    output = router.generate([PROMPT], GREEDY, CHAIN)[0]
+    after = router.statistics()
+    assert after.committed_tokens - before.committed_tokens >= len(output.token_ids)
+    assert after.cycles - before.cycles >= output.metrics.cycles
+    for name in ("small", "middle", "target"):
+        assert after.forwards[name] > before.forwards.get(name, 0)
+        assert after.model_ms[name] > before.model_ms.get(name, 0.0)
+    assert sum(after.model_ms.values()) + after.logits_ms < 1.05 * after.cycle_ms
+
+
+def test_decisions_tell_why_and_what_else_there_was(small_config: Settings) -> None:
+    with open_router(small_config) as router:
+        assert router.decisions() == []
+        router.generate([PROMPT], LONG)
+        first, *_ = router.decisions()
+        assert first.decision.reason == "first decision"
+        assert first.decision.alternatives
+        assert router.statistics().switches >= len(router.decisions())
+
+
+def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> None:
+    with open_router(small_config) as router:
+        expected = alone(router, PROMPT)
+        for policy, settings, chains in (
+            ("target-only", {}, {("target",)}),
+            ("static", {"chain": ["small", "middle", "target"]}, {CHAIN.chain, ("target",)}),
+            ("ssd-smallest", {"depth": 2}, {("small", "target"), ("target",)}),
+            (
+                "ssd-tuned",
+                {"chain": ["middle", "target"], "depth": 3, "width": 2},
+                {("middle", "target"), ("target",)},
+            ),
+        ):
+            router.set_policy(policy, **settings)
+            output = router.generate([PROMPT], GREEDY)[0]
+            assert output.token_ids == expected
+            assert set(output.metrics.chains) == chains
+        assert_whole(router)
+
+
+@pytest.mark.parametrize(
+    ("field", "policy", "settings"),
+    [
+        ("scheduler.policy", "clever", {}),
+        ("scheduler.depth", "adaptive", {"depth": 0}),
+        ("scheduler.deph", "adaptive", {"deph": 3}),
+        ("scheduler.chain", "static", {"chain": ["tiny", "target"]}),
+        ("scheduler.chain", "static", {"chain": ["small", "middle"]}),
+        ("scheduler.chain", "ssd-tuned", {"chain": ["target"], "depth": 2, "width": 1}),
+        ("scheduler.width", "ssd-tuned", {"chain": ["small", "target"], "depth": 2}),
+        ("scheduler.inner_rounds", "adaptive", {"depth": 8, "inner_rounds": 4}),
+        ("scheduler", "static", {}),
+    ],
+)
+def test_a_bad_policy_is_refused_and_names_its_field(
+    field: str, policy: str, settings: Settings, router: ChainRouter
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        router.set_policy(policy, **settings)
+    assert caught.value.field == field
 
 
 def test_a_text_that_has_ended_is_not_resumed(router: ChainRouter) -> None:
