@@ -124,7 +124,6 @@ class LeanForward:
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(core.layers[0].self_attn.head_dim)
-        self._is_cpu = self._embedding.device.type == "cpu"
         self._rotations = _rotations(core.rotary_emb, self._embedding, max_positions(config))
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(self._layer(layer, config) for layer in core.layers)
@@ -209,21 +208,9 @@ class LeanForward:
         self, number: int, layer: _Layer, group: QueryGroup, query: Tensor, view: KVView
     ) -> Tensor:
         """Attention of one group: [B * Q, heads, dim] to [B * Q, heads * dim]."""
-        if not self._is_cpu:  # other kernels repeat the keys for grouped heads
-            folded = query.transpose(0, 1)
-            out = attend(view, number, group, folded, layer.scale, layer.window, None)
-            return out.flatten(1)
-        keys, values = view.read(number, group)
-        heads, dim = self._heads, self._head_dim
-        out = F.scaled_dot_product_attention(
-            query.reshape(group.rows, group.queries, heads, dim).transpose(1, 2),
-            keys,
-            values,
-            attn_mask=view.mask(group, 1, layer.window, query.dtype, query.device),
-            scale=layer.scale,
-            enable_gqa=True,
-        )  # [B, heads, Q, dim], which lies in memory as [B, Q, heads, dim]
-        return out.transpose(1, 2).reshape(-1, heads * dim)
+        folded = query.transpose(0, 1)
+        out = attend(view, number, group, folded, layer.scale, layer.window, None)
+        return out.flatten(1)
 
     def _layer(self, layer: Any, config: Any) -> _Layer:
         attention = layer.self_attn

@@ -29,6 +29,7 @@ from specrouter.hang_guard import HangGuard
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.planner import DecisionRecord, RoutePlanner
+from specrouter.prediction import Chain, Workload
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.scheduler import ModelChainScheduler
@@ -122,6 +123,22 @@ class Engine:
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, oldest first."""
         return self._planner.records
+
+    def predict(
+        self,
+        chain: Chain,
+        depth: int,
+        width: int,
+        nodes: int | None,
+        inner_rounds: int,
+        requests: int,
+    ) -> float:
+        """See `ChainRouter.predict`."""
+        snapshot, workload = self.profiler.snapshot(), Workload(requests)
+        option = self._planner.scheduler.predict(
+            snapshot, workload, chain, depth, width, nodes, inner_rounds
+        )
+        return option.ms_per_token * snapshot.machine
 
     def set_policy(self, config: SchedulerConfig) -> None:
         """Routes by another policy from now on; what was learned stays."""

@@ -262,7 +262,7 @@ class Executor:
     def _learn_times(self, name: str, model: PackedModel) -> None:
         if name in self._time_keys:
             return
-        key = self._time_keys[name] = key_of(model, self._pool.path(name))
+        key = key_of(model, self._pool.path(name))
         times = self._time_cache.load(key)
         if times is None:
             started = time.perf_counter()
@@ -270,6 +270,7 @@ class Executor:
             self._time_cache.store(key, times)
             logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
         self._profiler.learn_curve(name, times)
+        self._time_keys[name] = key
 
     def lags(self, rows: Ints) -> dict[str, float]:
         """By model: tokens that it has not read of these rows, the last two of each not counted."""
@@ -750,11 +751,12 @@ class Executor:
     def _state(self, name: str, model: PackedModel) -> ModelState:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
             self._manager.drop_state(name)
-            self._loaded[name] = model
-            self._learn_times(name, model)
             guarded = self._guard is not None and name != self._pool.target
             around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
+            model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
+            self._learn_times(name, model)
             model.watch = self._clock.watch(name, model.device, around)
+            self._loaded[name] = model
         return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)
 
     def forget_evicted(self) -> None:

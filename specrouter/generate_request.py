@@ -29,8 +29,8 @@ _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 
 class SpeculationRequest(BaseModel):
-    """A chain (weakest model first, the target last), a draft depth, the token tree's width, and how
-    often the first intermediate judges a draft. What is null is left open.
+    """A chain (weakest model first, the target last), a draft depth, the token tree's width, and
+    how often the first intermediate judges a draft. What is null is left open.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")

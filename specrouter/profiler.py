@@ -85,6 +85,7 @@ class PerformanceProfiler:
     """Thread-safe: the engine records, anybody takes snapshots."""
 
     parameters: Mapping[str, int]
+    is_learning: bool = True  # else nothing but totals is recorded
     _cycle: int = 0
     _used: dict[str, int] = field(default_factory=dict)  # the cycle of each model's last forward
     _times: MachineTimes = field(default_factory=MachineTimes)
@@ -117,7 +118,8 @@ class PerformanceProfiler:
             self._totals.model_ms[model] += elapsed_ms * times
             self._totals.forwards[model] += times
             self._totals.pack_tokens[model] += tokens * times
-            self._times.record(model, tokens, attended, elapsed_ms)
+            if self.is_learning:
+                self._times.record(model, tokens, attended, elapsed_ms)
 
     def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
         """The engine's own time around forwards; see `PerformanceSnapshot.stages`.
@@ -127,7 +129,8 @@ class PerformanceProfiler:
         with self._lock:
             if stage != "cycle":
                 self._totals.logits_ms += elapsed_ms
-            self._stages.record(stage, places, 0.0, elapsed_ms / times)
+            if self.is_learning:
+                self._stages.record(stage, places, 0.0, elapsed_ms / times)
 
     def record_cycle(self, elapsed_ms: float, committed: int, requests: int) -> None:
         """Ends a cycle that committed so many tokens for so many requests."""
@@ -159,6 +162,8 @@ class PerformanceProfiler:
 
         The prediction is the plain one, without what earlier outcomes have corrected.
         """
+        if not self.is_learning:
+            return
         with self._lock:
             known = self._outcomes.setdefault(chain, _Outcome())
             known.cycles += 1
@@ -177,7 +182,9 @@ class PerformanceProfiler:
             self._cycle += 1
 
     def record_similarity(self, pair: Pair, total_variation: float) -> None:
-        if not math.isfinite(total_variation):  # an average would never forget it
+        if not self.is_learning or not math.isfinite(
+            total_variation
+        ):  # an average would never forget it
             return
         with self._lock:
             score = 1.0 - total_variation
@@ -186,6 +193,8 @@ class PerformanceProfiler:
 
     def record_trees(self, key: TreeKey, trees: JudgedTrees, exact: int | None = None) -> None:
         """What the verifier of a chain's trees said of them; see `AcceptanceEstimator.record`."""
+        if not self.is_learning:
+            return
         with self._lock:
             estimator = self._trees.setdefault(key, AcceptanceEstimator())
             accepted, judged = estimator.record(trees, self._cycle, exact)

@@ -210,6 +210,27 @@ class ChainRouter:
         check_chain(whole)
         self._engine.set_policy(checked)
 
+    def predict(
+        self,
+        chain: Sequence[str],
+        depth: int,
+        width: int = 1,
+        nodes: int | None = None,
+        inner_rounds: int = 1,
+        requests: int = 1,
+    ) -> float:
+        """Milliseconds per token of a request that are predicted now for a way to decode.
+
+        Args:
+            nodes: of each tree that the target verifies; None: all.
+            requests: that decode together, sampled.
+        """
+        return self._engine.predict(tuple(chain), depth, width, nodes, inner_rounds, requests)
+
+    def set_learning(self, is_learning: bool) -> None:
+        """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""
+        self._engine.profiler.is_learning = is_learning
+
     def run_idle(self, errand: Callable[[], Any]) -> Any:
         """Runs something in the engine's thread, whose OpenMP workers it shares, between requests.
 

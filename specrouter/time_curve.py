@@ -231,8 +231,11 @@ class TimeEstimator:
         self._curve = None
 
     def curve(self) -> TimeCurve | None:
-        """None before the first forward that counts. Built anew after some forwards only: each moves
-        it by a percent at most, and building it takes as long as a small model's forward."""
+        """None before the first forward that counts.
+
+        Built anew after some forwards only: each moves it by a percent at most, and building it
+        takes as long as a small model's forward.
+        """
         if self._curve is None and self._buckets:
             self._curve, self._news = self._build(), 0
         return self._curve

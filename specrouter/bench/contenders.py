@@ -36,9 +36,14 @@ class Router(Protocol):
 
     def set_policy(self, policy: str, **settings: Any) -> None: ...
 
+    def set_learning(self, is_learning: bool) -> None: ...
+
     def statistics(self) -> EngineStatistics: ...
 
     def run_idle(self, errand: Callable[[], Any]) -> Any: ...
+
+
+_LEARNING = ("adaptive", "paper")
 
 
 class Contender(Protocol):
@@ -75,6 +80,8 @@ class OwnContender:
         ]
         prompts = [prompt.token_ids for prompt in work.prompts]
         self._router.set_policy(self._policy, **self._settings)
+        # What other contenders do would teach the adaptive one for nothing.
+        self._router.set_learning(self._speculation is None and self._policy in _LEARNING)
         before = self._router.statistics()
         started = time.perf_counter()
         outputs = self._router.generate(prompts, params, self._speculation)

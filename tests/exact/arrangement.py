@@ -1,52 +1,126 @@
-"""The ways in which one request can be served, and a short list that pairs all of them.
+"""The ways in which requests can be served, and a short list that pairs all of them.
 
 Contract: none of what an `Arrangement` holds may change a token. `covering_array` returns rows
 such that every two settings that can meet in one row do meet in at least one.
 """
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from specrouter import ChainRouter, Speculation
-from specrouter.params import MAX_TREE_TOKENS
+from specrouter.config import Policy
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 
 Chain = tuple[str, ...]
-Mode = Literal["off", "adaptive"] | Chain
+Override = Literal["off"] | Speculation | None
 
 BATCHES = (1, 4, 16)
 DEPTHS = (1, 4, 7)
 WIDTHS = (1, 2, 4)
+INNER_ROUNDS = (1, 2, 3, 4)
+_TUNED_TREE = (4, 2)  # of `ssd-tuned`, which must be given one, where a row has none
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A policy that requests are left to. `nodes` None: it decides, or verifies whole trees."""
+
+    policy: Policy
+    chain: Chain | None = None
+    groups: Literal["one", "requests"] = "one"
+    nodes: int | None = None
+
+    def __str__(self) -> str:
+        chain = "" if self.chain is None else f" {'>'.join(self.chain)}"
+        groups = "" if self.groups == "one" else f" groups {self.groups}"
+        nodes = "" if self.nodes is None else f" nodes {self.nodes}"
+        return f"policy {self.policy}{chain}{groups}{nodes}"
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Requests side by side, with these overrides in turn, and a policy for what they leave."""
+
+    overrides: tuple[Override, ...]
+    routed: Routed
+
+    def __str__(self) -> str:
+        return f"mixed overrides under {self.routed}"
+
+
+# "adaptive" leaves a request to the router as it is configured; a chain is asked for by name.
+Mode = Literal["off", "adaptive"] | Chain | Routed | Mixed
 
 
 @dataclass(frozen=True)
 class Arrangement:
     """`mode` with `batch` requests in flight; `depth` and `width` of the token trees.
 
-    Both are None where the mode ignores them.
+    They and `inner_rounds` are None where the mode ignores them, or is to choose them.
     """
 
     mode: Mode
     batch: int
     depth: int | None = None
     width: int | None = None
+    inner_rounds: int | None = None
 
     @property
-    def speculation(self) -> Literal["off"] | Speculation | None:
-        """The argument that asks the router for it."""
+    def speculation(self) -> Override:
+        """The argument that asks the router for it, for the first request."""
+        return self.speculation_of(0)
+
+    def speculation_of(self, index: int) -> Override:
+        """The argument for the request with this index."""
         if self.mode == "off":
             return "off"
-        if self.mode == "adaptive":
+        if isinstance(self.mode, Mixed):
+            return self.mode.overrides[index % len(self.mode.overrides)]
+        if isinstance(self.mode, tuple):
+            return Speculation(self.mode, self.depth, self.width, self.inner_rounds)
+        return None
+
+    @property
+    def policy(self) -> dict[str, Any] | None:
+        """What `ChainRouter.set_policy` is given; None leaves the router as it is configured."""
+        if isinstance(self.mode, Mixed):
+            routed = self.mode.routed
+        elif isinstance(self.mode, Routed):
+            routed = self.mode
+        else:
             return None
-        return Speculation(chain=self.mode, depth=self.depth, width=self.width)
+        depth, width = self.depth, self.width
+        if routed.policy == "ssd-tuned" and (depth is None or width is None):
+            depth, width = _TUNED_TREE
+        return {
+            **vars(routed),
+            "depth": depth,
+            "width": width,
+            "inner_rounds": self.inner_rounds,
+        }
+
+    @contextlib.contextmanager
+    def routing(self, router: ChainRouter) -> Iterator[None]:
+        """The router under this policy; outside no request may run."""
+        if self.policy is None:
+            yield
+            return
+        router.set_policy(**self.policy)
+        try:
+            yield
+        finally:
+            router.set_policy(**router.config.scheduler.model_dump())
 
     def __str__(self) -> str:
-        mode = self.mode if isinstance(self.mode, str) else ">".join(self.mode)
-        depth = "" if self.depth is None else f" depth {self.depth}"
-        width = "" if self.width is None else f" width {self.width}"
-        return f"{mode} batch {self.batch}{depth}{width}"
+        mode = ">".join(self.mode) if isinstance(self.mode, tuple) else str(self.mode)
+        settings = ("depth", "width", "inner_rounds")
+        given = ((name, getattr(self, name)) for name in settings)
+        shape = "".join(f" {name} {value}" for name, value in given if value is not None)
+        return f"{mode} batch {self.batch}{shape}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:
@@ -66,9 +140,57 @@ def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> lis
 
 
 def modes_of(router: ChainRouter) -> list[Mode]:
-    """Off, every chain of the router's pool, and the scheduler's own choice."""
+    """Off, every chain of the router's pool, every policy, and requests that mix them."""
     pool = router.pool
-    return ["off", *chains(pool.names, pool.target, pool.parameter_count), "adaptive"]
+    found = chains(pool.names, pool.target, pool.parameter_count)
+    return ["off", *found, "adaptive", *_policies(router), *_mixtures(router)]
+
+
+def longest_chain(router: ChainRouter) -> Chain:
+    """As many models as a chain can have that strictly grows."""
+    pool = router.pool
+    chain: Chain = ()
+    drafters = (name for name in pool.names if name != pool.target)
+    for name in sorted(drafters, key=pool.parameter_count):
+        if not chain or pool.parameter_count(name) > pool.parameter_count(chain[-1]):
+            chain = (*chain, name)
+    return (*chain, pool.target)
+
+
+def _policies(router: ChainRouter) -> list[Routed]:
+    longest = longest_chain(router)
+    # Inner rounds are for drafters that can go on from any text.
+    with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
+    return [
+        Routed("adaptive", groups="requests"),
+        Routed("paper"),
+        Routed("ssd-smallest"),
+        Routed("ssd-tuned", longest[-2:]),
+        Routed("static", with_weights),
+        Routed("static", with_weights, nodes=3),
+        Routed("target-only"),
+    ]
+
+
+def _mixtures(router: ChainRouter) -> list[Mixed]:
+    """All that a request may ask for, side by side, under policies that treat it differently."""
+    longest = longest_chain(router)
+    with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
+    overrides: tuple[Override, ...] = (
+        None,
+        "off",
+        Speculation(longest[-2:], depth=4, width=4),
+        Speculation(depth=3),
+        Speculation(with_weights, depth=3, width=2, inner_rounds=3),
+        Speculation((*longest[:1], longest[-1]), depth=7, inner_rounds=2),
+        Speculation(inner_rounds=2),
+        None,
+        Speculation(with_weights, depth=1, width=1, inner_rounds=4),
+        Speculation(longest, depth=5, width=3, inner_rounds=2),
+        Speculation(longest[-1:]),
+    )
+    routed = (Routed("adaptive"), Routed("adaptive", groups="requests"), Routed("paper"))
+    return [Mixed(overrides, each) for each in routed]
 
 
 def covering_array(
@@ -80,10 +202,10 @@ def covering_array(
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
     trees = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, depth, width)
+        Arrangement(mode, batch, *shape)
         for mode in modes
         for batch in batches
-        for depth, width in ([(None, None)] if isinstance(mode, str) else trees)
+        for shape in _shapes(mode, trees)
     ]
     missing = {pair for candidate in candidates for pair in pairs_of(candidate)}
     rows: list[Arrangement] = []
@@ -94,9 +216,28 @@ def covering_array(
     return rows
 
 
+def _shapes(
+    mode: Mode, trees: Sequence[tuple[int, int]]
+) -> list[tuple[int | None, int | None, int | None]]:
+    """Depth, width and inner rounds with which the mode can be asked for."""
+    chain = mode.chain if isinstance(mode, Routed) else mode if isinstance(mode, tuple) else None
+    if chain is None and not (
+        isinstance(mode, Routed) and mode.policy in ("paper", "ssd-smallest")
+    ):
+        return [(None, None, None)]
+    if chain is None or len(chain) == 2:
+        return [(depth, width, None) for depth, width in trees]
+    return [
+        (depth, width, rounds)
+        for depth, width in trees
+        for rounds in INNER_ROUNDS
+        if depth * rounds <= MAX_DEPTH
+    ]
+
+
 def pairs_of(row: Arrangement) -> set[tuple[object, object]]:
     """The pairs of settings that one row covers."""
     settings: list[tuple[str, object]] = [("mode", row.mode), ("batch", row.batch)]
-    trees = (("depth", row.depth), ("width", row.width))
-    settings += [(name, value) for name, value in trees if value is not None]
+    given = ((name, getattr(row, name)) for name in ("depth", "width", "inner_rounds"))
+    settings += [(name, value) for name, value in given if value is not None]
     return set(itertools.combinations(settings, 2))

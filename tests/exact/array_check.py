@@ -5,16 +5,18 @@ where the oracle itself hardly decides (margin below 1e-4), and at most once in 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, open_oracle, open_router
-from tests.exact.arrangement import BATCHES, covering_array, modes_of
+from tests.exact.arrangement import BATCHES, Arrangement, Mode, covering_array, modes_of
 from tests.exact.comparison import (
     Case,
     Comparison,
     Divergence,
+    Route,
     all_divergences,
     assert_whole,
     compare,
@@ -72,8 +74,11 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         began = time.monotonic()
         cases = make_cases(oracle, load_token_prompts(router, options), params_of)
         oracle_s = time.monotonic() - began
-        comparisons = _serve_all(check, router, cases, dtype)
+        rows = covering_array(modes_of(router))
+        progress = Progress(f"{check} {dtype}", len(rows) * len(cases))
+        comparisons = serve_all(router, cases, rows, progress)
         assert_whole(router)
+        rounds = verified_rounds(router)
     differences = all_divergences(comparisons)
     margins = [difference_margin(oracle, difference) for difference in differences]
     tokens = sum(comparison.tokens for comparison in comparisons)
@@ -87,21 +92,54 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "ended_by_eos": sum(_ended_early(case) for case in cases),
         "cycles": sum(comparison.cycles for comparison in comparisons),
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
+        "coverage": coverage(comparisons),
+        "inner_rounds_verified": rounds,
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
         "oracle_seconds": round(oracle_s, 1),
     }
 
 
-def _serve_all(
-    check: str, router: ChainRouter, cases: Sequence[Case], dtype: str
+def serve_all(
+    router: ChainRouter, cases: Sequence[Case], rows: Sequence[Arrangement], progress: Progress
 ) -> list[Comparison]:
-    rows = covering_array(modes_of(router))
-    progress = Progress(f"{check} {dtype}", len(rows) * len(cases))
+    """The cases under every row."""
     comparisons = list[Comparison]()
     for row in rows:
         comparisons.append(compare(router, cases, row, progress))
         progress.note = f"{len(all_divergences(comparisons))} differ, last {row}"
     return comparisons
+
+
+def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """What was served how: by policy, by the inner rounds asked for, and what policies decided."""
+    by_mode: dict[str, Counter[str]] = {}
+    asked: Counter[int] = Counter()
+    decided = set[Route]()
+    for each in comparisons:
+        count = by_mode.setdefault(_label(each.arrangement.mode), Counter())
+        figures = {"tokens": each.tokens, "cycles": each.cycles, "speculated": each.speculated}
+        count.update({"arrangements": 1, **figures})
+        if each.arrangement.inner_rounds is not None:
+            asked[each.arrangement.inner_rounds] += 1
+        decided |= each.decided
+    return {
+        "by_mode": {mode: dict(count) for mode, count in by_mode.items()},
+        "arrangements_by_inner_rounds": dict(sorted(asked.items())),
+        "routes_decided": len(decided),
+        "inner_rounds_decided": sorted({route[-1] for route in decided}),
+    }
+
+
+def verified_rounds(router: ChainRouter) -> list[int]:
+    """Of the drafts of chains longer than two that the target has judged so far."""
+    trees = router.performance().trees
+    judged = (key for key in trees if len(key[0]) > 1 and key[2] == router.pool.target)
+    return sorted({rounds for _, rounds, _, _ in judged})
+
+
+def _label(mode: Mode) -> str:
+    """Chains that are asked for by name count by their length."""
+    return f"chains of {len(mode)}" if isinstance(mode, tuple) else str(mode)
 
 
 def _ended_early(case: Case) -> bool:

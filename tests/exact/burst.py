@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from specrouter import ChainRouter, RequestHandle, RequestOutput, SamplingParams, Speculation
+from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS
 from tests.exact.arrangement import Chain
 from tests.exact.comparison import Case
 from tests.exact.oracle import Oracle
@@ -45,6 +46,13 @@ def draw_burst(
 ) -> list[Plan]:
     """Two to six clients."""
     return [_draw_plan(cases, chains, rng) for _ in range(rng.integers(2, 7))]
+
+
+def draw_shape(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Depth, width and inner rounds."""
+    depth = int(rng.integers(1, 8))
+    rounds = int(rng.integers(1, min(MAX_INNER_ROUNDS, MAX_DEPTH // depth) + 1))
+    return depth, int(rng.choice([1, 1, 2, 3, 4])), rounds
 
 
 def play(
@@ -96,10 +104,11 @@ def _draw_plan(cases: Sequence[Case], chains: Sequence[Chain], rng: np.random.Ge
     kind = rng.random()
     if kind < 0.1:
         speculation = "off"
-    elif kind < 0.8:
+    elif kind < 0.75:
         chain = chains[int(rng.integers(len(chains)))]
-        width = int(rng.choice([1, 1, 2, 3, 4]))
-        speculation = Speculation(chain=chain, depth=int(rng.integers(1, 8)), width=width)
+        speculation = Speculation(chain, *draw_shape(rng))
+    elif kind < 0.85:  # leaves the chain to the scheduler
+        speculation = Speculation(None, *draw_shape(rng))
     resumes = rng.random() < 0.15
     cancels = rng.random() < 0.2
     return Plan(

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
-from tests.exact.arrangement import Arrangement
+from tests.exact.arrangement import Arrangement, Chain, Override
 
 Tokens = tuple[int, ...]
+Route = tuple[Chain, int, int, int | None, int]  # depth, width, nodes, inner rounds
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,17 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arrangement's result. `cycles` of chains longer than one are `speculated`."""
+    """One arrangement's result. `cycles` of chains longer than one are `speculated`.
 
+    `decided`: routes that the policy took, now or when it was in use before.
+    """
+
+    arrangement: Arrangement
     tokens: int
     divergences: tuple[Divergence, ...]
     cycles: int
     speculated: int
+    decided: frozenset[Route]
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,15 @@ def compare(
 ) -> Comparison:
     """Keeps `arrangement.batch` requests in flight until all cases are judged."""
 
-    def judge_one(case: Case) -> _Judged:
-        judged = _judge(router, case, arrangement)
+    def judge_one(index: int, case: Case) -> _Judged:
+        judged = _judge(router, case, arrangement, arrangement.speculation_of(index))
         on_done()
         return judged
 
-    with ThreadPoolExecutor(arrangement.batch) as clients:
-        results = list(clients.map(judge_one, cases))
+    with arrangement.routing(router):
+        with ThreadPoolExecutor(arrangement.batch) as clients:
+            results = list(clients.map(judge_one, range(len(cases)), cases))
+        decided = frozenset(record.decision.route for record in router.decisions())
     chains = [
         (chain, cycles)
         for result in results
@@ -84,10 +92,12 @@ def compare(
         for chain, cycles in output.metrics.chains.items()
     ]
     return Comparison(
+        arrangement,
         tokens=sum(result.tokens for result in results),
         divergences=tuple(d for result in results for d in result.divergences),
         cycles=sum(cycles for _, cycles in chains),
         speculated=sum(cycles for chain, cycles in chains if len(chain) > 1),
+        decided=decided,
     )
 
 
@@ -99,13 +109,15 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
     return None if len(got) == len(expected) else min(len(got), len(expected))
 
 
-def _judge(router: ChainRouter, case: Case, arrangement: Arrangement) -> _Judged:
+def _judge(
+    router: ChainRouter, case: Case, arrangement: Arrangement, speculation: Override
+) -> _Judged:
     divergences = list[Divergence]()
     outputs = list[RequestOutput]()
     prefix: Tokens = ()
     tokens = 0
     while True:
-        output = resume(router, case, prefix, arrangement)
+        output = _resume(router, case, prefix, arrangement, speculation)
         outputs.append(output)
         got = output.token_ids
         difference = first_difference(got, case.reference)
@@ -140,13 +152,24 @@ def assert_whole(router: ChainRouter, patience_s: float = 5.0) -> None:
 def resume(
     router: ChainRouter, case: Case, prefix: Tokens, arrangement: Arrangement
 ) -> RequestOutput:
-    """The output of a case that goes on after `prefix`; its tokens include the prefix."""
-    handle = router.submit(
-        case.prompt, case.params, speculation=arrangement.speculation, generated=prefix
-    )
+    """The output of a case that goes on after `prefix`; its tokens include the prefix.
+
+    The router stays under the policy that it is under.
+    """
+    return _resume(router, case, prefix, arrangement, arrangement.speculation)
+
+
+def _resume(
+    router: ChainRouter,
+    case: Case,
+    prefix: Tokens,
+    arrangement: Arrangement,
+    speculation: Override,
+) -> RequestOutput:
+    handle = router.submit(case.prompt, case.params, speculation=speculation, generated=prefix)
     output = handle.result(timeout=600)
     if output.finish_reason in ("error", "cancelled"):
-        raise RuntimeError(f"{arrangement}: request ended with {output.error}")
+        raise RuntimeError(f"{arrangement}, {speculation}: request ended with {output.error}")
     return output
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from modelpool.packed_attention import KVView
 from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
 
 
@@ -100,7 +100,7 @@ class FaultInjection:
 
 @contextlib.contextmanager
 def restless_scheduler(seed: int) -> Iterator[None]:
-    """Every second decision is another chain and depth: models sit out, lag and catch up."""
+    """Every second decision is another chain and tree: models sit out, lag and catch up."""
     original = ModelChainScheduler.choose
     rng = np.random.default_rng(seed)
 
@@ -112,7 +112,23 @@ def restless_scheduler(seed: int) -> Iterator[None]:
         chain = candidates[int(rng.integers(len(candidates)))]
         width = int(rng.integers(1, 5))
         depth = int(rng.integers(1, min(MAX_DEPTH, MAX_TREE_TOKENS // width) + 1))
-        return dataclasses.replace(decision, chain=chain, depth=depth, width=width)
+        rounds = int(rng.integers(1, min(MAX_INNER_ROUNDS, MAX_DEPTH // depth) + 1))
+        nodes = None if rng.random() < 0.5 else int(rng.integers(1, depth * width + 1))
+        found = dataclasses.replace(
+            decision, chain=chain, depth=depth, width=width, nodes=nodes, inner_rounds=rounds
+        )
+        if decision.predicted is None:
+            return found
+        # The planner goes by the prediction where there is one.
+        predicted = dataclasses.replace(
+            decision.predicted,
+            chain=chain,
+            depth=depth,
+            width=width,
+            nodes=nodes or 0,
+            inner_rounds=rounds,
+        )
+        return dataclasses.replace(found, predicted=predicted)
 
     with mock.patch.object(ModelChainScheduler, "choose", choose):
         yield

@@ -1,8 +1,9 @@
 """Random bursts of requests on small random models that fail, come and go.
 
 Families of all architectures in float64, with an n-gram drafter. Requests join at random times
-under chains and tree widths of their own, are cancelled, streamed, resumed; drafters raise, hang,
-run out of memory or give NaN at random cycles and are evicted; in some bursts the target fails.
+under chains, trees and inner rounds of their own, are cancelled, streamed, resumed; drafters raise,
+hang, run out of memory or give NaN at random cycles and are evicted; in some bursts the target
+fails. Every burst has one of the scheduler's policies, which are switched on the router between.
 Every output must be the oracle's (its beginning, for requests that were cancelled or that the
 target failed), and the router whole after each burst.
 
@@ -16,19 +17,22 @@ import time
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from specrouter import ChainRouter, RequestOutput
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import chains
-from tests.exact.burst import draw_burst, draw_cases, play
+from tests.exact.array_check import verified_rounds
+from tests.exact.burst import draw_burst, draw_cases, draw_shape, play
 from tests.exact.comparison import Case, assert_whole
 from tests.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
 from tests.exact.models import SAVERS, pool_settings, save_family
 from tests.exact.report import Progress, finish, prepare
 
 BURSTS = 20  # of one router's lifetime
+POLICIES = ("paper", "static", "ssd-smallest", "ssd-tuned", "target-only")
 _CASES = 60  # requests that the bursts of one family draw from
 _TARGET_FAULTS = 0.05  # of the bursts
 _SHOWN = 5
@@ -44,7 +48,7 @@ class Family:
             self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
 
     def open_router(
-        self, max_loaded_models: int | None = None, policy: str = "adaptive", max_requests: int = 4
+        self, max_loaded_models: int | None = None, max_requests: int = 4
     ) -> ChainRouter:
         pool = pool_settings(self.paths, max_loaded_models=max_loaded_models)
         pool["models"].append({"name": "ngram", "source": "ngram"})
@@ -54,9 +58,7 @@ class Family:
             "prefill_chunk": 16,
             "hang_timeout_s": HANG_TIMEOUT_S,
         }
-        return ChainRouter.from_config(
-            {"pool": pool, "engine": engine, "scheduler": {"policy": policy}}
-        )
+        return ChainRouter.from_config({"pool": pool, "engine": engine})
 
 
 class FaultCheck:
@@ -69,6 +71,8 @@ class FaultCheck:
         self.chains: Counter[str] = Counter()
         self.raised: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
+        self.policies: Counter[str] = Counter()
+        self.inner_rounds: Counter[int] = Counter()
         self.failures: list[str] = []
 
     def play_lifetime(self, family: Family, lifetime: int, bursts: int = BURSTS) -> None:
@@ -79,19 +83,22 @@ class FaultCheck:
         router = family.open_router(
             # Sometimes fewer models than a chain has, so that some cannot be loaded.
             max_loaded_models=None if rng.random() < 0.8 else 2,
-            policy="adaptive" if rng.random() < 0.7 else "paper",
             # Mostly fewer requests at a time than a burst has, so that some wait.
             max_requests=int(rng.integers(2, 7)),
         )
         with restless_scheduler(lifetime), faults.installed(), router:
             for burst in range(bursts):
+                policy = draw_policy(router, rng)
                 try:
+                    router.set_policy(**policy)
                     self._play_burst(router, family, faults, drafter_rate, rng)
                 except Exception as error:
-                    where = f"lifetime {lifetime}, burst {burst}"
+                    where = f"lifetime {lifetime}, burst {burst}, {policy}"
                     self.failures.append(f"{where}: {type(error).__name__}: {error}")
                     break
+                self.policies[_label(policy)] += 1
                 self.progress(f"{len(self.failures)} failed")
+            self.inner_rounds.update(verified_rounds(router))
         self.raised += faults.raised
         self.kinds += faults.kinds
 
@@ -121,6 +128,30 @@ class FaultCheck:
                 self.chains[">".join(chain)] += cycles
 
 
+def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]:
+    """Arguments of `set_policy`: half of them adaptive, half of those with groups of requests."""
+    pool = router.pool
+    policy = str(rng.choice(["adaptive", *POLICIES])) if rng.random() < 0.6 else "adaptive"
+    depth, width, rounds = draw_shape(rng)
+    settings: dict[str, Any] = {"policy": policy}
+    if policy == "adaptive":
+        settings["groups"] = str(rng.choice(["one", "requests"]))
+    else:
+        settings.update(depth=depth, width=width, inner_rounds=rounds)
+    if policy in ("static", "ssd-tuned"):
+        candidates = chains(pool.names, pool.target, pool.parameter_count)
+        fitting = [c for c in candidates if policy == "static" or len(c) == 2]
+        settings["chain"] = fitting[int(rng.integers(len(fitting)))]
+    if rng.random() < 0.2:
+        settings["nodes"] = int(rng.integers(1, depth * width + 1))
+    return settings
+
+
+def _label(policy: dict[str, Any]) -> str:
+    groups = " groups requests" if policy.get("groups") == "requests" else ""
+    return f"{policy['policy']}{groups}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=2_000, help="bursts, over all families")
@@ -145,6 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
         "faults_raised": dict(check.raised),
         "kinds": dict(check.kinds),
         "cycles_by_chain": dict(check.chains),
+        "bursts_by_policy": dict(check.policies),
+        "lifetimes_by_inner_rounds": dict(sorted(check.inner_rounds.items())),
         "failures": len(check.failures),
         "examples": check.failures[:_SHOWN],
     }

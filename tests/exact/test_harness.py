@@ -11,19 +11,40 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from specrouter import SamplingParams
+from specrouter import ChainRouter, SamplingParams
 from tests.exact import noise
-from tests.exact.arrangement import Arrangement, Mode, chains, covering_array, pairs_of
-from tests.exact.array_check import is_honest
+from tests.exact.arguments import open_oracle
+from tests.exact.arrangement import (
+    Arrangement,
+    Mixed,
+    Mode,
+    Routed,
+    chains,
+    covering_array,
+    longest_chain,
+    modes_of,
+    pairs_of,
+)
+from tests.exact.array_check import coverage, is_honest, make_cases, serve_all, verified_rounds
 from tests.exact.chi_square import fit_p_value, independence_p_value
-from tests.exact.comparison import first_difference
-from tests.exact.models import SAVERS, save_family
+from tests.exact.comparison import all_divergences, assert_whole, first_difference
+from tests.exact.models import NAMES, SAVERS, pool_settings, save_family
 from tests.exact.oracle import Choice, Oracle, cut_distance, process
 from tests.exact.prompts import encode, load_prompts
+from tests.exact.report import Progress
 from tests.exact.settings import COUNT, TEMPERATURES, edits, warpers
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
-MODES: list[Mode] = ["off", ("a", "t"), ("b", "t"), ("a", "b", "t"), "adaptive"]
+CHAINS: list[Mode] = [("a", "t"), ("b", "t"), ("a", "b", "t")]
+TREES: list[Mode] = [*CHAINS, Routed("paper"), Routed("static", ("a", "b", "t"))]
+SHAPELESS: list[Mode] = [
+    "off",
+    "adaptive",
+    Routed("adaptive", groups="requests"),
+    Routed("target-only"),
+    Mixed(("off", None), Routed("adaptive")),
+]
+MODES = [*SHAPELESS, *TREES]
 PROMPT = (5, 6, 7, 8)
 ENDLESS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 
@@ -52,9 +73,9 @@ def test_covering_array_covers_every_pair_of_settings() -> None:
     covered = {pair for row in rows for pair in pairs_of(row)}
     for mode, batch in itertools.product(MODES, (1, 4, 16)):
         assert (("mode", mode), ("batch", batch)) in covered
-    for mode, depth in itertools.product(MODES[1:-1], (1, 4, 7)):
+    for mode, depth in itertools.product(TREES, (1, 4, 7)):
         assert (("mode", mode), ("depth", depth)) in covered
-    for mode, width in itertools.product(MODES[1:-1], (1, 2, 4)):
+    for mode, width in itertools.product(TREES, (1, 2, 4)):
         assert (("mode", mode), ("width", width)) in covered
     for one, other in itertools.product((1, 4, 16), (1, 4, 7)):
         assert (("batch", one), ("depth", other)) in covered
@@ -64,6 +85,18 @@ def test_covering_array_covers_every_pair_of_settings() -> None:
         assert (("depth", one), ("width", other)) in covered
 
 
+def test_chains_of_three_meet_all_inner_rounds_that_fit_their_depth() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for mode, rounds in itertools.product((CHAINS[-1], TREES[-1]), (1, 2, 3, 4)):
+        assert (("mode", mode), ("inner_rounds", rounds)) in covered
+    for depth, rounds in itertools.product((1, 4, 7), (1, 2, 3, 4)):
+        pair = (("depth", depth), ("inner_rounds", rounds))
+        assert (pair in covered) == (depth * rounds <= 16)
+    asked = [row for row in rows if row.inner_rounds is not None]
+    assert {row.mode for row in asked} == {CHAINS[-1], TREES[-1]}
+
+
 def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
     rows = covering_array(MODES, depths=(4, 16), widths=(4, 8))
     assert all(row.depth * row.width <= 64 for row in rows if row.depth and row.width)
@@ -71,14 +104,62 @@ def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
 
 
 def test_covering_array_is_much_shorter_than_the_product() -> None:
-    assert len(covering_array(MODES)) <= 3 * len(MODES) + 2
+    assert len(covering_array(MODES)) <= 4 * len(MODES)
 
 
 def test_modes_without_a_chain_have_no_tree() -> None:
     rows = covering_array(MODES)
-    assert all(row.depth is row.width is None for row in rows if isinstance(row.mode, str))
+    assert all((row.depth is row.width is None) == (row.mode in SHAPELESS) for row in rows)
     assert Arrangement("off", 1).speculation == "off"
     assert Arrangement("adaptive", 1).speculation is None
+    assert Arrangement(Routed("paper"), 1).speculation is None
+
+
+def test_mixed_requests_take_the_overrides_in_turn() -> None:
+    mixed = Arrangement(Mixed(("off", None), Routed("paper")), 4)
+    assert [mixed.speculation_of(index) for index in range(3)] == ["off", None, "off"]
+    assert mixed.policy is not None
+    assert mixed.policy["policy"] == "paper"
+
+
+@pytest.fixture(scope="module")
+def small_router(small_family: dict[str, Path]) -> Iterator[ChainRouter]:
+    pool = pool_settings(small_family)
+    pool["models"].append({"name": "ngram", "source": "ngram"})
+    engine = {"max_requests": 8, "max_model_len": 64, "prefill_chunk": 16}
+    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
+        yield router
+
+
+def test_a_policy_lasts_as_long_as_its_arrangement(small_router: ChainRouter) -> None:
+    static = Arrangement(Routed("static", longest_chain(small_router)), 1, depth=2)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    with static.routing(small_router):
+        inside = small_router.generate([PROMPT], params)[0]
+        assert {record.decision.depth for record in small_router.decisions()} == {2}
+    assert ("ngram", "small", "middle", "target") in inside.metrics.chains
+    assert not any(record.decision.depth == 2 for record in small_router.decisions())
+
+
+def test_small_requests_under_every_policy_and_number_of_rounds(small_router: ChainRouter) -> None:
+    """Rounds are run, trees are chosen, and no token depends on it."""
+    oracle = open_oracle(small_router, "float64")
+    params = [
+        SamplingParams(max_new_tokens=14, temperature=index % 2, seed=index, ignore_eos=True)
+        for index in range(6)
+    ]
+    prompts = [(*PROMPT, index) for index in range(len(params))]
+    cases = make_cases(oracle, prompts, params.__getitem__)
+    modes = [mode for mode in modes_of(small_router) if not isinstance(mode, tuple)]
+    rows = covering_array([*modes, NAMES], batches=(4,), depths=(1, 4), widths=(1, 3))
+    progress = Progress("small", len(rows) * len(cases))
+    comparisons = serve_all(small_router, cases, rows, progress)
+    assert not all_divergences(comparisons)
+    covered = coverage(comparisons)
+    assert set(covered["by_mode"]) == {"chains of 3", *map(str, modes)}
+    assert covered["routes_decided"] > len(rows)
+    assert verified_rounds(small_router) == [1, 2, 3, 4]
+    assert_whole(small_router)
 
 
 def test_chains_never_put_models_of_equal_size_behind_each_other() -> None:

@@ -13,7 +13,7 @@ from specrouter.time_curve import TimeCurve
 NAMES = ("small", "twin", "middle", "big")
 PARAMETERS = {"small": 10, "twin": 10, "middle": 100, "big": 1000}
 ALL = frozenset(NAMES)
-PAIR: Chain = ("small", "big")
+PAIR = ("small", "big")
 TRIPLE: Chain = ("small", "middle", "big")
 CERTAIN = 1e9  # trees of evidence that silence the prior
 

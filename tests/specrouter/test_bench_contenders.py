@@ -40,6 +40,9 @@ class CountingRouter:
         self.idle_runs = 0
         self._error, self._cycles = error, 0
 
+    def set_learning(self, is_learning: bool) -> None:
+        self.learning = is_learning
+
     def set_policy(self, policy: str, **settings: Any) -> None:
         self.calls.append((policy, settings))
 

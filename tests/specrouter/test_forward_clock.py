@@ -10,7 +10,7 @@ import torch
 from specrouter.forward_clock import ForwardClock
 
 CPU = torch.device("cpu")
-Told = list[tuple[str, int, float, float]]
+Told = list[tuple[str, int, float, float, int]]
 
 
 @pytest.fixture
@@ -29,9 +29,23 @@ def test_each_forward_is_told_with_its_size_and_time(clock: ForwardClock, told: 
         time.sleep(0.002)
     with big(5, 500.0):
         pass
+    clock.take_ms()
     assert [forward[:3] for forward in told] == [("small", 3, 300.0), ("big", 5, 500.0)]
     assert told[0][3] >= 2.0
     assert 0.0 <= told[1][3] < told[0][3]
+
+
+def test_forwards_of_one_size_are_told_together_with_their_mean(
+    clock: ForwardClock, told: Told
+) -> None:
+    inside = clock.watch("big", CPU)
+    for tokens in (2, 7, 2, 2):
+        with inside(tokens, 0.0):
+            time.sleep(0.001)
+    assert not told
+    total = clock.take_ms()
+    assert [(tokens, times) for _, tokens, _, _, times in told] == [(2, 3), (7, 1)]
+    assert total == pytest.approx(sum(ms * times for *_, ms, times in told))
 
 
 def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, told: Told) -> None:
@@ -40,15 +54,15 @@ def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, told:
     for _ in range(2):
         with inside(1, 0.0):
             time.sleep(0.001)
-    assert clock.take_ms() == pytest.approx(sum(ms for *_, ms in told))
+    assert clock.take_ms() == pytest.approx(sum(ms * times for *_, ms, times in told))
     assert clock.take_ms() == 0.0
 
 
 def test_a_forward_that_raises_is_not_timed(clock: ForwardClock, told: Told) -> None:
     with pytest.raises(RuntimeError, match="broken"), clock.watch("big", CPU)(1, 0.0):
         raise RuntimeError("broken")
-    assert not told
     assert clock.take_ms() == 0.0
+    assert not told
 
 
 def test_what_is_around_a_forward_is_entered_with_it(clock: ForwardClock) -> None:
@@ -98,5 +112,5 @@ def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
             pass
     assert not told
     assert clock.take_ms() == pytest.approx(10.0)
-    assert told == [("big", 1, 0.0, 5.0), ("big", 2, 0.0, 5.0)]
+    assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
     assert clock.take_ms() == 0.0

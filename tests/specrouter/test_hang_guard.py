@@ -3,14 +3,13 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from torch import Tensor
 
-from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.hang_guard import Abandoned, HangGuard
 from tests.exact.comparison import assert_whole
@@ -30,15 +29,16 @@ class Hang:
     def arm(self) -> None:
         self._armed.set()
 
-    def forward(self, original: Any, model: PackedModel, *arguments: Any) -> Tensor:
-        if model.name != self.model or not self._armed.is_set() or self.hangs.is_set():
-            result: Tensor = original(model, *arguments)
-            return result
-        self.hangs.set()
-        self.release.wait(60)
-        late: Tensor = original(model, *arguments)  # writes keys and values, far too late
-        self.woke.set()
-        return late
+    @contextmanager
+    def inside(self, original: Any, guard: HangGuard, model: str) -> Iterator[None]:
+        with original(guard, model):
+            if model != self.model or not self._armed.is_set() or self.hangs.is_set():
+                yield
+                return
+            self.hangs.set()
+            self.release.wait(60)
+            yield  # writes keys and values, far too late
+            self.woke.set()
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_a_hanging_model_costs_time_and_no_token(
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
     expected = [out.token_ids for out in router.generate(prompts, params, speculation="off")]
     chain = Speculation(("small", "middle", "target"), depth=4, width=width)
-    hang, original = Hang(hanging), PackedModel._forward
+    hang, original = Hang(hanging), HangGuard.inside
     with mock.patch.object(
-        PackedModel, "_forward", lambda model, *rest: hang.forward(original, model, *rest)
+        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
     ):
         router.generate(prompts, params, speculation=chain)
         hang.arm()
@@ -85,12 +85,12 @@ def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None
     engine = {"max_model_len": 128, "hang_timeout_s": 0.3}
     router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine})
     chain = Speculation(("small", "target"))
-    router.generate([5, 6], SamplingParams(max_new_tokens=8), chain)
-    hang, original = Hang("small"), PackedModel._forward
-    hang.arm()
+    hang, original = Hang("small"), HangGuard.inside
     with mock.patch.object(
-        PackedModel, "_forward", lambda model, *rest: hang.forward(original, model, *rest)
+        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
     ):
+        router.generate([5, 6], SamplingParams(max_new_tokens=8), chain)
+        hang.arm()
         handle = router.submit([5, 6], SamplingParams(max_new_tokens=100), chain)
         assert hang.hangs.wait(10)
         router.close()

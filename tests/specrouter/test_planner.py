@@ -36,7 +36,7 @@ from tests.specrouter.predictions import (
 
 Ints = NDArray[np.int64]
 ALONE: Chain = ("big",)
-TWIN: Chain = ("twin", "big")
+TWIN = ("twin", "big")
 NOBODY: Ints = np.zeros(0, dtype=np.int64)
 TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
 GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.acceptance import UNTRIED_ALPHA
+from specrouter.acceptance import UNTRIED_ALPHA, TreeAcceptance
 from specrouter.params import MAX_INNER_ROUNDS
 from specrouter.prediction import (
     Chain,
@@ -16,6 +16,7 @@ from specrouter.prediction import (
     OptionGrid,
     Outcome,
     PerformanceSnapshot,
+    TreeKey,
     Workload,
     acceptance_rate,
     curve_of,
@@ -286,7 +287,9 @@ def test_an_untried_pair_is_assumed_to_be_good() -> None:
 def test_observed_acceptance_weighs_by_its_evidence() -> None:
     known = snapshot({}, {PAIR: 0.9}, {PAIR: 0.6})
     assert acceptance_rate(*PAIR, known) == pytest.approx(0.9)
-    trees = {(("small",), 1, "big", True): replace(geometric(0.9), trials=12.0)}
+    trees: dict[TreeKey, TreeAcceptance] = {
+        (("small",), 1, "big", True): replace(geometric(0.9), trials=12.0)
+    }
     assert acceptance_rate(*PAIR, replace(known, trees=trees)) == pytest.approx((0.9 + 0.6) / 2)
     assert acceptance_rate(*PAIR, replace(known, trees=trees), sampled=False) == 0.6
 

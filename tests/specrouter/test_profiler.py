@@ -25,9 +25,9 @@ def trees(accepted: bool, count: int = 1) -> JudgedTrees:
     """Drafts of a single node."""
     one = np.zeros((count, 1), dtype=np.int64)
     walk = np.full((count, 1), accepted)
-    return JudgedTrees(
-        one - 1, one + 1, one + math.log(0.5), walk | True, walk, np.ones(count, np.int64), 1
-    )
+    log_probs = np.full((count, 1), math.log(0.5))
+    heights = np.ones(count, dtype=np.int64)
+    return JudgedTrees(one - 1, one + 1, log_probs, walk | True, walk, heights, 1)
 
 
 def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
@@ -53,6 +53,27 @@ def test_forwards_teach_their_models_curve(profiler: PerformanceProfiler) -> Non
     known = profiler.snapshot()
     assert set(known.times) == {"big"}
     assert known.times["big"].at(4) == pytest.approx(8.0)
+
+
+def test_forwards_that_are_told_together_count_each(profiler: PerformanceProfiler) -> None:
+    profiler.record_forward("big", 4, 0.0, 8.0, times=3)
+    totals = profiler.statistics()
+    assert (totals.forwards, totals.pack_tokens) == ({"big": 3}, {"big": 12})
+    assert totals.model_ms == {"big": 24.0}
+
+
+def test_a_profiler_that_does_not_learn_keeps_totals_only(profiler: PerformanceProfiler) -> None:
+    profiler.is_learning = False
+    for _ in range(20):
+        profiler.record_forward("big", 4, 0.0, 8.0)
+        profiler.record_stage("draft", 4, 1.0)
+        profiler.record_similarity(PAIR, 0.2)
+        profiler.record_trees(KEY, trees(True))
+        profiler.record_outcome(PAIR, 1.0, 2.0, 1.0, 1.0)
+    known = profiler.snapshot()
+    for part in (known.times, known.stages, known.similarity, known.trees, known.outcomes):
+        assert not part
+    assert profiler.statistics().model_ms == {"big": 160.0}
 
 
 def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfiler) -> None:

@@ -9,6 +9,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
 from specrouter.engine import Engine
 from specrouter.executor import CyclePlan, CycleResult, Executor
+from specrouter.hang_guard import HangGuard
+from specrouter.time_profile import profile_model
 from tests.exact.comparison import assert_whole
 
 Settings = dict[str, Any]
@@ -69,15 +73,17 @@ class Faults:
             return real(model, *arguments, **options)
 
         monkeypatch.setattr(PackedModel, "forward", forward)
-        inner: Forward = PackedModel._forward
+        watched = HangGuard.inside
 
-        def guarded(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
-            if model.name in self.hanging:
-                self.hangs.set()
-                self.released.wait(PATIENCE_S)
-            return inner(model, *arguments, **options)
+        @contextmanager
+        def inside(guard: HangGuard, model: str) -> Iterator[None]:
+            with watched(guard, model):
+                if model in self.hanging:
+                    self.hangs.set()
+                    self.released.wait(PATIENCE_S)
+                yield
 
-        monkeypatch.setattr(PackedModel, "_forward", guarded)
+        monkeypatch.setattr(HangGuard, "inside", inside)
 
     def settled(self, name: str) -> int:
         """Forwards of a model, once there are no more."""
@@ -447,6 +453,7 @@ def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
 def test_a_hung_drafter_is_given_back_to_the_pool(small_config: Settings, faults: Faults) -> None:
     with open_router(small_config, hang_timeout_s=0.2) as router:
         expected = alone(router, PROMPT)
+        router.generate([PROMPT], GREEDY, CHAIN)
         faults.hanging = {"small"}
         assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
         assert faults.hangs.is_set()
@@ -454,6 +461,44 @@ def test_a_hung_drafter_is_given_back_to_the_pool(small_config: Settings, faults
         faults.hanging = set()
         faults.released.set()
         assert router.generate([PROMPT], LONG, CHAIN)[0].token_ids[:12] == expected
+        assert_whole(router)
+
+
+def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
+    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def profile(model: PackedModel) -> Any:
+        faults.hanging = {"small"}
+        return profile_model(model)
+
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
+    with open_router(small_config, hang_timeout_s=0.2) as router:
+        expected = alone(router, PROMPT)
+        monkeypatch.setattr("specrouter.executor.profile_model", profile)
+        pair = Speculation(chain=("small", "target"))
+        assert router.generate([PROMPT], GREEDY, pair)[0].token_ids == expected
+        assert faults.hangs.is_set()
+        faults.hanging = set()
+        faults.released.set()
+        assert_whole(router)
+
+
+def test_a_drafter_that_cannot_be_timed_is_timed_later(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def profile(model: PackedModel) -> Any:
+        raise RuntimeError("the clock is broken")
+
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
+    with open_router(small_config) as router:
+        pair = Speculation(chain=("small", "target"))
+        with monkeypatch.context() as patch:
+            patch.setattr("specrouter.executor.profile_model", profile)
+            router.generate([PROMPT], GREEDY, pair)
+            assert "small" not in router.performance().times
+        router.generate([PROMPT], LONG, pair)
+        assert router.statistics().forwards["small"] > 0
+        assert "small" in router.performance().times
         assert_whole(router)
 
 
@@ -465,6 +510,7 @@ def test_an_error_while_a_hung_thread_is_replaced_ends_all_requests_with_it(
 
     monkeypatch.setattr(Engine, "take_over", broken)
     with open_router(small_config, hang_timeout_s=0.2, max_requests=1) as router:
+        router.generate([PROMPT], GREEDY, CHAIN)
         faults.hanging = {"small"}
         running, waiting = (router.submit(PROMPT, LONG, CHAIN) for _ in range(2))
         for handle in (running, waiting):

@@ -9,7 +9,7 @@ import pytest
 
 from specrouter.config import SchedulerConfig
 from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
-from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
+from specrouter.prediction import Chain, Option, Pair, PerformanceSnapshot, Workload
 from specrouter.scheduler import (
     ChainDecision,
     ModelChainScheduler,
@@ -29,7 +29,7 @@ from tests.specrouter.predictions import (
 
 ONE = Workload(1)
 ALONE: Chain = ("big",)
-TWIN: Chain = ("twin", "big")
+TWIN = ("twin", "big")
 STALE = 10_000  # cycles
 
 
@@ -49,11 +49,15 @@ def choose(
     return scheduler(policy, **settings).choose(known, workload, available, current)
 
 
+def all_pairs(value: float) -> dict[Pair, float]:
+    return dict.fromkeys(itertools.permutations(NAMES, 2), value)
+
+
 def two_pairs(twin_alpha: float, **others: Any) -> PerformanceSnapshot:
     """Two drafters that differ in nothing but what is accepted of them; the middle is useless."""
     times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
-    alpha = {pair: 0.05 for pair in itertools.permutations(NAMES, 2)}
-    return snapshot(times, alpha=alpha | {PAIR: 0.6, ("twin", "big"): twin_alpha}, **others)
+    alpha = all_pairs(0.05) | {PAIR: 0.6, TWIN: twin_alpha}
+    return snapshot(times, alpha=alpha, **others)
 
 
 # Candidates
@@ -103,15 +107,14 @@ def test_an_untried_chain_is_tried() -> None:
 @pytest.mark.parametrize("policy", ["adaptive", "paper"])
 def test_the_target_decodes_alone_where_drafting_costs_too_much(policy: str) -> None:
     times = dict.fromkeys(NAMES, rising(10.0))  # a draft costs as much as a token
-    alpha = {pair: 0.3 for pair in itertools.permutations(NAMES, 2)}
+    alpha = all_pairs(0.3)
     assert choose(snapshot(times, alpha=alpha, similarity=alpha), policy).chain == ALONE
 
 
 def test_the_target_decodes_alone_where_drafts_are_random() -> None:
     times = {name: flat(PARAMETERS[name] / 100) for name in NAMES}
-    chains = {chain: 1e-3 for chain in scheduler().candidates if len(chain) > 1}
-    alpha = {pair: 1e-3 for pair in itertools.permutations(NAMES, 2)}
-    decision = choose(snapshot(times, chains, alpha))
+    chains = dict.fromkeys(scheduler().candidates, 1e-3)
+    decision = choose(snapshot(times, chains, all_pairs(1e-3)))
     assert decision.chain == ALONE
     assert decision.nodes is None
 
@@ -150,7 +153,7 @@ def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> Non
     kept = choose(two_pairs(0.61), current=current)
     assert kept.route == current.route
     assert kept.reason.startswith("kept")
-    assert [option.chain for option in kept.alternatives][0] == TWIN
+    assert kept.alternatives[0].chain == TWIN
     left = choose(two_pairs(0.7), current=current)
     assert left.chain == TWIN
     assert "faster by" in left.reason
@@ -177,8 +180,7 @@ def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
 
 def test_inner_rounds_in_use_are_kept_though_fewer_look_as_good() -> None:
     times = {"small": flat(1.0), "middle": flat(5.0), "big": flat(50.0)}
-    alpha = {pair: 0.05 for pair in itertools.permutations(NAMES, 2)}
-    useful = alpha | {("small", "middle"): 0.9, ("middle", "big"): 0.9}
+    useful = all_pairs(0.05) | {("small", "middle"): 0.9, ("middle", "big"): 0.9}
     known, mine = snapshot(times, alpha=useful), frozenset({"small", "middle"})
     fixed = scheduler(depth=2, width=1)
     three = fixed.choose(known, ONE, mine, None, inner_rounds=3)
@@ -226,7 +228,7 @@ def test_only_the_policy_that_learns_probes(policy: str) -> None:
 
 def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> None:
     known = snapshot({})
-    static = {"policy": "static", "chain": TRIPLE}
+    static: dict[str, Any] = {"policy": "static", "chain": TRIPLE}
     decision = choose(known, **static)
     assert (decision.chain, decision.depth, decision.width) == (TRIPLE, 4, 1)
     assert (decision.nodes, decision.inner_rounds) == (None, 1)
@@ -234,8 +236,7 @@ def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> No
 
 
 def test_the_tuned_policy_uses_what_was_tuned() -> None:
-    tuned = {"policy": "ssd-tuned", "chain": ("middle", "big"), "depth": 6, "width": 2}
-    decision = choose(snapshot({}), **tuned)
+    decision = choose(snapshot({}), "ssd-tuned", chain=("middle", "big"), depth=6, width=2)
     assert decision.route == (("middle", "big"), 6, 2, None, 1)
 
 
@@ -258,7 +259,7 @@ def test_the_target_only_policy_never_speculates() -> None:
 
 
 def test_the_paper_policy_takes_the_least_of_its_formula_and_rejects_hard() -> None:
-    similarity = {pair: 0.1 for pair in itertools.permutations(NAMES, 2)}
+    similarity = all_pairs(0.1)
     times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(9.0), "big": flat(100.0)}
     # Every level costs W times: only what is nearly always accepted beats the target.
     known = snapshot(times, similarity=similarity | {TWIN: 0.99})
@@ -291,7 +292,7 @@ def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) 
 
 def test_inner_rounds_are_chosen_configured_or_asked_for() -> None:
     times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
-    alpha = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
+    alpha: dict[Pair, float] = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
     known, mine = snapshot(times, alpha=alpha), frozenset({"small", "middle"})
     chosen = choose(known, available=mine, depth=2, width=1)
     assert chosen.chain == TRIPLE
@@ -342,9 +343,11 @@ def test_a_route_that_somebody_asked_for_is_predicted() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     assert scheduler().predict(known, ONE, ALONE, 1, 1).ms_per_token == 10.0
     whole = scheduler().predict(known, ONE, PAIR, 4, 1)
-    assert (whole.nodes, whole.cycle_ms) == (4, pytest.approx(18.0))
+    assert whole.nodes == 4
+    assert whole.cycle_ms == pytest.approx(18.0)
     some = scheduler().predict(known, ONE, PAIR, 4, 1, nodes=2)
-    assert (some.nodes, some.cycle_ms) == (2, pytest.approx(16.0))
+    assert some.nodes == 2
+    assert some.cycle_ms == pytest.approx(16.0)
     deep = scheduler().predict(known, ONE, TRIPLE, 16, 1)
     assert (deep.chain, deep.depth) == (TRIPLE, 16)
     assert deep.ms_per_token < 1e6
@@ -407,7 +410,7 @@ def test_requests_that_differ_stay_together_where_a_second_draft_costs_more() ->
 
 def test_a_chain_of_three_is_not_split() -> None:
     times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
-    alpha = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
+    alpha: dict[Pair, float] = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
     known = snapshot(times, alpha=alpha)
     mine = frozenset({"small", "middle"})
     decision = choose(known, available=mine, depth=2, width=1)

@@ -1,0 +1,409 @@
+"""Can the router be trusted to choose? `python -m examples.routing CHECK [options]`.
+
+- `stationary`: one kind of text, from a cold start; after 300 generated tokens `adaptive` runs
+  alternately with `ssd-tuned`, whose pair, depth and width a sweep has found for that text.
+- `shift`: a stream that goes from code to mathematics to prose; `adaptive` against every chain.
+- `groups`: a batch that mixes the three; groups of requests against one chain for all.
+- `predict`: predicted against measured time per token, for every chain after 500 tokens.
+- `random`: `adaptive` against target-only with drafters whose weights are random.
+- `noise`: a busy process in alternating windows of 20 s; what the router decides meanwhile.
+
+Prompts are JSONL files, one for each kind of text. Nothing else should run meanwhile. The last line
+is one JSON document.
+"""
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specrouter import ChainRouter, RequestOutput, SamplingParams
+from specrouter.bench.prompts import load_prompts
+from specrouter.bench.tuning import Shape, grid, tune
+from specrouter.cli import default_config
+from specrouter.scheduler import Chain, candidate_chains
+
+_LONGEST_PROMPT = 200  # tokens
+_COLD_TOKENS = 300
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts as token ids, by category, and where the next comes from."""
+
+    by_category: dict[str, list[list[int]]]
+
+    def take(self, category: str, first: int, count: int) -> list[list[int]]:
+        found = self.by_category[category]
+        return [found[(first + i) % len(found)] for i in range(count)]
+
+    def mixed(self, first: int, count: int) -> list[list[int]]:
+        names = list(self.by_category)
+        return [
+            self.take(names[i % len(names)], first + i // len(names), 1)[0] for i in range(count)
+        ]
+
+
+@dataclass(frozen=True)
+class Run:
+    tokens_per_s: float
+    tpot_ms: float
+    texts: list[list[int]]
+
+
+def progress(text: str) -> None:
+    print(f"\r{text:78}", end="", file=sys.stderr, flush=True)
+
+
+class Bench:
+    """One router, whose policy changes from run to run."""
+
+    def __init__(self, router: ChainRouter, options: argparse.Namespace) -> None:
+        self.router, self.options = router, options
+        files = [Path(name) for name in options.prompts]
+        tokenizer = router.pool.tokenizer
+        self.texts = Texts(
+            {
+                name: [list(tokenizer(text)["input_ids"])[-_LONGEST_PROMPT:] for text in found]
+                for name, found in load_prompts(files).items()
+            }
+        )
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seed: int,
+        policy: str = "adaptive",
+        learn: bool | None = None,
+        new_tokens: int | None = None,
+        **settings: Any,
+    ) -> Run:
+        """`learn`: by default only adaptive runs teach the scheduler."""
+        router = self.router
+        router.set_policy(policy, **settings)
+        router.set_learning(policy == "adaptive" if learn is None else learn)
+        params = [
+            SamplingParams(
+                new_tokens or self.options.new_tokens,
+                temperature=self.options.temperature,
+                seed=seed + i,
+                ignore_eos=True,
+            )
+            for i in range(len(prompts))
+        ]
+        started = time.perf_counter()
+        outputs: list[RequestOutput] = router.generate(list(prompts), params)
+        seconds = time.perf_counter() - started
+        tokens = sum(output.metrics.output_tokens for output in outputs)
+        tpot_ms = statistics.mean(output.metrics.tpot_ms or 0.0 for output in outputs)
+        return Run(tokens / seconds, tpot_ms, [output.token_ids for output in outputs])
+
+    @property
+    def chains(self) -> list[Chain]:
+        pool = self.router.pool
+        sizes = {name: pool.parameter_count(name) for name in pool.names}
+        found = candidate_chains(pool.names, sizes, pool.target)
+        return [chain for chain in found if len(chain) > 1]
+
+    def sweep(self, chains: Sequence[Chain], category: str | None, batch: int) -> dict[Chain, Any]:
+        """Each chain's best depth and width, by successive halving."""
+        shapes = grid(self.options.depths, self.options.widths)
+
+        def measure(chain: Chain, shape: Shape, rung: int) -> tuple[int, float]:
+            progress(f"sweep, rung {rung}: {'>'.join(chain)} {shape}")
+            prompts = self._prompts(category, 0, batch)
+            new = 16 * 2**rung
+            static = {"chain": chain, "depth": shape.depth, "width": shape.width}
+            run = self.run(prompts, 7, "static", learn=False, new_tokens=new, **static)
+            return batch * new, batch * new / run.tokens_per_s
+
+        return dict(tune(list(chains), shapes, measure))
+
+    def _prompts(self, category: str | None, first: int, batch: int) -> list[list[int]]:
+        if category is None:
+            return self.texts.mixed(first, batch)
+        return self.texts.take(category, first, batch)
+
+
+def open_bench(options: argparse.Namespace, config: Any = None) -> Bench:
+    return Bench(ChainRouter.from_config(config or options.config), options)
+
+
+def stationary(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for category in options.categories or list(load_prompts([Path(p) for p in options.prompts])):
+        for batch in options.batch:
+            bench = open_bench(options)
+            with bench.router:
+                pairs = [chain for chain in bench.chains if len(chain) == 2]
+                swept = bench.sweep(pairs, category, batch)
+            best = max(swept.values(), key=lambda tuned: tuned.tokens_per_s)
+            fixed = {"chain": best.chain, "depth": best.shape.depth, "width": best.shape.width}
+            bench = open_bench(options)
+            with bench.router:
+                bench.router.set_learning(True)
+                cold = 0
+                while cold < _COLD_TOKENS:
+                    progress(f"{category}, batch {batch}: cold start, {cold} tokens")
+                    new = -(-(_COLD_TOKENS - cold) // batch)
+                    new = min(new, options.new_tokens)
+                    bench.run(bench.texts.take(category, 40 + cold, batch), cold, new_tokens=new)
+                    cold += new * batch
+                ratios = []
+                for number in range(options.rounds):
+                    prompts = bench.texts.take(category, number * batch, batch)
+                    ours = bench.run(prompts, 100 * number)
+                    base = bench.run(prompts, 100 * number, "ssd-tuned", **fixed)
+                    assert ours.texts == base.texts or options.inexact
+                    ratios.append(ours.tokens_per_s / base.tokens_per_s)
+                last = bench.router.decisions()[-1].to_json()
+            found[f"{category}, batch {batch}"] = {
+                "over_ssd_tuned": statistics.median(ratios),
+                "ssd_tuned": {**fixed, "chain": ">".join(best.chain)},
+                "adaptive": {key: last[key] for key in ("chain", "depth", "width", "nodes")},
+            }
+    return found
+
+
+def shift(options: argparse.Namespace) -> dict[str, Any]:
+    bench = open_bench(options)
+    with bench.router:
+        swept = bench.sweep(bench.chains, None, 1)
+        fixed = {
+            ">".join(chain): {"chain": chain, "depth": t.shape.depth, "width": t.shape.width}
+            for chain, t in swept.items()
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in (*fixed, "adaptive", "off")}
+        used: dict[str, Counter[str]] = {}
+        switches = len(bench.router.decisions())
+        for category in bench.texts.by_category:
+            for number in range(options.requests):
+                prompts = bench.texts.take(category, number, 1)
+                for name in seconds:
+                    progress(f"{category} {number}: {name}")
+                    policy = {"adaptive": "adaptive", "off": "target-only"}.get(name, "static")
+                    run = bench.run(prompts, number, policy, **fixed.get(name, {}))
+                    seconds[name].append(options.new_tokens / run.tokens_per_s)
+            recent = bench.router.decisions()[switches:]
+            used[category] = Counter(">".join(record.decision.chain) for record in recent)
+            switches += len(recent)
+    totals = {name: sum(parts) for name, parts in seconds.items()}
+    best = min(fixed, key=lambda name: totals[name])
+    return {
+        "adaptive_over_best_static": totals[best] / totals["adaptive"],
+        "best_static": best,
+        "adaptive_over_off": totals["off"] / totals["adaptive"],
+        "over_off": {name: totals["off"] / total for name, total in totals.items()},
+        "switches_to": {category: dict(counts) for category, counts in used.items()},
+    }
+
+
+def groups(options: argparse.Namespace) -> dict[str, Any]:
+    bench = open_bench(options)
+    found = {}
+    with bench.router:
+        for batch in options.batch:
+            ratios = []
+            for number in range(-2, options.rounds):  # the first two warm up
+                prompts = bench.texts.mixed(3 * max(number, 0), batch)
+                progress(f"groups, batch {batch}: round {number}")
+                one = bench.run(prompts, 100 + number, groups="one")
+                several = bench.run(prompts, 100 + number, groups="requests")
+                if number >= 0:
+                    ratios.append(several.tokens_per_s / one.tokens_per_s)
+            found[f"batch {batch}"] = {"groups_over_one": statistics.median(ratios)}
+    return found
+
+
+def predict(options: argparse.Namespace) -> dict[str, Any]:
+    """All runs teach here: a chain's own runs are what its prediction is made of."""
+    bench = open_bench(options)
+    found = {}
+    with bench.router:
+        for batch in options.batch:
+            errors = {}
+            for chain in [(bench.router.pool.target,), *bench.chains]:
+                static: dict[str, Any] = {"chain": chain, "depth": 3, "width": 2}
+                learned, number = 0, 0
+                while learned < 500:
+                    progress(f"predict, batch {batch}: {'>'.join(chain)}")
+                    prompts = bench.texts.mixed(number, batch)
+                    bench.run(prompts, number, "static", learn=True, **static)
+                    learned, number = learned + batch * options.new_tokens, number + 1
+                foreseen = bench.router.predict(chain, 3, 2, requests=batch)
+                measured = statistics.median(
+                    bench.run(
+                        bench.texts.mixed(20 + i, batch), 50 + i, "static", False, **static
+                    ).tpot_ms
+                    for i in range(options.rounds)
+                )
+                errors[">".join(chain)] = {
+                    "predicted_ms": foreseen,
+                    "measured_ms": measured,
+                    "error": foreseen / measured - 1.0,
+                }
+            off = [abs(error["error"]) for error in errors.values()]
+            found[f"batch {batch}"] = {"median_error": statistics.median(off), "chains": errors}
+    return found
+
+
+def random_drafters(options: argparse.Namespace) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(Path(options.config).read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        bench = open_bench(options)
+        with bench.router:
+            pool = bench.router.pool
+            paths = {name: pool.path(name) for name in pool.names if name != pool.target}
+        for model in config["pool"]["models"]:
+            if model["name"] in paths:
+                out = Path(folder) / model["name"]
+                shutil.copytree(paths[model["name"]], out)
+                torch.manual_seed(0)
+                shape = AutoConfig.from_pretrained(out)
+                model_of: Any = AutoModelForCausalLM
+                model_of.from_config(shape).save_pretrained(out)
+                model["source"] = str(out)
+                model.pop("inflate_to", None)
+        bench = open_bench(options, config)
+        with bench.router:
+            return over_off(bench, options)
+
+
+def over_off(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for batch in options.batch:
+        ratios = []
+        for number in range(-1, options.rounds):
+            prompts = bench.texts.mixed(3 * max(number, 0), batch)
+            progress(f"batch {batch}: round {number}")
+            base = bench.run(prompts, 100 * number + 100, "target-only")
+            ours = bench.run(prompts, 100 * number + 100)
+            if number >= 0:
+                ratios.append(ours.tokens_per_s / base.tokens_per_s)
+        found[f"batch {batch}"] = {"adaptive_over_off": statistics.median(ratios)}
+    return found
+
+
+def _burn(running: Any, wanted: Any) -> None:
+    """A neighbour that keeps a core and the memory busy while it is wanted."""
+    block = bytearray(2**24)
+    while running.is_set():
+        if wanted.wait(0.05):
+            block[:] = bytes(2**24)
+            sum(range(20_000))
+
+
+def noise(options: argparse.Namespace) -> dict[str, Any]:
+    spawn = multiprocessing.get_context("spawn")
+    running, wanted = spawn.Event(), spawn.Event()
+    running.set()
+    neighbour = spawn.Process(target=_burn, args=(running, wanted), daemon=True)
+    neighbour.start()
+    bench = open_bench(options)
+    windows: list[dict[str, Any]] = []
+    try:
+        with bench.router:
+            prompts = bench.texts.mixed(0, options.batch[0])
+            for number in range(4):  # warms up
+                bench.run(prompts, number)
+            expected: dict[int, list[list[int]]] = {}
+            number, until = 0, time.monotonic() + options.minutes * 60
+            while time.monotonic() < until:
+                busy = len(windows) % 2 == 1
+                (wanted.set if busy else wanted.clear)()
+                end = time.monotonic() + 20
+                ratios, same, counts = [], True, Counter[str]()
+                while time.monotonic() < end:
+                    progress(f"window {len(windows)}, {'busy' if busy else 'quiet'}")
+                    seed = number % 6
+                    before = bench.router.statistics().cycles
+                    ours = bench.run(prompts, seed)
+                    counts.update(_decided(bench.router, before))
+                    base = bench.run(prompts, seed, "target-only")
+                    same &= ours.texts == expected.setdefault(seed, base.texts) == base.texts
+                    ratios.append(ours.tokens_per_s / base.tokens_per_s)
+                    number += 1
+                share = max(counts.values()) / sum(counts.values())
+                windows.append(
+                    {
+                        "busy": busy,
+                        "same_decision_share": share,
+                        "adaptive_over_off": statistics.median(ratios),
+                        "same_texts": same,
+                        "decision": max(counts, key=lambda name: counts[name]),
+                    }
+                )
+    finally:
+        running.clear()
+        wanted.set()
+        neighbour.join()
+    return {
+        "least_same_decision_share": min(w["same_decision_share"] for w in windows),
+        "median_same_decision_share": statistics.median(w["same_decision_share"] for w in windows),
+        "least_over_off": min(w["adaptive_over_off"] for w in windows),
+        "same_texts": all(w["same_texts"] for w in windows),
+        "windows": windows,
+    }
+
+
+def _decided(router: ChainRouter, since: int) -> Counter[str]:
+    """How many of the cycles after `since` each chain was in use."""
+    last = router.statistics().cycles
+    records = router.decisions()
+    counts: Counter[str] = Counter()
+    for index, record in enumerate(records):
+        stop = records[index + 1].cycle if index + 1 < len(records) else last
+        counts[">".join(record.decision.chain)] += max(
+            0, min(stop, last) - max(record.cycle, since)
+        )
+    return counts
+
+
+_CHECKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "stationary": stationary,
+    "shift": shift,
+    "groups": groups,
+    "predict": predict,
+    "random": random_drafters,
+    "noise": noise,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("check", choices=_CHECKS)
+    parser.add_argument("--config", default=str(default_config("bench-cpu.yaml")))
+    parser.add_argument("--prompts", nargs="*", default=[], help="JSONL files, one per kind")
+    parser.add_argument("--categories", nargs="*", help="of `stationary`; all by default")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=8, help="of each kind in `shift`")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--minutes", type=float, default=5.0, help="of `noise`")
+    parser.add_argument(
+        "--inexact", action="store_true", help="texts may differ (bfloat16 at other pack sizes)"
+    )
+    options = parser.parse_args()
+    result = _CHECKS[options.check](options)
+    print(file=sys.stderr)
+    print(json.dumps({"check": options.check, "conditions": vars(options), "result": result}))
+
+
+if __name__ == "__main__":
+    main()
