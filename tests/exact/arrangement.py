@@ -140,10 +140,14 @@ def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> lis
 
 
 def modes_of(router: ChainRouter) -> list[Mode]:
-    """Off, every chain of the router's pool, every policy, and requests that mix them."""
+    """Off, every chain of the router's pool, and the scheduler's own choice."""
     pool = router.pool
-    found = chains(pool.names, pool.target, pool.parameter_count)
-    return ["off", *found, "adaptive", *_policies(router), *_mixtures(router)]
+    return ["off", *chains(pool.names, pool.target, pool.parameter_count), "adaptive"]
+
+
+def policies_of(router: ChainRouter) -> list[Mode]:
+    """Every policy, and requests that mix what they ask for."""
+    return [*_policies(router), *_mixtures(router)]
 
 
 def longest_chain(router: ChainRouter) -> Chain:

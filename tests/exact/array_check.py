@@ -11,7 +11,14 @@ from typing import Any
 
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, open_oracle, open_router
-from tests.exact.arrangement import BATCHES, Arrangement, Mode, covering_array, modes_of
+from tests.exact.arrangement import (
+    BATCHES,
+    Arrangement,
+    Mode,
+    covering_array,
+    modes_of,
+    policies_of,
+)
 from tests.exact.comparison import (
     Case,
     Comparison,
@@ -74,7 +81,7 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         began = time.monotonic()
         cases = make_cases(oracle, load_token_prompts(router, options), params_of)
         oracle_s = time.monotonic() - began
-        rows = covering_array(modes_of(router))
+        rows = covering_array([*modes_of(router), *policies_of(router)])
         progress = Progress(f"{check} {dtype}", len(rows) * len(cases))
         comparisons = serve_all(router, cases, rows, progress)
         assert_whole(router)
