@@ -62,7 +62,7 @@ class KVView(Protocol):
 
     @property
     def attended(self) -> float:
-        """Pairs of query and slot that attention computes, padding included."""
+        """How much attention there is: pairs of query and slot, padding included."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""

@@ -195,30 +195,30 @@ class _Beam:
     def grow(self, active: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
         """One step down for rows `active` [A]: their children's ids and log-probs [A * w, w]."""
         batch, width = len(active), self._width
-        before = self._steps[-1][2].index_select(0, active)
+        before = self._of(active, self._steps[-1][2])
         total = before.unsqueeze(2) + log_probs.view(batch, width, -1)
         best, place = total.reshape(batch, -1).topk(width, dim=1)
         parent = place // total.shape[2]
         token = tokens.view(batch, -1).gather(1, place)
         self._steps.append(tuple(self._spread(active, v) for v in (token, parent, best)))  # type: ignore[arg-type]
         deep = parent.unsqueeze(2).expand(-1, -1, self._lineage.shape[2])
-        lineage = self._lineage.index_select(0, active).gather(1, deep)
-        texts = self._texts.index_select(0, active).gather(1, deep)
+        lineage = self._of(active, self._lineage).gather(1, deep)
+        texts = self._of(active, self._texts).gather(1, deep)
         lineage = torch.cat((lineage, _beam_index(token).unsqueeze(2)), dim=2)
         texts = torch.cat((texts, token.unsqueeze(2)), dim=2)
         self._lineage, self._texts = self._spread(active, lineage), self._spread(active, texts)
 
     def tokens(self, active: Tensor) -> Tensor:
         """[A * w] of the last step."""
-        return self._steps[-1][0].index_select(0, active).reshape(-1)
+        return self._of(active, self._steps[-1][0]).reshape(-1)
 
     def texts(self, active: Tensor) -> Tensor:
         """[A * w, step] the tokens down to each node of the last step."""
-        return self._texts.index_select(0, active).flatten(0, 1)
+        return self._of(active, self._texts).flatten(0, 1)
 
     def visible(self, active: Tensor) -> Tensor:
         """[A * w, E]: which speculative slots each node of the last step descends from."""
-        lineage = self._lineage.index_select(0, active).flatten(0, 1)
+        lineage = self._of(active, self._lineage).flatten(0, 1)
         steps = lineage.shape[1]
         slots = lineage + self._width * torch.arange(steps, device=lineage.device)
         size = max(1, (int(self._depths.max()) - 1) * self._width)
@@ -246,6 +246,12 @@ class _Beam:
             np.where(real, index, 0),
             sizes,
         )
+
+    def _of(self, active: Tensor, values: Tensor) -> Tensor:
+        """[B, ...] -> [A, ...]"""
+        if len(active) == len(self._rows):
+            return values
+        return values.index_select(0, active)
 
     def _spread(self, active: Tensor, values: Tensor) -> Tensor:
         """[A, ...] -> [B, ...], zeros where a row is done."""

@@ -52,7 +52,7 @@ from specrouter.prediction import Chain, Pair
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
 from specrouter.time_curve import TimeEstimator
-from specrouter.time_profile import TimeCache, key_of, profile_model
+from specrouter.time_profile import TimeCache, is_too_slow, key_of, profile_model
 from statemgr import ModelState, NgramTable, StateManager
 from statemgr.forward_view import KV_QUANTUM
 
@@ -264,7 +264,8 @@ class Executor:
             return
         key = key_of(model, self._pool.path(name))
         times = self._time_cache.load(key)
-        if times is None:
+        curve = None if times is None else times.curve()
+        if times is None or curve is None or is_too_slow(curve, model):
             started = time.perf_counter()
             times = TimeEstimator.profiled(profile_model(model))
             self._time_cache.store(key, times)

@@ -23,8 +23,9 @@ from specrouter.scheduler import ChainDecision, ModelChainScheduler, fitting_rou
 
 Ints = NDArray[np.int64]
 
-_EAGER_CYCLES, _EAGER_INTERVAL = 48, 2  # decisions are due in one cycle of so many at first,
-_INTERVAL = 8  # and of so many later,
+_SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
+_EAGER_CYCLES, _EAGER_INTERVAL = 48, 3  # decisions are due in one cycle of so many at first,
+_INTERVAL = 16  # and of so many later,
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _AUDITION_CYCLES = 2  # of each of the drafters that a new request tries, with groups of requests
@@ -107,6 +108,7 @@ class RoutePlanner:
     _in_use: dict[_Override, _InUse] = field(default_factory=dict)
     _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _snapshot: PerformanceSnapshot | None = None
+    _snapshot_cycle: int = 0
     _probe: _Probe | None = None
     _rates: dict[RunningRequest, RequestRates] = field(default_factory=dict)
     _foreseen_options: dict[tuple[Any, ...], tuple[int, Option | None]] = field(
@@ -295,7 +297,9 @@ class RoutePlanner:
         reader: Reader,
     ) -> _InUse:
         depth, width, rounds = key
-        snapshot = self._snapshot = self.profiler.snapshot()
+        if self._snapshot is None or cycle - self._snapshot_cycle >= _SNAPSHOT_CYCLES:
+            self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
+        snapshot = self._snapshot
         workload = _workload(list(requests.values()), rows, reader)
         current = None if before is None else before.decision
         decision = self.scheduler.choose(

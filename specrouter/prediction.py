@@ -14,6 +14,7 @@ Pure functions of a snapshot: no clock, no tensors.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from specrouter.acceptance import (
 )
 from specrouter.params import MAX_INNER_ROUNDS
 from specrouter.time_curve import TimeCurve, prior_curve
+from statemgr.forward_view import READING_QUERIES
 
 Chain = tuple[str, ...]
 Pair = tuple[str, str]  # who proposed, who verified
@@ -75,6 +77,8 @@ class PerformanceSnapshot:
     machine: float = 1.0  # how slow the machine is now, against its quiet self
     probe_share: float = 0.0  # of the time so far that probes have cost
     cycle_ms: float = 0.0  # time of all cycles so far
+    # What follows from the fields above alone is found once.
+    memo: dict[Any, tuple[Floats, Floats]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,6 +346,15 @@ def _offer(
     A drafter's tree has depth x width nodes. An intermediate offers, at width 1, the path that it
     accepted and its own next token; in wider trees the drafter's nodes in its own judgement.
     """
+    key = (chain, rounds, sampled)
+    if key not in snapshot.memo:
+        snapshot.memo[key] = _find_offer(chain, rounds, snapshot, sampled)
+    return snapshot.memo[key]
+
+
+def _find_offer(
+    chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
+) -> tuple[Floats, Floats]:
     proposers, verifier = chain[:-1], chain[-1]
     alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled)
     if len(proposers) == 1:
@@ -368,7 +381,7 @@ def _forward(
 ) -> Floats:
     curve = curve_of(snapshot, name, target)
     packed = tokens.astype(np.float64)
-    return curve.many(packed, packed * workload.slots)
+    return curve.many(packed, (packed + READING_QUERIES * workload.requests) * workload.slots)
 
 
 def _stage(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic]) -> Floats:

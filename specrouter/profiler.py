@@ -22,6 +22,8 @@ _OUTCOME_WEIGHT = 0.05  # of a cycle's time against its prediction
 _OUTCOME_PRIOR = 60.0  # tokens that count as if they had come as predicted
 _OUTCOME_TOKENS = 600.0  # after which older tokens have faded
 _LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
+_WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
+_LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
 _REQUEST_PRIOR = 24.0  # tokens of a request that count as everybody's
 
 
@@ -94,6 +96,7 @@ class PerformanceProfiler:
     _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
     _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
     _outcomes: dict[Chain, _Outcome] = field(default_factory=dict)
+    _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -118,7 +121,7 @@ class PerformanceProfiler:
             self._totals.model_ms[model] += elapsed_ms * times
             self._totals.forwards[model] += times
             self._totals.pack_tokens[model] += tokens * times
-            if self.is_learning:
+            if self.is_learning and self._is_wanted(self._totals.forwards[model]):
                 self._times.record(model, tokens, attended, elapsed_ms)
 
     def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
@@ -129,8 +132,13 @@ class PerformanceProfiler:
         with self._lock:
             if stage != "cycle":
                 self._totals.logits_ms += elapsed_ms
-            if self.is_learning:
+            self._notes[stage] += 1
+            if self.is_learning and self._is_wanted(self._notes[stage]):
                 self._stages.record(stage, places, 0.0, elapsed_ms / times)
+
+    def _is_wanted(self, seen: int) -> bool:
+        """Of what is well known, one cycle in some is looked at: learning takes time too."""
+        return seen < _WELL_KNOWN or self._cycle % _LOOK_EVERY == 0
 
     def record_cycle(self, elapsed_ms: float, committed: int, requests: int) -> None:
         """Ends a cycle that committed so many tokens for so many requests."""
@@ -179,7 +187,7 @@ class PerformanceProfiler:
     def begin_cycle(self) -> None:
         """Marks the passing of time, in cycles."""
         with self._lock:
-            self._cycle += 1
+            self._cycle += self.is_learning
 
     def record_similarity(self, pair: Pair, total_variation: float) -> None:
         if not self.is_learning or not math.isfinite(

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specrouter.time_curve import TimeEstimator, TimeSample
-from statemgr.forward_view import KV_QUANTUM, RowGroup
+from specrouter.time_curve import TimeCurve, TimeEstimator, TimeSample
+from statemgr.forward_view import KV_QUANTUM
 from statemgr.model_state import ModelState
 
 if TYPE_CHECKING:
@@ -38,25 +38,25 @@ logger = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
-_ROWS = (1, 2, 4, 8, 16)
-_MOST_QUERIES = 8  # per row, once all rows are in use
+# Rows x tokens of each: trees of one request, and batches.
+_SHAPES = (
+    *((1, 1), (4, 1), (1, 6), (8, 1), (1, 12), (16, 1), (1, 24)),
+    *((16, 2), (16, 3), (16, 4), (16, 8)),
+)
 _LONG_ROWS = 4  # with which attention's slope is measured, to keep the state small
 _LONG_QUERIES = (4, 16)
 _LONG_SLOTS = 2048
 _LONG_BYTES = 2**27  # of that state, at most, if it allows twice the short context at all
 _MOST_ROUNDS = 12
+_CHECKED = (1, 6, 16, 64)  # tokens of the forwards that check a kept curve,
+_CHECKS = 2  # so often each
+_TOO_SLOW = 0.93  # share of the curve's time that a forward may take before the curve is dropped
 _SETTLED = 0.03  # relative change of an estimate by a round that changes nothing
 _SETTLED_ROUNDS = 2  # in a row, after the first
 
 
-def attended_pairs(groups: Sequence[RowGroup]) -> int:
-    """Pairs of query and slot that attention computes for a forward's groups."""
-    return sum(group.rows * group.queries * group.length for group in groups)
-
-
 def profile_model(
     model: "PackedModel",
-    rows: Sequence[int] = _ROWS,
     budget_s: float = 3.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[TimeSample, ...]:
@@ -67,7 +67,6 @@ def profile_model(
     too slow for one round the largest sizes are missing.
 
     Args:
-        rows: ascending; one token each, and the most of them with up to 8 tokens each.
         clock: seconds.
 
     Raises:
@@ -75,7 +74,7 @@ def profile_model(
     """
     until = clock() + budget_s
     with torch.inference_mode():
-        trials = _trials(model, rows)
+        trials = _trials(model)
         trials[0].run(clock)  # the first forwards of a model allocate and choose kernels
         settled = 0
         for _ in range(_MOST_ROUNDS):
@@ -88,6 +87,26 @@ def profile_model(
             if settled == _SETTLED_ROUNDS:
                 break
     return _samples(trials)
+
+
+def is_too_slow(
+    curve: TimeCurve, model: "PackedModel", clock: Callable[[], float] = time.perf_counter
+) -> bool:
+    """Was a kept curve taken while other work slowed the machine?
+
+    A few forwards of some sizes: one that takes clearly less than the curve says tells so, since
+    noise only slows. Takes a third of a second for a model of 200M parameters on a CPU.
+    """
+    with torch.inference_mode():
+        trials = [trial for trial in _trials(model) if trial.tokens in _CHECKED]
+        for _ in range(_CHECKS):
+            for trial in trials:
+                trial.times_ms.append(trial.run(clock))
+    return any(
+        min(trial.times_ms) < _TOO_SLOW * curve.at(trial.tokens, trial.attended)
+        for trial in trials
+        if trial.cached < KV_QUANTUM
+    )
 
 
 @dataclass
@@ -125,7 +144,7 @@ class _Trial:
         self.model.forward(ids, torch.from_numpy(positions).to(device), view, wanted)
         _synchronise(self.model)
         elapsed_s = clock() - started
-        self.attended = attended_pairs(view.groups)
+        self.attended = view.attended
         self.state.rollback(rows, np.zeros_like(rows))
         return elapsed_s * 1000
 
@@ -136,14 +155,15 @@ class _Trial:
         return self.state.append(rows, counts, np.zeros_like(positions), positions), positions
 
 
-def _trials(model: "PackedModel", rows: Sequence[int]) -> list[_Trial]:
+def _trials(model: "PackedModel") -> list[_Trial]:
     """1 to 128 tokens at a short context, and two of these sizes at a long one, if there is one."""
-    queries = min(_MOST_QUERIES, model.max_positions)
-    cached = min(KV_QUANTUM, model.max_positions) - queries
-    state = ModelState(model.kv_layers, rows[-1], KV_QUANTUM)
-    trials = [_Trial(model, state, count, 1, cached) for count in rows]
-    while (more := 2 * trials[-1].queries) <= queries:
-        trials.append(_Trial(model, state, rows[-1], more, cached))
+    longest = min(KV_QUANTUM, model.max_positions)
+    state = ModelState(model.kv_layers, max(rows for rows, _ in _SHAPES), KV_QUANTUM)
+    trials = [
+        _Trial(model, state, rows, queries, longest - queries)
+        for rows, queries in _SHAPES
+        if queries < longest
+    ]
     affordable = max(_LONG_BYTES // (_LONG_ROWS * model.kv_bytes_per_token), 2 * KV_QUANTUM)
     slots = min(_LONG_SLOTS, affordable, model.max_positions) // KV_QUANTUM * KV_QUANTUM
     if slots > KV_QUANTUM:

@@ -12,7 +12,7 @@ import torch
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from specrouter.time_curve import TimeCurve, TimeEstimator, TimeSample
-from specrouter.time_profile import TimeCache, attended_pairs, key_of, profile_model
+from specrouter.time_profile import TimeCache, key_of, profile_model
 from statemgr.forward_view import GroupPlanner
 
 
