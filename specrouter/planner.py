@@ -313,6 +313,7 @@ class RoutePlanner:
         if decision.probe is not None and self._probe is None and key == _SCHEDULED:
             shortest = min(requests.values(), key=lambda request: len(request.prompt.committed))
             self._probe = _Probe(decision.probe, shortest, _PROBE_CYCLES)
+            self._snapshot = None  # it says that the drafter is idle
         return in_use
 
     def _split(

@@ -328,7 +328,8 @@ def test_times_survive_json_and_are_those_of_a_cold_model_again() -> None:
     assert restored.is_cold
     known, again = curve_of(times), curve_of(restored)
     assert again.slope_ms_per_million == pytest.approx(known.slope_ms_per_million)
-    assert [again.at(n) for n in SIZES] == pytest.approx([known.at(n) for n in SIZES], rel=0.02)
+    # The curve in use may be some forwards old.
+    assert [again.at(n) for n in SIZES] == pytest.approx([known.at(n) for n in SIZES], rel=0.04)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from specrouter.time_curve import TimeCurve, TimeEstimator, TimeSample
-from specrouter.time_profile import TimeCache, key_of, profile_model
-from statemgr.forward_view import GroupPlanner
+from specrouter.time_profile import TimeCache, is_too_slow, key_of, profile_model
+from statemgr.forward_view import READING_QUERIES
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,12 @@ def test_a_profile_covers_1_to_128_tokens_within_its_budget(model: PackedModel) 
     started = time.perf_counter()
     samples = profile_model(model, budget_s=2.0)
     assert time.perf_counter() - started < 2.5
-    short, long = samples[:8], samples[8:]
-    assert [sample.tokens for sample in short] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert [sample.attended for sample in short] == [128 * sample.tokens for sample in short]
-    assert [(sample.tokens, sample.attended) for sample in long] == [(16, 32768), (64, 131072)]
+    short, long = samples[:11], samples[11:]
+    assert [sample.tokens for sample in short] == [1, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128]
+    assert [sample.tokens for sample in long] == [16, 64]
+    attended = {sample.tokens: sample.attended for sample in short}
+    assert attended[6] == 128 * (6 + READING_QUERIES)  # one row
+    assert attended[8] == pytest.approx(128 * 8 * (1 + READING_QUERIES))  # eight
     curve = curve_of(TimeEstimator.profiled(samples))  # asserts that it rises
     assert 0.0 < curve.at(1) < curve.at(128) < 1000.0
 
@@ -55,20 +57,21 @@ def test_a_profile_ends_with_the_forward_that_spends_its_budget(model: PackedMod
     ticks = iter(range(10**6))  # every look at the clock takes a second
     samples = profile_model(model, budget_s=20.0, clock=lambda: float(next(ticks)))
     assert next(ticks) < 30
-    assert [sample.tokens for sample in samples] == [1, 2, 4, 8, 16, 32][: len(samples)]
+    assert [sample.tokens for sample in samples] == [1, 4, 6, 8, 12, 16, 24, 32][: len(samples)]
     assert {sample.ms for sample in samples} == {1000.0}
 
 
 def test_a_profile_ends_when_its_times_have_settled(model: PackedModel) -> None:
     ticks = iter(range(10**6))
     samples = profile_model(model, budget_s=1e9, clock=lambda: float(next(ticks)))
-    assert len(samples) == 10
-    assert next(ticks) < 3 * (10 + 3 * 10)  # three rounds of ten sizes
+    assert len(samples) == 13
+    assert next(ticks) < 3 * (13 + 3 * 13)  # three rounds of all sizes
 
 
-def test_a_profile_of_fewer_rows_has_fewer_sizes(model: PackedModel) -> None:
-    samples = profile_model(model, rows=(1, 2), budget_s=0.5)
-    assert [sample.tokens for sample in samples[:5]] == [1, 2, 4, 8, 16]
+def test_a_curve_from_a_slow_moment_is_told_by_a_few_forwards(model: PackedModel) -> None:
+    curve = curve_of(TimeEstimator.profiled(profile_model(model, budget_s=1.0)))
+    assert is_too_slow(curve.scaled(3.0), model)
+    assert not is_too_slow(curve.scaled(0.3), model)
 
 
 def test_a_profile_leaves_no_trace_in_the_model(model: PackedModel) -> None:
@@ -76,14 +79,6 @@ def test_a_profile_leaves_no_trace_in_the_model(model: PackedModel) -> None:
     profile_model(model, budget_s=0.1)
     assert all(torch.equal(before[k], v) for k, v in model.model.state_dict().items())
     assert not torch.is_inference_mode_enabled()
-
-
-def test_pairs_count_padding_and_every_group() -> None:
-    rows, counts = np.array([0, 1, 2]), np.array([2, 4, 40])
-    positions = np.concatenate([np.arange(count) for count in counts])
-    ends = np.array([2, 4, 300])
-    groups = GroupPlanner(rows, counts, positions, ends, 512, torch.device("cpu")).plan()
-    assert attended_pairs(groups) == 2 * 4 * 128 + 40 * 384
 
 
 def test_a_cache_returns_what_it_was_given(tmp_path: Path, times: TimeEstimator) -> None:
