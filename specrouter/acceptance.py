@@ -5,8 +5,12 @@ of them lies on the verifier's walk in a share of the cycles, its *rank rate*. A
 commits `1 + sum of the first N rank rates` tokens in the mean (AdaServe, section 3, with learned
 probabilities). Rank rates are kept per shape of the drafted beam (depth, width); one drafted tree
 teaches all shapes within its own, because a narrower or shallower beam is, but for rare
-exceptions, a part of it. A path probability counts for what it turned out to be worth
-(calibration), so nodes that nobody verified teach too.
+exceptions, a part of it.
+
+A node's probability given its parent counts for what such probabilities turned out to be worth
+(calibration), by its place among its siblings: a small drafter is too modest about its first choice
+and right about its third. So nodes that nobody verified teach too, and trees are cut down to the
+nodes that are worth the most.
 
 Pure bookkeeping: no clock, no tensors.
 """
@@ -38,8 +42,11 @@ UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will 
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
 _TREES = 150.0  # after which older trees have faded
 _NODES = 2000.0  # the same for the calibration
-_BINS = 24  # of path probabilities
+_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
+_BINS = len(_EDGES) + 1
+_PLACES = 3  # among siblings, that are told apart: best, second, others
 _PRIOR_NODES = 12.0  # of a bin, that count as if it were calibrated already
+_MOST_CERTAIN = 0.995
 _PRIOR_TREES = 3.0  # that weigh as much as what the similarity promises
 _PRIOR_TRIALS = 12.0
 _HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
@@ -78,8 +85,8 @@ class AcceptanceEstimator:
     def __init__(self) -> None:
         self._mass = np.zeros((len(SHAPES), RANKS))
         self._trees = np.zeros(len(SHAPES))
-        self._seen = np.zeros(_BINS)
-        self._hits = np.zeros(_BINS)
+        self._stated = np.zeros(_PLACES * _BINS)  # sums of probabilities, given the parent
+        self._hits = np.zeros(_PLACES * _BINS)
         self._trials = 0.0
         self._accepted = 0.0
         self._cycle = 0
@@ -94,15 +101,12 @@ class AcceptanceEstimator:
                 intermediate has re-scored, whose parts say nothing of smaller ones.
         """
         self._fade(cycle)
-        probability = np.exp(np.minimum(trees.log_probs, 0.0))
         real = np.isfinite(trees.log_probs)
-        judged = trees.judged & real
-        self._calibrate(probability[judged], trees.accepted[judged])
-        siblings = (trees.parents[:, :, None] == trees.parents[:, None, :]) & real[:, None, :]
-        better = _better(trees.log_probs) & real[:, None, :]
-        best = ~(siblings & better).any(axis=2) & real
+        stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
-        asked = best & judged & np.take_along_axis(walked, trees.parents + 1, axis=1)
+        asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
+        self._calibrate(stated[asked], place[asked], trees.accepted[asked])
+        asked &= place == 0
         count = float(asked.sum())
         fade = max(0.0, 1.0 - count / 400.0)
         self._trials = self._trials * fade + count
@@ -110,15 +114,24 @@ class AcceptanceEstimator:
         self._accepted = self._accepted * fade + accepted
         first = cycle % max(1, len(real) - _MOST_ROWS + 1)  # not always the same rows
         few = slice(first, first + _MOST_ROWS)
-        worth = self.calibrated(probability[few]) * real[few]
-        self._rank(trees, few, worth, better[few], real[few], exact)
+        worth = self.worth(trees.parents[few], trees.depths[few], trees.log_probs[few])
+        self._rank(trees, few, worth, real[few], exact)
         return accepted, count
 
-    def calibrated(self, probability: Floats) -> Floats:
-        """The share of nodes of such path probabilities that were accepted; any shape."""
-        bins = _bins(probability)
-        known, hits = self._seen[bins], self._hits[bins]
-        return np.asarray((hits + _PRIOR_NODES * probability) / (known + _PRIOR_NODES))
+    def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
+        """[B, n] how likely each node is on the verifier's walk; 0 for padding.
+
+        Never more than its parent is.
+        """
+        stated, place = _given_parents(parents, log_probs)
+        bins = _bins(stated, place)
+        shown, hits = self._stated[bins], self._hits[bins]
+        factor = (hits + _PRIOR_NODES * stated) / np.maximum(shown + _PRIOR_NODES * stated, 1e-12)
+        worth: Floats = np.minimum(stated * factor, _MOST_CERTAIN)
+        for depth in range(2, int(depths.max(initial=0)) + 1):
+            here = np.nonzero(depths == depth)
+            worth[here] *= worth[here[0], np.maximum(parents[here], 0)]
+        return worth
 
     def snapshot(self, cycle: int) -> TreeAcceptance:
         rates = self._mass / np.maximum(self._trees, 1e-12)[:, None]
@@ -128,28 +141,30 @@ class AcceptanceEstimator:
 
     def _fade(self, cycle: int) -> None:
         age = 0.5 ** (max(0, cycle - self._cycle) / _HALF_LIFE)
-        for part in (self._mass, self._trees, self._seen, self._hits):
+        for part in (self._mass, self._trees, self._stated, self._hits):
             part *= age
         self._cycle = cycle
 
-    def _calibrate(self, probability: Floats, accepted: Bools) -> None:
-        fade = max(0.0, 1.0 - len(probability) / _NODES)
-        bins = _bins(probability)
-        self._seen = self._seen * fade + np.bincount(bins, minlength=_BINS)
-        self._hits = self._hits * fade + np.bincount(bins, accepted, minlength=_BINS)
+    def _calibrate(self, stated: Floats, place: Ints, accepted: Bools) -> None:
+        fade = max(0.0, 1.0 - len(stated) / _NODES)
+        bins, size = _bins(stated, place), len(self._hits)
+        self._stated = self._stated * fade + np.bincount(bins, stated, minlength=size)
+        self._hits = self._hits * fade + np.bincount(bins, accepted, minlength=size)
 
     def _rank(
         self,
         trees: JudgedTrees,
         rows: slice,
         worth: Floats,
-        better: Bools,
         real: Bools,
         exact: int | None,
     ) -> None:
         depths, heights = trees.depths[rows], trees.heights[rows]
+        better = _better(worth) & real[:, None, :]
         if exact is None:
-            level = (depths[:, :, None] == depths[:, None, :]) & better
+            # The beam goes by what the drafter says itself.
+            level = depths[:, :, None] == depths[:, None, :]
+            level &= _better(trees.log_probs[rows]) & real[:, None, :]
             place = level.sum(axis=2)  # [B, n] rank among the nodes of a level
             member = (
                 (depths[:, :, None] <= SHAPE_DEPTHS)
@@ -273,8 +288,21 @@ def _better(log_probs: Floats) -> Bools:
     return np.asarray((others > mine) | ((others == mine) & earlier))
 
 
-def _bins(probability: Floats) -> Ints:
-    bins: Ints = np.minimum((probability * _BINS).astype(np.int64), _BINS - 1)
+def _given_parents(parents: Ints, log_probs: Floats) -> tuple[Floats, Ints]:
+    """Of each node [B, n]: its probability given its parent, 0 for padding, and its place among its
+    siblings."""
+    real = np.isfinite(log_probs)
+    lowest = np.where(real, log_probs, 0.0)
+    above = np.concatenate((np.zeros((len(real), 1)), lowest), axis=1)
+    before = np.take_along_axis(above, parents + 1, axis=1)
+    stated = np.where(real, np.exp(np.minimum(lowest - before, 0.0)), 0.0)
+    siblings = (parents[:, :, None] == parents[:, None, :]) & real[:, None, :]
+    place: Ints = (siblings & _better(log_probs)).sum(axis=2)
+    return stated, place
+
+
+def _bins(stated: Floats, place: Ints) -> Ints:
+    bins: Ints = np.minimum(place, _PLACES - 1) * _BINS + np.searchsorted(_EDGES, stated, "right")
     return bins
 
 

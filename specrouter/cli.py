@@ -21,6 +21,7 @@ from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams,
 from specrouter.config import RouterConfig
 
 _BAD_INPUT = 2
+_SHAPE = ("depth", "width", "inner_rounds")  # arguments that go with a chain
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -113,13 +114,15 @@ def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | Literal["off"] | None:
     if arguments.no_speculation:
-        for name in ("depth", "width"):
+        for name in _SHAPE:
             if getattr(arguments, name) is not None:
-                raise RequestError(f"--{name}", "means nothing with --no-speculation")
+                option = f"--{name.replace('_', '-')}"
+                raise RequestError(option, "means nothing with --no-speculation")
         return "off"
-    if (arguments.chain, arguments.depth, arguments.width) == (None, None, None):
+    shape = {name: getattr(arguments, name) for name in _SHAPE}
+    if arguments.chain is None and all(value is None for value in shape.values()):
         return None
-    return Speculation(chain=arguments.chain, depth=arguments.depth, width=arguments.width)
+    return Speculation(chain=arguments.chain, **shape)
 
 
 def _figures(output: RequestOutput) -> str:
@@ -190,6 +193,9 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     chain.add_argument("--no-speculation", action="store_true", help="decode with the target only")
     parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
+    parser.add_argument(
+        "--inner-rounds", type=int, metavar="R", help="drafts that the first intermediate judges"
+    )
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 
 

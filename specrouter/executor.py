@@ -11,7 +11,6 @@ Not here: requests, stop conditions, which chain is used (`ChainRouter`, `ModelC
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelpool import ModelPool
-from modelpool.cache_dir import cache_dir
 from modelpool.packed_model import PackedModel
 from processors import (
     DraftProcessor,
@@ -40,19 +38,17 @@ from processors import (
     VerifyProcessor,
     join,
 )
-from processors.ngram import context_distribution
 from processors.pack import lag
 from processors.token_tree import ROOT
-from specrouter.acceptance import JudgedTrees, shape_index
 from specrouter.forward_clock import ForwardClock
 from specrouter.hang_guard import Abandoned, HangGuard
+from specrouter.lessons import Lesson, Teacher
+from specrouter.model_times import ModelTimes
 from specrouter.output import TokenLogprobs
 from specrouter.params import MAX_TREE_TOKENS
-from specrouter.prediction import Chain, Pair
+from specrouter.prediction import Chain
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
-from specrouter.time_curve import TimeEstimator
-from specrouter.time_profile import TimeCache, is_too_slow, key_of, profile_model
 from statemgr import ModelState, NgramTable, StateManager
 from statemgr.forward_view import KV_QUANTUM
 
@@ -61,9 +57,7 @@ logger = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 _CATCH_UP_TOKENS = 8  # a drafter that lags by more catches up in chunks of its own first
-_SIMILARITY_NODES = 4  # of a verified tree, whose distributions are compared
 _PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
-_SIMILARITY_CYCLES = 4  # a pair is compared in one of so many cycles: distributions cost time
 
 
 class TargetError(RuntimeError):
@@ -141,14 +135,6 @@ class _RowFacts:
     sampled: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _PromptEnd:
-    """The target's logits [n, V] after the last of a row's first `length` tokens."""
-
-    logits: Tensor
-    length: int
-
-
 class _StageError(Exception):
     def __init__(self, model: str, error: Exception) -> None:
         super().__init__(model)
@@ -213,13 +199,11 @@ class Executor:
         self._ngrams = NgramTable(pool.vocab_size)
         self._clock = ForwardClock(profiler.record_forward)
         self._rows: dict[int, _RowFacts] = {}
-        self._time_cache = TimeCache(cache_dir() / "times")
-        self._time_keys: dict[str, str] = {}
+        self._times = ModelTimes(pool, profiler)
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
         self._result = CycleResult()
-        self._prompt_ends: dict[int, _PromptEnd] = {}
-        self._compared: Counter[Pair] = Counter()
+        self._teacher = Teacher(pool, manager, self._ngrams, profiler)
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
 
     def open(self, row: int, request: Prompt) -> None:
@@ -237,7 +221,7 @@ class Executor:
 
     def close(self, row: int) -> None:
         del self._rows[row]
-        self._prompt_ends.pop(row, None)
+        self._teacher.forget(row)
         self._sampler.close(row)
         self._ngrams.close(row)
         self._manager.free(row)
@@ -254,24 +238,7 @@ class Executor:
 
     def save_times(self) -> None:
         """Keeps the models' times, as they are known now, for the next process."""
-        for name, key in self._time_keys.items():
-            times = self._profiler.curve_of(name)
-            if times is not None:
-                self._time_cache.store(key, times)
-
-    def _learn_times(self, name: str, model: PackedModel) -> None:
-        if name in self._time_keys:
-            return
-        key = key_of(model, self._pool.path(name))
-        times = self._time_cache.load(key)
-        curve = None if times is None else times.curve()
-        if times is None or curve is None or is_too_slow(curve, model):
-            started = time.perf_counter()
-            times = TimeEstimator.profiled(profile_model(model))
-            self._time_cache.store(key, times)
-            logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
-        self._profiler.learn_curve(name, times)
-        self._time_keys[name] = key
+        self._times.save()
 
     def lags(self, rows: Ints) -> dict[str, float]:
         """By model: tokens that it has not read of these rows, the last two of each not counted."""
@@ -373,7 +340,7 @@ class Executor:
             speculation.heights = heights
             try:
                 speculation.proposal = self._draft_with(drafter, speculation, _as_stem(stem))
-                self._judge(speculation, judge, drafter)
+                self._judge(speculation, judge)
             except _StageError:  # what the earlier rounds accepted is still good
                 speculation.heights, speculation.proposal = before
                 speculation.inner_rounds -= 1
@@ -390,7 +357,7 @@ class Executor:
         self._touched = [touched for touched in self._touched if touched not in same]
 
     def _select(self, speculation: _Speculation) -> None:
-        """Leaves the most probable nodes of all requests together to the target, as many as the
+        """Leaves the most promising nodes of all requests together to the target, as many as the
         group has a right to (AdaServe, section 4.2, without objectives: the global phase)."""
         proposal, nodes = speculation.proposal, speculation.group.nodes
         if proposal is None:
@@ -399,7 +366,13 @@ class Executor:
         speculation.selected = tree.real
         if nodes is None or self._rejection or speculation.group.hard_rejection:
             return
-        chosen = most_probable(tree, nodes * len(tree.rows), MAX_TREE_TOKENS)
+        worth = self._teacher.worth(
+            tuple(speculation.used),
+            speculation.inner_rounds,
+            tree,
+            np.array([self._rows[row].sampled for row in tree.rows.tolist()], dtype=np.bool_),
+        )
+        chosen = most_promising(tree, worth, nodes * len(tree.rows), MAX_TREE_TOKENS)
         speculation.selected = chosen
         speculation.proposal = replace(proposal, tree=tree.keep(chosen))
 
@@ -408,9 +381,9 @@ class Executor:
         if speculation.proposal is None:
             speculation.proposal = self._draft_with(name, speculation)
         else:
-            self._judge(speculation, name, speculation.used[-1])
+            self._judge(speculation, name)
 
-    def _judge(self, speculation: _Speculation, name: str, proposer: str) -> None:
+    def _judge(self, speculation: _Speculation, name: str) -> None:
         """An intermediate verifies what was proposed, and makes it its own proposal."""
         group, rows, before = speculation.group, speculation.rows, speculation.proposal
         assert before is not None
@@ -429,7 +402,7 @@ class Executor:
             if verdict.broken.any():
                 raise NonFiniteLogits(f"{name} gave logits that are not numbers")
             self._touched.append(_Touched(state, rows, verdict.fed))
-        self._compare(speculation, before, proposer, name, verdict)
+        self._learn_from_judge(speculation, before, name, verdict)
         is_path = (
             self._rejection or group.width == 1 or speculation.inner_rounds < group.inner_rounds
         )
@@ -452,25 +425,10 @@ class Executor:
 
     def _compare_at_prompts(self, model: PackedModel, state: ModelState, rows: Ints) -> None:
         """Of prompts that the model reads only now: how alike it is to the target at their ends."""
-        unread = state.lengths(rows) == 0
-        known = [row for row in rows[unread].tolist() if row in self._prompt_ends]
-        if not known:
-            return
-        tails = np.array([len(self._prompt_ends[row].logits) for row in known])
-        lengths = np.array([self._prompt_ends[row].length for row in known])
-        ours = self._prefill.read(model, state, self._manager, np.array(known), lengths, tails)
-        theirs = torch.cat([self._prompt_ends[row].logits for row in known])
-        tv = total_variation(ours, theirs.to(ours.device))
-        self._profiler.record_similarity((model.name, self._pool.target), tv)
-
-    def _keep_prompt_ends(self, verdict: Verdict, earlier: Ints) -> None:
-        start = 0
-        for row, count in zip(verdict.tree.rows.tolist(), earlier.tolist(), strict=True):
-            if count:
-                logits = verdict.earlier[start : start + count].clone()
-                length = int(self._manager.counts[row]) - 1
-                self._prompt_ends[row] = _PromptEnd(logits, length)
-                start += count
+        known, lengths, counts = self._teacher.prompt_ends(rows[state.lengths(rows) == 0])
+        if len(known):
+            logits = self._prefill.read(model, state, self._manager, known, lengths, counts)
+            self._teacher.compare_prompt_ends(model.name, known, logits)
 
     def _note_stage(self, stage: str, places: int, started: float, times: int = 1) -> None:
         """The time since `started` that was not spent in forwards."""
@@ -557,7 +515,7 @@ class Executor:
                     behind = lag(state, self._manager, tree.rows)
                     earlier = np.minimum(behind, _PROMPT_POSITIONS)
                     verdict = self._verify.verify(*arguments, prefill, earlier=earlier)
-                    self._keep_prompt_ends(verdict, earlier)
+                    self._teacher.keep_prompt_ends(verdict, earlier)
                 self._note_stage("verify", int((verdict.places >= 0).sum()), started)
                 self._touched.append(_Touched(state, tree.rows, verdict.fed))
                 # A masked NaN would poison the row's next cycle.
@@ -575,105 +533,50 @@ class Executor:
         proposal, tree = speculation.proposal, speculation.candidates
         if proposal is None or tree is None or speculation.selected is None:
             return
-        target, used = self._pool.target, speculation.used
+        target, used = self._pool.target, tuple(speculation.used)
         index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
         on_walk = verdict.accepted[index][:, : proposal.tree.tokens.shape[1]]
         accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
         accepted[speculation.selected] = on_walk[proposal.tree.real]
         sound = verdict.sound[index]
-        self._teach(speculation, tuple(used), target, tree, speculation.selected, accepted, sound)
-        self._compare_distributions(speculation, proposal, used[-1], target, verdict)
+        lesson = self._lesson(speculation, used, target, tree, accepted, sound)
+        self._teacher.teach(replace(lesson, judged=speculation.selected))
+        self._teacher.compare(proposal, used[-1], target, verdict)
 
-    def _compare(
-        self,
-        speculation: _Speculation,
-        proposal: Proposal,
-        proposer: str,
-        verifier: str,
-        verdict: Verdict,
+    def _learn_from_judge(
+        self, speculation: _Speculation, proposal: Proposal, judge: str, verdict: Verdict
     ) -> None:
         """What an intermediate said of the trees that it was offered."""
-        tree = proposal.tree
+        tree, used = proposal.tree, speculation.used
+        proposers = tuple(used[: used.index(judge)] if judge in used else used)
         if speculation.inner_rounds == 1:
-            used = tuple(speculation.used[: speculation.used.index(proposer) + 1])
             accepted = verdict.accepted[:, : tree.tokens.shape[1]]
-            self._teach(speculation, used, verifier, tree, tree.real, accepted, verdict.sound)
-        self._compare_distributions(speculation, proposal, proposer, verifier, verdict)
+            lesson = self._lesson(speculation, proposers, judge, tree, accepted, verdict.sound)
+            self._teacher.teach(lesson)
+        self._teacher.compare(proposal, proposers[-1], judge, verdict)
 
-    def _teach(
+    def _lesson(
         self,
         speculation: _Speculation,
-        used: Chain,
+        proposers: Chain,
         verifier: str,
         tree: TokenTree,
-        judged: NDArray[np.bool_],
         accepted: NDArray[np.bool_],
         sound: NDArray[np.bool_],
-    ) -> None:
-        group = speculation.group
-        is_plain = len(used) == 1 and not self._pool.is_weightless(used[0])
-        exact = None if is_plain else shape_index(group.depth, group.width)
-        sampled = np.array([self._rows[row].sampled for row in tree.rows.tolist()])
-        for mode in (True, False):
-            which = sound & (sampled == mode)
-            if not which.any():
-                continue
-            log_probs = np.where(tree.real, tree.log_probs, -np.inf)
-            trees = JudgedTrees(
-                tree.parents[which],
-                tree.depths[which],
-                log_probs[which],
-                judged[which],
-                accepted[which],
-                speculation.heights[which],
-                group.width,
-            )
-            key = (used, speculation.inner_rounds, verifier, mode)
-            self._profiler.record_trees(key, trees, exact)
-
-    def _compare_distributions(
-        self,
-        speculation: _Speculation,
-        proposal: Proposal,
-        proposer: str,
-        verifier: str,
-        verdict: Verdict,
-    ) -> None:
-        """The total variation between proposer and verifier, at nodes that both computed."""
-        pair = (proposer, verifier)
-        self._compared[pair] += 1
-        if self._compared[pair] % _SIMILARITY_CYCLES != 1:
-            return
-        index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
-        sound = verdict.sound[index]
-        ours: list[Tensor] = []
-        theirs: list[Tensor] = []
-        for own, row in enumerate(index[:_SIMILARITY_NODES].tolist()):
-            if not sound[own]:
-                continue
-            walk = verdict.walk(row)
-            for depth, node in enumerate((ROOT, *walk.tolist())):
-                if len(ours) == _SIMILARITY_NODES:
-                    break
-                path = verdict.tree.tokens[row, walk[:depth]].tolist()
-                logits = self._proposed_logits(proposal, proposer, own, node, path)
-                if logits is not None:
-                    ours.append(logits)
-                    theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
-        if ours:
-            q, p = torch.stack(ours), torch.stack(theirs)
-            self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
-
-    def _proposed_logits(
-        self, proposal: Proposal, proposer: str, index: int, node: int, path: Sequence[int]
-    ) -> Tensor | None:
-        """[V] from which a node's children were proposed, if its proposer knows."""
-        if not self._pool.is_weightless(proposer):
-            place = proposal.place(index, node)
-            return None if place < 0 else proposal.logits[place]
-        row = int(proposal.tree.rows[index])
-        shares = context_distribution(self._ngrams, self._manager, row, path)
-        return torch.from_numpy(np.log(shares))
+    ) -> Lesson:
+        return Lesson(
+            proposers,
+            speculation.inner_rounds,
+            verifier,
+            speculation.group.depth,
+            speculation.group.width,
+            speculation.heights,
+            tree,
+            tree.real,
+            accepted,
+            sound,
+            np.array([self._rows[row].sampled for row in tree.rows.tolist()], dtype=np.bool_),
+        )
 
     def _commit(
         self, verdict: Verdict, speculations: Sequence[_Speculation], result: CycleResult
@@ -755,7 +658,7 @@ class Executor:
             guarded = self._guard is not None and name != self._pool.target
             around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
             model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
-            self._learn_times(name, model)
+            self._times.learn(name, model)
             model.watch = self._clock.watch(name, model.device, around)
             self._loaded[name] = model
         return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)
@@ -771,14 +674,16 @@ def _as_stem(tree: TokenTree) -> TokenTree:
     return TokenTree.path(tree.rows, tree.tokens, tree.sizes)
 
 
-def most_probable(tree: TokenTree, count: int, most: int) -> NDArray[np.bool_]:
-    """[B, W] the `count` most probable nodes of all rows together, at most `most` of a row.
+def most_promising(
+    tree: TokenTree, worth: NDArray[np.float64], count: int, most: int
+) -> NDArray[np.bool_]:
+    """[B, W] the `count` nodes of all rows that are worth the most, at most `most` of a row.
 
-    A path is never more probable than its beginning and ties go to the shallower node, so what is
-    chosen are trees.
+    A node is never worth more than its parent and ties go to the shallower one, so what is chosen
+    are trees.
     """
     possible = tree.real & np.isfinite(tree.log_probs)
-    score = np.where(possible, tree.log_probs, -np.inf)
+    score = np.where(possible, worth, -np.inf)
     chosen = np.zeros(score.shape, dtype=np.bool_)
     best = np.lexsort((tree.depths.ravel(), -score.ravel()))[:count]
     chosen.ravel()[best] = True
@@ -829,10 +734,3 @@ def token_logprobs(logits: Tensor, tokens: Ints, count: int) -> list[TokenLogpro
             tokens.tolist(), chosen.tolist(), ids.tolist(), best.tolist(), strict=True
         )
     ]
-
-
-def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:
-    """Mean of 1/2 sum |p - q| over rows. [n, V] each. SpecRouter, Equation 5."""
-    p = torch.softmax(p_logits.float(), dim=-1)
-    q = torch.softmax(q_logits.float(), dim=-1)
-    return float((p - q).abs().sum(dim=-1).mean()) / 2

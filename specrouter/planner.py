@@ -19,7 +19,13 @@ from specrouter.params import Speculation
 from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
 from specrouter.profiler import PerformanceProfiler, RequestRates
 from specrouter.request import RunningRequest
-from specrouter.scheduler import ChainDecision, ModelChainScheduler, fitting_rounds, fitting_width
+from specrouter.scheduler import (
+    FIXED_DEPTH,
+    ChainDecision,
+    ModelChainScheduler,
+    fitting_rounds,
+    fitting_width,
+)
 
 Ints = NDArray[np.int64]
 
@@ -32,7 +38,6 @@ _AUDITION_CYCLES = 2  # of each of the drafters that a new request tries, with g
 _AUDITIONED = 3
 _AUDITION_LOSS = 1.15  # how much slower than the best a drafter may be and still be tried
 _RECORDS = 256
-_FIXED_DEPTH = 4
 
 _Override = tuple[int | None, int | None, int | None]  # depth, width, inner rounds
 _SCHEDULED: _Override = (None, None, None)
@@ -243,7 +248,7 @@ class RoutePlanner:
         target = self.scheduler.target
         limits = self.scheduler.limits(override.depth, override.width, override.inner_rounds)
         chain = (*(name for name in override.chain[:-1] if name in available), target)
-        depth = limits.depth or _FIXED_DEPTH
+        depth = limits.depth or FIXED_DEPTH
         width = fitting_width(depth, limits.width or 1)
         hard = self.scheduler.config.policy == "paper"
         rounds = fitting_rounds(depth, limits.inner_rounds or 1)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from specrouter.acceptance import AcceptanceEstimator, JudgedTrees, SimilarityMap
+from specrouter.acceptance import AcceptanceEstimator, Floats, Ints, JudgedTrees, SimilarityMap
 from specrouter.prediction import Chain, Mode, Outcome, Pair, PerformanceSnapshot, TreeKey
 from specrouter.time_curve import MachineTimes, TimeEstimator
 
@@ -211,6 +211,12 @@ class PerformanceProfiler:
                 fitted = self._maps.setdefault((*pair, key[3]), SimilarityMap())
                 fitted.record(self._similarity[pair], accepted, judged)
 
+    def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
+        """[B, n] how likely drafted nodes are to be on the verifier's walk."""
+        with self._lock:
+            estimator = self._trees.get(key)
+        return (estimator or _UNTAUGHT).worth(parents, depths, log_probs)
+
     def snapshot(self) -> PerformanceSnapshot:
         with self._lock:
             promised = {
@@ -253,7 +259,7 @@ class PerformanceProfiler:
             )
 
 
-_UNFITTED = SimilarityMap()
+_UNFITTED, _UNTAUGHT = SimilarityMap(), AcceptanceEstimator()
 
 
 class RequestRates:

@@ -35,7 +35,7 @@ from specrouter.prediction import (
 
 __all__ = ["Chain", "ChainDecision", "ModelChainScheduler", "candidate_chains", "fitting_width"]
 
-_FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
+FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
 # What is in use is kept unless something else promises to be faster by this factor: predictions
 # jitter, and a change of chain costs the catching up of a drafter.
 _HYSTERESIS = 0.96
@@ -134,7 +134,7 @@ class ModelChainScheduler:
         limits = self.limits(depth, width, inner_rounds)
         if policy == "adaptive":
             return self._adaptive(snapshot, workload, available, current, limits)
-        deep = limits.depth or _FIXED_DEPTH
+        deep = limits.depth or FIXED_DEPTH
         fixed = ChainDecision(
             (self.target,),
             deep,

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -111,14 +111,51 @@ def test_rank_rates_are_how_often_nodes_are_accepted() -> None:
 
 def test_overconfident_probabilities_count_for_what_they_were_worth() -> None:
     estimator = taught(4, 1, boast=0.5)
-    assert estimator.calibrated(np.sqrt([0.8, 0.35])) == pytest.approx([0.8, 0.35], abs=0.1)
+    stated = np.log(np.sqrt([[0.8], [0.35]]))
+    worth = estimator.worth(np.full((2, 1), ROOT), np.ones((2, 1), dtype=np.int64), stated)
+    assert worth[:, 0] == pytest.approx([0.8, 0.35], abs=0.1)
     rates = estimator.snapshot(300).rates[SHAPES.index((4, 1)), :4]
     assert rates == pytest.approx(brute_force(4, 1), abs=0.08)
 
 
 def test_without_evidence_a_probability_counts_as_it_is() -> None:
-    stated = np.array([0.0, 0.3, 1.0])
-    assert AcceptanceEstimator().calibrated(stated) == pytest.approx(stated)
+    parents, depths = np.array([[ROOT, ROOT, 0, ROOT]]), np.array([[1, 1, 2, 0]])
+    log_probs = np.array([[np.log(0.5), np.log(0.3), np.log(0.1), -np.inf]])
+    worth = AcceptanceEstimator().worth(parents, depths, log_probs)
+    assert worth == pytest.approx(np.array([[0.5, 0.3, 0.1, 0.0]]))
+
+
+def test_a_modest_first_choice_is_worth_more_than_it_says_and_the_others_are_not() -> None:
+    rng, estimator = np.random.default_rng(1), AcceptanceEstimator()
+    first, second = np.log(0.4), np.log(0.2)
+    for cycle in range(200):
+        accepted = np.zeros((8, 2), dtype=np.bool_)
+        chance = rng.random(8)
+        accepted[:, 0], accepted[:, 1] = chance < 0.7, (chance >= 0.7) & (chance < 0.9)
+        trees = JudgedTrees(
+            np.full((8, 2), ROOT),
+            np.ones((8, 2), dtype=np.int64),
+            np.tile([first, second], (8, 1)),
+            np.ones((8, 2), dtype=np.bool_),
+            accepted,
+            np.ones(8, dtype=np.int64),
+            2,
+        )
+        estimator.record(trees, cycle)
+    worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
+    assert worth[0] == pytest.approx([0.7, 0.2], abs=0.06)
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_node_is_worth_more_than_its_parent(seed: int) -> None:
+    rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()
+    for cycle in range(5):
+        estimator.record(judged(rng, 3, 3, 4, boast=rng.uniform(0.3, 2.0)), cycle)
+    trees = judged(rng, 3, 3, 4)
+    worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
+    above = np.concatenate((np.ones((4, 1)), worth), axis=1)
+    assert (worth <= np.take_along_axis(above, trees.parents + 1, axis=1)).all()
 
 
 def test_alpha_is_how_often_the_best_child_of_a_walked_node_is_accepted() -> None:

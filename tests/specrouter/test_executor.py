@@ -24,7 +24,7 @@ from specrouter.executor import (
     CycleResult,
     Executor,
     TargetError,
-    most_probable,
+    most_promising,
     total_variation,
 )
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
@@ -304,18 +304,18 @@ def test_a_failure_in_the_second_inner_round_costs_no_request_and_no_token(
         assert made == expected[: len(made)]
 
 
-# The most probable nodes
+# The most promising nodes
 
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(forests, st.integers(0, 30), st.integers(1, 9))
-def test_the_most_probable_nodes_of_all_rows_are_chosen(
+def test_the_most_promising_nodes_of_all_rows_are_chosen(
     rows: dict[int, Nodes], count: int, most: int
 ) -> None:
     tree = build(rows)
-    chosen = most_probable(tree, count, most)
+    chosen = most_promising(tree, np.exp(tree.log_probs), count, most)
     ranked = sorted(
-        (-tree.log_probs[index, place], tree.depths[index, place], index, place)
+        (-np.exp(tree.log_probs[index, place]), tree.depths[index, place], index, place)
         for index, place in zip(*np.nonzero(tree.real), strict=True)
         if np.isfinite(tree.log_probs[index, place])
     )[:count]
@@ -327,9 +327,9 @@ def test_the_most_probable_nodes_of_all_rows_are_chosen(
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(forests, st.integers(0, 30), st.integers(1, 9))
-def test_the_most_probable_nodes_are_trees(rows: dict[int, Nodes], count: int, most: int) -> None:
+def test_the_most_promising_nodes_are_trees(rows: dict[int, Nodes], count: int, most: int) -> None:
     tree = build(rows)
-    chosen = most_probable(tree, count, most)
+    chosen = most_promising(tree, np.exp(tree.log_probs), count, most)
     nodes_of(tree.keep(chosen))  # which asserts it
     assert chosen.sum() <= count
     assert (chosen.sum(axis=1) <= most).all()

@@ -1,0 +1,180 @@
+"""Lessons: what a cycle's verdicts teach the profiler about who accepts what.
+
+Acceptances of drafted trees, and the total variation between models at places that both have
+computed anyway: nodes of verified trees, and the ends of prompts.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelpool import ModelPool
+from processors import Proposal, TokenTree, Verdict
+from processors.ngram import context_distribution
+from processors.token_tree import ROOT
+from specrouter.acceptance import JudgedTrees, shape_index
+from specrouter.prediction import Chain, Pair
+from specrouter.profiler import PerformanceProfiler
+from statemgr import NgramTable, StateManager
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_NODES = 4  # of a verified tree, whose distributions are compared
+_EVERY = 4  # a pair is compared in one of so many cycles: distributions cost time
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Trees of one group, [B, W], and what a verifier said of the nodes that it saw."""
+
+    proposers: Chain
+    inner_rounds: int
+    verifier: str
+    depth: int  # that was asked for, and the width
+    width: int
+    heights: Ints  # [B] as deep as each row was drafted
+    tree: TokenTree
+    judged: Bools
+    accepted: Bools
+    counts: Bools  # [B] rows whose verdict is sound
+    sampled: Bools  # [B] rows that are not greedy
+
+
+@dataclass(frozen=True, eq=False)
+class _PromptEnd:
+    """The target's logits [n, V] after the last of a row's first `length` tokens."""
+
+    logits: Tensor
+    length: int
+
+
+class Teacher:
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        ngrams: NgramTable,
+        profiler: PerformanceProfiler,
+    ) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._ngrams = ngrams
+        self._profiler = profiler
+        self._compared: Counter[Pair] = Counter()
+        self._prompt_ends: dict[int, _PromptEnd] = {}
+
+    def teach(self, lesson: Lesson) -> None:
+        """Acceptances, sampled and greedy rows apart."""
+        proposers, tree = lesson.proposers, lesson.tree
+        is_plain = len(proposers) == 1 and not self._pool.is_weightless(proposers[0])
+        exact = None if is_plain else shape_index(lesson.depth, lesson.width)
+        for mode in (True, False):
+            which = lesson.counts & (lesson.sampled == mode)
+            if not which.any():
+                continue
+            trees = JudgedTrees(
+                tree.parents[which],
+                tree.depths[which],
+                np.where(tree.real, tree.log_probs, -np.inf)[which],
+                lesson.judged[which],
+                lesson.accepted[which],
+                lesson.heights[which],
+                lesson.width,
+            )
+            key = (proposers, lesson.inner_rounds, lesson.verifier, mode)
+            self._profiler.record_trees(key, trees, exact)
+
+    def worth(
+        self, proposers: Chain, inner_rounds: int, tree: TokenTree, sampled: Bools
+    ) -> NDArray[np.float64]:
+        """[B, W] how likely each node is to be on the target's walk, by what was seen so far."""
+        worth = np.zeros(tree.tokens.shape)
+        log_probs = np.where(tree.real, tree.log_probs, -np.inf)
+        for mode in (True, False):
+            which = sampled == mode
+            if which.any():
+                key = (proposers, inner_rounds, self._pool.target, mode)
+                worth[which] = self._profiler.worth(
+                    key, tree.parents[which], tree.depths[which], log_probs[which]
+                )
+        return worth
+
+    def compare(self, proposal: Proposal, proposer: str, verifier: str, verdict: Verdict) -> None:
+        """The total variation between proposer and verifier, at nodes that both computed."""
+        pair = (proposer, verifier)
+        self._compared[pair] += 1
+        if self._compared[pair] % _EVERY != 1:
+            return
+        index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
+        sound = verdict.sound[index]
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for own, row in enumerate(index[:_NODES].tolist()):
+            if not sound[own]:
+                continue
+            walk = verdict.walk(row)
+            for depth, node in enumerate((ROOT, *walk.tolist())):
+                if len(ours) == _NODES:
+                    break
+                path = verdict.tree.tokens[row, walk[:depth]].tolist()
+                logits = self._proposed(proposal, proposer, own, node, path)
+                if logits is not None:
+                    ours.append(logits)
+                    theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
+        if ours:
+            q, p = torch.stack(ours), torch.stack(theirs)
+            self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
+
+    def keep_prompt_ends(self, verdict: Verdict, earlier: Ints) -> None:
+        """The target has read prompts to their ends: what drafters are compared with later.
+
+        `earlier`: [B] logits before the roots that the verdict brings of each row.
+        """
+        start = 0
+        for row, count in zip(verdict.tree.rows.tolist(), earlier.tolist(), strict=True):
+            if count:
+                logits = verdict.earlier[start : start + count].clone()
+                length = int(self._manager.counts[row]) - 1
+                self._prompt_ends[row] = _PromptEnd(logits, length)
+                start += count
+
+    def prompt_ends(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
+        """Of the rows whose prompt's end is known: rows, tokens up to it, logits kept of it."""
+        known = [row for row in rows.tolist() if row in self._prompt_ends]
+        ends = [self._prompt_ends[row] for row in known]
+        lengths = np.array([end.length for end in ends], dtype=np.int64)
+        counts = np.array([len(end.logits) for end in ends], dtype=np.int64)
+        return np.array(known, dtype=np.int64), lengths, counts
+
+    def compare_prompt_ends(self, proposer: str, rows: Ints, logits: Tensor) -> None:
+        """`logits`: a model's own, at the places that `prompt_ends` tells of these rows."""
+        theirs = torch.cat([self._prompt_ends[row].logits for row in rows.tolist()])
+        variation = total_variation(logits, theirs.to(logits.device))
+        self._profiler.record_similarity((proposer, self._pool.target), variation)
+
+    def forget(self, row: int) -> None:
+        self._prompt_ends.pop(row, None)
+
+    def _proposed(
+        self, proposal: Proposal, proposer: str, index: int, node: int, path: Sequence[int]
+    ) -> Tensor | None:
+        """[V] from which a node's children were proposed, if its proposer knows."""
+        if not self._pool.is_weightless(proposer):
+            place = proposal.place(index, node)
+            return None if place < 0 else proposal.logits[place]
+        row = int(proposal.tree.rows[index])
+        shares = context_distribution(self._ngrams, self._manager, row, path)
+        return torch.from_numpy(np.log(shares))
+
+
+def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:
+    """Mean of 1/2 sum |p - q| over rows. [n, V] each. SpecRouter, Equation 5."""
+    p = torch.softmax(p_logits.float(), dim=-1)
+    q = torch.softmax(q_logits.float(), dim=-1)
+    return float((p - q).abs().sum(dim=-1).mean()) / 2

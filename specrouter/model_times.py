@@ -1,0 +1,47 @@
+"""ModelTimes: where the curves of models come from, and where they are kept.
+
+A model that is used for the first time is timed (`time_profile`), unless an earlier process has
+kept its times and they are still true. Serving moves them on; at the end they are kept again.
+"""
+
+import logging
+import time
+
+from modelpool import ModelPool
+from modelpool.cache_dir import cache_dir
+from modelpool.packed_model import PackedModel
+from specrouter.profiler import PerformanceProfiler
+from specrouter.time_curve import TimeEstimator
+from specrouter.time_profile import TimeCache, is_too_slow, key_of, profile_model
+
+logger = logging.getLogger(__name__)
+
+
+class ModelTimes:
+    def __init__(self, pool: ModelPool, profiler: PerformanceProfiler) -> None:
+        self._pool = pool
+        self._profiler = profiler
+        self._cache = TimeCache(cache_dir() / "times")
+        self._keys: dict[str, str] = {}
+
+    def learn(self, name: str, model: PackedModel) -> None:
+        """Tells the profiler how long a model's forwards take; once. Runs some of them."""
+        if name in self._keys:
+            return
+        key = key_of(model, self._pool.path(name))
+        times = self._cache.load(key)
+        curve = None if times is None else times.curve()
+        if times is None or curve is None or is_too_slow(curve, model):
+            started = time.perf_counter()
+            times = TimeEstimator.profiled(profile_model(model))
+            self._cache.store(key, times)
+            logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
+        self._profiler.learn_curve(name, times)
+        self._keys[name] = key
+
+    def save(self) -> None:
+        """Keeps the models' times, as they are known now, for the next process."""
+        for name, key in self._keys.items():
+            times = self._profiler.curve_of(name)
+            if times is not None:
+                self._cache.store(key, times)
