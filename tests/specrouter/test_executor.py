@@ -25,8 +25,8 @@ from specrouter.executor import (
     Executor,
     TargetError,
     most_promising,
-    total_variation,
 )
+from specrouter.lessons import total_variation
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
