@@ -34,7 +34,7 @@ from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.bench.prompts import load_prompts
 from specrouter.bench.tuning import Shape, grid, tune
 from specrouter.cli import default_config
-from specrouter.scheduler import Chain, candidate_chains
+from specrouter.scheduler import Chain, ChainDecision, candidate_chains
 
 _LONGEST_PROMPT = 200  # tokens
 _COLD_TOKENS = 300
@@ -62,6 +62,7 @@ class Run:
     tokens_per_s: float
     tpot_ms: float
     texts: list[list[int]]
+    chains: Counter[str]  # cycles of each
 
 
 def progress(text: str) -> None:
@@ -109,7 +110,10 @@ class Bench:
         seconds = time.perf_counter() - started
         tokens = sum(output.metrics.output_tokens for output in outputs)
         tpot_ms = statistics.mean(output.metrics.tpot_ms or 0.0 for output in outputs)
-        return Run(tokens / seconds, tpot_ms, [output.token_ids for output in outputs])
+        chains: Counter[str] = Counter()
+        for output in outputs:
+            chains.update({">".join(c): count for c, count in output.metrics.chains.items()})
+        return Run(tokens / seconds, tpot_ms, [output.token_ids for output in outputs], chains)
 
     @property
     def chains(self) -> list[Chain]:
@@ -169,6 +173,7 @@ def stationary(options: argparse.Namespace) -> dict[str, Any]:
                     base = bench.run(prompts, 100 * number, "ssd-tuned", **fixed)
                     assert ours.texts == base.texts or options.inexact
                     ratios.append(ours.tokens_per_s / base.tokens_per_s)
+                bench.router.set_policy("adaptive")
                 last = bench.router.decisions()[-1].to_json()
             found[f"{category}, batch {batch}"] = {
                 "over_ssd_tuned": statistics.median(ratios),
@@ -188,7 +193,8 @@ def shift(options: argparse.Namespace) -> dict[str, Any]:
         }
         seconds: dict[str, list[float]] = {name: [] for name in (*fixed, "adaptive", "off")}
         used: dict[str, Counter[str]] = {}
-        switches = len(bench.router.decisions())
+        switches: dict[str, list[str]] = {}
+        seen = 0
         for category in bench.texts.by_category:
             for number in range(options.requests):
                 prompts = bench.texts.take(category, number, 1)
@@ -197,9 +203,12 @@ def shift(options: argparse.Namespace) -> dict[str, Any]:
                     policy = {"adaptive": "adaptive", "off": "target-only"}.get(name, "static")
                     run = bench.run(prompts, number, policy, **fixed.get(name, {}))
                     seconds[name].append(options.new_tokens / run.tokens_per_s)
-            recent = bench.router.decisions()[switches:]
-            used[category] = Counter(">".join(record.decision.chain) for record in recent)
-            switches += len(recent)
+                    if name == "adaptive":
+                        used.setdefault(category, Counter()).update(run.chains)
+            bench.router.set_policy("adaptive")  # each policy has decisions of its own
+            recent = bench.router.decisions()[seen:]
+            seen += len(recent)
+            switches[category] = [_shown(record.decision) for record in recent]
     totals = {name: sum(parts) for name, parts in seconds.items()}
     best = min(fixed, key=lambda name: totals[name])
     return {
@@ -207,8 +216,14 @@ def shift(options: argparse.Namespace) -> dict[str, Any]:
         "best_static": best,
         "adaptive_over_off": totals["off"] / totals["adaptive"],
         "over_off": {name: totals["off"] / total for name, total in totals.items()},
-        "switches_to": {category: dict(counts) for category, counts in used.items()},
+        "cycles": {category: dict(counts) for category, counts in used.items()},
+        "switches_to": switches,
     }
+
+
+def _shown(decision: ChainDecision) -> str:
+    shape = f"{decision.depth} x {decision.width}, {decision.nodes} nodes"
+    return f"{'>'.join(decision.chain)} {shape}: {decision.reason}"
 
 
 def groups(options: argparse.Namespace) -> dict[str, Any]:

@@ -228,6 +228,7 @@ class Engine:
             self._cycle,
             self._available(),
             self._executor,
+            reading=len(self._running) - len(decoding),
         )
         if len(first_tokens):
             groups.append(ChainGroup((self._pool.target,), 1, first_tokens))

@@ -8,7 +8,7 @@ out. Every switch leaves a record with its alternatives.
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,6 +114,7 @@ class RoutePlanner:
     _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _snapshot: PerformanceSnapshot | None = None
     _snapshot_cycle: int = 0
+    _reading: int = 0
     _probe: _Probe | None = None
     _rates: dict[RunningRequest, RequestRates] = field(default_factory=dict)
     _foreseen_options: dict[tuple[Any, ...], tuple[int, Option | None]] = field(
@@ -131,8 +132,14 @@ class RoutePlanner:
         cycle: int,
         available: Collection[str],
         reader: Reader,
+        reading: int = 0,
     ) -> list[ChainGroup]:
-        """Chains and trees for the decoding requests, by row."""
+        """Chains and trees for the decoding requests, by row.
+
+        `reading`: requests whose prompts are still being read. They will soon decode beside these,
+        so trees that would only pay for the few that decode already are not drafted.
+        """
+        self._reading = reading
         members: dict[tuple[Any, ...], list[int]] = {}
         predicted: dict[tuple[Any, ...], Option] = {}
         scheduled: dict[_Override, list[int]] = {}
@@ -265,7 +272,7 @@ class RoutePlanner:
         """What each of the requests goes through that leave the chain to the scheduler."""
         rows = np.array(sorted(requests), dtype=np.int64)
         in_use = self._in_use.get(key)
-        if in_use is None or self._is_due(in_use, cycle, len(rows), available):
+        if in_use is None or self._is_due(in_use, cycle, len(rows) + self._reading, available):
             in_use = self._decide(key, in_use, requests, rows, cycle, available, reader)
         decision = in_use.decision
         main = decision.predicted or _unpredicted(decision)
@@ -306,11 +313,14 @@ class RoutePlanner:
             self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
         snapshot = self._snapshot
         workload = _workload(list(requests.values()), rows, reader)
+        workload = replace(workload, requests=len(rows) + self._reading)
         current = None if before is None else before.decision
         decision = self.scheduler.choose(
             snapshot, workload, available, current, depth, width, rounds
         )
-        in_use = _InUse(decision, len(rows), cycle, cycle if before is None else before.since)
+        in_use = _InUse(
+            decision, workload.requests, cycle, cycle if before is None else before.since
+        )
         self._in_use[key] = in_use
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
