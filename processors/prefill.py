@@ -27,15 +27,9 @@ class PrefillProcessor:
         self, model: PackedModel, state: ModelState, manager: StateManager, rows: Ints, leave: int
     ) -> None:
         """Forwards until every row lags by at most `leave` tokens."""
-        while True:
+        behind = lag(state, manager, rows)
+        while self._feed(model, state, manager, rows, np.where(behind > leave, behind, 0)):
             behind = lag(state, manager, rows)
-            feed = share_chunk(np.where(behind > leave, behind, 0), self.chunk)
-            active = feed > 0
-            if not active.any():
-                return
-            nothing = np.zeros(int(active.sum()), dtype=np.bool_)
-            plan = PackPlan(rows[active], feed[active], nothing)
-            run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
 
     def read(
         self,
@@ -54,21 +48,33 @@ class PrefillProcessor:
         Returns:
             [sum(tails), V] row after row.
         """
-        while True:
-            missing = np.maximum(lengths - tails - state.lengths(rows), 0)
-            feed = share_chunk(missing, self.chunk)
-            active = feed > 0
-            if not active.any():
-                break
-            nothing = np.zeros(int(active.sum()), dtype=np.bool_)
-            plan = PackPlan(rows[active], feed[active], nothing)
-            run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
+        missing = lengths - tails - state.lengths(rows)
+        while self._feed(model, state, manager, rows, np.maximum(missing, 0)):
+            missing = lengths - tails - state.lengths(rows)
         wanted = np.ones(len(rows), dtype=np.bool_)
         plan = PackPlan(rows, tails, wanted, tails - 1)
         result = run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
         order = np.argsort(np.concatenate((np.cumsum(tails) - 1, _all_but_last(tails))))
         index = torch.from_numpy(order).to(result.logits.device)
         return torch.cat((result.logits, result.earlier)).index_select(0, index)
+
+    def _feed(
+        self,
+        model: PackedModel,
+        state: ModelState,
+        manager: StateManager,
+        rows: Ints,
+        missing: Ints,
+    ) -> bool:
+        """One forward over a chunk of what rows miss; False where nothing is missing."""
+        feed = share_chunk(missing, self.chunk)
+        active = feed > 0
+        if not active.any():
+            return False
+        nothing = np.zeros(int(active.sum()), dtype=np.bool_)
+        plan = PackPlan(rows[active], feed[active], nothing)
+        run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
+        return True
 
 
 def _all_but_last(sizes: Ints) -> Ints:
