@@ -152,10 +152,6 @@ class Engine:
         with self._stepping:
             self._executor.prepare(self._pool.target)
 
-    def save_times(self) -> None:
-        """Keeps what was learned of the models' times for the next process."""
-        self._executor.save_times()
-
     def _new_planner(self, config: SchedulerConfig) -> RoutePlanner:
         engine = self._config.engine
         # Rejection sampling has no trees, and only a path's slots are laid out as without one.

@@ -236,10 +236,6 @@ class Executor:
         with self._stage(name, np.zeros(0, dtype=np.int64)):
             pass
 
-    def save_times(self) -> None:
-        """Keeps the models' times, as they are known now, for the next process."""
-        self._times.save()
-
     def lags(self, rows: Ints) -> dict[str, float]:
         """By model: tokens that it has not read of these rows, the last two of each not counted."""
         found = {}

@@ -1,7 +1,8 @@
 """ModelTimes: where the curves of models come from, and where they are kept.
 
 A model that is used for the first time is timed (`time_profile`), unless an earlier process has
-kept its times and they are still true. Serving moves them on; at the end they are kept again.
+kept its times and they are still true. What serving learns beyond that is not kept: it may be of
+an hour in which the machine had other work.
 """
 
 import logging
@@ -22,11 +23,11 @@ class ModelTimes:
         self._pool = pool
         self._profiler = profiler
         self._cache = TimeCache(cache_dir() / "times")
-        self._keys: dict[str, str] = {}
+        self._known: set[str] = set()
 
     def learn(self, name: str, model: PackedModel) -> None:
         """Tells the profiler how long a model's forwards take; once. Runs some of them."""
-        if name in self._keys:
+        if name in self._known:
             return
         key = key_of(model, self._pool.path(name))
         times = self._cache.load(key)
@@ -37,11 +38,4 @@ class ModelTimes:
             self._cache.store(key, times)
             logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
         self._profiler.learn_curve(name, times)
-        self._keys[name] = key
-
-    def save(self) -> None:
-        """Keeps the models' times, as they are known now, for the next process."""
-        for name, key in self._keys.items():
-            times = self._profiler.curve_of(name)
-            if times is not None:
-                self._cache.store(key, times)
+        self._known.add(name)

@@ -207,6 +207,7 @@ class RoutePlanner:
             alone = len(plan.groups) == 1
             self.profiler.record_outcome(
                 option.chain,
+                len(plan.groups[index].rows),
                 option.plain_ms if alone else 0.0,
                 elapsed_ms,
                 (option.plain_tokens - 1.0) * len(rows),

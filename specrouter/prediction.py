@@ -72,7 +72,7 @@ class PerformanceSnapshot:
     # (offset, slope) of the logistic map from SimScore to alpha, by pair and mode
     promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
-    outcomes: Mapping[Chain, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[tuple[Chain, int], Outcome] = field(default_factory=dict)  # by chain and load
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # how slow the machine is now, against its quiet self
     probe_share: float = 0.0  # of the time so far that probes have cost
@@ -143,7 +143,7 @@ def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) 
         + _stage(snapshot, "verify", np.array([requests]))[0]
         + _stage(snapshot, "cycle", np.array([requests]))[0]
     )
-    plain_ms, outcome = float(cycle_ms), snapshot.outcomes.get((target,), Outcome())
+    plain_ms, outcome = float(cycle_ms), _outcome(snapshot, (target,), workload)
     cycle_ms = plain_ms * outcome.time
     return Option((target,), cycle_ms=cycle_ms, ms_per_token=cycle_ms, plain_ms=plain_ms)
 
@@ -193,7 +193,7 @@ class OptionGrid:
         self.nodes: Ints = np.maximum(nodes, 1)
         tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
         self._plain_tokens: Floats = tokens
-        outcome = snapshot.outcomes.get(chain, Outcome())
+        outcome = _outcome(snapshot, chain, workload)
         self._correction = outcome.time
         self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
         self._levels: Floats = self._levels_ms(snapshot, workload)
@@ -389,6 +389,15 @@ def _stage(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic
     if curve is None:
         return np.zeros(places.shape)
     return curve.many(places.astype(np.float64), np.zeros(places.shape))
+
+
+def load_of(requests: int) -> int:
+    """Numbers of requests whose cycles come out alike against their predictions: a power of 2."""
+    return 1 << max(0, requests - 1).bit_length()
+
+
+def _outcome(snapshot: PerformanceSnapshot, chain: Chain, workload: Workload) -> Outcome:
+    return snapshot.outcomes.get((chain, load_of(workload.requests)), Outcome())
 
 
 def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from specrouter.acceptance import AcceptanceEstimator, Floats, Ints, JudgedTrees, SimilarityMap
-from specrouter.prediction import Chain, Mode, Outcome, Pair, PerformanceSnapshot, TreeKey
+from specrouter.prediction import (
+    Chain,
+    Mode,
+    Outcome,
+    Pair,
+    PerformanceSnapshot,
+    TreeKey,
+    load_of,
+)
 from specrouter.time_curve import MachineTimes, TimeEstimator
 
 _SIMILARITY_WEIGHT = 0.05
@@ -95,7 +103,7 @@ class PerformanceProfiler:
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
     _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
-    _outcomes: dict[Chain, _Outcome] = field(default_factory=dict)
+    _outcomes: dict[tuple[Chain, int], _Outcome] = field(default_factory=dict)
     _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -104,10 +112,6 @@ class PerformanceProfiler:
         """What a profile at load found, or an earlier process; served forwards move it on."""
         with self._lock:
             self._times.estimators[model] = times
-
-    def curve_of(self, model: str) -> TimeEstimator | None:
-        """What is known of a model's times, to be kept for another process."""
-        return self._times.estimators.get(model)
 
     def record_forward(
         self, model: str, tokens: int, attended: float, elapsed_ms: float, times: int = 1
@@ -161,6 +165,7 @@ class PerformanceProfiler:
     def record_outcome(
         self,
         chain: Chain,
+        requests: int,
         predicted_ms: float,
         elapsed_ms: float,
         expected: float,
@@ -168,12 +173,14 @@ class PerformanceProfiler:
     ) -> None:
         """How one cycle of a chain came out: its time, and tokens beyond the target's own.
 
+        Apart by the number of requests: what a model of the cycle leaves out differs with it.
+
         The prediction is the plain one, without what earlier outcomes have corrected.
         """
         if not self.is_learning:
             return
         with self._lock:
-            known = self._outcomes.setdefault(chain, _Outcome())
+            known = self._outcomes.setdefault((chain, load_of(requests)), _Outcome())
             known.cycles += 1
             if predicted_ms > 0.0:
                 slow = self._times.speed.factor * predicted_ms
@@ -234,7 +241,7 @@ class PerformanceProfiler:
                 ),
                 promised_alpha=MappingProxyType(promised),
                 stages=MappingProxyType(dict(self._stages.curves())),
-                outcomes=MappingProxyType({c: known.view() for c, known in self._outcomes.items()}),
+                outcomes=MappingProxyType({k: known.view() for k, known in self._outcomes.items()}),
                 idle_cycles=MappingProxyType(
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),

@@ -452,7 +452,6 @@ class ChainRouter:
                     self._run_errand()
                 else:
                     self._engine.step()
-            self._engine.save_times()
         except Abandoned:
             return  # another thread has taken over
         except BaseException as error:

@@ -39,6 +39,7 @@ FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is
 # What is in use is kept unless something else promises to be faster by this factor: predictions
 # jitter, and a change of chain costs the catching up of a drafter.
 _HYSTERESIS = 0.96
+_WORTH_IT = 0.985  # of target-only's time: what speculation must promise to be worth its risk
 _PROBE_SHARE = 0.01  # of the time, at most, that goes into probes
 _STALE_CYCLES = 256  # after which a drafter that nobody used is to be tried again
 _EXPLAINED = 6  # alternatives that a decision names
@@ -211,6 +212,8 @@ class ModelChainScheduler:
         else:
             gain = kept.ms_per_token / best.ms_per_token - 1.0
             reason = f"faster by {gain:.0%} than {'>'.join(kept.chain)}"
+        if best is not alone and best.ms_per_token > _WORTH_IT * alone.ms_per_token:
+            best, reason = alone, "speculation promises next to nothing"
         others = [option for option in ranked if option.chain != best.chain]
         return ChainDecision(
             best.chain,

@@ -176,9 +176,6 @@ class FakeEngine:
     def warm_up(self) -> None:
         pass
 
-    def save_times(self) -> None:
-        pass
-
     def can_ever_fit(self, tokens: int) -> bool:
         return tokens <= self.max_request_tokens
 

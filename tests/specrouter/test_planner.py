@@ -313,7 +313,7 @@ def test_a_regular_cycle_tells_how_the_prediction_came_out() -> None:
     assert predicted is not None
     plan.learn(groups, {0: 3, 1: 1}, elapsed_ms=66.0)
     assert plan.profiler.cycles == [(66.0, 4, 2)]
-    [(chain, predicted_ms, elapsed_ms, expected, gained)] = plan.profiler.outcomes
+    [(chain, _, predicted_ms, elapsed_ms, expected, gained)] = plan.profiler.outcomes
     assert (chain, elapsed_ms, gained) == (PAIR, 66.0, 2.0)
     assert predicted_ms == pytest.approx(predicted.plain_ms)
     assert expected == pytest.approx(2 * (predicted.plain_tokens - 1))
@@ -337,7 +337,7 @@ def test_an_irregular_cycle_counts_in_the_totals_only(irregular: dict[str, Any])
 def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
     plan = Plan(Request(), Request(Speculation(chain=TWIN, depth=2)), Request("off"))
     plan.learn(plan.groups(), {0: 2, 1: 2, 2: 1})
-    found = {chain: (ms, gained) for chain, ms, _, _, gained in plan.profiler.outcomes}
+    found = {chain: (ms, gained) for chain, _, ms, _, _, gained in plan.profiler.outcomes}
     assert found == {PAIR: (0.0, 1.0), TWIN: (0.0, 1.0), ALONE: (0.0, 0.0)}
 
 
@@ -345,7 +345,7 @@ def test_a_chain_that_a_request_names_is_predicted_too() -> None:
     plan = Plan(Request(Speculation(chain=TWIN, depth=2)))
     groups = plan.groups()
     plan.learn(groups, {0: 2})
-    [(chain, predicted_ms, *_)] = plan.profiler.outcomes
+    [(chain, _, predicted_ms, *_)] = plan.profiler.outcomes
     assert chain == TWIN
     assert predicted_ms == pytest.approx(2 + 52)
     looks = plan.profiler.looks

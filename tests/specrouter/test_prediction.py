@@ -213,7 +213,7 @@ def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
 
 
 def test_earlier_outcomes_correct_a_prediction() -> None:
-    outcomes = {PAIR: Outcome(time=1.2, tokens=0.5), ("big",): Outcome(time=0.9)}
+    outcomes = {(PAIR, 1): Outcome(time=1.2, tokens=0.5), (("big",), 1): Outcome(time=0.9)}
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5}, outcomes=outcomes)
     option = best(PAIR, known)
     assert option.cycle_ms == pytest.approx(1.2 * 18)
