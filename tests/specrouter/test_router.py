@@ -474,7 +474,7 @@ def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
     with open_router(small_config, hang_timeout_s=0.2) as router:
         expected = alone(router, PROMPT)
-        monkeypatch.setattr("specrouter.executor.profile_model", profile)
+        monkeypatch.setattr("specrouter.model_times.profile_model", profile)
         pair = Speculation(chain=("small", "target"))
         assert router.generate([PROMPT], GREEDY, pair)[0].token_ids == expected
         assert faults.hangs.is_set()
@@ -493,7 +493,7 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
     with open_router(small_config) as router:
         pair = Speculation(chain=("small", "target"))
         with monkeypatch.context() as patch:
-            patch.setattr("specrouter.executor.profile_model", profile)
+            patch.setattr("specrouter.model_times.profile_model", profile)
             router.generate([PROMPT], GREEDY, pair)
             assert "small" not in router.performance().times
         router.generate([PROMPT], LONG, pair)
