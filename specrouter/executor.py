@@ -366,7 +366,7 @@ class Executor:
             tuple(speculation.used),
             speculation.inner_rounds,
             tree,
-            np.array([self._rows[row].sampled for row in tree.rows.tolist()], dtype=np.bool_),
+            self._sampled(tree.rows),
         )
         chosen = most_promising(tree, worth, nodes * len(tree.rows), MAX_TREE_TOKENS)
         speculation.selected = chosen
@@ -571,7 +571,7 @@ class Executor:
             tree.real,
             accepted,
             sound,
-            np.array([self._rows[row].sampled for row in tree.rows.tolist()], dtype=np.bool_),
+            self._sampled(tree.rows),
         )
 
     def _commit(
@@ -618,6 +618,10 @@ class Executor:
     def _output_positions(self, rows: Ints) -> Ints:
         prompts = [self._rows[row].prompt_tokens for row in rows.tolist()]
         return self._manager.counts[rows] - np.array(prompts, dtype=np.int64)
+
+    def _sampled(self, rows: Ints) -> NDArray[np.bool_]:
+        """[R] rows that are not greedy."""
+        return np.array([self._rows[row].sampled for row in rows.tolist()], dtype=np.bool_)
 
     def _remaining(self, rows: Ints) -> Ints:
         """Tokens that each row may still commit, [R]."""

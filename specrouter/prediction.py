@@ -29,7 +29,6 @@ from specrouter.acceptance import (
     expected_tokens,
     path_rates,
     rank_rates,
-    shape_index,
     tree_rates,
 )
 from specrouter.params import MAX_INNER_ROUNDS
@@ -320,24 +319,6 @@ def acceptance_rate(
     return blended_alpha(snapshot.trees.get(((proposer,), 1, verifier, sampled)), prior)
 
 
-def expected_of(
-    chain: Chain,
-    depth: int,
-    width: int,
-    nodes: int | None,
-    rounds: int,
-    snapshot: PerformanceSnapshot,
-    sampled: Mode,
-) -> float:
-    """Tokens that a cycle commits per request; `nodes` None: whole trees."""
-    if len(chain) == 1:
-        return 1.0
-    rates, offered = _offer(chain, rounds, snapshot, sampled)
-    shape = shape_index(depth, width)
-    size = int(np.ceil(offered[shape])) if nodes is None else nodes
-    return float(expected_tokens(rates)[shape, min(size, 64)])
-
-
 def _offer(
     chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
 ) -> tuple[Floats, Floats]:
@@ -439,7 +420,6 @@ __all__ = [
     "acceptance_rate",
     "curve_of",
     "expected_accepted",
-    "expected_of",
     "options",
     "predict_paper",
     "similarity_to_acceptance",

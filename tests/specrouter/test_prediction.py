@@ -21,7 +21,6 @@ from specrouter.prediction import (
     acceptance_rate,
     curve_of,
     expected_accepted,
-    expected_of,
     options,
     predict_paper,
     similarity_to_acceptance,
@@ -262,13 +261,6 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
     assert (grid.tokens >= 1.0).all()
     assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
     assert (grid.ms_per_token > 0.0).all()
-
-
-def test_expected_tokens_of_a_chain_and_shape() -> None:
-    known = triple()
-    assert expected_of(("big",), 4, 1, None, 1, known, True) == 1.0
-    assert expected_of(("small", "middle"), 4, 1, None, 1, known, True) == pytest.approx(HALVES)
-    assert expected_of(("small", "middle"), 4, 1, 2, 1, known, True) == pytest.approx(1.75)
 
 
 # What is not known yet
