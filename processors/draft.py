@@ -2,9 +2,12 @@
 
 Beam search of depth d and width w: at each depth a row's w best continuations of its beam stay,
 scored by the model's perturbed logits, which is how its verifier will choose (AdaServe, 4.1;
-`Sampler`). The loop never waits for the device: slots and positions of all its steps are known
+`Sampler`). With `branching`, trees have a fixed form instead: so many children of each node
+(SpecInfer). The loop never waits for the device: slots and positions of all its steps are known
 beforehand, tokens and their descent stay on the device until its end.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -38,6 +41,7 @@ class DraftProcessor:
         width: int,
         purpose: int = 0,
         stem: TokenTree | None = None,
+        branching: Sequence[int] | None = None,
     ) -> Proposal:
         """Drafts trees of `depths[i]` levels, at least one, with `width` nodes on each.
 
@@ -47,6 +51,8 @@ class DraftProcessor:
             purpose: of the noise (`Sampler.scores`).
             stem: paths of the same rows, from whose ends the drafts go on; the state holds nothing
                 of them yet. The proposed trees begin with them.
+            branching: children of every node by depth, as many as there are levels; `width` is
+                their product. Else the best `width` nodes of a level stay, whosever children they are.
 
         If a forward raises, its slots are scrubbed; the caller rolls back what went before.
 
@@ -61,7 +67,7 @@ class DraftProcessor:
         text = _Text(stem, model.device)
         output_positions = output_positions + stem.sizes
         roots = manager.counts[rows] - 1 + stem.sizes
-        logits, beam = [first], _Beam(rows, depths, width)
+        logits, beam = [first], _Beam(rows, depths, width, branching)
         contexts = Contexts(
             rows,
             output_positions,
@@ -175,16 +181,21 @@ def _grafted(stem: TokenTree, stem_fed: FedTree, drafted: Proposal) -> Proposal:
 class _Beam:
     """The beams of B rows on the device, step by step; a row that is done stays as it is."""
 
-    def __init__(self, rows: Ints, depths: Ints, width: int) -> None:
+    def __init__(
+        self, rows: Ints, depths: Ints, width: int, branching: Sequence[int] | None = None
+    ) -> None:
         self._rows = rows
         self._depths = depths
         self._width = width
+        self._branching = branching
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, parents, log-probs [B, w]
         self._lineage: Tensor  # [B, w, step] each node's ancestors, and itself, in their steps
         self._texts: Tensor  # [B, w, step] their tokens
 
     def begin(self, tokens: Tensor, log_probs: Tensor) -> None:
         """The first nodes, [B, w] each; fewer where the vocabulary is smaller than the beam."""
+        if self._branching is not None:
+            tokens, log_probs = tokens[:, : self._branching[0]], log_probs[:, : self._branching[0]]
         missing = self._width - tokens.shape[1]
         tokens = functional.pad(tokens, (0, missing))
         log_probs = functional.pad(log_probs, (0, missing), value=float("-inf"))
@@ -197,6 +208,9 @@ class _Beam:
         batch, width = len(active), self._width
         before = self._of(active, self._steps[-1][2])
         total = before.unsqueeze(2) + log_probs.view(batch, width, -1)
+        if self._branching is not None:  # ranks come best first
+            children = self._branching[len(self._steps)]
+            total[:, :, children:] = float("-inf")
         best, place = total.reshape(batch, -1).topk(width, dim=1)
         parent = place // total.shape[2]
         token = tokens.view(batch, -1).gather(1, place)

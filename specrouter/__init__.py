@@ -5,8 +5,10 @@ from specrouter.output import Delta, RequestMetrics, RequestOutput, TokenLogprob
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.request import RequestHandle
 from specrouter.router import ChainRouter
+from specrouter.slo import SLO
 
 __all__ = [
+    "SLO",
     "ChainRouter",
     "Delta",
     "RequestError",

@@ -19,9 +19,11 @@ from modelpool.errors import ConfigError
 from modelpool.inflate import inflate_to
 from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
 from specrouter.config import RouterConfig
+from specrouter.slo import check_positive, joined
 
 _BAD_INPUT = 2
 _SHAPE = ("depth", "width", "inner_rounds")  # arguments that go with a chain
+_SLO_OPTIONS = {"tpot_ms": "--slo-tpot-ms", "ttft_ms": "--slo-ttft-ms"}
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -64,10 +66,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    params = _sampling_params(arguments)
+    params, times_ms = _sampling_params(arguments), _slo_times(arguments)
     output: RequestOutput | None = None
     with ChainRouter.from_config(arguments.config) as router:
-        for delta in router.stream(arguments.prompt, params, _speculation(arguments)):
+        slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
+        for delta in router.stream(arguments.prompt, params, _speculation(arguments), slo):
             print(delta.text, end="", flush=True)
             output = delta.output
     print(flush=True)
@@ -93,16 +96,39 @@ def _bench_chains(arguments: argparse.Namespace) -> int:
     from specrouter.bench.rounds import Progress
     from specrouter.bench.sample import MeasurementError
 
-    names = {field.name for field in dataclasses.fields(Options)}
-    given = {name: value for name, value in vars(arguments).items() if name in names}
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    options = Options(**{**given, **lists})
+    options = Options(**_fields(Options, arguments))
     try:
         write(bench_chains(options, Progress()), options)
     except MeasurementError as error:
-        print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
-        return 1
+        return _failed_measurement(error)
     return 0
+
+
+def _bench_load(arguments: argparse.Namespace) -> int:
+    from specrouter.bench.load import bench_load, write_load
+    from specrouter.bench.load_options import LoadOptions
+    from specrouter.bench.rounds import Progress
+    from specrouter.bench.sample import MeasurementError
+
+    options = LoadOptions(**_fields(LoadOptions, arguments))
+    try:
+        write_load(bench_load(options, Progress()), options)
+    except MeasurementError as error:
+        return _failed_measurement(error)
+    return 0
+
+
+def _fields(options: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a dataclass's fields."""
+    names = {field.name for field in dataclasses.fields(options)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return {**given, **lists}
+
+
+def _failed_measurement(error: Exception) -> int:
+    print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
+    return 1
 
 
 def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
@@ -125,6 +151,14 @@ def _speculation(arguments: argparse.Namespace) -> Speculation | Literal["off"] 
     return Speculation(chain=arguments.chain, **shape)
 
 
+def _slo_times(arguments: argparse.Namespace) -> dict[str, float]:
+    given = {name: getattr(arguments, f"slo_{name}") for name in _SLO_OPTIONS}
+    times_ms = {name: value for name, value in given.items() if value is not None}
+    for name, value in times_ms.items():
+        check_positive(_SLO_OPTIONS[name], value)
+    return times_ms
+
+
 def _figures(output: RequestOutput) -> str:
     """One line: `64 tokens (length) | 310.2 tokens/s | ttft 41 ms | ...`."""
     metrics = output.metrics
@@ -137,6 +171,8 @@ def _figures(output: RequestOutput) -> str:
         parts.append(f"acceptance length {metrics.acceptance_length:.2f}")
     if metrics.chains:
         parts.append(_chain_shares(metrics.chains))
+    if metrics.attained is not None:
+        parts.append("objective attained" if metrics.attained else "objective missed")
     return " | ".join([*parts, f"seed {output.seed}"])
 
 
@@ -196,7 +232,18 @@ def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--inner-rounds", type=int, metavar="R", help="drafts that the first intermediate judges"
     )
+    _add_slo(parser)
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
+
+
+def _add_slo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slo-tpot-ms", type=float, metavar="MS", help="objective: time of a token after the first"
+    )
+    parser.add_argument(
+        "--slo-ttft-ms", type=float, metavar="MS", help="objective: time to the first token"
+    )
+    parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
 
 
 def _add_inflate(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -211,7 +258,13 @@ def _add_inflate(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     bench = commands.add_parser("bench", help="measure speed")
-    parser = bench.add_subparsers(metavar="WHAT", required=True).add_parser(
+    what = bench.add_subparsers(metavar="WHAT", required=True)
+    _add_bench_chains(what)
+    _add_bench_load(what)
+
+
+def _add_bench_chains(what: argparse._SubParsersAction[_Parser]) -> None:
+    parser = what.add_parser(
         "chains",
         help="each chain and policy against transformers and against the target alone",
         description="Contenders take turns; figures are medians of ratios within a round. "
@@ -265,6 +318,94 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer", metavar="URL", help="a server with OpenAI's completions, as a contender"
     )
+
+
+def _add_bench_load(what: argparse._SubParsersAction[_Parser]) -> None:
+    parser = what.add_parser(
+        "load",
+        help="which requests get their tokens in time, when they come as a trace says",
+        description="Open-loop replay: requests are sent at their times whatever the state of the "
+        "service; policies take turns on the same ones. The last line is one JSON document.",
+    )
+    _add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
+    _add_load_arrivals(parser)
+    _add_load_lengths(parser)
+    _add_load_runs(parser)
+    parser.add_argument(
+        "--plot", type=Path, metavar="PREFIX",
+        help="files PREFIX-rate.png, -urgent.png, -slo.png, -series.png; needs matplotlib",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE",
+        help="the JSON document, with the times of single requests",
+    )  # fmt: skip
+    parser.set_defaults(run=_bench_load, log_level=logging.WARNING)
+
+
+def _add_load_arrivals(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a CSV file of AdaServe's or of Azure's format"
+    )
+    source.add_argument(
+        "--poisson", type=float, metavar="RATE", help="requests per second, of AdaServe's mix"
+    )
+    parser.add_argument(
+        "--scale", type=float, nargs="+", default=[1.0], metavar="X",
+        help="times the gaps between requests: 2 halves the rate (default: 1); several are a sweep",
+    )  # fmt: skip
+    parser.add_argument("--requests", type=int, default=200, metavar="N", help="default: 200")
+    parser.add_argument(
+        "--skip", type=int, default=0, metavar="K", help="of the trace, from its start (default: 0)"
+    )
+    parser.add_argument(
+        "--urgent-share", type=float, nargs="+", default=[], metavar="SHARE",
+        help="of the category with the tightest objective, redrawn (default: the trace's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--slo-scale", type=float, nargs="+", default=[1.0], metavar="F",
+        help="times all objectives (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trace-baseline-ms", type=float, default=30.0, metavar="MS",
+        help="baseline latency behind the trace's objectives in milliseconds (default: 30)",
+    )  # fmt: skip
+
+
+def _add_load_lengths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output-tokens", type=int, metavar="N",
+        help="of each request (default: the trace's, times the length scale)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--length-scale", type=float, default=0.25, metavar="F",
+        help="times the trace's lengths (default: 0.25)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", default=[], metavar="FILE",
+        help="JSON lines; chosen by the trace's categories, cut or repeated to its lengths "
+        "(default: a dozen built-in prompts)",
+    )  # fmt: skip
+
+
+def _add_load_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", nargs="+", metavar="P",
+        help="target-only, fixed-4, fixed-6, fixed-8, static-tree, equal-greedy, global-greedy, "
+        "adaserve, slo, costmodel (default: target-only fixed-4 global-greedy slo costmodel)",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="default: 1; 0 is greedy"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="default: 0")
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="requests together (default: the config's)"
+    )
+    parser.add_argument(
+        "--server", metavar="URL",
+        help="a running specrouter server, under its own policy, instead of a router here",
+    )  # fmt: skip
 
 
 def _add_config(

@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from processors import share_chunk
-from specrouter.config import RouterConfig, SchedulerConfig
+from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.executor import (
     ChainGroup,
     CyclePlan,
@@ -28,11 +29,13 @@ from specrouter.executor import (
 from specrouter.hang_guard import HangGuard
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
-from specrouter.planner import DecisionRecord, RoutePlanner
-from specrouter.prediction import Chain, Workload
+from specrouter.planner import DecisionRecord, Reading, RoutePlanner
+from specrouter.prediction import Chain, Workload, target_only
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.scheduler import ModelChainScheduler
+from specrouter.slo_accounts import SloAccounts
+from specrouter.tree_planner import TreePlanner, default_selection
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class Engine:
             engine.max_model_len, *(pool.max_positions(name) for name in pool.names)
         )
         self.profiler = PerformanceProfiler(parameters)
+        self.slo_accounts = SloAccounts()
         self._parameters = parameters
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
@@ -77,8 +81,9 @@ class Engine:
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
         self._cycle = 0
-        self._planner = self._new_planner(config.scheduler)
-        self._planners = {config.scheduler: self._planner}  # of the policies used so far
+        self._planner = self._new_planner(config.scheduler, config.trees)
+        # Of the policies used so far.
+        self._planners = {(config.scheduler, config.trees): self._planner}
         self._stepping = threading.Lock()  # state may be looked at from outside between steps
 
     @property
@@ -112,7 +117,9 @@ class Engine:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
         for request in [*self._waiting, *self._running.values()]:
             if not request.handle.is_done:
-                request.handle.deliver(request.finish("error", cause))
+                delta = request.finish("error", cause)
+                self._account(request, delta)
+                request.handle.deliver(delta)
 
     def check_integrity(self) -> None:
         with self._stepping:
@@ -123,6 +130,14 @@ class Engine:
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, oldest first."""
         return self._planner.records
+
+    def baseline_tpot_ms(self) -> float:
+        """The time of a token of one request alone on the target, by the times measured so far.
+
+        It is what objectives relative to the baseline latency are times of (AdaServe, Table 2).
+        """
+        alone = target_only(self.profiler.snapshot(), Workload(1), self._pool.target)
+        return alone.cycle_ms
 
     def predict(
         self,
@@ -140,20 +155,24 @@ class Engine:
         )
         return option.ms_per_token * snapshot.machine
 
-    def set_policy(self, config: SchedulerConfig) -> None:
+    def set_policy(self, config: SchedulerConfig, trees: TreesConfig) -> None:
         """Routes by another policy from now on; what was learned stays."""
         with self._stepping:
-            if config not in self._planners:
-                self._planners[config] = self._new_planner(config)
-            self._planner = self._planners[config]
+            if (config, trees) not in self._planners:
+                self._planners[config, trees] = self._new_planner(config, trees)
+            self._planner = self._planners[config, trees]
 
     def warm_up(self) -> None:
         """Takes the target's times, or finds those of an earlier process."""
         with self._stepping:
             self._executor.prepare(self._pool.target)
 
-    def _new_planner(self, config: SchedulerConfig) -> RoutePlanner:
+    def _new_planner(self, config: SchedulerConfig, trees: TreesConfig) -> RoutePlanner:
         engine = self._config.engine
+        planner = TreePlanner(trees, default_selection(config))
+        if planner.branching is not None:  # SpecInfer's tree is of one size
+            depth = len(planner.branching)
+            config = config.model_copy(update={"depth": depth, "width": prod(planner.branching)})
         # Rejection sampling has no trees, and only a path's slots are laid out as without one.
         scheduler = ModelChainScheduler(
             config,
@@ -162,8 +181,9 @@ class Engine:
             self._pool.target,
             only_paths=engine.exact == "strict",
             rejection=engine.verification == "rejection",
+            whole_trees=planner.selection == "whole",
         )
-        return RoutePlanner(scheduler, self.profiler)
+        return RoutePlanner(scheduler, self.profiler, planner)
 
     def _step(self) -> None:
         started = time.perf_counter()
@@ -215,20 +235,19 @@ class Engine:
         ends_prompt = (lags > 0) & (chunks == lags + 1)
         reading = (lags > 0) & (chunks > 0) & ~ends_prompt
         prefill_counts = np.minimum(chunks[reading], lags[reading])
-        groups = self._groups(rows[lags == 0], rows[ends_prompt])
-        return CyclePlan(groups, rows[reading], prefill_counts)
-
-    def _groups(self, decoding: Ints, first_tokens: Ints) -> list[ChainGroup]:
-        groups = self._planner.groups(
+        decoding, first_tokens = rows[lags == 0], rows[ends_prompt]
+        prompt_tokens = int(prefill_counts.sum() + chunks[ends_prompt].sum())
+        groups, selector = self._planner.plan(
             {row: self._running[row] for row in decoding.tolist()},
             self._cycle,
             self._available(),
             self._executor,
-            reading=len(self._running) - len(decoding),
+            Reading(prompt_tokens, len(rows) - len(decoding)),
+            time.perf_counter(),
         )
         if len(first_tokens):
             groups.append(ChainGroup((self._pool.target,), 1, first_tokens))
-        return groups
+        return CyclePlan(groups, rows[reading], prefill_counts, selector)
 
     def _available(self) -> frozenset[str]:
         """Models that may be used: a quarantined one may be tried again after its time."""
@@ -285,7 +304,14 @@ class Engine:
         self._planner.forget(request)
         if request.row is not None:
             self._executor.close(request.row)
+        self._account(request, delta)
         request.handle.deliver(delta)
         if request.row is not None:
             del self._running[request.row]
             request.row = None
+
+    def _account(self, request: RunningRequest, delta: Delta) -> None:
+        """Before the caller is told, who may ask for the report at once."""
+        assert delta.output is not None, "only the last delta ends a request"
+        metrics, tokens = delta.output.metrics, request.produced_tokens
+        self.slo_accounts.record(metrics, tokens, request.submitted_s, time.perf_counter())

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ from specrouter.params import MAX_TREE_TOKENS
 from specrouter.prediction import Chain
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
+from specrouter.tree_selection import Candidates
 from statemgr import ModelState, NgramTable, StateManager
 from statemgr.forward_view import KV_QUANTUM
 
@@ -75,8 +77,9 @@ class TargetError(RuntimeError):
 class ChainGroup:
     """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
 
-    `nodes`: of a tree, in the mean over the group, that the target verifies: the most probable ones
-    of all requests; None: all. `inner_rounds`: how often the first intermediate judges a draft.
+    `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
+    `inner_rounds`: how often the first intermediate judges a draft. `branching`: of trees of a
+    fixed form, see `DraftProcessor.draft`.
     """
 
     chain: Chain
@@ -84,8 +87,20 @@ class ChainGroup:
     rows: Ints  # ascending
     width: int = 1
     hard_rejection: bool = False
-    nodes: int | None = None
+    whole: bool = True
     inner_rounds: int = 1
+    branching: tuple[int, ...] | None = None
+
+
+class TreeSelector(Protocol):
+    """Which nodes of all requests together the target verifies."""
+
+    def select(self, rows: Ints, candidates: Candidates, aside: int) -> NDArray[np.bool_]:
+        """[B, W] of the candidate trees of `rows` [B].
+
+        `aside`: nodes of other trees that the target verifies in the same pass.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +108,7 @@ class CyclePlan:
     groups: Sequence[ChainGroup]
     prefill_rows: Ints  # ascending, none of them in a group
     prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
+    selector: TreeSelector | None = None  # of groups that do not verify whole trees
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,6 +295,7 @@ class Executor:
 
     def _cycle(self, plan: CyclePlan, result: CycleResult) -> None:
         speculations = [self._speculate(group, result) for group in plan.groups]
+        self._select(plan, speculations)
         verdict = self._verify_with_target(plan, speculations, result)
         if verdict is None:
             return
@@ -313,7 +330,6 @@ class Executor:
             except _StageError as stage:
                 result.failures.append(stage.failure)
                 result.is_regular = False
-        self._select(speculation)
         return speculation
 
     def _go_round(self, speculation: _Speculation) -> None:
@@ -352,25 +368,39 @@ class Executor:
         same = [t for t in self._touched if t.state is state and np.array_equal(t.rows, rows)]
         self._touched = [touched for touched in self._touched if touched not in same]
 
-    def _select(self, speculation: _Speculation) -> None:
-        """Leaves the most promising nodes of all requests together to the target, as many as the
-        group has a right to (AdaServe, section 4.2, without objectives: the global phase)."""
-        proposal, nodes = speculation.proposal, speculation.group.nodes
-        if proposal is None:
+    def _select(self, plan: CyclePlan, speculations: Sequence[_Speculation]) -> None:
+        """Leaves the nodes to the target that the plan's selector picks, of all requests."""
+        drafted = [speculation for speculation in speculations if speculation.proposal is not None]
+        for speculation in drafted:
+            assert speculation.proposal is not None
+            tree = speculation.candidates = speculation.proposal.tree
+            speculation.selected = tree.real
+        choosy = [s for s in drafted if self._is_choosy(s.group)]
+        if plan.selector is None or not choosy:
             return
-        tree = speculation.candidates = proposal.tree
-        speculation.selected = tree.real
-        if nodes is None or self._rejection or speculation.group.hard_rejection:
-            return
-        worth = self._teacher.worth(
-            tuple(speculation.used),
-            speculation.inner_rounds,
-            tree,
-            self._sampled(tree.rows),
-        )
-        chosen = most_promising(tree, worth, nodes * len(tree.rows), MAX_TREE_TOKENS)
-        speculation.selected = chosen
-        speculation.proposal = replace(proposal, tree=tree.keep(chosen))
+        trees = [s.proposal.tree for s in choosy if s.proposal is not None]
+        worth = [self._worth(s) for s in choosy]
+        candidates, rows = _candidates(trees, worth)
+        aside = sum(int(s.selected.sum()) for s in drafted if s.selected is not None)
+        aside -= sum(int(tree.sizes.sum()) for tree in trees)
+        chosen = plan.selector.select(rows, candidates, aside)
+        start = 0
+        for speculation, tree in zip(choosy, trees, strict=True):
+            assert speculation.proposal is not None
+            own = chosen[start : start + len(tree.rows), : tree.tokens.shape[1]]
+            start += len(tree.rows)
+            speculation.selected = own
+            speculation.proposal = replace(speculation.proposal, tree=tree.keep(own))
+
+    def _is_choosy(self, group: ChainGroup) -> bool:
+        return not (group.whole or group.hard_rejection or self._rejection)
+
+    def _worth(self, speculation: _Speculation) -> NDArray[np.float64]:
+        assert speculation.proposal is not None
+        tree, used = speculation.proposal.tree, tuple(speculation.used)
+        sampled = self._sampled(tree.rows)
+        worth = self._teacher.worth(used, speculation.inner_rounds, tree, sampled)
+        return np.where(np.isfinite(tree.log_probs) & tree.real, worth, 0.0)
 
     def _advance(self, speculation: _Speculation, name: str) -> None:
         """One more level of the chain."""
@@ -453,6 +483,7 @@ class Executor:
                 width,
                 purpose=1 if self._rejection else 0,
                 stem=stem,
+                branching=None if self._rejection else group.branching,
             )
             steps = int(speculation.heights.max())
             self._note_stage("draft", len(rows) * width, started, steps)
@@ -674,27 +705,19 @@ def _as_stem(tree: TokenTree) -> TokenTree:
     return TokenTree.path(tree.rows, tree.tokens, tree.sizes)
 
 
-def most_promising(
-    tree: TokenTree, worth: NDArray[np.float64], count: int, most: int
-) -> NDArray[np.bool_]:
-    """[B, W] the `count` nodes of all rows that are worth the most, at most `most` of a row.
+def _candidates(
+    trees: Sequence[TokenTree], worth: Sequence[NDArray[np.float64]]
+) -> tuple[Candidates, Ints]:
+    """Trees one after the other, as wide as the widest, and their rows."""
+    width = max(tree.tokens.shape[1] for tree in trees)
 
-    A node is never worth more than its parent and ties go to the shallower one, so what is chosen
-    are trees.
-    """
-    possible = tree.real & np.isfinite(tree.log_probs)
-    score = np.where(possible, worth, -np.inf)
-    chosen = np.zeros(score.shape, dtype=np.bool_)
-    best = np.lexsort((tree.depths.ravel(), -score.ravel()))[:count]
-    chosen.ravel()[best] = True
-    chosen &= possible
-    crowded = chosen.sum(axis=1) > most
-    if crowded.any():
-        order = np.lexsort((tree.depths, -score), axis=1)
-        rank = np.empty_like(order)
-        np.put_along_axis(rank, order, np.arange(order.shape[1])[None], axis=1)
-        chosen &= rank < most
-    return chosen
+    def stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts])
+
+    rows = np.concatenate([tree.rows for tree in trees])
+    return Candidates(stacked(worth), stacked([tree.depths for tree in trees])), rows
 
 
 def _no_noise(row: int, position: int, ids: Ints) -> NDArray[np.float64]:

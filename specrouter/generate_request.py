@@ -2,17 +2,22 @@
 
 Types are checked here, ranges by `SamplingParams` and the router: every way in gives the same
 refusals. Unknown fields are accepted, because existing clients send fields that we do not have;
-`speculation` is our own, so an unknown key inside it is an error.
+`speculation` and `slo` are our own, so an unknown key inside them is an error. An objective may
+also come in headers (`x-slo-tpot-ms`, `x-slo-ttft-ms`), which add to the body's and must not
+contradict it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
+from starlette.datastructures import Headers
 
-from specrouter import RequestError, SamplingParams, Speculation
+from specrouter import SLO, RequestError, SamplingParams, Speculation
+from specrouter.slo import SloLike, joined
 
 
 def _encodable(text: str) -> str:
@@ -26,6 +31,19 @@ def _encodable(text: str) -> str:
 
 _Text = Annotated[str, AfterValidator(_encodable)]
 _SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+
+
+_SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms"}
+
+
+class SloRequest(BaseModel):
+    """An objective by value; what is null is not asked for."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+    tpot_ratio: float | None = None
 
 
 class SpeculationRequest(BaseModel):
@@ -68,6 +86,7 @@ class GenerateRequest(BaseModel):
     logprobs: int | None = None
     logits_processors: Any = None
     speculation: Literal["off"] | SpeculationRequest | None = None
+    slo: _Text | SloRequest | None = None  # a class of the configuration, or values
     stream: bool | None = None
 
     def source(self) -> str | list[int]:
@@ -96,3 +115,31 @@ class GenerateRequest(BaseModel):
         asked = self.speculation
         chain = None if asked.chain is None else tuple(asked.chain)
         return Speculation(chain, asked.depth, asked.width, asked.inner_rounds)
+
+    def objective(self, headers: Headers, classes: Mapping[str, SLO]) -> SloLike:
+        """What the body and the headers ask for together.
+
+        Raises:
+            RequestError: names the field or the header that is no positive number, and the header
+                that contradicts the body.
+        """
+        asked = self.slo
+        slo = SLO(**asked.model_dump()) if isinstance(asked, SloRequest) else asked
+        added = {
+            name: _number_of(headers, header)
+            for name, header in _SLO_HEADERS.items()
+            if header in headers
+        }
+        return joined(slo, added, classes, _SLO_HEADERS)
+
+
+def _number_of(headers: Headers, name: str) -> float:
+    given = headers.getlist(name)
+    if len(given) > 1:
+        raise RequestError(name, "is given more than once")
+    try:
+        if "_" in given[0]:  # Python would read 1_000
+            raise ValueError
+        return float(given[0])
+    except ValueError:
+        raise RequestError(name, f"must be a number, not {given[0][:40]!r}") from None

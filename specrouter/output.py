@@ -1,7 +1,9 @@
 """What a request gives back: deltas while it runs, one output at its end."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from specrouter.slo import Objective
 
 FinishReason = Literal["eos", "stop", "length", "error", "cancelled"]
 
@@ -16,6 +18,10 @@ class RequestMetrics:
         acceptance_length: tokens committed per verification by the target, its own included.
         cycles: engine cycles in which the request decoded.
         chains: how many of those used which chain.
+        objective: what it was judged by, if anything.
+        attained: whether the objective was; None without one. A request that ended in "error" or
+            "cancelled" has not attained it.
+        tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
     """
 
     ttft_ms: float | None
@@ -25,6 +31,9 @@ class RequestMetrics:
     chains: dict[tuple[str, ...], int]
     prompt_tokens: int
     output_tokens: int
+    objective: Objective | None = None
+    attained: bool | None = None
+    tpot_ms_every_10: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -35,6 +44,9 @@ class RequestMetrics:
             "chains": {">".join(chain): count for chain, count in self.chains.items()},
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
+            "objective": None if self.objective is None else asdict(self.objective),
+            "attained": self.attained,
+            "tpot_ms_every_10": list(self.tpot_ms_every_10),
         }
 
 

@@ -9,14 +9,22 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.cost_model import demanded_rates
 from specrouter.executor import ChainGroup, CyclePlan, CycleResult
 from specrouter.params import Speculation
-from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
+from specrouter.prediction import (
+    Chain,
+    CycleLoad,
+    Option,
+    PerformanceSnapshot,
+    Workload,
+    verification_ms,
+)
 from specrouter.profiler import PerformanceProfiler, RequestRates
 from specrouter.request import RunningRequest
 from specrouter.scheduler import (
@@ -26,6 +34,7 @@ from specrouter.scheduler import (
     fitting_rounds,
     fitting_width,
 )
+from specrouter.tree_planner import Progress, Selector, TreePlanner, cycle_cost
 
 Ints = NDArray[np.int64]
 
@@ -106,47 +115,77 @@ class _Probe:
     cycles: int
 
 
+class _Route(NamedTuple):
+    """What requests share that form a group."""
+
+    chain: Chain
+    depth: int = 1
+    width: int = 1
+    inner_rounds: int = 1
+    hard_rejection: bool = False
+    whole: bool = True
+    branching: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a cycle reads of prompts beside the decoding requests.
+
+    `tokens`: of prompts, and the first tokens' rows; `requests`: whose prompts are not read yet.
+    """
+
+    tokens: int = 0
+    requests: int = 0
+
+
 @dataclass
 class RoutePlanner:
     scheduler: ModelChainScheduler
     profiler: PerformanceProfiler
+    trees: TreePlanner
     _in_use: dict[_Override, _InUse] = field(default_factory=dict)
     _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _snapshot: PerformanceSnapshot | None = None
     _snapshot_cycle: int = 0
-    _reading: int = 0
+    _reading: Reading = Reading()
     _probe: _Probe | None = None
     _rates: dict[RunningRequest, RequestRates] = field(default_factory=dict)
-    _foreseen_options: dict[tuple[Any, ...], tuple[int, Option | None]] = field(
-        default_factory=dict
-    )
+    _foreseen_options: dict[_Route, tuple[int, Option | None]] = field(default_factory=dict)
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
 
     @property
     def records(self) -> list[DecisionRecord]:
         return list(self._records)
 
-    def groups(
+    def plan(
         self,
         requests: Mapping[int, RunningRequest],
         cycle: int,
         available: Collection[str],
         reader: Reader,
-        reading: int = 0,
-    ) -> list[ChainGroup]:
-        """Chains and trees for the decoding requests, by row.
+        reading: Reading,
+        now: float,
+    ) -> tuple[list[ChainGroup], Selector | None]:
+        """Chains and trees for the decoding requests, by row, and who picks the trees' nodes.
 
-        `reading`: requests whose prompts are still being read. They will soon decode beside these,
-        so trees that would only pay for the few that decode already are not drafted.
+        Requests whose prompts are still being read will soon decode beside these, so trees that
+        would only pay for the few that decode already are not drafted.
+
+        Args:
+            now: of `time.perf_counter`.
         """
         self._reading = reading
-        members: dict[tuple[Any, ...], list[int]] = {}
-        predicted: dict[tuple[Any, ...], Option] = {}
+        if not requests:
+            self._expected = {}
+            return [], None
+        progress = progress_of(requests, now)
+        members: dict[_Route, list[int]] = {}
+        predicted: dict[_Route, Option] = {}
         scheduled: dict[_Override, list[int]] = {}
         for row, request in requests.items():
             override = request.prompt.speculation
             if override == "off":
-                members.setdefault(((self.scheduler.target,), 1, 1, None, 1, False), []).append(row)
+                members.setdefault(_Route((self.scheduler.target,)), []).append(row)
             elif isinstance(override, Speculation) and override.chain is not None:
                 members.setdefault(self._asked(override, available), []).append(row)
             else:
@@ -156,20 +195,12 @@ class RoutePlanner:
                 scheduled.setdefault(key, []).append(row)
         for key, rows in scheduled.items():
             chosen = {row: requests[row] for row in rows}
-            for row, option, decision in self._scheduled(key, chosen, cycle, available, reader):
-                depth = min(option.depth, key[0]) if key[0] else option.depth
-                width = min(option.width, key[1]) if key[1] else option.width
-                nodes = option.nodes or None
-                route = (
-                    option.chain,
-                    depth or 1,
-                    width,
-                    nodes,
-                    option.inner_rounds,
-                    decision.hard_rejection,
-                )
+            for row, option, decision in self._scheduled(
+                key, chosen, cycle, available, reader, progress
+            ):
+                route = self._route(key, option, decision)
                 members.setdefault(route, []).append(row)
-                if option.plain_ms:
+                if option.plain_ms or decision.predicted is not None:
                     predicted[route] = option
         for route, rows in members.items():
             if route not in predicted:
@@ -178,12 +209,77 @@ class RoutePlanner:
                 if foreseen is not None:
                     predicted[route] = foreseen
         self._expected = {
-            index: predicted[route] for index, route in enumerate(members) if route in predicted
+            index: predicted[route]
+            for index, route in enumerate(members)
+            if route in predicted and predicted[route].plain_ms
         }
-        return [
-            ChainGroup(chain, depth, np.array(sorted(rows), np.int64), width, hard, nodes, rounds)
-            for (chain, depth, width, nodes, rounds, hard), rows in members.items()
+        groups = [
+            ChainGroup(
+                route.chain,
+                route.depth,
+                np.array(sorted(rows), np.int64),
+                route.width,
+                route.hard_rejection,
+                route.whole,
+                route.inner_rounds,
+                route.branching,
+            )
+            for route, rows in members.items()
         ]
+        if all(route.whole for route in members):
+            return groups, None
+        return groups, self._selector(members, predicted, progress, reader, cycle)
+
+    def _route(self, key: _Override, option: Option, decision: ChainDecision) -> _Route:
+        depth, width, _ = key
+        return _Route(
+            option.chain,
+            (min(option.depth, depth) if depth else option.depth) or 1,
+            min(option.width, width) if width else option.width,
+            option.inner_rounds,
+            decision.hard_rejection,
+            self._is_whole(option.chain, decision.hard_rejection),
+            self.trees.branching if len(option.chain) > 1 else None,
+        )
+
+    def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
+        return len(chain) == 1 or hard_rejection or self.trees.selection == "whole"
+
+    def _selector(
+        self,
+        members: Mapping[_Route, Sequence[int]],
+        predicted: Mapping[_Route, Option],
+        progress: Progress,
+        reader: Reader,
+        cycle: int,
+    ) -> Selector:
+        """For groups that do not verify whole trees."""
+        snapshot = self._fresh_snapshot(cycle, _INTERVAL)
+        known = [(predicted[route], rows) for route, rows in members.items() if route in predicted]
+        factor = snapshot.machine
+        main = max(known, key=lambda each: len(each[1]), default=None)
+        if main is not None and main[0].plain_ms:
+            factor *= main[0].cycle_ms / main[0].plain_ms
+        levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
+        workload = Workload(len(progress.rows), reader.slots_read(progress.rows))
+        cost = cycle_cost(
+            snapshot, workload, self.scheduler.target, levels_ms, self._reading.tokens, factor
+        )
+        return self.trees.selector(progress, cost, self._budget_nodes(known, progress))
+
+    def _budget_nodes(
+        self, known: Sequence[tuple[Option, Sequence[int]]], progress: Progress
+    ) -> int:
+        """Draft nodes in the verification budget: its tokens without roots and prompts."""
+        budget_tokens = self.trees.config.budget_tokens
+        if budget_tokens is not None:
+            return max(0, budget_tokens - len(progress.rows) - self._reading.tokens)
+        return sum(option.nodes * len(rows) for option, rows in known)
+
+    def _fresh_snapshot(self, cycle: int, age: int) -> PerformanceSnapshot:
+        if self._snapshot is None or cycle - self._snapshot_cycle >= age:
+            self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
+        return self._snapshot
 
     def learn(self, plan: CyclePlan, result: CycleResult, elapsed_ms: float) -> None:
         """How a cycle came out."""
@@ -231,36 +327,46 @@ class RoutePlanner:
         self._rates.pop(request, None)
 
     def _foreseen(
-        self,
-        route: tuple[Any, ...],
-        requests: Mapping[int, RunningRequest],
-        cycle: int,
-        reader: Reader,
+        self, route: _Route, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
     ) -> Option | None:
         """The prediction for a route that nobody predicted, so that its outcomes teach too."""
         asked_at, option = self._foreseen_options.get(route, (-_INTERVAL, None))
         if cycle - asked_at >= _INTERVAL:
+            if route.hard_rejection:
+                return None
             rows = np.array(sorted(requests), dtype=np.int64)
             workload = _workload(list(requests.values()), rows, reader)
-            chain, depth, width, nodes, rounds, hard = route
-            if hard:
-                return None
-            snapshot = self.profiler.snapshot()
-            option = self.scheduler.predict(snapshot, workload, chain, depth, width, nodes, rounds)
+            option = self.scheduler.predict(
+                self.profiler.snapshot(),
+                workload,
+                route.chain,
+                route.depth,
+                route.width,
+                self.scheduler.config.nodes,
+                route.inner_rounds,
+                route.whole,
+            )
             self._foreseen_options[route] = (cycle, option)
         return option
 
-    def _asked(self, override: Speculation, available: Collection[str]) -> tuple[Any, ...]:
+    def _asked(self, override: Speculation, available: Collection[str]) -> _Route:
         """The route of a request that names its chain."""
         assert override.chain is not None
         target = self.scheduler.target
         limits = self.scheduler.limits(override.depth, override.width, override.inner_rounds)
         chain = (*(name for name in override.chain[:-1] if name in available), target)
         depth = limits.depth or FIXED_DEPTH
-        width = fitting_width(depth, limits.width or 1)
         hard = self.scheduler.config.policy == "paper"
-        rounds = fitting_rounds(depth, limits.inner_rounds or 1)
-        return chain, depth, width, limits.nodes, rounds, hard
+        # Who names a chain gets its trees whole, unless a selection was configured.
+        is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
+        return _Route(
+            chain,
+            depth,
+            fitting_width(depth, limits.width or 1),
+            fitting_rounds(depth, limits.inner_rounds or 1),
+            hard,
+            is_open or self._is_whole(chain, hard),
+        )
 
     def _scheduled(
         self,
@@ -269,14 +375,18 @@ class RoutePlanner:
         cycle: int,
         available: Collection[str],
         reader: Reader,
+        progress: Progress,
     ) -> "list[tuple[int, Option, ChainDecision]]":
         """What each of the requests goes through that leave the chain to the scheduler."""
         rows = np.array(sorted(requests), dtype=np.int64)
         in_use = self._in_use.get(key)
-        if in_use is None or self._is_due(in_use, cycle, len(rows) + self._reading, available):
+        load = len(rows) + self._reading.requests
+        if in_use is None or self._is_due(in_use, cycle, load, available):
             in_use = self._decide(key, in_use, requests, rows, cycle, available, reader)
         decision = in_use.decision
         main = decision.predicted or _unpredicted(decision)
+        if len(rows) == len(progress.rows):
+            main = self._for_cycle(decision, main, progress, reader)
         chosen = dict.fromkeys(requests, main)
         if self.scheduler.config.groups == "requests" and decision.predicted is not None:
             chosen = self._split(decision, requests, reader, rows)
@@ -285,6 +395,30 @@ class RoutePlanner:
                 if request is self._probe.request:
                     chosen[row] = self._probe.option
         return [(row, option, decision) for row, option in chosen.items()]
+
+    def _for_cycle(
+        self, decision: ChainDecision, main: Option, progress: Progress, reader: Reader
+    ) -> Option:
+        """The decision's option with the trees that suit this one cycle."""
+        snapshot = self._snapshot
+        if decision.predicted is None or snapshot is None:
+            return self.trees.shape(main, None, CycleLoad(len(progress.rows)))
+        workload = Workload(len(progress.rows), reader.slots_read(progress.rows))
+        alone_ms = snapshot.machine * float(
+            verification_ms(
+                snapshot,
+                workload,
+                self.scheduler.target,
+                progress.rows[:1] * 0 + len(progress.rows),
+                self._reading.tokens,
+            )[0]
+        )
+        load = self.trees.load(progress, alone_ms, self._reading.tokens)
+        if len(main.chain) == 1:
+            chain = decision.alternatives[0].chain if decision.alternatives else None
+            alone = replace(main, cycle_ms=alone_ms)
+            return self.trees.for_objectives(alone, decision.grids.get(chain), load) or main
+        return self.trees.shape(main, decision.grids.get(main.chain), load)
 
     def _is_due(
         self, in_use: _InUse, cycle: int, requests: int, available: Collection[str]
@@ -310,11 +444,9 @@ class RoutePlanner:
         reader: Reader,
     ) -> _InUse:
         depth, width, rounds = key
-        if self._snapshot is None or cycle - self._snapshot_cycle >= _SNAPSHOT_CYCLES:
-            self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
-        snapshot = self._snapshot
+        snapshot = self._fresh_snapshot(cycle, _SNAPSHOT_CYCLES)
         workload = _workload(list(requests.values()), rows, reader)
-        workload = replace(workload, requests=len(rows) + self._reading)
+        workload = replace(workload, requests=len(rows) + self._reading.requests)
         current = None if before is None else before.decision
         decision = self.scheduler.choose(
             snapshot, workload, available, current, depth, width, rounds
@@ -366,6 +498,20 @@ class RoutePlanner:
             options = self.scheduler.split(self._snapshot, workload, decision, factors)
             chosen.update(zip(settled, options, strict=True))
         return chosen
+
+
+def progress_of(requests: Mapping[int, RunningRequest], now: float) -> Progress:
+    """Of the decoding requests, by row; `now` is of `time.perf_counter`."""
+    rows = sorted(requests)
+    ordered = [requests[row] for row in rows]
+    objectives = [request.objective for request in ordered]
+    tpot_ms = [objective and objective.tpot_ms for objective in objectives]
+    decode_ms = np.array([request.decode_ms(now) for request in ordered])
+    decoded = np.array([request.decoded_tokens for request in ordered])
+    remaining = np.array([request.remaining for request in ordered])
+    limits = np.array([np.nan if limit is None else limit for limit in tpot_ms])
+    rates = demanded_rates(decode_ms, decoded, remaining, limits)
+    return Progress(np.array(rows), decode_ms, decoded, remaining, limits, rates)
 
 
 def _workload(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:

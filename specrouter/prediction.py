@@ -13,7 +13,7 @@ Pure functions of a snapshot: no clock, no tensors.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from specrouter.acceptance import (
     rank_rates,
     tree_rates,
 )
+from specrouter.cost_model import attainable
 from specrouter.params import MAX_INNER_ROUNDS
 from specrouter.time_curve import TimeCurve, prior_curve
 from statemgr.forward_view import READING_QUERIES
@@ -95,6 +96,25 @@ class Workload:
     remaining: float = 64.0
     lags: Mapping[str, float] = field(default_factory=dict)
     sampled: Mode = True
+
+
+@dataclass(frozen=True)
+class CycleLoad:
+    """What one cycle has to do beside drafting for its requests.
+
+    Attributes:
+        other_tokens: of prompts, that the target reads in the same pass.
+        requests: that decode.
+        urgent: of them, those that need more than a token of this cycle to attain their objectives,
+            and `urgent_rate`, the tokens per millisecond that they need in the mean.
+        relaxed_rate: the same of the other requests, 0.0 where they have no objective.
+    """
+
+    requests: int
+    other_tokens: int = 0
+    urgent: int = 0
+    urgent_rate: float = 0.0
+    relaxed_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,11 +225,40 @@ class OptionGrid:
         )
         spread = max(1.0, workload.remaining)
         self.ms_per_token: Floats = self.cycle_ms / self.tokens + catch_up / spread
-        allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
-        self.ms_per_token = np.where(allowed, self.ms_per_token, np.inf)
+        self._is_allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
+        self.ms_per_token = np.where(self._is_allowed, self.ms_per_token, np.inf)
+        self._snapshot, self._workload = snapshot, workload
 
     def best(self) -> Option:
         return self._option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
+
+    def for_cycle(self, load: CycleLoad) -> tuple[float, Option]:
+        """The option that brings most tokens in time per millisecond of one cycle, and how many.
+
+        `nodes` of the option may be urgent requests' alone; it holds the mean over all.
+        """
+        best, found = -1.0, self.best()
+        for sharing in {load.requests, load.urgent} - {0}:
+            places = load.requests + sharing * self.nodes
+            target_ms = verification_ms(
+                self._snapshot, self._workload, self.chain[-1], places, load.other_tokens
+            )
+            cycle_ms = self._correction * (self._levels + target_ms)
+            others = self.tokens if sharing == load.requests else np.ones_like(self.tokens)
+            in_time = load.urgent * _in_time(self.tokens, load.urgent_rate * cycle_ms)
+            in_time += (load.requests - load.urgent) * _in_time(
+                others, load.relaxed_rate * cycle_ms
+            )
+            rate = np.where(self._is_allowed, in_time / cycle_ms, -1.0)
+            shape, place = np.unravel_index(np.argmax(rate), rate.shape)
+            if rate[shape, place] > best:
+                best, found = float(rate[shape, place]), self._option(shape, place)
+                if sharing < load.requests or load.other_tokens:  # not what outcomes are about
+                    found = replace(found, cycle_ms=float(cycle_ms[shape, place]), plain_ms=0.0)
+                if sharing < load.requests:
+                    mean = found.nodes * sharing / load.requests
+                    found = replace(found, nodes=max(1, round(mean)))
+        return best, found
 
     def like(self, option: Option) -> Option | None:
         """What is predicted now of an option that was chosen before; None: it is not allowed."""
@@ -269,12 +318,38 @@ class OptionGrid:
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, G]"""
         places = workload.requests * (1 + self.nodes)
-        batch = np.full(1, workload.requests)
-        return np.asarray(
-            _forward(snapshot, self.chain[-1], self.chain[-1], workload, places)
-            + _stage(snapshot, "verify", places)
-            + _stage(snapshot, "cycle", batch)
-        )
+        return verification_ms(snapshot, workload, self.chain[-1], places)
+
+
+def verification_ms(
+    snapshot: PerformanceSnapshot,
+    workload: Workload,
+    target: str,
+    places: Ints,
+    prompt_tokens: int = 0,
+) -> Floats:
+    """Time of the target's pass over `places` tokens that are judged and those of prompts, and of
+    the work around it."""
+    return np.asarray(
+        _forward(snapshot, target, target, workload, places + prompt_tokens)
+        + _stage(snapshot, "verify", places)
+        + _stage(snapshot, "cycle", np.full(1, workload.requests))
+    )
+
+
+def attained_alone(cycle_ms: float, load: CycleLoad) -> float:
+    """Tokens in time per millisecond without drafts, as `OptionGrid.for_cycle` counts them.
+
+    `cycle_ms`: with the prompts that the cycle reads.
+    """
+    one = np.ones(1)
+    in_time = load.urgent * _in_time(one, load.urgent_rate * cycle_ms * one)
+    in_time += (load.requests - load.urgent) * _in_time(one, load.relaxed_rate * cycle_ms * one)
+    return float(in_time[0]) / cycle_ms
+
+
+def _in_time(tokens: Floats, needed: Floats) -> Floats:
+    return attainable(tokens, needed) * tokens
 
 
 def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:

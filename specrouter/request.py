@@ -20,6 +20,7 @@ from specrouter.detokenizer import Detokenizer
 from specrouter.output import Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.scheduler import Chain
+from specrouter.slo import Objective, tpot_of_runs
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Prompt:
         sample: 0 .. n - 1; the samples of one prompt share its seed, and draw from it each a
             stream of their own.
         bad_words_ids: all that must not come about, the texts of `params.bad_words` included.
+        objective: None: throughput traffic.
     """
 
     token_ids: tuple[int, ...]
@@ -102,6 +104,7 @@ class Prompt:
     seed: int
     sample: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    objective: Objective | None = None
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -132,9 +135,8 @@ class RunningRequest:
         self._logprobs: list[TokenLogprobs] | None = None if prompt.params.logprobs is None else []
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
-        self._submitted = time.perf_counter()
-        self._first: float | None = None
-        self._last: float | None = None
+        self.submitted_s = time.perf_counter()
+        self._commits: list[tuple[float, int]] = []  # when tokens came, in seconds, and how many
         self.finished = False
         for token in prompt.generated:
             self._tokens.append(token)
@@ -152,6 +154,24 @@ class RunningRequest:
         """In which it gained tokens."""
         return sum(self._chains.values())
 
+    @property
+    def objective(self) -> Objective | None:
+        return self.prompt.objective
+
+    @property
+    def produced_tokens(self) -> int:
+        """In this attempt."""
+        return len(self._tokens) - len(self.prompt.generated)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Produced in this attempt after its first token: those that TPOT is the mean of."""
+        return max(0, self.produced_tokens - 1)
+
+    def decode_ms(self, now: float) -> float:
+        """Since the first token came; 0.0 before it. `now` is `time.perf_counter()`'s."""
+        return (now - self._commits[0][0]) * 1000 if self._commits else 0.0
+
     def accept(
         self,
         tokens: Sequence[int],
@@ -162,8 +182,7 @@ class RunningRequest:
 
         `logprobs` has one entry for each token if the request asks for them.
         """
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
+        came_s = time.perf_counter()
         self._chains[chain] += 1
         self._committed += len(tokens)
         text: list[str] = []
@@ -176,6 +195,7 @@ class RunningRequest:
             reason = self._ending(token)
             if reason is not None:
                 break
+        self._commits.append((came_s, len(fresh)))
         kept: list[TokenLogprobs] | None = None
         if self._logprobs is not None:
             assert logprobs is not None, "the request asks for them"
@@ -202,7 +222,7 @@ class RunningRequest:
             self._detokenizer.text,
             list(self._tokens),
             reason,
-            self._metrics(),
+            self._metrics(reason),
             self.prompt.seed,
             error,
             index,
@@ -220,20 +240,25 @@ class RunningRequest:
             return "length"
         return None
 
-    def _metrics(self) -> RequestMetrics:
-        cycles = sum(self._chains.values())
-        produced = len(self._tokens) - len(self.prompt.generated)
-        ttft_ms = tpot_ms = None
-        if self._first is not None and self._last is not None:
-            ttft_ms = (self._first - self._submitted) * 1000
-            if produced > 1:
-                tpot_ms = (self._last - self._first) * 1000 / (produced - 1)
+    def _metrics(self, reason: FinishReason) -> RequestMetrics:
+        cycles, decoded = self.cycles, self.decoded_tokens
+        ttft_ms, decode_ms = None, 0.0
+        if self._commits:
+            ttft_ms = (self._commits[0][0] - self.submitted_s) * 1000
+            decode_ms = self.decode_ms(self._commits[-1][0])
+        attained = None
+        if self.objective is not None:
+            ended_by_itself = reason not in ("error", "cancelled")
+            attained = ended_by_itself and self.objective.is_attained(ttft_ms, decode_ms, decoded)
         return RequestMetrics(
             ttft_ms,
-            tpot_ms,
+            decode_ms / decoded if decoded else None,
             self._committed / cycles if cycles else 0.0,
             cycles,
             dict(self._chains),
             len(self.prompt.token_ids),
             len(self._tokens),
+            self.objective,
+            attained,
+            tuple(tpot_of_runs(self._commits)),
         )

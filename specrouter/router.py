@@ -21,7 +21,7 @@ from typing import Any
 
 from modelpool import ModelPool
 from modelpool.config import validate_config
-from specrouter.config import RouterConfig, SchedulerConfig, check_chain
+from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.engine import Engine
 from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
@@ -36,6 +36,8 @@ from specrouter.request import (
     RunningRequest,
     SpeculationOverride,
 )
+from specrouter.slo import SLO, SloLike, resolve
+from specrouter.slo_accounts import SloReport
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,9 @@ class ChainRouter:
         kv_tokens = engine.kv_budget_tokens or engine.max_requests * engine.max_model_len
         self.pool = ModelPool.from_config(config.pool, kv_tokens=kv_tokens)
         self.pool.check_architectures()
+        self.slo_classes: Mapping[str, SLO] = {
+            name: one.slo() for name, one in config.slo_classes.items()
+        }
         self._engine = Engine(config, self.pool)
         self._ids = itertools.count(1)
         self._wakeup = threading.Condition()
@@ -74,6 +79,7 @@ class ChainRouter:
         prompts: PromptLike | Sequence[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         speculation: SpeculationOverride | Sequence[SpeculationOverride] = None,
+        slo: SloLike | Sequence[SloLike] = None,
     ) -> list[RequestOutput]:
         """Serves all prompts together, and returns their outputs in the same order.
 
@@ -82,6 +88,7 @@ class ChainRouter:
         Args:
             prompts: texts or lists of token ids; one of either is a list of one.
             params, speculation: one for all prompts, or one for each.
+            slo: an objective or the name of a class of the configuration; also for all or for each.
 
         Raises:
             RequestError: a prompt or a parameter is refused; none of the prompts is served then.
@@ -89,10 +96,11 @@ class ChainRouter:
         several: list[PromptLike] = _as_prompts(prompts)
         each_params = _one_each("params", params or SamplingParams(), SamplingParams, several)
         each_override = _one_each("speculation", speculation, (Speculation, str), several)
+        each_slo = _one_each("slo", slo, (SLO, str), several)
         accepted = [
             sample
-            for prompt, one, override in zip(several, each_params, each_override, strict=True)
-            for sample in self._accept_samples(prompt, one, override)
+            for asked in zip(several, each_params, each_override, each_slo, strict=True)
+            for sample in self._accept_samples(*asked)
         ]
         handles = self._enqueue(accepted, None)
         return [handle.result() for handle in handles]
@@ -102,9 +110,10 @@ class ChainRouter:
         prompt: PromptLike,
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
+        slo: SloLike = None,
     ) -> Iterator[Delta]:
         """Deltas of all samples as they come; leaving the loop cancels the request."""
-        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation)
+        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation, slo)
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         handles = self._enqueue(accepted, deltas.put)
         try:
@@ -122,9 +131,10 @@ class ChainRouter:
         prompt: PromptLike,
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
+        slo: SloLike = None,
     ) -> AsyncGenerator[Delta]:
         """`stream` for coroutines; closing the generator cancels the request."""
-        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation)
+        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation, slo)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
 
@@ -148,17 +158,19 @@ class ChainRouter:
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
         generated: Sequence[int] = (),
+        slo: SloLike = None,
     ) -> RequestHandle:
         """Queues one request for one sample.
 
         Args:
             generated: output tokens that an earlier attempt produced. They count as output: the
                 text goes on after them exactly as if it had not been interrupted.
+            slo: judged over the tokens of this attempt.
 
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        accepted = self._accept(prompt, params or SamplingParams(), speculation, generated)
+        accepted = self._accept(prompt, params or SamplingParams(), speculation, generated, slo)
         if accepted.params.n > 1:
             raise RequestError("n", "must be 1 here: submit_all gives a handle for each sample")
         return self._enqueue([accepted], None)[0]
@@ -168,13 +180,14 @@ class ChainRouter:
         prompt: PromptLike,
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
+        slo: SloLike = None,
     ) -> list[RequestHandle]:
         """Queues all samples of one prompt: `params.n` handles, by index.
 
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation)
+        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation, slo)
         return self._enqueue(accepted, None)
 
     @property
@@ -189,14 +202,21 @@ class ChainRouter:
         """Totals since the start: cycles, tokens, and where the time went."""
         return self._engine.profiler.statistics()
 
+    def slo_report(self) -> SloReport:
+        """Of the requests that have ended: objectives attained, goodput, percentiles, by class."""
+        return self._engine.slo_accounts.report()
+
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, each with its alternatives, oldest first."""
         return self._engine.decisions
 
-    def set_policy(self, policy: str, **settings: Any) -> None:
+    def set_policy(
+        self, policy: str, trees: Mapping[str, Any] | None = None, **settings: Any
+    ) -> None:
         """Routes by another policy from now on; what was learned stays.
 
         Args:
+            trees: of the section `trees` (`TreesConfig`); None keeps the configured ones.
             settings: of the scheduler (`SchedulerConfig`), such as a chain for `static`.
 
         Raises:
@@ -208,7 +228,10 @@ class ChainRouter:
         checked = validate_config(SchedulerConfig, scheduler, "scheduler")
         whole = self.config.model_copy(update={"scheduler": checked})
         check_chain(whole)
-        self._engine.set_policy(checked)
+        shapes = self.config.trees
+        if trees is not None:
+            shapes = validate_config(TreesConfig, dict(trees), "trees")
+        self._engine.set_policy(checked, shapes)
 
     def predict(
         self,
@@ -275,9 +298,13 @@ class ChainRouter:
         self.close()
 
     def _accept_samples(
-        self, prompt: PromptLike, params: SamplingParams, speculation: SpeculationOverride
+        self,
+        prompt: PromptLike,
+        params: SamplingParams,
+        speculation: SpeculationOverride,
+        slo: SloLike,
     ) -> list[Prompt]:
-        accepted = self._accept(prompt, params, speculation, ())
+        accepted = self._accept(prompt, params, speculation, (), slo)
         return [replace(accepted, sample=index) for index in range(params.n)]
 
     def _accept(
@@ -286,6 +313,7 @@ class ChainRouter:
         params: SamplingParams,
         speculation: SpeculationOverride,
         generated: Sequence[int],
+        slo: SloLike,
     ) -> Prompt:
         """Everything about a request that can be refused is refused here."""
         if not isinstance(params, SamplingParams):
@@ -309,8 +337,17 @@ class ChainRouter:
         if any(token >= vocabulary for token, _ in params.logit_bias):
             raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
         bad_words = self._bad_words(params)
+        objective = resolve(slo, self.slo_classes, self._engine.baseline_tpot_ms)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        return Prompt(tokens, made, params, speculation, seed, bad_words_ids=bad_words)
+        return Prompt(
+            tokens,
+            made,
+            params,
+            speculation,
+            seed,
+            bad_words_ids=bad_words,
+            objective=objective,
+        )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """The banned sequences, those of the texts first."""

@@ -63,6 +63,8 @@ class ChainDecision:
     alternatives: tuple[Option, ...] = ()
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
     probe: Option | None = None  # to be tried on one request, to learn what became of a drafter
+    # Of every chain that drafts: what its trees of any shape promise.
+    grids: Mapping[Chain | None, OptionGrid] = field(default_factory=dict, repr=False)
 
     @property
     def route(self) -> tuple[Chain, int, int, int | None, int]:
@@ -96,6 +98,7 @@ class ModelChainScheduler:
         only_paths: trees of width 1 (`engine.exact: strict`).
         rejection: whole drafts of width 1, without selection or inner rounds: what rejection
             sampling draws must not depend on what was drawn.
+        whole_trees: the target verifies all that was drafted.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class ModelChainScheduler:
         target: str,
         only_paths: bool = False,
         rejection: bool = False,
+        whole_trees: bool = False,
     ) -> None:
         self.config = config
         self.target = target
@@ -113,6 +117,7 @@ class ModelChainScheduler:
         self._parameters = parameters
         self._only_paths = only_paths or rejection
         self._rejection = rejection
+        self._whole_trees = whole_trees or rejection
 
     def choose(
         self,
@@ -160,7 +165,7 @@ class ModelChainScheduler:
             1 if self._only_paths else width or config.width,
             None if self._rejection else config.nodes,
             1 if self._rejection else inner_rounds or config.inner_rounds,
-            whole_trees=self._rejection,
+            whole_trees=self._whole_trees,
             max_depth=MAX_DEPTH,
         )
 
@@ -189,12 +194,15 @@ class ModelChainScheduler:
         alone = target_only(snapshot, workload, self.target)
         found: dict[Chain, Option] = {(self.target,): alone}
         grids: dict[tuple[Chain, int], OptionGrid] = {}
+        best_grids: dict[Chain | None, OptionGrid] = {}
         for chain in self._reachable(available):
             if len(chain) == 1:
                 continue
             each = options(chain, snapshot, workload, limits)
             grids.update({(chain, grid.rounds): grid for grid in each})
-            found[chain] = min((grid.best() for grid in each), key=lambda o: o.ms_per_token)
+            best_of_each = [grid.best() for grid in each]
+            found[chain] = min(best_of_each, key=lambda o: o.ms_per_token)
+            best_grids[chain] = each[best_of_each.index(found[chain])]
         if current is not None and len(current.chain) > 1 and current.chain in found:
             key = (current.chain, current.inner_rounds)
             if key not in grids:  # it did not look better than fewer rounds
@@ -226,6 +234,7 @@ class ModelChainScheduler:
             alternatives=tuple(others[:_EXPLAINED]),
             predicted_ms={option.chain: option.ms_per_token for option in ranked},
             probe=self._probe(snapshot, best, found),
+            grids=best_grids,
         )
 
     def _probe(
@@ -252,12 +261,17 @@ class ModelChainScheduler:
         width: int,
         nodes: int | None = None,
         inner_rounds: int = 1,
+        whole: bool = True,
     ) -> Option:
-        """What one way to run a cycle is predicted to cost; `nodes` None: whole trees."""
+        """What one way to run a cycle is predicted to cost.
+
+        `nodes` None: whole trees, or as many nodes as promise most where not `whole`.
+        """
         if len(chain) == 1:
             return target_only(snapshot, workload, self.target)
         # Somebody asked for it: it is predicted whether or not it would be chosen.
-        limits = Limits(depth, width, nodes, whole_trees=nodes is None, max_depth=MAX_TREE_TOKENS)
+        is_whole = nodes is None and whole
+        limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
         return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
 
     def split(

@@ -1,5 +1,5 @@
 """The HTTP service: `/generate` (whole or as server-sent events), `/health`, `/v1/models`, and what
-the router decided and did (`/router/decisions`, `/router/statistics`).
+the router decided and did (`/router/decisions`, `/router/statistics`, `/router/slo`).
 
 Contract: a request is checked before anything is queued, and a bad one gets a 4xx that names the
 field. A client that leaves, in mid-stream or while it waits, cancels its request at once. Starting
@@ -26,14 +26,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from specrouter import ChainRouter, Delta, RequestError, RequestOutput, TokenLogprobs
-from specrouter.generate_request import GenerateRequest, SpeculationRequest
+from specrouter.generate_request import GenerateRequest, SloRequest, SpeculationRequest
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
-_FIELDS = frozenset(GenerateRequest.model_fields) | frozenset(SpeculationRequest.model_fields)
+_FIELDS = frozenset().union(
+    *(model.model_fields for model in (GenerateRequest, SpeculationRequest, SloRequest))
+)
 
 
 def create_app(router: ChainRouter) -> FastAPI:
@@ -46,7 +48,8 @@ def create_app(router: ChainRouter) -> FastAPI:
     @app.post("/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
         prompt, params = body.source(), body.sampling_params()
-        deltas = router.astream(prompt, params, body.speculation_override())
+        slo = body.objective(request.headers, router.slo_classes)
+        deltas = router.astream(prompt, params, body.speculation_override(), slo)
         answers = _Answers(token_text, numbered=params.n > 1)
         if body.stream:
             return await _streamed(request, deltas, answers)
@@ -73,6 +76,10 @@ def create_app(router: ChainRouter) -> FastAPI:
     @app.get("/router/statistics")
     async def statistics() -> Response:
         return JSONResponse(asdict(router.statistics()))
+
+    @app.get("/router/slo")
+    async def slo_report() -> Response:
+        return JSONResponse(asdict(router.slo_report()))
 
     return app
 

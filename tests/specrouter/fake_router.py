@@ -18,6 +18,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import (
+    SLO,
     ChainRouter,
     Delta,
     RequestError,
@@ -32,6 +33,8 @@ from specrouter.prediction import Option
 from specrouter.profiler import EngineStatistics
 from specrouter.request import RunningRequest
 from specrouter.scheduler import ChainDecision
+from specrouter.slo import SloLike, resolve
+from specrouter.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
 
 RUNS = ((" a", [5]), ("b\nc", [6, 7]), (" é", [8]))
 METRICS = RequestMetrics(
@@ -43,6 +46,9 @@ METRICS = RequestMetrics(
     prompt_tokens=2,
     output_tokens=4,
 )
+BASELINE_TPOT_MS = 40.0
+_FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None)
+SLO_REPORT = SloReport(2.0, _FIGURES, {"interactive": _FIGURES})
 STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
 _CHOSEN = Option(("small", "big"), 4, 2, 6, 1, 30.0, 2.5, 12.0)
 DECISION = DecisionRecord(
@@ -86,6 +92,11 @@ class FakeRouter:
         self.pool = SimpleNamespace(target="big", names=("small", "big"), tokenizer=_Tokenizer())
         self.is_healthy = True
         self.calls: list[tuple[Any, Any, Any]] = []
+        self.slo_classes = {
+            "interactive": SLO(tpot_ms=50, ttft_ms=1000),
+            "coding": SLO(tpot_ratio=1.2),
+        }
+        self.slos: list[SloLike] = []  # of the calls
         self.open_requests = 0
         self.is_closed = False
         self._hold_after, self._error, self._crash = hold_after, error, crash
@@ -97,9 +108,13 @@ class FakeRouter:
         self.is_closed = True
 
     async def astream(
-        self, prompt: str | Sequence[int], params: Any, speculation: Any = None
+        self,
+        prompt: str | Sequence[int],
+        params: Any,
+        speculation: Any = None,
+        slo: SloLike = None,
     ) -> AsyncGenerator[Delta]:
-        self._accept(prompt, params, speculation)
+        self._accept(prompt, params, speculation, slo)
         self.open_requests += 1
         try:
             for position, delta in enumerate(self._deltas(params)):
@@ -112,9 +127,13 @@ class FakeRouter:
             self.open_requests -= 1
 
     def stream(
-        self, prompt: str | Sequence[int], params: Any, speculation: Any = None
+        self,
+        prompt: str | Sequence[int],
+        params: Any,
+        speculation: Any = None,
+        slo: SloLike = None,
     ) -> Iterator[Delta]:
-        self._accept(prompt, params, speculation)
+        self._accept(prompt, params, speculation, slo)
         return iter(self._deltas(params))
 
     def decisions(self) -> list[DecisionRecord]:
@@ -123,11 +142,18 @@ class FakeRouter:
     def statistics(self) -> EngineStatistics:
         return STATISTICS
 
-    def _accept(self, prompt: str | Sequence[int], params: Any, speculation: Any) -> None:
+    def slo_report(self) -> SloReport:
+        return SLO_REPORT
+
+    def _accept(
+        self, prompt: str | Sequence[int], params: Any, speculation: Any, slo: SloLike
+    ) -> None:
         for name in getattr(speculation, "chain", None) or ():
             if name not in self.pool.names:
                 raise RequestError("speculation.chain", f"{name!r} is not in the pool")
+        resolve(slo, self.slo_classes, lambda: BASELINE_TPOT_MS)  # refuses what a router refuses
         self.calls.append((prompt, params, speculation))
+        self.slos.append(slo)
 
     def _deltas(self, params: Any) -> list[Delta]:
         """Run after run; the samples take turns, the last one first."""
@@ -168,6 +194,10 @@ class FakeEngine:
         self.running: list[RunningRequest] = []
         self.seen: list[RunningRequest] = []
         self.guard = HangGuard(60.0)
+        self.slo_accounts = SloAccounts()
+
+    def baseline_tpot_ms(self) -> float:
+        return BASELINE_TPOT_MS
 
     @property
     def has_work(self) -> bool:

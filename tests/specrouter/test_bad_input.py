@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 
 from modelpool.errors import ConfigError, UnsupportedModelError
-from specrouter import ChainRouter, RequestError, SamplingParams, Speculation
+from specrouter import SLO, ChainRouter, RequestError, SamplingParams, Speculation
 from tests.exact.comparison import assert_whole
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, save_llama
 
@@ -58,6 +58,8 @@ BAD_SETTINGS = {
     "scheduler.depth": _set("scheduler", "depth", to=0),
     "scheduler.policy": _set("scheduler", "policy", to="clever"),
     "server.port": _set("server", "port", to=-1),
+    "slo_classes.chat.tpot_ms": _set("slo_classes", to={"chat": {"tpot_ms": 0}}),
+    "slo_classes.chat.tpot": _set("slo_classes", to={"chat": {"tpot": 50}}),
 }
 BAD_CHAINS = {
     "a member that is not in the pool": ["tiny", "target"],
@@ -259,6 +261,24 @@ def test_a_tree_that_is_too_wide_is_refused(
         "speculation.width",
         speculation=lambda: Speculation(chain=("small", "target"), depth=depth, width=width),
     )
+
+
+@pytest.mark.parametrize("quantity", ["tpot_ms", "ttft_ms", "tpot_ratio"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "50"])
+def test_a_bad_objective_is_refused_by_its_name(
+    router: ChainRouter, quantity: str, value: Any
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPT, GREEDY, slo=SLO(**{quantity: value}))
+    assert caught.value.field == f"slo.{quantity}"
+
+
+@pytest.mark.parametrize("slo", ["urgent", 50, {"tpot_ms": 50}])
+def test_an_unknown_class_of_objectives_is_refused(router: ChainRouter, slo: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPT, GREEDY, slo=slo)
+    assert caught.value.field == "slo"
+    _assert_serves(router)
 
 
 def test_one_bad_prompt_of_many_leaves_nothing_queued(router: ChainRouter) -> None:

@@ -1,6 +1,7 @@
 """A configuration is read strictly, and each fault names its setting."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH
+from specrouter.slo import SLO
 
 Settings = dict[str, Any]
 POOL: Settings = {
@@ -87,6 +89,48 @@ def test_an_unknown_section_names_itself_and_the_nearest_known_one() -> None:
     error = refused({"pool": POOL, "schedular": {}})
     assert error.field == "schedular"
     assert "'scheduler'" in error.reason
+
+
+CLASSES: Settings = {
+    "interactive": {"tpot_ms": 50, "ttft_ms": 1000},
+    "coding": {"tpot_ratio": 1.2},
+}
+
+
+def test_there_are_no_classes_of_objectives_unless_configured() -> None:
+    assert RouterConfig.load({"pool": POOL}).slo_classes == {}
+
+
+def test_classes_of_objectives_have_names() -> None:
+    config = RouterConfig.load({"pool": POOL, "slo_classes": CLASSES})
+    slos = {name: one.slo() for name, one in config.slo_classes.items()}
+    assert slos == {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
+
+
+@pytest.mark.parametrize("key", ["tpot_ms", "ttft_ms", "tpot_ratio"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "50", "fast", [50], 10**400])
+def test_a_bad_objective_of_a_class_names_itself(key: str, value: Any) -> None:
+    error = refused({"pool": POOL, "slo_classes": {**CLASSES, "chat": {key: value}}})
+    assert error.field == f"slo_classes.chat.{key}"
+
+
+@pytest.mark.parametrize(
+    ("classes", "field"),
+    [
+        ({"chat": {}}, "slo_classes.chat"),
+        ({"chat": {"tpot_ms": None}}, "slo_classes.chat"),
+        ({"chat": {"tpot_ms": 50, "tpot_ratio": 2}}, "slo_classes.chat.tpot_ratio"),
+        ({"chat": {"tpot": 50}}, "slo_classes.chat.tpot"),
+        ({"chat": 50}, "slo_classes.chat"),
+        ({"": {"tpot_ms": 50}}, "slo_classes"),
+        ({" ": {"tpot_ms": 50}}, "slo_classes"),
+        ({"none": {"tpot_ms": 50}}, "slo_classes.none"),
+        ({"default": {"tpot_ms": 50}}, "slo_classes.default"),
+        ([], "slo_classes"),
+    ],
+)
+def test_a_class_that_cannot_be_asked_for_names_itself(classes: Any, field: str) -> None:
+    assert refused({"pool": POOL, "slo_classes": classes}).field == field
 
 
 def test_a_missing_pool_is_named() -> None:

@@ -13,8 +13,9 @@ from specrouter import ChainRouter
 from specrouter.output import Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.params import RequestError, SamplingParams
 from specrouter.request import Prompt, RequestHandle, RunningRequest
+from specrouter.slo import SLO, Objective
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
-from tests.specrouter.fake_router import FakeEngine, router_without_models
+from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine, router_without_models
 
 PROMPT = (7, 8, 9)
 EOS = 0
@@ -34,11 +35,14 @@ class Running:
         tokenizer: PreTrainedTokenizerBase,
         generated: Sequence[int] = (),
         sample: int = 0,
+        objective: Objective | None = None,
         **params: Any,
     ) -> None:
         self.deltas: list[Delta] = []
         self.handle = RequestHandle(1, lambda: None, self.deltas.append)
-        prompt = Prompt(PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample)
+        prompt = Prompt(
+            PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample, objective=objective
+        )
         self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
 
     def accept(self, tokens: Sequence[int], chain: tuple[str, ...]) -> None:
@@ -214,6 +218,126 @@ def test_a_handle_iterates_to_the_last_delta(tokenizer: PreTrainedTokenizerBase)
     assert [delta.token_ids for delta in handle] == [[11], [12]]
 
 
+# Objectives
+
+
+class Clock:
+    """Stands still but for what is added to `now_s`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr("specrouter.request.time.perf_counter", lambda: self.now_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def serve_slowly(running: Running, clock: Clock, times_s: Sequence[tuple[float, int]]) -> None:
+    """Commits of so many tokens, each so many seconds after the one before."""
+    for after_s, count in times_s:
+        clock.now_s += after_s
+        running.accept([11] * count, ALONE)
+
+
+def test_the_clock_of_decoding_starts_at_the_first_token(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, max_new_tokens=9)
+    clock.now_s += 7.0
+    assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
+    running.accept([11], ALONE)
+    assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
+    clock.now_s += 0.25
+    assert running.request.decode_ms(clock.now_s) == 250.0
+    running.accept([11, 12, 13], PAIR)
+    assert running.request.decoded_tokens == 3
+    assert running.request.decode_ms(clock.now_s + 0.5) == 750.0
+
+
+def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, generated=[11, 12, 13], objective=Objective(100.0, None))
+    assert running.request.decoded_tokens == 0
+    serve_slowly(running, clock, [(9.0, 1), (0.25, 2)])
+    assert (running.request.produced_tokens, running.request.decoded_tokens) == (3, 2)
+    running.accept([EOS], ALONE)
+    assert running.output.metrics.attained
+    assert running.output.metrics.tpot_ms == pytest.approx(250 / 3)
+
+
+@pytest.mark.parametrize(
+    ("objective", "attained"),
+    [
+        (None, None),
+        (Objective(50.0, None), True),
+        (Objective(49.9, None), False),
+        (Objective(50.0, 2000.0), True),
+        (Objective(50.0, 1999.0), False),
+        (Objective(49.9, 2000.0), False),
+        (Objective(None, 2000.0), True),
+        (Objective(None, 1999.0), False),
+    ],
+)
+def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
+    tokenizer: PreTrainedTokenizerBase,
+    clock: Clock,
+    objective: Objective | None,
+    attained: bool | None,
+) -> None:
+    running = Running(tokenizer, objective=objective, max_new_tokens=6)
+    serve_slowly(running, clock, [(2.0, 1), (0.125, 2), (0.125, 3)])  # 250 ms for 5 tokens
+    metrics = running.output.metrics
+    assert (metrics.ttft_ms, metrics.tpot_ms) == (2000.0, 50.0)
+    assert (metrics.objective, metrics.attained) == (objective, attained)
+    assert running.request.objective == objective
+
+
+def test_one_token_attains_whatever_tpot_is_asked_for(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, objective=Objective(0.001, None), max_new_tokens=1)
+    serve_slowly(running, clock, [(9.0, 1)])
+    assert running.output.metrics.attained is True
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "error"])
+@pytest.mark.parametrize("commits", [[], [(0.0, 1)], [(0.0, 1), (0.001, 2)]])
+def test_what_was_cut_off_has_not_attained_its_objective(
+    tokenizer: PreTrainedTokenizerBase,
+    clock: Clock,
+    reason: FinishReason,
+    commits: list[tuple[float, int]],
+) -> None:
+    running = Running(tokenizer, objective=Objective(50.0, None))
+    serve_slowly(running, clock, commits)
+    running.finish(reason)
+    assert running.output.metrics.attained is False
+
+
+def test_times_of_every_10_tokens_end_with_the_text(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, max_new_tokens=21)
+    # The last commit brings five tokens, of which the text takes two: they share its time.
+    serve_slowly(running, clock, [(2.0, 1), *[(0.125, 4)] * 2, (0.5, 10), (0.25, 5)])
+    metrics = running.output.metrics
+    assert len(running.output.token_ids) == 21
+    assert metrics.tpot_ms_every_10 == pytest.approx((35.0, 65.0))
+    assert metrics.tpot_ms == pytest.approx(50.0)
+    assert metrics.to_json()["tpot_ms_every_10"] == list(metrics.tpot_ms_every_10)
+
+
+def test_the_metrics_carry_the_objective_into_json(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, objective=Objective(1e9, 2e9, "chat"), max_new_tokens=1)
+    running.accept([11], ALONE)
+    written = running.output.metrics.to_json()
+    assert written["objective"] == {"tpot_ms": 1e9, "ttft_ms": 2e9, "slo_class": "chat"}
+    assert written["attained"] is True
+
+
 # Log-probabilities
 
 
@@ -385,6 +509,48 @@ def test_leaving_a_stream_of_coroutines_cancels_all_samples(served: Served) -> N
     asyncio.run(leave())
     wait_until(lambda: not engine.running)
     assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+
+
+def objectives(engine: FakeEngine) -> list[Objective | None]:
+    return [request.objective for request in engine.seen]
+
+
+def test_every_way_in_takes_an_objective(served: Served) -> None:
+    router, engine = served
+    one, asked = SamplingParams(max_new_tokens=1), SLO(tpot_ms=50, ttft_ms=900)
+
+    async def stream() -> list[Delta]:
+        return [delta async for delta in router.astream([1], one, slo=asked)]
+
+    router.generate([1], one, slo=asked)
+    list(router.stream([1], one, slo=asked))
+    asyncio.run(stream())
+    router.submit([1], one, slo=asked).result(10.0)
+    for handle in router.submit_all([1], THREE, slo=asked):
+        handle.result(10.0)
+    assert objectives(engine) == [Objective(50.0, 900.0)] * 7
+
+
+def test_prompts_may_have_objectives_of_their_own(served: Served) -> None:
+    router, engine = served
+    one = SamplingParams(max_new_tokens=1)
+    router.generate([[1], [2], [3]], one, slo=[SLO(tpot_ms=5), None, SLO(tpot_ratio=2)])
+    assert objectives(engine) == [
+        Objective(5.0, None),
+        None,
+        Objective(2 * BASELINE_TPOT_MS, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "slo", ["urgent", 50, [SLO(tpot_ms=5)], [SLO(tpot_ms=5), "urgent"], [SLO(tpot_ms=5), 50]]
+)
+def test_one_bad_objective_leaves_nothing_queued(served: Served, slo: Any) -> None:
+    router, engine = served
+    with pytest.raises(RequestError) as caught:
+        router.generate([[1], [2]], THREE, slo=slo)
+    assert caught.value.field == "slo"
+    assert engine.seen == []
 
 
 def test_one_cancelled_sample_leaves_the_others(served: Served) -> None:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
-from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
+from specrouter import SLO, ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
 from specrouter.engine import Engine
 from specrouter.executor import CyclePlan, CycleResult, Executor
 from specrouter.hang_guard import HangGuard
+from specrouter.prediction import Workload, target_only
 from specrouter.time_profile import profile_model
 from tests.exact.comparison import assert_whole
 
@@ -540,6 +541,70 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Setti
     router.close()  # nothing happens
 
 
+# Objectives
+
+
+@pytest.fixture
+def judging(small_config: Settings) -> Iterator[ChainRouter]:
+    settings = copy.deepcopy(small_config)
+    settings["engine"]["max_requests"] = 1
+    settings["slo_classes"] = {"patient": {"tpot_ms": 1e6, "ttft_ms": 1e6}}
+    with ChainRouter.from_config(settings) as router:
+        yield router
+        assert_whole(router)
+
+
+def test_each_request_is_judged_by_its_objective_and_gives_the_same_tokens(
+    judging: ChainRouter,
+) -> None:
+    expected = alone(judging, PROMPT)
+    objectives = ["patient", SLO(tpot_ms=1e-6), SLO(tpot_ms=1e6, ttft_ms=1e-6), None]
+    outputs = judging.generate([PROMPT] * 4, GREEDY, CHAIN, objectives)
+    assert tokens(outputs) == [expected] * 4
+    assert [output.metrics.attained for output in outputs] == [True, False, False, None]
+    report = judging.slo_report()
+    counts = {name: (one.requests, one.attained) for name, one in report.classes.items()}
+    assert counts == {"patient": (1, 1), "default": (2, 0), "none": (2, 0)}
+    assert report.total.attainment == pytest.approx(1 / 3)
+    assert report.total.tokens == 5 * len(expected)
+    assert report.total.goodput_tokens_per_s == pytest.approx(len(expected) / report.duration_s)
+
+
+def test_a_ratio_is_times_the_time_of_one_request_alone(judging: ChainRouter) -> None:
+    baseline_ms = target_only(judging.performance(), Workload(1), "target").cycle_ms
+    assert baseline_ms > 0
+    output = judging.generate([PROMPT], GREEDY, slo=SLO(tpot_ratio=3))[0]
+    assert output.metrics.objective is not None
+    assert output.metrics.objective.tpot_ms == pytest.approx(3 * baseline_ms)
+
+
+def test_what_is_cancelled_running_or_waiting_has_not_attained_its_objective(
+    judging: ChainRouter,
+) -> None:
+    running, waiting = (judging.submit(PROMPT, LONG, "off", slo="patient") for _ in range(2))
+    next(iter(running))
+    waiting.cancel()
+    assert waiting.result(PATIENCE_S).metrics.attained is False
+    running.cancel()
+    assert running.result(PATIENCE_S).metrics.attained is False
+    patient = judging.slo_report().classes["patient"]
+    assert (patient.requests, patient.judged, patient.attained) == (2, 2, 0)
+    assert patient.tokens == len(running.result().token_ids)
+
+
+def test_what_a_crash_ends_is_counted(
+    judging: ChainRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise OSError("the cable is loose")
+
+    monkeypatch.setattr(Executor, "run", crash)
+    output = judging.submit(PROMPT, LONG, slo="patient").result(PATIENCE_S)
+    assert (output.finish_reason, output.metrics.attained) == ("error", False)
+    patient = judging.slo_report().classes["patient"]
+    assert (patient.requests, patient.attained, patient.attainment) == (1, 0, 0.0)
+
+
 # The interface
 
 
@@ -555,6 +620,8 @@ def test_one_prompt_is_a_list_of_one(router: ChainRouter) -> None:
         ("params", {"params": [GREEDY]}),
         ("speculation", {"speculation": ["off"]}),
         ("speculation", {"speculation": "on"}),
+        ("slo", {"slo": [SLO(tpot_ms=50)]}),
+        ("slo", {"slo": 50}),
     ],
 )
 def test_as_many_options_as_prompts_are_needed(

@@ -6,19 +6,22 @@ import asyncio
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from specrouter import ChainRouter, SamplingParams, Speculation, TokenLogprobs
+from specrouter import SLO, ChainRouter, SamplingParams, Speculation, TokenLogprobs
 from specrouter.generate_request import GenerateRequest
 from specrouter.server import create_app
+from specrouter.slo import Objective, SloLike
 from tests.specrouter.fake_router import (
     DECISION,
     METRICS,
     RUNS,
+    SLO_REPORT,
     STATISTICS,
     TOKEN_TEXTS,
     FakeRouter,
@@ -31,19 +34,28 @@ def app_of(router: FakeRouter) -> FastAPI:
     return create_app(cast(ChainRouter, router))
 
 
-def post(router: FakeRouter, body: Any, path: str = "/generate") -> httpx.Response:
+Headers = Sequence[tuple[str, str]]
+
+
+def post(
+    router: FakeRouter, body: Any, path: str = "/generate", headers: Headers = ()
+) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return request(router, "POST", path, content)
+    return request(router, "POST", path, content, headers)
 
 
 def request(
-    router: FakeRouter, method: str, path: str, content: bytes | None = None
+    router: FakeRouter,
+    method: str,
+    path: str,
+    content: bytes | None = None,
+    headers: Headers = (),
 ) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app_of(router), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            headers = {"Content-Type": "application/json"}
-            return await client.request(method, path, content=content, headers=headers)
+            sent = [("Content-Type", "application/json"), *headers]
+            return await client.request(method, path, content=content, headers=sent)
 
     return asyncio.run(send())
 
@@ -232,6 +244,94 @@ def test_statistics_are_the_routers_totals() -> None:
     assert response.json()["forwards"] == {"big": 4}
 
 
+def test_the_report_of_objectives_is_the_routers() -> None:
+    response = request(FakeRouter(), "GET", "/router/slo")
+    assert response.status_code == 200
+    assert response.json() == dataclasses.asdict(SLO_REPORT)
+    assert response.json()["classes"]["interactive"]["attainment"] == 0.5
+
+
+# Objectives
+
+
+TPOT, TTFT = "x-slo-tpot-ms", "x-slo-ttft-ms"
+
+
+@pytest.mark.parametrize(
+    ("slo", "headers", "asked"),
+    [
+        (None, [], None),
+        ("interactive", [], "interactive"),
+        ({"tpot_ms": 40, "ttft_ms": None}, [], SLO(tpot_ms=40)),
+        ({"tpot_ratio": 1.2, "ttft_ms": 300.5}, [], SLO(ttft_ms=300.5, tpot_ratio=1.2)),
+        (None, [(TPOT, "40")], SLO(tpot_ms=40)),
+        (None, [("X-SLO-TPOT-MS", " 4.5e1 "), (TTFT, "900")], SLO(tpot_ms=45, ttft_ms=900)),
+        ({"tpot_ms": 40}, [(TTFT, "900")], SLO(tpot_ms=40, ttft_ms=900)),
+        ({"tpot_ms": 40}, [(TPOT, "40.0")], SLO(tpot_ms=40)),
+        ("coding", [(TTFT, "900")], SLO(tpot_ratio=1.2, ttft_ms=900, slo_class="coding")),
+        ("interactive", [(TPOT, "50")], SLO(tpot_ms=50, ttft_ms=1000, slo_class="interactive")),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_objective_comes_from_the_body_the_headers_or_both(
+    slo: Any, headers: Headers, asked: SloLike, stream: bool
+) -> None:
+    router = FakeRouter()
+    response = post(router, {**PROMPT, "slo": slo, "stream": stream}, headers=headers)
+    assert response.status_code == 200
+    assert router.slos == [asked]
+
+
+@pytest.mark.parametrize("header", [TPOT, TTFT])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "fast", "", "1_000", "5 ms"])
+def test_a_header_that_is_no_positive_number_is_a_400_that_names_it(
+    header: str, value: str
+) -> None:
+    assert_objective_refused({}, [(header, value)], header)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("slo", "headers", "named"),
+    [
+        pytest.param({"tpot_ms": 40}, [(TPOT, "41")], TPOT, id="values and header"),
+        pytest.param({"ttft_ms": 40}, [(TTFT, "41")], TTFT, id="values and other header"),
+        pytest.param({"tpot_ratio": 1.2}, [(TPOT, "48")], TPOT, id="ratio and header"),
+        pytest.param("interactive", [(TPOT, "49")], TPOT, id="class and header"),
+        pytest.param("interactive", [(TTFT, "999")], TTFT, id="class and other header"),
+        pytest.param("coding", [(TPOT, "48")], TPOT, id="class with a ratio and header"),
+        pytest.param(None, [(TPOT, "40"), (TPOT, "40")], TPOT, id="header twice"),
+        pytest.param("urgent", [(TPOT, "40")], "slo", id="unknown class and header"),
+    ],
+)
+def test_a_header_that_contradicts_the_body_is_a_400_that_names_it(
+    slo: Any, headers: Headers, named: str, stream: bool
+) -> None:
+    assert_objective_refused({"slo": slo, "stream": stream}, headers, named)
+
+
+def assert_objective_refused(fields: dict[str, Any], headers: Headers, named: str) -> None:
+    router = FakeRouter()
+    response = post(router, {**PROMPT, **fields}, headers=headers)
+    assert response.status_code == 400
+    error = refusal(response)
+    assert error["param"] == named
+    assert error["message"].startswith(f"{named}: ")
+    assert router.calls == []
+
+
+def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged = dataclasses.replace(
+        METRICS, objective=Objective(12.5, None, "coding"), attained=True, tpot_ms_every_10=(9.5,)
+    )
+    monkeypatch.setattr("tests.specrouter.fake_router.METRICS", judged)
+    metrics = post(FakeRouter(), PROMPT).json()["metrics"]
+    assert metrics["objective"] == {"tpot_ms": 12.5, "ttft_ms": None, "slo_class": "coding"}
+    assert (metrics["attained"], metrics["tpot_ms_every_10"]) == (True, [9.5])
+
+
 # Refusals: nothing reaches the router
 
 
@@ -314,6 +414,29 @@ def test_statistics_are_the_routers_totals() -> None:
         ({**PROMPT, "logprobs": -1}, "logprobs"),
         ({**PROMPT, "logprobs": 21}, "logprobs"),
         ({**PROMPT, "logprobs": True}, "logprobs"),
+        ({**PROMPT, "slo": {"tpot_ms": 0}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": -1}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": float("nan")}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": "NaN"}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": float("inf")}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": 10**400}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": True}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"tpot_ms": [50]}}, "slo.tpot_ms"),
+        ({**PROMPT, "slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+        ({**PROMPT, "slo": {"ttft_ms": float("nan"), "tpot_ms": 50}}, "slo.ttft_ms"),
+        ({**PROMPT, "slo": {"tpot_ratio": -0.5}}, "slo.tpot_ratio"),
+        ({**PROMPT, "slo": {"tpot_ratio": "1.2"}}, "slo.tpot_ratio"),
+        ({**PROMPT, "slo": {"tpot_ratio": 1e308}}, "slo.tpot_ratio"),
+        ({**PROMPT, "slo": {"tpot_ratio": 1.2, "tpot_ms": 50}}, "slo.tpot_ratio"),
+        ({**PROMPT, "slo": {"tpot": 50}}, "slo.tpot"),
+        ({**PROMPT, "slo": {"tpot_ms": 50, "slo_class": "coding"}}, "slo.slo_class"),
+        ({**PROMPT, "slo": {}}, "slo"),
+        ({**PROMPT, "slo": {"tpot_ms": None}}, "slo"),
+        ({**PROMPT, "slo": 50}, "slo"),
+        ({**PROMPT, "slo": ["interactive"]}, "slo"),
+        ({**PROMPT, "slo": "urgent"}, "slo"),
+        ({**PROMPT, "slo": ""}, "slo"),
+        ({**PROMPT, "slo": "\ud800"}, "slo"),
         ({**PROMPT, "logits_processors": ["f"]}, "logits_processors"),
         ({**PROMPT, "logits_processors": []}, "logits_processors"),
         ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),

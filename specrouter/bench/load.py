@@ -1,0 +1,314 @@
+"""`specrouter bench load`: how many requests get their tokens in time, policy by policy.
+
+The same requests arrive at the same times under every policy, whatever the state of the service;
+policies take turns, in an order that rotates by round. Objectives are the trace's ratios times the
+baseline latency, which is measured first: that of a request alone, on the target only.
+
+Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is judged here,
+by the times that a request got, not by what the service says of it.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from modelpool import ModelPool
+from modelpool.errors import ConfigError
+from specrouter.bench import traces
+from specrouter.bench.conditions import conditions, cpu_name
+from specrouter.bench.load_figures import figures, medians, over_baselines, series
+from specrouter.bench.load_options import LoadOptions
+from specrouter.bench.load_plot import plot_path, write_load_plots
+from specrouter.bench.load_prompts import fill_prompts, load_labelled
+from specrouter.bench.load_report import describe, load_table
+from specrouter.bench.load_services import BASELINES, OwnService, ServerService
+from specrouter.bench.plot import check_plot
+from specrouter.bench.prompts import Texts, Tokenizer
+from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
+from specrouter.bench.rounds import Progress
+from specrouter.bench.sample import MeasurementError
+from specrouter.bench.traces import Arrival
+from specrouter.config import RouterConfig
+from specrouter.router import ChainRouter
+
+_BASELINE_RUNS = 3
+_BASELINE_TOKENS = 32
+_WARM_UP_REQUESTS = 4
+_WARM_UP_TOKENS = 16
+_NOTE_S = 10.0  # between two lines that stay, about a run
+_SEEDS_OF_A_ROUND = 100_000
+_MOST_ROWS = 1024
+
+
+class PolicyService(Service, Protocol):
+    def use(self, policy: str) -> None: ...
+
+
+class WallClock:
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def sleep_s(self, duration_s: float) -> None:
+        time.sleep(duration_s)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of the sweep. `arrivals` are the requests that all its policies get."""
+
+    scale: float
+    urgent_share: float
+    slo_scale: float
+    arrivals: tuple[Arrival, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        rate = traces.rate_per_s(self.arrivals)
+        return {
+            "scale": self.scale,
+            "requests_per_s": rate if rate < float("inf") else None,
+            "urgent_share": self.urgent_share,
+            "slo_scale": self.slo_scale,
+        }
+
+
+def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
+    """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
+    config = _with_rows(RouterConfig.load(options.config), options.rows)
+    texts = load_labelled(options.prompts)
+    if options.plot is not None:
+        check_plot(plot_path(options.plot, "series"))
+    trace = read_arrivals(options)
+    pool = ModelPool.from_config(config.pool)  # reads no weights
+    points = sweep(trace, options, request_limit(config, pool))
+    if options.server is not None:
+        bench = LoadBench(ServerService(options.server), pool.tokenizer, texts, options, progress)
+        measured = bench.run(points)
+        return {"conditions": {**_elsewhere(options.server), **_asked(options, bench)}, **measured}
+    progress.note(f"loading {pool.target}")
+    with ChainRouter.from_config(config) as router:
+        bench = LoadBench(OwnService(router), pool.tokenizer, texts, options, progress)
+        measured = bench.run(points)
+        rows = {"rows": config.engine.max_requests}
+        return {"conditions": {**conditions(router), **rows, **_asked(options, bench)}, **measured}
+
+
+def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
+    """The plots, the table, and the document: into its file, and as the last line of stdout.
+
+    The series of single requests is in the file only.
+    """
+    if options.json is not None:
+        options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        write_load_plots(document, options.plot)
+    print(load_table(document))
+    print(json.dumps({k: v for k, v in document.items() if k != "series"}), flush=True)
+
+
+def read_arrivals(options: LoadOptions) -> list[Arrival]:
+    """The requests that are asked for, before any rescaling."""
+    if options.poisson is not None:
+        return traces.poisson(
+            options.poisson, options.requests, options.trace_baseline_ms, options.seed
+        )
+    assert options.trace is not None, "the options have one of both"
+    found = traces.read_trace(options.trace, options.trace_baseline_ms)
+    return traces.excerpt(found, options.skip, options.requests)
+
+
+def sweep(trace: Sequence[Arrival], options: LoadOptions, limit: int) -> list[Point]:
+    """A point for each combination of what has several values.
+
+    Args:
+        limit: tokens of a request.
+    """
+    if options.output_tokens is not None and options.output_tokens >= limit:
+        raise ConfigError("--output-tokens", f"must be below the model's length of {limit}")
+    resized = traces.resized(trace, options.length_scale, options.output_tokens, limit)
+    shares: tuple[float | None, ...] = options.urgent_share or (None,)
+    points = []
+    for share, slo_scale, scale in itertools.product(shares, options.slo_scale, options.scale):
+        mixed = resized
+        if share is not None:
+            mixed = traces.with_urgent_share(resized, share, options.seed)
+        shown = traces.urgent_share(resized) if share is None else share
+        arrivals = traces.with_slo_scale(traces.stretched(mixed, scale), slo_scale)
+        points.append(Point(scale, shown, slo_scale, tuple(arrivals)))
+    return points
+
+
+def request_limit(config: RouterConfig, pool: ModelPool) -> int:
+    """Tokens of a request, prompt and output, that every model can read and the memory can hold."""
+    limits = [config.engine.max_model_len, *(pool.max_positions(name) for name in pool.names)]
+    return min([*limits, config.engine.kv_budget_tokens or limits[0]])
+
+
+class LoadBench:
+    """A service, under each policy in turn."""
+
+    def __init__(
+        self,
+        service: PolicyService,
+        tokenizer: Tokenizer,
+        texts: Texts,
+        options: LoadOptions,
+        progress: Progress,
+        clock: Clock | None = None,
+    ) -> None:
+        self._service, self._tokenizer, self._texts = service, tokenizer, texts
+        self._options, self._progress = options, progress
+        self._clock = clock or WallClock()
+        self.baseline_ms = 0.0
+
+    def run(self, points: Sequence[Point]) -> dict[str, Any]:
+        """`points` with the figures of each policy, and the `series` of the first one."""
+        self.baseline_ms = self.measure_baseline(points[0])
+        self._progress.note(f"baseline latency {self.baseline_ms:.2f} ms a token")
+        measured = [self._run_point(point) for point in points]
+        shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
+        results = zip(points, measured, strict=True)
+        return {"points": [_result(*pair) for pair in results], "series": shown}
+
+    def measure_baseline(self, point: Point) -> float:
+        """Median TPOT, in ms, of requests that run one at a time on the target only.
+
+        Raises:
+            MeasurementError: one of them failed.
+        """
+        if self._options.server is None:
+            self._service.use("target-only")
+        longest = sorted(self._requests(point, 0), key=lambda request: -request.new_tokens)
+        found = []
+        for request in longest[: _BASELINE_RUNS + 1]:
+            tokens = min(request.new_tokens, _BASELINE_TOKENS)
+            alone = replace(
+                request, at_s=0.0, new_tokens=tokens, objective_ms=None, speculation="off"
+            )
+            answer = replay([alone], self._service, self._clock)[0].answer
+            if answer.error is not None or not answer.tpot_ms:
+                raise MeasurementError(f"baseline: {answer.error or 'no time per token'}")
+            found.append(answer.tpot_ms)
+        return median(found[1:] or found)  # the first one warms up
+
+    def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
+        """Outcomes by policy, a list for each round."""
+        names = self._options.policies
+        found: dict[str, list[list[Outcome]]] = {name: [] for name in names}
+        for number in range(self._options.rounds):
+            start = number % len(names)
+            for name in (*names[start:], *names[:start]):
+                found[name].append(self._run_policy(name, point, number))
+        return found
+
+    def _run_policy(self, name: str, point: Point, number: int) -> list[Outcome]:
+        label = f"{describe(point.to_json())}, round {number + 1}: {name}"
+        self._progress.show(label)
+        self._service.use(name)
+        requests = self._requests(point, number)
+        self._warm_up(requests)
+        watch = _Ticker(label, len(requests), self._progress)
+        outcomes = replay(requests, self._service, self._clock, watch)
+        row = figures(outcomes)
+        self._progress.note(f"{label}: {_summary(row)}")
+        error = next((o.answer.error for o in outcomes if o.answer.error is not None), None)
+        if error is not None:
+            self._progress.note(f"{label}: the first of {row['errors']} errors: {error}")
+        return outcomes
+
+    def _warm_up(self, requests: Sequence[LoadRequest]) -> None:
+        """A few together, not counted: the policy meets its shapes, and learns a little."""
+        few = [
+            replace(one, at_s=0.0, new_tokens=min(one.new_tokens, _WARM_UP_TOKENS))
+            for one in requests[:_WARM_UP_REQUESTS]
+        ]
+        replay(few, self._service, self._clock)
+
+    def _requests(self, point: Point, number: int) -> list[LoadRequest]:
+        options = self._options
+        prompts = fill_prompts(point.arrivals, self._texts, self._tokenizer, options.seed)
+        first_seed = options.seed + number * _SEEDS_OF_A_ROUND
+        return [
+            LoadRequest(
+                arrival.at_s,
+                arrival.category,
+                prompt,
+                arrival.output_tokens,
+                options.temperature,
+                first_seed + index,
+                None if arrival.slo_ratio is None else arrival.slo_ratio * self.baseline_ms,
+            )
+            for index, (arrival, prompt) in enumerate(zip(point.arrivals, prompts, strict=True))
+        ]
+
+
+class _Ticker:
+    """What a replay is at: always on a terminal, and now and then in a line that stays."""
+
+    def __init__(self, label: str, total: int, progress: Progress) -> None:
+        self._label, self._total, self._progress = label, total, progress
+        self._next_s = _NOTE_S
+
+    def __call__(self, elapsed_s: float, sent: int, running: int) -> None:
+        line = (
+            f"{self._label}: {elapsed_s:.0f} s, {sent}/{self._total} submitted, "
+            f"{running} running, {sent - running} finished"
+        )
+        self._progress.show(line)
+        if elapsed_s >= self._next_s:
+            self._progress.note(line)
+            self._next_s = elapsed_s + _NOTE_S
+
+
+def _result(point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]) -> dict[str, Any]:
+    rows = {
+        name: medians([figures(of_round) for of_round in rounds])
+        for name, rounds in outcomes.items()
+    }
+    over = over_baselines(rows, BASELINES)
+    return {
+        **point.to_json(),
+        "policies": {name: {**row, "over": over[name]} for name, row in rows.items()},
+    }
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    attained = "-" if row["attainment"] is None else f"{row['attainment']:.0%}"
+    return f"{attained} attained, goodput {row['goodput_tokens_per_s']:.1f} tokens/s"
+
+
+def _with_rows(config: RouterConfig, rows: int | None) -> RouterConfig:
+    if rows is None:
+        return config
+    if rows > _MOST_ROWS:
+        raise ConfigError("--rows", f"must be at most {_MOST_ROWS}, not {rows}")
+    engine = config.engine.model_copy(update={"max_requests": rows})
+    return config.model_copy(update={"engine": engine})
+
+
+def _elsewhere(server: str) -> dict[str, Any]:
+    """Conditions that are known of a server: it runs what its own configuration says."""
+    return {"server": server, "cpu": cpu_name()}
+
+
+def _asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
+    return {
+        "config": options.config.name,
+        "trace": None if options.trace is None else options.trace.name,
+        "poisson_per_s": options.poisson,
+        "requests": options.requests,
+        "skip": options.skip,
+        "output_tokens": options.output_tokens,
+        "length_scale": options.length_scale,
+        "trace_baseline_ms": options.trace_baseline_ms,
+        "prompts": [Path(file).name for file in options.prompts],
+        "rounds": options.rounds,
+        "temperature": options.temperature,
+        "seed": options.seed,
+        "baseline_ms": bench.baseline_ms,
+        "policies": list(options.policies),
+    }

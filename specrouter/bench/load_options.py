@@ -1,0 +1,112 @@
+"""What `specrouter bench load` is asked for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelpool.errors import ConfigError
+from specrouter.bench.load_services import POLICIES
+
+DEFAULT_POLICIES = ("target-only", "fixed-4", "global-greedy", "slo", "costmodel")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the command line asks for; exactly one of `trace` and `poisson`.
+
+    Attributes:
+        poisson: requests per second.
+        scale: times the trace's gaps; every value is a point of the sweep, and so is every one of
+            `urgent_share` (none: as the trace has it) and `slo_scale`.
+        output_tokens: None takes the trace's, times `length_scale`.
+        policy: None takes `DEFAULT_POLICIES`, or a server's own.
+        rows: requests that run together; None takes the configuration's.
+        server: address of a running service, instead of a router in this process.
+        plot: what the files' names begin with.
+    """
+
+    config: Path
+    trace: Path | None = None
+    poisson: float | None = None
+    scale: tuple[float, ...] = (1.0,)
+    requests: int = 200
+    skip: int = 0
+    output_tokens: int | None = None
+    length_scale: float = 0.25
+    policy: tuple[str, ...] | None = None
+    urgent_share: tuple[float, ...] = ()
+    slo_scale: tuple[float, ...] = (1.0,)
+    trace_baseline_ms: float = 30.0
+    prompts: tuple[Path, ...] = ()
+    rounds: int = 1
+    temperature: float = 1.0
+    seed: int = 0
+    rows: int | None = None
+    server: str | None = None
+    plot: Path | None = None
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._check_trace()
+        self._check_policies()
+        _check_whole("--rounds", self.rounds)
+        _check_whole("--seed", self.seed, 0)
+        if self.output_tokens is not None:
+            _check_whole("--output-tokens", self.output_tokens, 2)  # one has no time per token
+        _check_positive("--length-scale", [self.length_scale])
+        _check_positive("--slo-scale", self.slo_scale)
+        if not (self.temperature == 0 or 0.01 <= self.temperature <= 100):
+            raise ConfigError("--temperature", f"must be 0, or 0.01 to 100, not {self.temperature}")
+        if self.json is not None and not self.json.parent.is_dir():
+            raise ConfigError("--json", f"there is no folder {self.json.parent}")
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the runs that take turns."""
+        return ("server",) if self.server is not None else self.policy or DEFAULT_POLICIES
+
+    def _check_trace(self) -> None:
+        if (self.trace is None) == (self.poisson is None):
+            raise ConfigError("--trace", "give either --trace or --poisson")
+        if self.poisson is not None:
+            _check_positive("--poisson", [self.poisson])
+            if self.skip:
+                raise ConfigError("--skip", "goes with --trace")
+        _check_positive("--scale", self.scale)
+        _check_whole("--requests", self.requests)
+        _check_whole("--skip", self.skip, 0)
+        _check_positive("--trace-baseline-ms", [self.trace_baseline_ms])
+        for share in self.urgent_share:
+            if not 0 <= share <= 1:
+                raise ConfigError("--urgent-share", f"must be from 0 to 1, not {share}")
+
+    def _check_policies(self) -> None:
+        for name in self.policy or ():
+            if name not in POLICIES:
+                known = ", ".join(POLICIES)
+                raise ConfigError("--policy", f"{name!r} is none of {known}")
+        if self.policy is not None and len(set(self.policy)) < len(self.policy):
+            raise ConfigError("--policy", "names one twice")
+        if self.rows is not None:
+            _check_whole("--rows", self.rows)
+        if self.server is None:
+            return
+        if not self.server.startswith(("http://", "https://")):
+            raise ConfigError("--server", f"{self.server!r} is no http address")
+        for argument, value in (("--policy", self.policy), ("--rows", self.rows)):
+            if value is not None:
+                raise ConfigError(argument, "is the server's own: not with --server")
+
+
+def _check_whole(argument: str, value: int, least: int = 1) -> None:
+    if value < least:
+        raise ConfigError(argument, f"must be at least {least}, not {value}")
+
+
+def _check_positive(argument: str, values: Sequence[float]) -> None:
+    if not values:
+        raise ConfigError(argument, "needs at least one value")
+    for value in values:
+        if not 0 < value < math.inf:  # NaN is not
+            raise ConfigError(argument, f"must be above 0, not {value}")

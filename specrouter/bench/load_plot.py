@@ -1,0 +1,117 @@
+"""The plots of a load benchmark, from its JSON document.
+
+Contract: a PNG for each axis of the sweep that has several values (attainment and goodput along
+it, the other axes at their first value), and one over the time of the first point's first round.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrouter.bench.load_report import describe
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """`setting` is what varies; `shown` what it is drawn as."""
+
+    file: str
+    setting: str
+    shown: str
+    label: str
+
+
+_AXES = (
+    _Axis("rate", "scale", "requests_per_s", "requests per second"),
+    _Axis("urgent", "urgent_share", "urgent_share", "share of the category with least time"),
+    _Axis("slo", "slo_scale", "slo_scale", "objectives, times"),
+)
+_FIGURES = (("attainment", "attainment"), ("goodput_tokens_per_s", "goodput, tokens per second"))
+
+
+def write_load_plots(document: Mapping[str, Any], prefix: Path) -> list[Path]:
+    """The files that were written: `PREFIX-rate.png`, `-urgent.png`, `-slo.png`, `-series.png`."""
+    points = document["points"]
+    written = []
+    for axis in _AXES:
+        along = _along(points, axis.setting)
+        if len(along) > 1:
+            written.append(plot_path(prefix, axis.file))
+            _draw_axis(along, axis, written[-1])
+    written.append(plot_path(prefix, "series"))
+    _draw_series(document["series"], describe(points[0]), written[-1])
+    return written
+
+
+def plot_path(prefix: Path, name: str) -> Path:
+    return prefix.with_name(f"{prefix.name}-{name}.png")
+
+
+def running_over_time(requests: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
+    """Times at which a request is sent or ends, and how many are in the service from then on."""
+    changes = sorted([(r[0], 1) for r in requests] + [(r[1], -1) for r in requests])
+    times, counts = [0.0], [0]
+    for at_s, change in changes:
+        times.append(at_s)
+        counts.append(counts[-1] + change)
+    return times, counts
+
+
+def _along(points: Sequence[Mapping[str, Any]], setting: str) -> list[Mapping[str, Any]]:
+    """Those that differ from the first in this setting only, by it."""
+    fixed = [axis.setting for axis in _AXES if axis.setting != setting]
+    found = [point for point in points if all(point[n] == points[0][n] for n in fixed)]
+    return sorted(found, key=lambda point: float(point[setting]))
+
+
+def _draw_axis(points: Sequence[Mapping[str, Any]], axis: _Axis, path: Path) -> None:
+    figure = _figure(11.0, 4.5)
+    for place, (name, label) in enumerate(_FIGURES, 1):
+        axes = figure.add_subplot(1, 2, place)
+        for policy, style in _styles(points[0]["policies"]).items():
+            values = [point["policies"][policy][name] for point in points]
+            shown = [point[axis.shown] for point in points]
+            axes.plot(shown, [float("nan") if v is None else v for v in values], **style)
+        axes.set_xlabel(axis.label)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
+
+
+def _draw_series(series: Mapping[str, Any], title: str, path: Path) -> None:
+    """Above, requests in the service; below, each request's TPOT over its objective at its end."""
+    figure = _figure(11.0, 6.5)
+    above, below = figure.add_subplot(2, 1, 1), figure.add_subplot(2, 1, 2)
+    for policy, style in _styles(series).items():
+        requests = series[policy]
+        times, counts = running_over_time(requests)
+        above.step(times, counts, where="post", color=style["color"], label=policy, linewidth=1)
+        judged = [r for r in requests if r[2] is not None]
+        color = style["color"]
+        below.scatter([r[1] for r in judged], [r[2] for r in judged], s=7, color=color)
+    below.axhline(1.0, color="black", linewidth=0.8)
+    above.set_title(title, fontsize=9)
+    above.set_ylabel("requests running or waiting")
+    below.set_ylabel("time per token over objective")
+    below.set_xlabel("seconds")
+    above.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
+
+
+def _styles(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"label": name, "color": f"C{place % 10}", "marker": "osv^Dx"[place % 6]}
+        for place, name in enumerate(policies)
+    }
+
+
+def _figure(width: float, height: float) -> Any:
+    # Optional, and slow to import.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="tight")
+    FigureCanvasAgg(figure)
+    return figure

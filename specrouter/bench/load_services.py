@@ -1,0 +1,267 @@
+"""Who answers a replay: a router in this process under a policy, or a server over HTTP.
+
+Contract: a request that is refused or fails has an answer with its error. A router's times are the
+engine's own; a server's are its client's, so they include HTTP.
+"""
+
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from modelpool.errors import ConfigError
+from specrouter.bench.replay import Answer, LoadRequest, Pending
+from specrouter.output import RequestOutput
+from specrouter.params import RequestError, SamplingParams
+from specrouter.slo import SLO
+
+_END_S = 60.0  # within which one that was cancelled must end
+_SILENCE_S = 600.0  # of a server between two events
+_FIRST_TIMEOUT_S = 10.0
+_FAILURES = (OSError, ValueError, LookupError, http.client.HTTPException)
+
+# A proxy would be measured too.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class RouterPolicy:
+    """Arguments of `ChainRouter.set_policy`."""
+
+    policy: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _fixed(depth: int) -> RouterPolicy:
+    trees = {"selection": "whole", "shape": "fixed"}
+    return RouterPolicy("adaptive", {"depth": depth, "width": 1, "trees": trees})
+
+
+def _trees(**settings: str) -> RouterPolicy:
+    return RouterPolicy("adaptive", {"trees": settings})
+
+
+# The baselines: what AdaServe compares with. The others answer to objectives.
+BASELINES: Mapping[str, RouterPolicy] = {
+    "target-only": RouterPolicy("target-only"),
+    "fixed-4": _fixed(4),
+    "fixed-6": _fixed(6),
+    "fixed-8": _fixed(8),
+    "static-tree": _trees(shape="static", selection="whole"),
+    "equal-greedy": _trees(selection="equal-greedy"),
+    "global-greedy": _trees(selection="global-greedy"),
+}
+POLICIES: Mapping[str, RouterPolicy] = {
+    **BASELINES,
+    "adaserve": _trees(selection="slo", shape="adaserve"),
+    "slo": _trees(selection="slo"),
+    "costmodel": RouterPolicy("adaptive"),  # the default
+}
+
+
+class Handle(Protocol):
+    @property
+    def is_done(self) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+    def result(self, timeout: float | None = None) -> RequestOutput: ...
+
+
+class LoadRouter(Protocol):
+    """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
+
+    def submit(
+        self,
+        prompt: Any,
+        params: Any = None,
+        speculation: Any = None,
+        *,
+        slo: SLO | None = None,
+    ) -> Handle: ...
+
+    def set_policy(self, policy: str, **settings: Any) -> None: ...
+
+    def set_learning(self, is_learning: bool) -> None: ...
+
+
+class OwnService:
+    """A router in this process."""
+
+    def __init__(self, router: LoadRouter) -> None:
+        self._router = router
+
+    def use(self, policy: str) -> None:
+        """One of `POLICIES`, from now on. Raises `ConfigError`."""
+        chosen = POLICIES[policy]
+        self._router.set_policy(chosen.policy, **chosen.settings)
+        # What runs without drafters would teach the others for nothing.
+        self._router.set_learning(chosen.policy != "target-only")
+
+    def send(self, request: LoadRequest) -> Pending:
+        params = SamplingParams(
+            request.new_tokens, request.temperature, seed=request.seed, ignore_eos=True
+        )
+        slo = None if request.objective_ms is None else SLO(tpot_ms=request.objective_ms)
+        try:
+            handle = self._router.submit(request.token_ids, params, request.speculation, slo=slo)
+        except (RequestError, RuntimeError) as error:  # RuntimeError: the engine has failed
+            return _Refused(str(error))
+        return _OwnPending(handle)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    reason: str
+    is_done: Literal[True] = True
+
+    def cancel(self) -> None:
+        pass
+
+    def answer(self) -> Answer:
+        return Answer(None, None, 0, error=self.reason)
+
+
+@dataclass(frozen=True)
+class _OwnPending:
+    handle: Handle
+
+    @property
+    def is_done(self) -> bool:
+        return self.handle.is_done
+
+    def cancel(self) -> None:
+        self.handle.cancel()
+
+    def answer(self) -> Answer:
+        try:
+            output = self.handle.result(_END_S)
+        except TimeoutError as error:
+            return Answer(None, None, 0, error=str(error))
+        metrics = output.metrics
+        return Answer(
+            metrics.ttft_ms,
+            metrics.tpot_ms,
+            metrics.output_tokens,
+            metrics.acceptance_length,
+            None if output.finish_reason == "length" else output.error or output.finish_reason,
+        )
+
+
+class ServerService:
+    """A SpecRouter server elsewhere, with a thread and a connection for each request.
+
+    Raises `ConfigError` where nothing healthy answers.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        try:
+            with _opener.open(self._url + "/health", timeout=_FIRST_TIMEOUT_S):
+                pass
+        except _FAILURES as error:
+            raise ConfigError("--server", f"{url} is not healthy: {error}") from error
+
+    def use(self, policy: str) -> None:
+        """A server keeps its own."""
+
+    def send(self, request: LoadRequest) -> Pending:
+        return _ServerPending(self._http_request(request))
+
+    def _http_request(self, request: LoadRequest) -> urllib.request.Request:
+        body = {
+            "input_ids": list(request.token_ids),
+            "max_new_tokens": request.new_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "ignore_eos": True,
+            "speculation": request.speculation,
+            "stream": True,
+        }
+        headers = {"Content-Type": "application/json"}
+        if request.objective_ms is not None:
+            headers["x-slo-tpot-ms"] = f"{request.objective_ms:.6g}"
+        return urllib.request.Request(self._url + "/generate", json.dumps(body).encode(), headers)
+
+
+class _ServerPending:
+    def __init__(self, request: urllib.request.Request) -> None:
+        self._request = request
+        self._answer: Answer | None = None
+        self._is_cancelled = False
+        self._started_s = time.perf_counter()  # before the thread's start, which can be late
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        return self._answer is not None
+
+    def cancel(self) -> None:
+        """At its next event. The server notices that nobody listens any more."""
+        self._is_cancelled = True
+
+    def answer(self) -> Answer:
+        self._thread.join(_END_S)
+        return self._answer or Answer(None, None, 0, error="the server does not end its answer")
+
+    def _run(self) -> None:
+        seen = _Seen(self._started_s)
+        try:
+            with _opener.open(self._request, timeout=_SILENCE_S) as response:
+                for event in _events(response):
+                    seen.take(event, time.perf_counter())
+                    if self._is_cancelled:
+                        raise TimeoutError("cancelled")
+            self._answer = seen.answer()
+        except urllib.error.HTTPError as error:
+            self._answer = seen.answer(f"{error} {error.read(300).decode(errors='replace')}")
+        except _FAILURES as error:
+            self._answer = seen.answer(f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self._answer = seen.answer(repr(error))
+            raise
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of server-sent events."""
+    for line in lines:
+        data = line.removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and data != b"[DONE]":
+            yield json.loads(data)
+
+
+class _Seen:
+    """What a client has seen of an answer, with times in seconds of one clock."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+        self._first_s = self._last_s = 0.0
+        self._tokens = 0
+        self._acceptance: float | None = None
+        self._error: str | None = "the answer has no end"
+
+    def take(self, event: Mapping[str, Any], now_s: float) -> None:
+        tokens = len(event.get("token_ids", ()))
+        if tokens:
+            self._first_s = self._first_s if self._tokens else now_s
+            self._last_s = now_s
+            self._tokens += tokens
+        if "error" in event:
+            self._error = str(event["error"].get("message"))
+        elif "finish_reason" in event:
+            reason = event["finish_reason"]
+            self._error = None if reason == "length" else str(reason)
+            self._acceptance = event.get("metrics", {}).get("acceptance_length")
+
+    def answer(self, error: str | None = None) -> Answer:
+        ttft_ms = (self._first_s - self._started_s) * 1000 if self._tokens else None
+        tpot_ms = None
+        if self._tokens > 1:
+            tpot_ms = (self._last_s - self._first_s) * 1000 / (self._tokens - 1)
+        return Answer(ttft_ms, tpot_ms, self._tokens, self._acceptance, error or self._error)

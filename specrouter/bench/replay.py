@@ -1,0 +1,136 @@
+"""Open-loop replay: requests are sent at their times, whatever the state of the service.
+
+Contract: every request has an outcome; one that is refused, fails or does not end has its error
+there. The clock comes in. What answers is a `Service`: a router here, or a server elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+_TICK_S = 0.2  # between two looks at what runs, and of the sleep before a request is due
+_DRAIN_S = 600.0  # after the last request was sent
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """`at_s`: from the first one's time. `objective_ms`: of a token's time; None: no objective."""
+
+    at_s: float
+    category: str
+    token_ids: tuple[int, ...]
+    new_tokens: int
+    temperature: float
+    seed: int
+    objective_ms: float | None = None
+    speculation: Literal["off"] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request, by the clock of its service.
+
+    Attributes:
+        ttft_ms: from submission to the first token; None where there was none.
+        tpot_ms: mean time of a token after the first; None for fewer than two.
+        error: None, or why the output is not what was asked for.
+    """
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    tokens: int
+    acceptance_length: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A request, when it was sent (from the replay's start), and its answer."""
+
+    request: LoadRequest
+    sent_s: float
+    answer: Answer
+
+    @property
+    def end_s(self) -> float:
+        """When its last token came; when it was sent, where none came."""
+        answer = self.answer
+        decode_ms = (answer.tpot_ms or 0.0) * max(answer.tokens - 1, 0)
+        return self.sent_s + ((answer.ttft_ms or 0.0) + decode_ms) / 1000
+
+    @property
+    def is_attained(self) -> bool | None:
+        """Whether its tokens came as fast as asked, the first one's time left out.
+
+        None: it had no objective. Source: AdaServe, section 6.1.
+        """
+        objective_ms = self.request.objective_ms
+        if objective_ms is None:
+            return None
+        return self.answer.error is None and (self.answer.tpot_ms or 0.0) <= objective_ms
+
+
+class Pending(Protocol):
+    @property
+    def is_done(self) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+    def answer(self) -> Answer:
+        """Waits for the end, and does not raise."""
+
+
+class Service(Protocol):
+    def send(self, request: LoadRequest) -> Pending:
+        """Returns at once, and does not raise: a refusal is an answer."""
+
+
+class Clock(Protocol):
+    def now_s(self) -> float: ...
+
+    def sleep_s(self, duration_s: float) -> None: ...
+
+
+Watch = Callable[[float, int, int], None]  # elapsed seconds, requests sent, of those running
+
+
+@dataclass(frozen=True)
+class _Sent:
+    request: LoadRequest
+    at_s: float
+    pending: Pending
+
+
+def replay(
+    requests: Sequence[LoadRequest],
+    service: Service,
+    clock: Clock,
+    watch: Watch = lambda elapsed_s, sent, running: None,
+    drain_s: float = _DRAIN_S,
+) -> list[Outcome]:
+    """Outcomes in the order of the requests, when all have ended.
+
+    Args:
+        requests: by rising time.
+        drain_s: what has not ended so long after the last was sent is cancelled, an error.
+    """
+    started_s = clock.now_s()
+    sent: list[_Sent] = []
+
+    def look() -> int:
+        running = sum(not one.pending.is_done for one in sent)
+        watch(clock.now_s() - started_s, len(sent), running)
+        return running
+
+    for request in requests:
+        while (left_s := started_s + request.at_s - clock.now_s()) > 0:
+            look()
+            clock.sleep_s(min(left_s, _TICK_S))
+        sent.append(_Sent(request, clock.now_s() - started_s, service.send(request)))
+    given_up_s = clock.now_s() + drain_s
+    while look() and clock.now_s() < given_up_s:
+        clock.sleep_s(_TICK_S)
+    for one in sent:
+        if not one.pending.is_done:
+            one.pending.cancel()
+    return [Outcome(one.request, one.at_s, one.pending.answer()) for one in sent]

@@ -1,0 +1,156 @@
+"""The cost model's tree selection: what a cycle is to verify, so that most tokens arrive in time.
+
+A cycle that verifies k draft nodes takes `cost_ms[k]`, read off the target's measured curve T(n),
+and brings request i an expected `E_i = 1 + sum of its nodes' worth`. A request with an objective
+needs `rate_i * cost_ms[k]` tokens of that cycle to be in time; `rate_i` is what it has left to say
+over the time that its objective leaves. Of all budgets k the one is taken that maximises
+
+    sum_i attainable(E_i, need_i) * E_i / cost_ms[k]
+
+the expected rate of attained tokens: without objectives, of all tokens. Within a budget the nodes
+are selected as in AdaServe's Algorithm 2, two prefixes of sorted arrays, but cheapest request first:
+that puts the most requests on time when the budget does not serve all.
+
+Pure functions on arrays: no clock, no tensors, no loop over nodes or requests.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.params import MAX_TREE_TOKENS
+from specrouter.tree_selection import Candidates
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+MAX_NODES = 192  # of all requests in one cycle
+_HORIZON_TOKENS = 32  # within which a request that fell behind is to be in time again
+_SHARPNESS = 8.0  # how sudden being late is: at 1.1 times what is needed 0.68 count as in time
+_HOPELESS = 1.6  # needs beyond so many times what its whole tree may bring are given up
+_LATE_TOKEN = 0.5  # what a token of a request that is given up counts
+_BUDGETS = 24  # that are compared
+
+
+def demanded_rates(
+    decode_ms: Floats, decoded: Ints, remaining: Ints, tpot_ms: Floats, margin: float = 1.1
+) -> Floats:
+    """[B] tokens per millisecond that bring each request back in time; 0 where `tpot_ms` is NaN.
+
+    What was lost (AdaServe's l and o, section 3) is made good over the next tokens, not at once:
+    one slow cycle must not buy nodes of little worth.
+
+    Args:
+        decode_ms: since each request's first token.
+        decoded: tokens after it.
+        remaining: tokens that the request may still gain.
+        tpot_ms: the objectives.
+        margin: of safety, for cycles that are slower than foreseen.
+    """
+    left = np.clip(remaining, 1, _HORIZON_TOKENS)
+    left_ms = tpot_ms * (decoded + left) - decode_ms
+    with np.errstate(divide="ignore"):
+        rates = np.where(left_ms > 0.0, margin * left / np.maximum(left_ms, 0.0), np.inf)
+    return np.where(np.isnan(tpot_ms), 0.0, rates)
+
+
+def attainable(tokens: Floats, needed: Floats) -> Floats:
+    """How likely a request is to be in time at last that gets `tokens` a cycle and needs `needed`."""
+    share: Floats = 1.0 / (1.0 + (needed / tokens) ** _SHARPNESS)
+    return share
+
+
+def is_hopeless(needed: Floats, most_tokens: Floats) -> Bools:
+    """Requests that could not be saved by all their nodes: they take part for throughput only."""
+    return np.asarray(needed > _HOPELESS * most_tokens)
+
+
+def value(tokens: Floats, needed: Floats, hopeless: Bools) -> Floats:
+    """Expected attained tokens of each request, [...]."""
+    finite = np.where(hopeless, 0.0, needed)
+    return np.where(hopeless, _LATE_TOKEN * tokens, attainable(tokens, finite) * tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Nodes to verify, [B, W], and what is expected of the cycle."""
+
+    chosen: Bools
+    nodes: int
+    cycle_ms: float
+
+
+def choose_nodes(
+    candidates: Candidates,
+    rates: Floats,
+    cost_ms: Floats,
+    n_max: int = MAX_TREE_TOKENS,
+    most: int = MAX_TREE_TOKENS,
+) -> Choice:
+    """The selection of the best budget.
+
+    Args:
+        rates: [B], see `demanded_rates`.
+        cost_ms: [K + 1] time of the cycle with 0 to K nodes; K is the largest budget.
+        n_max: nodes that one request may get towards its objective, before the rest is given by
+            worth (AdaServe, section 4.3).
+        most: nodes of one tree.
+    """
+    batch = len(rates)
+    gains = candidates.gains[:, :most]
+    sums = np.concatenate((np.zeros((batch, 1)), np.cumsum(gains, axis=1)), axis=1)
+    count = (gains > 0.0).sum(axis=1)
+    budgets = _budgets(min(len(cost_ms) - 1, int(count.sum())))
+    needed = rates * cost_ms[budgets][:, None]  # [G, B]
+    hopeless = is_hopeless(needed, 1.0 + sums[:, -1])
+    taken = _towards_objectives(sums, count, needed, hopeless, budgets, n_max)
+    taken += _by_worth(gains, taken, budgets - taken.sum(axis=1))
+    tokens = 1.0 + sums[np.arange(batch), taken]
+    rate = value(tokens, needed, hopeless).sum(axis=1) / cost_ms[budgets]
+    best = int(np.argmax(rate))
+    nodes = int(taken[best].sum())
+    return Choice(candidates.best(taken[best]), nodes, float(cost_ms[nodes]))
+
+
+def _budgets(most: int) -> Ints:
+    """[G] rising, from 0 to `most`; all of them where there are few."""
+    if most < _BUDGETS:
+        return np.arange(most + 1)
+    steps = np.rint(np.linspace(0.0, 1.0, _BUDGETS) ** 1.5 * most)
+    budgets: Ints = np.unique(steps).astype(np.int64)
+    return budgets
+
+
+def _towards_objectives(
+    sums: Floats, count: Ints, needed: Floats, hopeless: Bools, budgets: Ints, n_max: int
+) -> Ints:
+    """[G, B] nodes that each request takes to be in time, cheapest first while the budget lasts."""
+    short = 1.0 + sums < needed[:, :, None]  # [G, B, M + 1] still, with so many nodes
+    wanted = np.minimum(short.sum(axis=2), np.minimum(count, n_max))
+    wanted[hopeless] = 0
+    order = np.argsort(wanted, axis=1, kind="stable")
+    sorted_wanted = np.take_along_axis(wanted, order, axis=1)
+    before = np.cumsum(sorted_wanted, axis=1) - sorted_wanted
+    granted = np.clip(budgets[:, None] - before, 0, sorted_wanted)
+    taken: Ints = np.empty_like(wanted)
+    np.put_along_axis(taken, order, granted, axis=1)
+    return taken
+
+
+def _by_worth(gains: Floats, taken: Ints, left: Ints) -> Ints:
+    """[G, B] further nodes by global rank, `left` [G] of them."""
+    batch, width = gains.shape
+    if not width or not left.any():
+        return np.zeros_like(taken)
+    most = int((left + taken.sum(axis=1)).max())
+    flat = gains.ravel()
+    best = np.argsort(-flat, kind="stable")[:most]
+    best = best[flat[best] > 0.0]
+    row, place = np.divmod(best, width)
+    free = place >= taken[:, row]  # [G, N]
+    free &= np.cumsum(free, axis=1) <= left[:, None]
+    further = free.astype(np.float32) @ (row[:, None] == np.arange(batch)).astype(np.float32)
+    rounded: Ints = np.rint(further).astype(np.int64)
+    return rounded

@@ -1,0 +1,193 @@
+"""AdaServe's two algorithms node by node, as the paper writes them.
+
+Trees are finite here, with everything known of them. Line numbers are those of the pseudocode in
+EuroSys '26. Nodes are `(request, index)` pairs. GetTop breaks ties as `Candidates.order` does: the
+shallower node, then the lower request and index; it knows no nodes of probability 0 and finds
+nothing in an exhausted tree.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from specrouter.tree_selection import Bools, Candidates, Floats, Ints
+
+Node = tuple[int, int]
+ROOT = -1
+
+
+class Invalid(Exception):
+    """Algorithm 1's INVALID: the objectives cannot all be met within the budget."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """One tree per request, [B, W] each; `depths` are 0 where there is no node."""
+
+    parents: Ints
+    depths: Ints
+    worth: Floats  # f(v), the path's probability
+
+    @property
+    def candidates(self) -> Candidates:
+        return Candidates(self.worth, self.depths)
+
+    def nodes(self, request: int | None = None) -> set[Node]:
+        """Those of one request, or of all."""
+        there = zip(*np.nonzero(self.worth), strict=True)
+        return {(int(i), int(j)) for i, j in there if request in (None, i)}
+
+    def f(self, node: Node) -> float:
+        return float(self.worth[node])
+
+    def parent(self, node: Node) -> Node | None:
+        """None is the root, which is in every tree."""
+        index = int(self.parents[node])
+        return None if index == ROOT else (node[0], index)
+
+    def get_top(self, nodes: set[Node]) -> Node | None:
+        return min(nodes, key=lambda v: (-self.f(v), self.depths[v], v), default=None)
+
+    def is_connected(self, nodes: set[Node]) -> bool:
+        return all(self.parent(v) is None or self.parent(v) in nodes for v in nodes)
+
+    def beam(self, depth: int, width: int) -> "Forest":
+        """The candidate trees that a beam search of `depth` steps drafts, in their old places.
+
+        Each step's nodes are the `width` best children of the last step's (section 4.3, step 1).
+        """
+        kept: set[Node] = set()
+        for request in range(len(self.worth)):
+            last: set[Node | None] = {None}
+            for level in range(1, depth + 1):
+                children = {
+                    v
+                    for v in self.nodes(request)
+                    if self.parent(v) in last and self.depths[v] == level
+                }
+                beam: set[Node] = set()
+                while len(beam) < width and (top := self.get_top(children - beam)):
+                    beam.add(top)
+                kept |= beam
+                last = set(beam)
+        here = mask_of(kept, self.worth.shape)
+        return Forest(self.parents, np.where(here, self.depths, 0), np.where(here, self.worth, 0.0))
+
+
+def mask_of(nodes: set[Node], shape: tuple[int, ...]) -> Bools:
+    mask = np.zeros(shape, dtype=np.bool_)
+    for node in nodes:
+        mask[node] = True
+    return mask
+
+
+def nodes_of(mask: Bools) -> set[Node]:
+    return {(int(i), int(j)) for i, j in zip(*np.nonzero(mask), strict=True)}
+
+
+def algorithm_1(forest: Forest, A: list[float], B: int, root: float = 1.0) -> set[Node]:
+    """The optimal trees (roots left out), or Invalid. B is without roots; strict in line 16, too.
+
+    Args:
+        A: what each request needs.
+        root: tokens that a root counts for.
+    """
+    added: set[Node] = set()  # 3
+    n_acc = [root for _ in A]  # 4-6
+    for i in range(len(A)):  # 7, step 1: nodes toward SLO requirements
+        while n_acc[i] < A[i]:
+            if B <= 0:
+                raise Invalid
+            v = forest.get_top(forest.nodes(i) - added)
+            if v is None:  # a finite tree may not have enough
+                raise Invalid
+            n_acc[i] += forest.f(v)
+            added.add(v)
+            B -= 1
+    while B > 0:  # 16, step 2: the rest; the paper's `B >= 0` spends one more
+        v = forest.get_top(forest.nodes() - added)
+        if v is None:
+            break
+        added.add(v)
+        B -= 1
+    return added
+
+
+def algorithm_2(
+    candidates: Forest,
+    A: list[float],
+    B: int,
+    n_max: int,
+    d: int,
+    root: float = 1.0,
+    neediest_first: bool = True,
+) -> set[Node]:
+    """Algorithm 2 from line 9 on, to the letter: B counts the roots and is overspent by one."""
+    n = len(A)
+    B = B - n  # 7
+    added: set[Node] = set()  # 3
+    size = [1 for _ in A]  # 5, |T| with its root
+    n_acc = [root for _ in A]  # 6
+    for i in sorted(range(n), key=lambda i: -A[i] if neediest_first else A[i]):  # 9-11
+        a_cap = min(A[i], d + 1)
+        while n_acc[i] < a_cap and size[i] < n_max and B >= 0:  # 12
+            v = candidates.get_top(candidates.nodes(i) - added)  # 13
+            if v is None:
+                break
+            size[i] += 1
+            n_acc[i] += candidates.f(v)
+            added.add(v)
+            B -= 1
+    while B >= 0:  # 18, throughput-optimized selection
+        v = candidates.get_top(candidates.nodes() - added)
+        if v is None:
+            break
+        added.add(v)
+        B -= 1
+    return added
+
+
+def best_expected(forest: Forest, A: list[float], B: int) -> float | None:
+    """By trying all sets: the most tokens that at most B nodes promise where every A is met.
+
+    None where no set of connected trees meets them. Roots count 1.
+    """
+    promises = [len(A) + sum(map(forest.f, s)) for s in _trees(forest, B) if _meets(forest, s, A)]
+    return max(promises, default=None)
+
+
+def _trees(forest: Forest, most: int) -> Iterator[set[Node]]:
+    nodes = sorted(forest.nodes())
+    for size in range(min(most, len(nodes)) + 1):
+        yield from filter(forest.is_connected, map(set, combinations(nodes, size)))
+
+
+def _meets(forest: Forest, nodes: set[Node], A: list[float]) -> bool:
+    got = [1.0 + sum(forest.f(v) for v in nodes if v[0] == i) for i in range(len(A))]
+    return all(have >= need - 1e-12 for have, need in zip(got, A, strict=True))
+
+
+def random_forest(rng: np.random.Generator, requests: int, nodes: int) -> Forest:
+    """Trees of up to `nodes` nodes in shuffled places; siblings' probabilities sum to at most 1.
+
+    Half of the forests have coarse probabilities, so that many worths tie or are 0, also those of
+    parent and child.
+    """
+    shape = (requests, nodes)
+    parents, depths = np.full(shape, ROOT), np.zeros(shape, dtype=np.int64)
+    worth = np.zeros(shape)
+    coarse = rng.random() < 0.5
+    for row in range(requests):
+        places = rng.permutation(nodes)[: rng.integers(0, nodes + 1)].tolist()
+        rest = dict.fromkeys([ROOT, *places], 1.0)  # that further children may have
+        for born, place in enumerate(places):
+            parent = [ROOT, *places[:born]][int(rng.integers(max(0, born - 4), born + 1))]
+            share = rng.choice([0.0, 0.25, 0.5, 1.0]) if coarse else rng.random() * rest[parent]
+            given_parent = min(float(share), rest[parent])
+            rest[parent] -= given_parent
+            above = (0, 1.0) if parent == ROOT else (depths[row, parent], worth[row, parent])
+            parents[row, place], depths[row, place] = parent, above[0] + 1
+            worth[row, place] = above[1] * given_parent
+    return Forest(parents, depths, worth)
