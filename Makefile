@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install serve check test exact bench clean
+.PHONY: install serve check test exact bench bench-load clean
 
 install: $(INSTALLED)
 
@@ -30,6 +30,9 @@ exact: install
 
 bench: install
 	$(PYTHON) -m specrouter bench chains
+
+bench-load: install
+	$(PYTHON) -m specrouter bench load --poisson 1
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,7 @@ Contract: an `SLO` is checked when it is made, and becomes an `Objective` in abs
 when its request is accepted. TPOT and TTFT objectives are recorded and judged; nothing is scheduled
 by TTFT objectives yet: that is admission's part. A request without an objective is throughput
 traffic. Pure: no clock, no state.
-Source of the clock's rules: AdaServe (EuroSys '26), section 6.
+Source of the clock's rules: AdaServe (EuroSys '26), section 6.1, "Metrics".
 """
 
 import math

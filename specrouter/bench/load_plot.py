@@ -83,14 +83,15 @@ def _draw_axis(points: Sequence[Mapping[str, Any]], axis: _Axis, path: Path) -> 
 def _draw_series(series: Mapping[str, Any], title: str, path: Path) -> None:
     """Above, requests in the service; below, each request's TPOT over its objective at its end."""
     figure = _figure(11.0, 6.5)
-    above, below = figure.add_subplot(2, 1, 1), figure.add_subplot(2, 1, 2)
+    above = figure.add_subplot(2, 1, 1)
+    below = figure.add_subplot(2, 1, 2, sharex=above)
     for policy, style in _styles(series).items():
         requests = series[policy]
         times, counts = running_over_time(requests)
         above.step(times, counts, where="post", color=style["color"], label=policy, linewidth=1)
-        judged = [r for r in requests if r[2] is not None]
-        color = style["color"]
-        below.scatter([r[1] for r in judged], [r[2] for r in judged], s=7, color=color)
+        judged = [(end_s, ratio) for _, end_s, ratio in requests if ratio is not None]
+        if judged:
+            below.scatter(*zip(*judged, strict=True), s=7, color=style["color"])
     below.axhline(1.0, color="black", linewidth=0.8)
     above.set_title(title, fontsize=9)
     above.set_ylabel("requests running or waiting")

@@ -51,10 +51,10 @@ def _by_category(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     categories = list(next(iter(rows.values()))["by_category"])
     if len(categories) < 2:
         return
-    yield f"{'by category':16}" + "".join(f"{name:>28.27}" for name in categories)
+    yield f"{'by category':16}" + "".join(f"{name:>30.29}" for name in categories)
     for name, row in rows.items():
         found = [row["by_category"][category] for category in categories]
-        yield f"{name:16}" + "".join(f"{_attained(one):>28}" for one in found)
+        yield f"{name:16}" + "".join(f"{_attained(one):>30}" for one in found)
 
 
 def _attained(one: Mapping[str, Any]) -> str:

@@ -9,19 +9,34 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from specrouter import ChainRouter, Speculation
-from specrouter.config import Policy
+from specrouter import SLO, ChainRouter, Speculation
+from specrouter.config import Policy, Selection, TreesConfig
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.slo import SloLike
 
 Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None
+Trees = tuple[tuple[str, str | int], ...]  # settings of the section `trees`, by name
 
 BATCHES = (1, 4, 16)
 DEPTHS = (1, 4, 7)
 WIDTHS = (1, 2, 4)
 INNER_ROUNDS = (1, 2, 3, 4)
+SELECTIONS: tuple[str, ...] = get_args(Selection)
+SHAPES: tuple[str, ...] = get_args(TreesConfig.model_fields["shape"].annotation)
+# Of all requests, roots and prompts included: less than a batch has roots, and plenty.
+BUDGETS_TOKENS = (6, 48)
+# What is asked of requests in turn: nothing, what is always given and what never can be, what only
+# speculation can give, and a first token. Their number shares no factor with that of `_OVERRIDES`.
+OBJECTIVES: tuple[SloLike, ...] = (
+    None,
+    SLO(tpot_ms=1000.0),
+    SLO(tpot_ms=1e-3),
+    SLO(tpot_ratio=0.8),
+    SLO(ttft_ms=50.0),
+)
 _TUNED_TREE = (4, 2)  # of `ssd-tuned`, which must be given one, where a row has none
 
 
@@ -60,7 +75,8 @@ Mode = Literal["off", "adaptive"] | Chain | Routed | Mixed
 class Arrangement:
     """`mode` with `batch` requests in flight; `depth` and `width` of the token trees.
 
-    They and `inner_rounds` are None where the mode ignores them, or is to choose them.
+    They and `inner_rounds` are None where the mode ignores them, or is to choose them. `urgent`:
+    requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
     """
 
     mode: Mode
@@ -68,6 +84,8 @@ class Arrangement:
     depth: int | None = None
     width: int | None = None
     inner_rounds: int | None = None
+    urgent: bool = False
+    trees: Trees = ()
 
     @property
     def speculation(self) -> Override:
@@ -83,6 +101,10 @@ class Arrangement:
         if isinstance(self.mode, tuple):
             return Speculation(self.mode, self.depth, self.width, self.inner_rounds)
         return None
+
+    def slo_of(self, index: int) -> SloLike:
+        """The objective of the request with this index."""
+        return OBJECTIVES[index % len(OBJECTIVES)] if self.urgent else None
 
     @property
     def policy(self) -> dict[str, Any] | None:
@@ -101,6 +123,7 @@ class Arrangement:
             "depth": depth,
             "width": width,
             "inner_rounds": self.inner_rounds,
+            "trees": dict(self.trees) or None,
         }
 
     @contextlib.contextmanager
@@ -119,8 +142,9 @@ class Arrangement:
         mode = ">".join(self.mode) if isinstance(self.mode, tuple) else str(self.mode)
         settings = ("depth", "width", "inner_rounds")
         given = ((name, getattr(self, name)) for name in settings)
-        shape = "".join(f" {name} {value}" for name, value in given if value is not None)
-        return f"{mode} batch {self.batch}{shape}"
+        settings_given = [(name, value) for name, value in given if value is not None]
+        shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
+        return f"{mode} batch {self.batch}{shape}{' with objectives' if self.urgent else ''}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:

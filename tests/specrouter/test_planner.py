@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specrouter.config import SchedulerConfig
+from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.executor import (
     ChainGroup,
     Commit,
@@ -18,11 +18,15 @@ from specrouter.executor import (
     ModelFailure,
 )
 from specrouter.params import SamplingParams, Speculation
-from specrouter.planner import RoutePlanner
-from specrouter.prediction import Chain, PerformanceSnapshot
+from specrouter.planner import Reading, RoutePlanner, progress_of
+from specrouter.prediction import Chain, PerformanceSnapshot, Workload
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt, RunningRequest, SpeculationOverride
 from specrouter.scheduler import ModelChainScheduler
+from specrouter.slo import Objective
+from specrouter.tree_planner import Selector, TreePlanner, default_selection
+from specrouter.tree_selection import Candidates
+from specrouter.tree_shape import SPECINFER_TREE
 from tests.specrouter.predictions import (
     ALL,
     NAMES,
@@ -83,31 +87,72 @@ class Reader:
 class Request:
     """What a planner looks at of a `RunningRequest`."""
 
-    def __init__(self, speculation: SpeculationOverride = None, length: int = 4) -> None:
-        self.prompt = Prompt((1,) * length, (), SamplingParams(), speculation, 0)
+    def __init__(
+        self,
+        speculation: SpeculationOverride = None,
+        length: int = 4,
+        tpot_ms: float | None = None,
+        decoded: int = 0,
+        came_s: float = 0.0,
+    ) -> None:
+        self.objective = Objective(tpot_ms, None) if tpot_ms else None
+        self.prompt = Prompt(
+            (1,) * length, (), SamplingParams(), speculation, 0, objective=self.objective
+        )
         self.remaining = 64
         self.cycles = 0
         self.finished = False
+        self.decoded_tokens = decoded
+        self._came_s = came_s  # its first token
+
+    def decode_ms(self, now: float) -> float:
+        return (now - self._came_s) * 1000
 
 
 class Plan:
     """A planner, the requests in its rows, and the cycle that it is in."""
 
     def __init__(
-        self, *requests: Request, known: PerformanceSnapshot = GOOD, **settings: Any
+        self,
+        *requests: Request,
+        known: PerformanceSnapshot = GOOD,
+        trees: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         self.profiler = Profiler(known)
         config = SchedulerConfig.model_validate(settings)
-        self.scheduler = ModelChainScheduler(config, NAMES, PARAMETERS, "big")
-        self.planner = RoutePlanner(self.scheduler, cast(PerformanceProfiler, self.profiler))
+        shapes = TreePlanner(TreesConfig.model_validate(trees or {}), default_selection(config))
+        self.scheduler = ModelChainScheduler(
+            config, NAMES, PARAMETERS, "big", whole_trees=shapes.selection == "whole"
+        )
+        profiler = cast(PerformanceProfiler, self.profiler)
+        self.planner = RoutePlanner(self.scheduler, profiler, shapes)
         self.requests = dict(enumerate(requests))
         self.at = 0
+        self.now_s = 0.0
+        self.reading = Reading()
         self.available = ALL
+        self.selector: Selector | None = None  # of the last cycle
+
+    @property
+    def running(self) -> Mapping[int, RunningRequest]:
+        return cast(Mapping[int, RunningRequest], self.requests)
 
     def groups(self, cycle: int | None = None) -> list[ChainGroup]:
         self.at = self.at + 1 if cycle is None else cycle
-        running = cast(Mapping[int, RunningRequest], self.requests)
-        return self.planner.groups(running, self.at, self.available, Reader())
+        groups, self.selector = self.planner.plan(
+            self.running, self.at, self.available, Reader(), self.reading, self.now_s
+        )
+        return groups
+
+    def selected(self, worth: NDArray[np.float64], rows: Ints, aside: int = 0) -> list[int]:
+        """Nodes that each of the rows gets, of paths of these worths [B, W]."""
+        assert self.selector is not None
+        depths = np.broadcast_to(np.arange(1, worth.shape[1] + 1), worth.shape)
+        counts: list[int] = (
+            self.selector.select(rows, Candidates(worth, depths), aside).sum(axis=1).tolist()
+        )
+        return counts
 
     def settle(self) -> None:
         """Past the cycles in which decisions are frequent."""
@@ -125,7 +170,7 @@ class Plan:
         commits = [Commit(row, [7] * count, PAIR) for row, count in gained.items()]
         plan = CyclePlan(groups, prefill, prefill)
         came = CycleResult(commits, **result)
-        self.planner.learn_requests(plan, came, cast(Mapping[int, RunningRequest], self.requests))
+        self.planner.learn_requests(plan, came, self.running)
         self.planner.learn(plan, came, elapsed_ms)
 
     def chains(self) -> dict[int, Chain]:
@@ -139,8 +184,9 @@ def test_requests_that_leave_everything_open_are_one_group() -> None:
     [group] = Plan(Request(), Request(), Request()).groups()
     assert group.chain == PAIR
     assert group.rows.tolist() == [0, 1, 2]
-    assert group.nodes is not None
+    assert not group.whole
     assert not group.hard_rejection
+    assert group.branching is None
 
 
 def test_a_decision_is_kept_between_due_cycles() -> None:
@@ -206,7 +252,7 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
 def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
     plan = Plan(Request(), policy="static", chain=TRIPLE)
     [group] = plan.groups()
-    assert (group.chain, group.depth, group.width, group.nodes) == (TRIPLE, 4, 1, None)
+    assert (group.chain, group.depth, group.width, group.whole) == (TRIPLE, 4, 1, True)
     [record] = plan.planner.records
     assert record.to_json()["predicted"] is None
     assert record.to_json()["reason"] == "configured"
@@ -217,7 +263,8 @@ def test_the_papers_policy_rejects_hard() -> None:
     plan = Plan(Request(), known=snapshot(times, similarity={PAIR: 0.99}), policy="paper", depth=2)
     plan.available = frozenset({"small"})
     [group] = plan.groups()
-    assert (group.chain, group.hard_rejection) == (PAIR, True)
+    assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
+    assert plan.selector is None
 
 
 # What requests ask for
@@ -231,7 +278,7 @@ def test_requests_are_grouped_by_what_they_ask_for() -> None:
     assert groups[1,].chain == ALONE
     asked = groups[2, 4]
     assert (asked.chain, asked.depth, asked.width) == (TRIPLE, 2, 3)
-    assert (asked.nodes, asked.inner_rounds) == (None, 2)
+    assert (asked.whole, asked.inner_rounds) == (True, 2)
 
 
 def test_a_named_chain_goes_without_the_models_that_rest() -> None:
@@ -400,3 +447,276 @@ def test_a_request_that_ended_is_forgotten() -> None:
     plan.planner.forget(first)
     plan.planner.forget(first)
     assert set(plan.chains()) == {1, 2, 3}
+
+
+# Trees of a cycle
+
+MINE = frozenset({"small"})
+CHEAP = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+# Sixteen requests decode faster alone; a node is accepted too rarely to be worth its millisecond.
+DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+URGENT_MS, LAX_MS = 24.0, 1e4  # per token, where a cycle of sixteen takes 25 ms
+
+
+def pairs(*requests: Request, known: PerformanceSnapshot = CHEAP, **settings: Any) -> Plan:
+    plan = Plan(*requests, known=known, **settings)
+    plan.available = MINE
+    return plan
+
+
+def crowd(tpot_ms: float | None, **settings: Any) -> Plan:
+    urgent = [Request(tpot_ms=tpot_ms) for _ in range(4)]
+    return pairs(*urgent, *(Request() for _ in range(12)), known=DEAR, **settings)
+
+
+def of(group: ChainGroup) -> tuple[Chain, int, int, bool]:
+    return group.chain, group.depth, group.width, group.whole
+
+
+def drafted(group: ChainGroup) -> int:
+    return group.depth * group.width
+
+
+def paths(requests: int) -> NDArray[np.float64]:
+    """[B, 32] drafts that are nearly certain: whoever may, takes them."""
+    return np.tile(0.99 ** np.arange(1.0, 33.0), (requests, 1))
+
+
+def test_a_cycle_without_decoding_requests_has_no_groups() -> None:
+    plan = pairs()
+    assert plan.groups() == []
+    assert plan.selector is None
+
+
+def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None:
+    requests = {
+        7: Request(tpot_ms=50.0, decoded=4, came_s=1.0),
+        2: Request(),
+        5: Request(tpot_ms=10.0, decoded=1),
+    }
+    progress = progress_of(cast(Mapping[int, RunningRequest], requests), 1.2)
+    assert progress.rows.tolist() == [2, 5, 7]
+    assert progress.decode_ms == pytest.approx([1200.0, 1200.0, 200.0])
+    assert progress.decoded.tolist() == [0, 1, 4]
+    assert progress.remaining.tolist() == [64] * 3
+    assert np.array_equal(progress.tpot_ms, [np.nan, 10.0, 50.0], equal_nan=True)
+    assert progress.rates[0] == 0.0
+    assert progress.rates[1] == np.inf  # more time is gone than all its next tokens are given
+    assert 1 / 50.0 <= progress.rates[2] < 2 / 50.0  # on schedule
+    assert progress.at(np.array([7, 2])).tolist() == [2, 0]
+
+
+def test_while_a_prompt_is_read_trees_are_larger() -> None:
+    plan = pairs(*(Request() for _ in range(4)))
+    [quiet] = plan.groups()
+    plan.reading = Reading(tokens=200)
+    [reading] = plan.groups()
+    assert reading.chain == quiet.chain == PAIR
+    assert drafted(reading) > drafted(quiet)
+    plan.reading = Reading()
+    [again] = plan.groups()
+    assert of(again) == of(quiet)
+
+
+def test_the_verified_nodes_rise_with_the_prompt_that_is_read_too() -> None:
+    plan = pairs(*(Request() for _ in range(4)))
+    worth, rows = np.tile(0.8 ** np.arange(1.0, 17.0), (4, 1)), np.arange(4)
+    plan.groups()
+    quiet = plan.selected(worth, rows)
+    plan.reading = Reading(tokens=200)
+    plan.groups()
+    assert sum(plan.selected(worth, rows)) > sum(quiet) > 0
+
+
+@pytest.mark.parametrize("shape", ["fixed", "adaserve", "adaserve-v1"])
+def test_other_shapes_do_not_look_at_the_prompts_that_are_read(shape: str) -> None:
+    plan = pairs(*(Request() for _ in range(4)), trees={"shape": shape})
+    [quiet] = plan.groups()
+    plan.reading = Reading(tokens=200)
+    [reading] = plan.groups()
+    assert of(reading) == of(quiet)
+
+
+def test_prompts_that_are_being_read_count_as_requests_to_come() -> None:
+    plan = pairs(Request())
+    [few] = plan.groups()
+    plan = pairs(Request())
+    plan.reading = Reading(tokens=0, requests=31)
+    [many] = plan.groups()
+    assert drafted(many) < drafted(few)
+
+
+def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -> None:
+    [alone] = crowd(None).groups()
+    [lax] = crowd(LAX_MS).groups()
+    plan = crowd(URGENT_MS)
+    [helped] = plan.groups()
+    assert alone.chain == lax.chain == ALONE
+    assert helped.chain == PAIR
+    assert plan.planner.records[0].decision.chain == ALONE  # what pays for all is as it was
+    assert not helped.whole
+    counts = plan.selected(np.tile([0.5, 0.25, 0.125], (16, 1)), np.arange(16))
+    assert min(counts[:4]) > max(counts[4:])
+
+
+def test_who_cannot_be_saved_does_not_make_the_target_speculate() -> None:
+    [group] = crowd(1e-3).groups()
+    assert group.chain == ALONE
+
+
+@pytest.mark.parametrize("shape", ["fixed", "static"])
+def test_objectives_change_no_group_where_the_shape_is_fixed(shape: str) -> None:
+    [alone] = crowd(URGENT_MS, trees={"shape": shape}).groups()
+    assert alone.chain == ALONE
+    groups = []
+    for tpot_ms in (None, LAX_MS, 40.0, 1e-3):
+        requests = [Request(tpot_ms=tpot_ms), Request()]
+        [group] = pairs(*requests, trees={"shape": shape}, depth=8, width=3).groups()
+        groups.append((of(group), group.branching))
+    assert groups[0][0][0] == PAIR
+    assert set(groups) == {groups[0]}
+
+
+def test_objectives_without_tokens_to_hurry_for_change_nothing() -> None:
+    [free] = pairs(Request(), Request()).groups()
+    [lax] = pairs(Request(tpot_ms=LAX_MS), Request(tpot_ms=LAX_MS)).groups()
+    assert of(lax) == of(free)
+
+
+def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -> None:
+    plan = crowd(URGENT_MS)
+    groups = plan.groups()
+    assert groups[0].chain == PAIR
+    plan.learn(groups, dict.fromkeys(range(16), 1))
+    assert len(plan.profiler.cycles) == 1
+    assert not plan.profiler.outcomes
+
+
+@pytest.mark.parametrize(
+    ("shape", "requests", "expected"),
+    [
+        ("adaserve", 4, (7, 3)),  # 32 // 4 - 1, 32 // 4 but at most 3
+        ("adaserve", 8, (3, 3)),
+        ("adaserve", 16, (1, 2)),
+        ("adaserve-v1", 4, (8, 3)),
+        ("adaserve-v1", 16, (2, 2)),
+    ],
+)
+def test_adaserves_shapes_go_by_the_number_of_requests(
+    shape: str, requests: int, expected: tuple[int, int]
+) -> None:
+    many = [Request() for _ in range(requests)]
+    plan = pairs(*many, trees={"shape": shape, "budget_tokens": 32}, policy="static", chain=PAIR)
+    [group] = plan.groups()
+    assert (group.depth, group.width) == expected
+
+
+def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
+    plan = pairs(Request(), Request("off"), trees={"shape": "static"}, policy="static", chain=PAIR)
+    branching = {group.chain: group.branching for group in plan.groups()}
+    assert branching == {PAIR: SPECINFER_TREE, ALONE: None}
+
+
+# Who picks the nodes
+
+
+@pytest.mark.parametrize(
+    ("speculation", "settings"),
+    [
+        ("off", {}),
+        (Speculation(chain=PAIR), {}),
+        (None, {"policy": "static", "chain": PAIR}),
+        (None, {"policy": "target-only"}),
+        (None, {"policy": "ssd-smallest"}),
+        (None, {"trees": {"selection": "whole"}}),
+        ("off", {"trees": {"selection": "slo"}}),
+    ],
+)
+def test_whole_trees_need_no_selector(
+    speculation: SpeculationOverride, settings: dict[str, Any]
+) -> None:
+    plan = pairs(Request(speculation), **settings)
+    assert all(group.whole for group in plan.groups())
+    assert plan.selector is None
+
+
+def test_the_papers_policy_verifies_whole_trees_whatever_is_selected() -> None:
+    times = {"small": flat(1.0), "big": flat(100.0)}
+    known = snapshot(times, similarity={PAIR: 0.99})
+    plan = pairs(Request(), known=known, policy="paper", depth=2, trees={"selection": "slo"})
+    [group] = plan.groups()
+    assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
+    assert plan.selector is None
+
+
+def test_one_group_with_a_choice_is_enough_for_a_selector() -> None:
+    plan = pairs(Request(), Request(Speculation(chain=PAIR, depth=2)), Request("off"))
+    whole = {int(group.rows[0]): group.whole for group in plan.groups()}
+    assert whole == {0: False, 1: True, 2: True}
+    assert plan.selector is not None
+
+
+@pytest.mark.parametrize("settings", [{"nodes": 3}, {"trees": {"selection": "global-greedy"}}])
+def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
+    settings: dict[str, Any],
+) -> None:
+    plan = pairs(Request(Speculation(chain=PAIR, depth=4)), **settings)
+    [group] = plan.groups()
+    assert not group.whole
+    assert plan.selector is not None
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy"])
+def test_a_budget_of_tokens_counts_roots_and_prompts(selection: str) -> None:
+    trees = {"selection": selection, "budget_tokens": 23}
+    plan = pairs(*(Request() for _ in range(3)), trees=trees, policy="static", chain=PAIR)
+    plan.groups()
+    assert plan.selected(paths(3), np.arange(3)) == pytest.approx([20 / 3] * 3, abs=1)
+    plan.reading = Reading(tokens=8)
+    plan.groups()
+    assert sum(plan.selected(paths(3), np.arange(3))) == 23 - 3 - 8
+    assert sum(plan.selected(paths(3), np.arange(3), aside=4)) == 23 - 3 - 8 - 4
+    assert sum(plan.selected(paths(3), np.arange(3), aside=40)) == 0
+    plan.reading = Reading(tokens=100)
+    plan.groups()
+    assert sum(plan.selected(paths(3), np.arange(3))) == 0
+
+
+def test_a_budget_counts_the_roots_of_requests_that_do_not_draft() -> None:
+    trees = {"selection": "global-greedy", "budget_tokens": 12}
+    plan = pairs(Request(), Request("off"), Request("off"), trees=trees)
+    plan.groups()
+    assert plan.selected(paths(1), np.array([0])) == [12 - 3]
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy"])
+def test_a_fixed_chain_has_its_budget_by_prediction(selection: str) -> None:
+    requests = [Request() for _ in range(4)]
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8}
+    plan = pairs(*requests, trees={"selection": selection, "shape": "fixed"}, **fixed)
+    [group] = plan.groups()
+    assert (group.depth, group.width, group.whole) == (8, 1, False)
+    # A place costs 1 ms of the about 60 that a cycle takes; only the first few nodes are worth it.
+    best = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 8, 1, whole=False).nodes
+    assert 1 < best < 8
+    assert sum(plan.selected(paths(4), np.arange(4))) == 4 * best
+
+
+def test_configured_nodes_are_the_budget_in_the_mean() -> None:
+    for settings in ({}, {"policy": "static", "chain": PAIR, "depth": 6}):
+        plan = pairs(*(Request() for _ in range(4)), nodes=3, **settings)
+        [group] = plan.groups()
+        assert not group.whole
+        worth = paths(4) * np.array([[1.0], [0.5], [0.5], [0.01]])
+        counts = plan.selected(worth, np.arange(4))
+        assert sum(counts) == 4 * 3
+        assert counts[0] > 3 > counts[3]  # the best of all, not of each
+
+
+def test_all_groups_with_a_choice_share_the_budget() -> None:
+    asked = Speculation(depth=3)
+    trees = {"selection": "global-greedy", "budget_tokens": 14}
+    plan = pairs(Request(), Request(asked), Request(), Request(asked), trees=trees)
+    assert len(plan.groups()) == 2
+    worth = paths(4) * np.array([[1.0], [0.1], [1.0], [0.1]])
+    assert plan.selected(worth, np.array([0, 1, 2, 3])) == [5, 0, 5, 0]

@@ -23,6 +23,7 @@ from specrouter.engine import Engine
 from specrouter.executor import CyclePlan, CycleResult, Executor
 from specrouter.hang_guard import HangGuard
 from specrouter.prediction import Workload, target_only
+from specrouter.slo import SloLike
 from specrouter.time_profile import profile_model
 from tests.exact.comparison import assert_whole
 
@@ -558,7 +559,7 @@ def test_each_request_is_judged_by_its_objective_and_gives_the_same_tokens(
     judging: ChainRouter,
 ) -> None:
     expected = alone(judging, PROMPT)
-    objectives = ["patient", SLO(tpot_ms=1e-6), SLO(tpot_ms=1e6, ttft_ms=1e-6), None]
+    objectives: list[SloLike] = ["patient", SLO(tpot_ms=1e-6), SLO(tpot_ms=1e6, ttft_ms=1e-6), None]
     outputs = judging.generate([PROMPT] * 4, GREEDY, CHAIN, objectives)
     assert tokens(outputs) == [expected] * 4
     assert [output.metrics.attained for output in outputs] == [True, False, False, None]
