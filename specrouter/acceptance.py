@@ -17,11 +17,12 @@ Pure bookkeeping: no clock, no tensors.
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.calibration import Calibration, CalibrationFigures
 from specrouter.params import MAX_TREE_TOKENS
 
 Ints = NDArray[np.int64]
@@ -41,12 +42,6 @@ RANKS = MAX_TREE_TOKENS
 UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will be tried
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
 _TREES = 150.0  # after which older trees have faded
-_NODES = 2000.0  # the same for the calibration
-_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
-_BINS = len(_EDGES) + 1
-_PLACES = 3  # among siblings, that are told apart: best, second, others
-_PRIOR_NODES = 12.0  # of a bin, that count as if it were calibrated already
-_MOST_CERTAIN = 0.995
 _PRIOR_TREES = 3.0  # that weigh as much as what the similarity promises
 _PRIOR_TRIALS = 12.0
 _HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
@@ -77,6 +72,7 @@ class TreeAcceptance:
     trees: Floats  # [len(SHAPES)]
     alpha: float
     trials: float
+    calibration: CalibrationFigures = field(default_factory=CalibrationFigures)
 
 
 class AcceptanceEstimator:
@@ -85,8 +81,7 @@ class AcceptanceEstimator:
     def __init__(self) -> None:
         self._mass = np.zeros((len(SHAPES), RANKS))
         self._trees = np.zeros(len(SHAPES))
-        self._stated = np.zeros(_PLACES * _BINS)  # sums of probabilities, given the parent
-        self._hits = np.zeros(_PLACES * _BINS)
+        self._calibration = Calibration()
         self._trials = 0.0
         self._accepted = 0.0
         self._cycle = 0
@@ -105,7 +100,7 @@ class AcceptanceEstimator:
         stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
-        self._calibrate(stated[asked], place[asked], trees.accepted[asked])
+        self._calibration.record(stated[asked], place[asked], trees.accepted[asked])
         asked &= place == 0
         count = float(asked.sum())
         fade = max(0.0, 1.0 - count / 400.0)
@@ -124,10 +119,7 @@ class AcceptanceEstimator:
         Never more than its parent is.
         """
         stated, place = _given_parents(parents, log_probs)
-        bins = _bins(stated, place)
-        shown, hits = self._stated[bins], self._hits[bins]
-        factor = (hits + _PRIOR_NODES * stated) / np.maximum(shown + _PRIOR_NODES * stated, 1e-12)
-        worth: Floats = np.minimum(stated * factor, _MOST_CERTAIN)
+        worth = self._calibration.probability(stated, place)
         for depth in range(2, int(depths.max(initial=0)) + 1):
             here = np.nonzero(depths == depth)
             worth[here] *= worth[here[0], np.maximum(parents[here], 0)]
@@ -137,19 +129,15 @@ class AcceptanceEstimator:
         rates = self._mass / np.maximum(self._trees, 1e-12)[:, None]
         age = 0.5 ** ((cycle - self._cycle) / _HALF_LIFE)
         alpha = self._accepted / self._trials if self._trials else math.nan
-        return TreeAcceptance(rates, self._trees * age, alpha, self._trials * age)
+        figures = self._calibration.figures()
+        return TreeAcceptance(rates, self._trees * age, alpha, self._trials * age, figures)
 
     def _fade(self, cycle: int) -> None:
         age = 0.5 ** (max(0, cycle - self._cycle) / _HALF_LIFE)
-        for part in (self._mass, self._trees, self._stated, self._hits):
+        for part in (self._mass, self._trees):
             part *= age
+        self._calibration.fade(age)
         self._cycle = cycle
-
-    def _calibrate(self, stated: Floats, place: Ints, accepted: Bools) -> None:
-        fade = max(0.0, 1.0 - len(stated) / _NODES)
-        bins, size = _bins(stated, place), len(self._hits)
-        self._stated = self._stated * fade + np.bincount(bins, stated, minlength=size)
-        self._hits = self._hits * fade + np.bincount(bins, accepted, minlength=size)
 
     def _rank(
         self,
@@ -299,11 +287,6 @@ def _given_parents(parents: Ints, log_probs: Floats) -> tuple[Floats, Ints]:
     siblings = (parents[:, :, None] == parents[:, None, :]) & real[:, None, :]
     place: Ints = (siblings & _better(log_probs)).sum(axis=2)
     return stated, place
-
-
-def _bins(stated: Floats, place: Ints) -> Ints:
-    bins: Ints = np.minimum(place, _PLACES - 1) * _BINS + np.searchsorted(_EDGES, stated, "right")
-    return bins
 
 
 def _logit(value: float) -> float:

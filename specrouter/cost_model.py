@@ -5,11 +5,12 @@ and brings request i an expected `E_i = 1 + sum of its nodes' worth`. A request 
 needs `rate_i * cost_ms[k]` tokens of that cycle to be in time; `rate_i` is what it has left to say
 over the time that its objective leaves. Of all budgets k the one is taken that maximises
 
-    sum_i attainable(E_i, need_i) * E_i / cost_ms[k]
+    sum_i  rate_i * attainable(E_i, need_i)  +  SPARE_TOKEN * E_i / cost_ms[k]
 
-the expected rate of attained tokens: without objectives, of all tokens. Within a budget the nodes
-are selected as in AdaServe's Algorithm 2, two prefixes of sorted arrays, but cheapest request first:
-that puts the most requests on time when the budget does not serve all.
+the expected rate of tokens that objectives need, and, for less, of all others: without objectives,
+of all tokens. Within a budget the nodes
+are selected as in AdaServe's Algorithm 2, two prefixes of sorted arrays, but cheapest request
+first: that puts the most requests on time when the budget does not serve all.
 
 Pure functions on arrays: no clock, no tensors, no loop over nodes or requests.
 """
@@ -28,9 +29,11 @@ Bools = NDArray[np.bool_]
 
 MAX_NODES = 192  # of all requests in one cycle
 _HORIZON_TOKENS = 32  # within which a request that fell behind is to be in time again
-_SHARPNESS = 8.0  # how sudden being late is: at 1.1 times what is needed 0.68 count as in time
 _HOPELESS = 1.6  # needs beyond so many times what its whole tree may bring are given up
-_LATE_TOKEN = 0.5  # what a token of a request that is given up counts
+# What a token counts, where one that an objective needs counts 1:
+SPARE_TOKEN = 0.1  # of a request that is ahead already, or cannot be saved
+THROUGHPUT_TOKEN = 0.3  # of one without an objective
+PROMPT_TOKEN = 0.1  # of a prompt, that is read in the same cycle
 _BUDGETS = 24  # that are compared
 
 
@@ -57,8 +60,12 @@ def demanded_rates(
 
 
 def attainable(tokens: Floats, needed: Floats) -> Floats:
-    """How likely a request is to be in time at last that gets `tokens` a cycle and needs `needed`."""
-    share: Floats = 1.0 / (1.0 + (needed / tokens) ** _SHARPNESS)
+    """How likely a request is to be in time that gets `tokens` a cycle and needs `needed`.
+
+    `1 / (1 + (needed / tokens)^8)`: half at what is needed, 0.68 at 1.1 times as much.
+    """
+    squared = (needed / tokens) ** 2
+    share: Floats = 1.0 / (1.0 + (squared**2) ** 2)  # powers of 2 are fast
     return share
 
 
@@ -67,10 +74,16 @@ def is_hopeless(needed: Floats, most_tokens: Floats) -> Bools:
     return np.asarray(needed > _HOPELESS * most_tokens)
 
 
-def value(tokens: Floats, needed: Floats, hopeless: Bools) -> Floats:
-    """Expected attained tokens of each request, [...]."""
-    finite = np.where(hopeless, 0.0, needed)
-    return np.where(hopeless, _LATE_TOKEN * tokens, attainable(tokens, finite) * tokens)
+def value(tokens: Floats, rates: Floats, hopeless: Bools, cycle_ms: Floats) -> Floats:
+    """[G, B] worth of a cycle per millisecond, by budget and request.
+
+    Args:
+        tokens, hopeless: [G, B]; rates: [B]; cycle_ms: [G, 1].
+    """
+    wanted = np.where(hopeless, 0.0, rates)
+    weights = np.where(rates > 0.0, SPARE_TOKEN, THROUGHPUT_TOKEN)
+    worth: Floats = wanted * attainable(tokens, wanted * cycle_ms) + weights * tokens / cycle_ms
+    return worth
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +99,7 @@ def choose_nodes(
     candidates: Candidates,
     rates: Floats,
     cost_ms: Floats,
+    prompt_tokens: int = 0,
     n_max: int = MAX_TREE_TOKENS,
     most: int = MAX_TREE_TOKENS,
 ) -> Choice:
@@ -94,6 +108,7 @@ def choose_nodes(
     Args:
         rates: [B], see `demanded_rates`.
         cost_ms: [K + 1] time of the cycle with 0 to K nodes; K is the largest budget.
+        prompt_tokens: that are read in the same cycle.
         n_max: nodes that one request may get towards its objective, before the rest is given by
             worth (AdaServe, section 4.3).
         most: nodes of one tree.
@@ -108,8 +123,8 @@ def choose_nodes(
     taken = _towards_objectives(sums, count, needed, hopeless, budgets, n_max)
     taken += _by_worth(gains, taken, budgets - taken.sum(axis=1))
     tokens = 1.0 + sums[np.arange(batch), taken]
-    rate = value(tokens, needed, hopeless).sum(axis=1) / cost_ms[budgets]
-    best = int(np.argmax(rate))
+    rate = value(tokens, rates, hopeless, cost_ms[budgets][:, None]).sum(axis=1)
+    best = int(np.argmax(rate + PROMPT_TOKEN * prompt_tokens / cost_ms[budgets]))
     nodes = int(taken[best].sum())
     return Choice(candidates.best(taken[best]), nodes, float(cost_ms[nodes]))
 
@@ -151,6 +166,6 @@ def _by_worth(gains: Floats, taken: Ints, left: Ints) -> Ints:
     row, place = np.divmod(best, width)
     free = place >= taken[:, row]  # [G, N]
     free &= np.cumsum(free, axis=1) <= left[:, None]
-    further = free.astype(np.float32) @ (row[:, None] == np.arange(batch)).astype(np.float32)
-    rounded: Ints = np.rint(further).astype(np.int64)
-    return rounded
+    budget, node = np.nonzero(free)
+    further = np.bincount(budget * batch + row[node], minlength=taken.size)
+    return further.reshape(taken.shape)

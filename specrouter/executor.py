@@ -567,7 +567,8 @@ class Executor:
         accepted[speculation.selected] = on_walk[proposal.tree.real]
         sound = verdict.sound[index]
         lesson = self._lesson(speculation, used, target, tree, accepted, sound)
-        self._teacher.teach(replace(lesson, judged=speculation.selected))
+        if speculation.group.branching is None:  # a fixed form says nothing of beams
+            self._teacher.teach(replace(lesson, judged=speculation.selected))
         self._teacher.compare(proposal, used[-1], target, verdict)
 
     def _learn_from_judge(

@@ -19,11 +19,9 @@ from specrouter.executor import ChainGroup, CyclePlan, CycleResult
 from specrouter.params import Speculation
 from specrouter.prediction import (
     Chain,
-    CycleLoad,
     Option,
     PerformanceSnapshot,
     Workload,
-    verification_ms,
 )
 from specrouter.profiler import PerformanceProfiler, RequestRates
 from specrouter.request import RunningRequest
@@ -152,6 +150,8 @@ class RoutePlanner:
     _rates: dict[RunningRequest, RequestRates] = field(default_factory=dict)
     _foreseen_options: dict[_Route, tuple[int, Option | None]] = field(default_factory=dict)
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
+    # Requests that sit out, and for how many cycles in a row.
+    _waited: dict[RunningRequest, int] = field(default_factory=dict)
 
     @property
     def records(self) -> list[DecisionRecord]:
@@ -178,7 +178,7 @@ class RoutePlanner:
         if not requests:
             self._expected = {}
             return [], None
-        progress = progress_of(requests, now)
+        progress = progress_of(requests, self._waited, now)
         members: dict[_Route, list[int]] = {}
         predicted: dict[_Route, Option] = {}
         scheduled: dict[_Override, list[int]] = {}
@@ -239,7 +239,8 @@ class RoutePlanner:
             option.inner_rounds,
             decision.hard_rejection,
             self._is_whole(option.chain, decision.hard_rejection),
-            self.trees.branching if len(option.chain) > 1 else None,
+            # Who asks for another depth or width gets no tree of the fixed form.
+            self.trees.branching if len(option.chain) > 1 and key == _SCHEDULED else None,
         )
 
     def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
@@ -261,19 +262,19 @@ class RoutePlanner:
         if main is not None and main[0].plain_ms:
             factor *= main[0].cycle_ms / main[0].plain_ms
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
-        workload = Workload(len(progress.rows), reader.slots_read(progress.rows))
+        active = sum(map(len, members.values()))
+        workload = Workload(active, reader.slots_read(progress.rows))
         cost = cycle_cost(
             snapshot, workload, self.scheduler.target, levels_ms, self._reading.tokens, factor
         )
-        return self.trees.selector(progress, cost, self._budget_nodes(known, progress))
+        budget_nodes = self._budget_nodes(known, active)
+        return self.trees.selector(progress, cost, budget_nodes, self._reading.tokens)
 
-    def _budget_nodes(
-        self, known: Sequence[tuple[Option, Sequence[int]]], progress: Progress
-    ) -> int:
+    def _budget_nodes(self, known: Sequence[tuple[Option, Sequence[int]]], active: int) -> int:
         """Draft nodes in the verification budget: its tokens without roots and prompts."""
         budget_tokens = self.trees.config.budget_tokens
         if budget_tokens is not None:
-            return max(0, budget_tokens - len(progress.rows) - self._reading.tokens)
+            return max(0, budget_tokens - active - self._reading.tokens)
         return sum(option.nodes * len(rows) for option, rows in known)
 
     def _fresh_snapshot(self, cycle: int, age: int) -> PerformanceSnapshot:
@@ -295,6 +296,7 @@ class RoutePlanner:
             self._probe.cycles -= 1
             if self._probe.cycles <= 0 or self._probe.request.finished:
                 self._probe = None
+                self._snapshot = None  # it may still say that the drafter is idle
         if not result.is_regular or result.failures or len(plan.prefill_rows):
             return
         for index, option in self._expected.items():
@@ -325,6 +327,7 @@ class RoutePlanner:
 
     def forget(self, request: RunningRequest) -> None:
         self._rates.pop(request, None)
+        self._waited.pop(request, None)
 
     def _foreseen(
         self, route: _Route, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
@@ -385,8 +388,7 @@ class RoutePlanner:
             in_use = self._decide(key, in_use, requests, rows, cycle, available, reader)
         decision = in_use.decision
         main = decision.predicted or _unpredicted(decision)
-        if len(rows) == len(progress.rows):
-            main = self._for_cycle(decision, main, progress, reader)
+        main, waiting = self._for_cycle(decision, main, progress.of(rows), len(progress.rows))
         chosen = dict.fromkeys(requests, main)
         if self.scheduler.config.groups == "requests" and decision.predicted is not None:
             chosen = self._split(decision, requests, reader, rows)
@@ -394,31 +396,34 @@ class RoutePlanner:
             for row, request in requests.items():
                 if request is self._probe.request:
                     chosen[row] = self._probe.option
-        return [(row, option, decision) for row, option in chosen.items()]
+        self._note_waiting(requests, waiting)
+        return [(row, option, decision) for row, option in chosen.items() if row not in waiting]
+
+    def _note_waiting(
+        self, requests: Mapping[int, RunningRequest], waiting: Collection[int]
+    ) -> None:
+        for row, request in requests.items():
+            if row in waiting:
+                self._waited[request] = self._waited.get(request, 0) + 1
+            else:
+                self._waited.pop(request, None)
 
     def _for_cycle(
-        self, decision: ChainDecision, main: Option, progress: Progress, reader: Reader
-    ) -> Option:
-        """The decision's option with the trees that suit this one cycle."""
-        snapshot = self._snapshot
-        if decision.predicted is None or snapshot is None:
-            return self.trees.shape(main, None, CycleLoad(len(progress.rows)))
-        workload = Workload(len(progress.rows), reader.slots_read(progress.rows))
-        alone_ms = snapshot.machine * float(
-            verification_ms(
-                snapshot,
-                workload,
-                self.scheduler.target,
-                progress.rows[:1] * 0 + len(progress.rows),
-                self._reading.tokens,
-            )[0]
-        )
-        load = self.trees.load(progress, alone_ms, self._reading.tokens)
+        self, decision: ChainDecision, main: Option, progress: Progress, decoding: int
+    ) -> tuple[Option, frozenset[int]]:
+        """The decision's option with the trees that suit this one cycle, and rows that sit out.
+
+        `decoding`: requests, those included that go another way.
+        """
+        snapshot = self._snapshot or self.profiler.snapshot()
+        chain: Chain | None = main.chain
         if len(main.chain) == 1:
             chain = decision.alternatives[0].chain if decision.alternatives else None
-            alone = replace(main, cycle_ms=alone_ms)
-            return self.trees.for_objectives(alone, decision.grids.get(chain), load) or main
-        return self.trees.shape(main, decision.grids.get(main.chain), load)
+        grid = decision.grids.get(chain)
+        others = decoding - len(progress.rows)
+        choice = self.trees.choose(snapshot, main, grid, progress, self._reading.tokens, others)
+        alone = Option((self.scheduler.target,)) if len(main.chain) > 1 else main
+        return choice.option or alone, frozenset(progress.rows[~choice.active].tolist())
 
     def _is_due(
         self, in_use: _InUse, cycle: int, requests: int, available: Collection[str]
@@ -500,18 +505,25 @@ class RoutePlanner:
         return chosen
 
 
-def progress_of(requests: Mapping[int, RunningRequest], now: float) -> Progress:
+def progress_of(
+    requests: Mapping[int, RunningRequest], waited: Mapping[RunningRequest, int], now: float
+) -> Progress:
     """Of the decoding requests, by row; `now` is of `time.perf_counter`."""
     rows = sorted(requests)
     ordered = [requests[row] for row in rows]
-    objectives = [request.objective for request in ordered]
-    tpot_ms = [objective and objective.tpot_ms for objective in objectives]
+    limits = [request.objective and request.objective.tpot_ms for request in ordered]
+    tpot_ms = np.array([np.nan if limit is None else limit for limit in limits])
     decode_ms = np.array([request.decode_ms(now) for request in ordered])
     decoded = np.array([request.decoded_tokens for request in ordered])
     remaining = np.array([request.remaining for request in ordered])
-    limits = np.array([np.nan if limit is None else limit for limit in tpot_ms])
-    rates = demanded_rates(decode_ms, decoded, remaining, limits)
-    return Progress(np.array(rows), decode_ms, decoded, remaining, limits, rates)
+    return Progress(
+        np.array(rows),
+        decode_ms,
+        decoded,
+        np.array([waited.get(request, 0) for request in ordered]),
+        tpot_ms,
+        demanded_rates(decode_ms, decoded, remaining, tpot_ms),
+    )
 
 
 def _workload(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:

@@ -13,7 +13,8 @@ Pure functions of a snapshot: no clock, no tensors.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,7 @@ from specrouter.acceptance import (
     rank_rates,
     tree_rates,
 )
-from specrouter.cost_model import attainable
-from specrouter.params import MAX_INNER_ROUNDS
+from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.time_curve import TimeCurve, prior_curve
 from statemgr.forward_view import READING_QUERIES
 
@@ -96,25 +96,6 @@ class Workload:
     remaining: float = 64.0
     lags: Mapping[str, float] = field(default_factory=dict)
     sampled: Mode = True
-
-
-@dataclass(frozen=True)
-class CycleLoad:
-    """What one cycle has to do beside drafting for its requests.
-
-    Attributes:
-        other_tokens: of prompts, that the target reads in the same pass.
-        requests: that decode.
-        urgent: of them, those that need more than a token of this cycle to attain their objectives,
-            and `urgent_rate`, the tokens per millisecond that they need in the mean.
-        relaxed_rate: the same of the other requests, 0.0 where they have no objective.
-    """
-
-    requests: int
-    other_tokens: int = 0
-    urgent: int = 0
-    urgent_rate: float = 0.0
-    relaxed_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -190,8 +171,26 @@ def options(
     return grids
 
 
+@dataclass(frozen=True, eq=False)
+class Menu:
+    """Some options of a grid, [E] each: where they stand in it, and what is predicted."""
+
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    nodes: Ints
+    tokens: Floats
+    levels_ms: Floats
+
+
 class OptionGrid:
-    """Predictions of one chain and number of inner rounds: shapes x nodes, [O, G]."""
+    """Predictions of one chain and number of inner rounds: shapes x nodes, [O, G].
+
+    Attributes:
+        nodes, tokens, cycle_ms, ms_per_token: of the options; see `Option`.
+        allowed: where the options are.
+        levels_ms: [O, 1] of the cycle, before the target's pass.
+        correction: factor that earlier outcomes put on times.
+    """
 
     def __init__(
         self,
@@ -213,10 +212,10 @@ class OptionGrid:
         tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
         self._plain_tokens: Floats = tokens
         outcome = _outcome(snapshot, chain, workload)
-        self._correction = outcome.time
+        self.correction = outcome.time
         self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
-        self._levels: Floats = self._levels_ms(snapshot, workload)
-        self._plain_ms: Floats = self._levels + self._target_ms(snapshot, workload)
+        self.levels_ms: Floats = self._find_levels_ms(snapshot, workload)
+        self._plain_ms: Floats = self.levels_ms + self._target_ms(snapshot, workload)
         self.cycle_ms: Floats = self._plain_ms * outcome.time
         catch_up = sum(
             float(_forward(snapshot, name, chain[-1], workload, np.array([lag]))[0])
@@ -225,40 +224,12 @@ class OptionGrid:
         )
         spread = max(1.0, workload.remaining)
         self.ms_per_token: Floats = self.cycle_ms / self.tokens + catch_up / spread
-        self._is_allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
-        self.ms_per_token = np.where(self._is_allowed, self.ms_per_token, np.inf)
-        self._snapshot, self._workload = snapshot, workload
+        self.allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
+        self.ms_per_token = np.where(self.allowed, self.ms_per_token, np.inf)
+        self.workload = workload
 
     def best(self) -> Option:
-        return self._option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
-
-    def for_cycle(self, load: CycleLoad) -> tuple[float, Option]:
-        """The option that brings most tokens in time per millisecond of one cycle, and how many.
-
-        `nodes` of the option may be urgent requests' alone; it holds the mean over all.
-        """
-        best, found = -1.0, self.best()
-        for sharing in {load.requests, load.urgent} - {0}:
-            places = load.requests + sharing * self.nodes
-            target_ms = verification_ms(
-                self._snapshot, self._workload, self.chain[-1], places, load.other_tokens
-            )
-            cycle_ms = self._correction * (self._levels + target_ms)
-            others = self.tokens if sharing == load.requests else np.ones_like(self.tokens)
-            in_time = load.urgent * _in_time(self.tokens, load.urgent_rate * cycle_ms)
-            in_time += (load.requests - load.urgent) * _in_time(
-                others, load.relaxed_rate * cycle_ms
-            )
-            rate = np.where(self._is_allowed, in_time / cycle_ms, -1.0)
-            shape, place = np.unravel_index(np.argmax(rate), rate.shape)
-            if rate[shape, place] > best:
-                best, found = float(rate[shape, place]), self._option(shape, place)
-                if sharing < load.requests or load.other_tokens:  # not what outcomes are about
-                    found = replace(found, cycle_ms=float(cycle_ms[shape, place]), plain_ms=0.0)
-                if sharing < load.requests:
-                    mean = found.nodes * sharing / load.requests
-                    found = replace(found, nodes=max(1, round(mean)))
-        return best, found
+        return self.option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
 
     def like(self, option: Option) -> Option | None:
         """What is predicted now of an option that was chosen before; None: it is not allowed."""
@@ -266,10 +237,11 @@ class OptionGrid:
         where = np.argwhere(same[:, None] & (self.nodes == option.nodes))
         if not len(where):
             return None
-        found = self._option(where[0][0], where[0][1])
+        found = self.option(where[0][0], where[0][1])
         return found if np.isfinite(found.ms_per_token) else None
 
-    def _option(self, shape: np.intp, place: np.intp) -> Option:
+    def option(self, shape: int | np.intp, place: int | np.intp) -> Option:
+        """Of a row and a column."""
         return Option(
             self.chain,
             int(SHAPE_DEPTHS[shape]),
@@ -279,7 +251,7 @@ class OptionGrid:
             float(self.cycle_ms[shape, place]),
             float(self.tokens[shape, place]),
             float(self.ms_per_token[shape, place]),
-            float(self._levels[shape, 0]) * self._correction,
+            float(self.levels_ms[shape, 0]) * self.correction,
             float(self._plain_ms[shape, place]),
             float(self._plain_tokens[shape, place]),
         )
@@ -294,7 +266,24 @@ class OptionGrid:
             allowed &= _least_at_least(SHAPE_WIDTHS, limits.width, allowed)
         return np.asarray(allowed)
 
-    def _levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+    @cached_property
+    def menu(self) -> "Menu":
+        """The options that may be the best for some cycle: of as many nodes, none is both faster to
+        draft and better than another."""
+        rows, columns = np.nonzero(self.allowed)
+        nodes, tokens = self.nodes[rows, columns], self.tokens[rows, columns]
+        levels_ms = self.levels_ms[rows, 0]
+        order = np.lexsort((-tokens, levels_ms, nodes))
+        nodes, tokens, levels_ms = nodes[order], tokens[order], levels_ms[order]
+        # Within a number of nodes, from the cheapest on: only what beats all cheaper ones stays.
+        ahead = nodes * float(MAX_TREE_TOKENS + 1)
+        best_before = np.maximum.accumulate(np.concatenate(([-1.0], (ahead + tokens)[:-1])))
+        kept = ahead + tokens > best_before + 1e-3
+        return Menu(
+            rows[order][kept], columns[order][kept], nodes[kept], tokens[kept], levels_ms[kept]
+        )
+
+    def _find_levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, 1] all that comes before the target."""
         batch, target = workload.requests, self.chain[-1]
         wide = batch * SHAPE_WIDTHS
@@ -327,29 +316,22 @@ def verification_ms(
     target: str,
     places: Ints,
     prompt_tokens: int = 0,
+    requests: Ints | None = None,
 ) -> Floats:
     """Time of the target's pass over `places` tokens that are judged and those of prompts, and of
-    the work around it."""
-    return np.asarray(
-        _forward(snapshot, target, target, workload, places + prompt_tokens)
-        + _stage(snapshot, "verify", places)
-        + _stage(snapshot, "cycle", np.full(1, workload.requests))
-    )
+    the work around it.
 
-
-def attained_alone(cycle_ms: float, load: CycleLoad) -> float:
-    """Tokens in time per millisecond without drafts, as `OptionGrid.for_cycle` counts them.
-
-    `cycle_ms`: with the prompts that the cycle reads.
+    Args:
+        requests: whose tokens they are, where that differs; in a shape that broadcasts.
     """
-    one = np.ones(1)
-    in_time = load.urgent * _in_time(one, load.urgent_rate * cycle_ms * one)
-    in_time += (load.requests - load.urgent) * _in_time(one, load.relaxed_rate * cycle_ms * one)
-    return float(in_time[0]) / cycle_ms
-
-
-def _in_time(tokens: Floats, needed: Floats) -> Floats:
-    return attainable(tokens, needed) * tokens
+    batch = np.full(1, workload.requests) if requests is None else requests
+    packed = (places + prompt_tokens).astype(np.float64)
+    attended = (packed + READING_QUERIES * batch) * workload.slots
+    return np.asarray(
+        curve_of(snapshot, target, target).many(packed, attended)
+        + _stage(snapshot, "verify", places)
+        + _stage(snapshot, "cycle", batch)
+    )
 
 
 def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:

@@ -21,13 +21,14 @@ from typing import Any
 
 from modelpool import ModelPool
 from modelpool.config import validate_config
+from specrouter.calibration import CalibrationFigures
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.engine import Engine
 from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.planner import DecisionRecord
-from specrouter.prediction import PerformanceSnapshot
+from specrouter.prediction import PerformanceSnapshot, TreeKey
 from specrouter.profiler import EngineStatistics
 from specrouter.request import (
     Listener,
@@ -205,6 +206,12 @@ class ChainRouter:
     def slo_report(self) -> SloReport:
         """Of the requests that have ended: objectives attained, goodput, percentiles, by class."""
         return self._engine.slo_accounts.report()
+
+    def calibration(self) -> dict[TreeKey, CalibrationFigures]:
+        """How true the probabilities were that trees were selected by: by who proposed, in how many
+        inner rounds, who verified, and whether tokens were sampled."""
+        known = self._engine.profiler.snapshot().trees
+        return {key: seen.calibration for key, seen in known.items()}
 
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, each with its alternatives, oldest first."""

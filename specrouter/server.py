@@ -1,5 +1,5 @@
 """The HTTP service: `/generate` (whole or as server-sent events), `/health`, `/v1/models`, and what
-the router decided and did (`/router/decisions`, `/router/statistics`, `/router/slo`).
+the router decided and did (`/router/` `decisions`, `statistics`, `calibration`, `slo`).
 
 Contract: a request is checked before anything is queued, and a bad one gets a 4xx that names the
 field. A client that leaves, in mid-stream or while it waits, cancels its request at once. Starting
@@ -77,11 +77,28 @@ def create_app(router: ChainRouter) -> FastAPI:
     async def statistics() -> Response:
         return JSONResponse(asdict(router.statistics()))
 
+    @app.get("/router/calibration")
+    async def calibration() -> Response:
+        return JSONResponse({"calibration": _calibration(router)})
+
     @app.get("/router/slo")
     async def slo_report() -> Response:
         return JSONResponse(asdict(router.slo_report()))
 
     return app
+
+
+def _calibration(router: ChainRouter) -> list[dict[str, Any]]:
+    return [
+        {
+            "proposers": list(proposers),
+            "inner_rounds": rounds,
+            "verifier": verifier,
+            "sampled": sampled,
+            **asdict(figures),
+        }
+        for (proposers, rounds, verifier, sampled), figures in router.calibration().items()
+    ]
 
 
 def _token_texts(router: ChainRouter) -> Callable[[int], str]:

@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cost_model import MAX_NODES, choose_nodes, is_hopeless
+from specrouter.cost_model import MAX_NODES, choose_nodes
+from specrouter.cycle_choice import CycleChoice, choose_cycle
 from specrouter.params import MAX_TREE_TOKENS
 from specrouter.prediction import (
-    CycleLoad,
     Option,
     OptionGrid,
     PerformanceSnapshot,
     Workload,
-    attained_alone,
     verification_ms,
 )
 from specrouter.tree_selection import (
@@ -39,8 +38,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_FASTER = 1.03  # by which a chain must serve objectives better than none to be used for them alone
-
 
 @dataclass(frozen=True, eq=False)
 class Progress:
@@ -49,12 +46,26 @@ class Progress:
     rows: Ints  # ascending
     decode_ms: Floats  # since the first token
     decoded: Ints  # tokens after the first
-    remaining: Ints  # tokens that may still come
+    waited: Ints  # cycles in a row that they have sat out
     tpot_ms: Floats  # NaN without an objective
     rates: Floats  # tokens per ms that are needed, see `demanded_rates`
 
     def at(self, rows: Ints) -> Ints:
         return np.searchsorted(self.rows, rows)
+
+    def of(self, rows: Ints) -> "Progress":
+        """Of some of the requests; `rows` ascending."""
+        if len(rows) == len(self.rows):
+            return self
+        at = self.at(rows)
+        return Progress(
+            rows,
+            self.decode_ms[at],
+            self.decoded[at],
+            self.waited[at],
+            self.tpot_ms[at],
+            self.rates[at],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,52 +114,44 @@ class TreePlanner:
     def branching(self) -> tuple[int, ...] | None:
         return SPECINFER_TREE if self.config.shape == "static" else None
 
-    def load(self, progress: Progress, cycle_ms: float, prompt_tokens: int) -> CycleLoad:
-        """What a cycle has to do, of which the shape of its trees depends.
+    def choose(
+        self,
+        snapshot: PerformanceSnapshot,
+        option: Option,
+        grid: OptionGrid | None,
+        progress: Progress,
+        prompt_tokens: int,
+        others: int = 0,
+    ) -> CycleChoice:
+        """One cycle of what was decided for many: who takes part, and the trees.
 
         Args:
-            cycle_ms: of a cycle without drafts.
+            others: requests that decode in the same pass and have chosen for themselves.
+            option: that was decided on.
+            grid: of its chain, or, where it is the target alone, of the best other one.
         """
-        count = len(progress.rows)
-        if self.selection != "costmodel":
-            return CycleLoad(count, prompt_tokens)
-        needed = progress.rates * cycle_ms
-        lost = is_hopeless(needed, np.full(count, 1.0 + self.config.max_width))
-        urgent = (needed > 1.0) & ~lost
-        relaxed = ~urgent & ~lost
-        return CycleLoad(
-            count,
-            prompt_tokens,
-            int(urgent.sum()),
-            _mean(progress.rates[urgent]),
-            _mean(progress.rates[relaxed]),
-        )
+        everyone = np.ones(len(progress.rows), dtype=np.bool_)
+        rates = progress.rates if self.selection == "costmodel" else 0.0 * progress.rates
+        is_plain = not prompt_tokens and not (rates > 0.0).any()
+        kept = None if len(option.chain) == 1 else option
+        if self.config.shape != "costmodel" or grid is None or is_plain:
+            return CycleChoice(everyone, kept and self._shaped(kept, len(everyone)), 0.0)
+        if kept is None and not (rates > 0.0).any():
+            return CycleChoice(everyone, None, 0.0)
+        return choose_cycle(snapshot, grid, rates, progress.waited, prompt_tokens, others)
 
-    def shape(self, option: Option, grid: OptionGrid | None, load: CycleLoad) -> Option:
-        """The option for one cycle of what was decided for many."""
-        if len(option.chain) == 1 or self.config.shape in ("fixed", "static"):
+    def _shaped(self, option: Option, requests: int) -> Option:
+        if not self.config.shape.startswith("adaserve"):
             return option
-        if self.config.shape == "costmodel":
-            is_steady = not load.other_tokens and not load.urgent
-            return option if grid is None or is_steady else grid.for_cycle(load)[1]
-        depth, width = self._adaserve(option, load)
+        depth, width = self._adaserve(option, requests)
         return replace(option, depth=depth, width=width, plain_ms=0.0)
 
-    def for_objectives(
-        self, alone: Option, grid: OptionGrid | None, load: CycleLoad
-    ) -> Option | None:
-        """A chain that is no faster for all, but brings more tokens in time, if it does."""
-        if grid is None or not load.urgent or self.config.shape != "costmodel":
-            return None
-        rate, option = grid.for_cycle(load)
-        return option if rate > _FASTER * attained_alone(alone.cycle_ms, load) else None
-
-    def _adaserve(self, option: Option, load: CycleLoad) -> tuple[int, int]:
+    def _adaserve(self, option: Option, requests: int) -> tuple[int, int]:
         config = self.config
         nodes = option.nodes or option.depth * option.width
-        budget = config.budget_tokens or load.requests * (1 + nodes)
+        budget = config.budget_tokens or requests * (1 + nodes)
         if config.shape == "adaserve-v1":
-            return adaserve_v1_shape(load.requests, budget, config.max_depth, config.max_width)
+            return adaserve_v1_shape(requests, budget, config.max_depth, config.max_width)
         bounds = ShapeBounds(
             budget,
             config.drafter_tokens or budget,
@@ -158,9 +161,11 @@ class TreePlanner:
             config.c1,
             config.c2,
         )
-        return adaserve_shape(load.requests, bounds)
+        return adaserve_shape(requests, bounds)
 
-    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> Selector:
+    def selector(
+        self, progress: Progress, cost: CycleCost, budget_nodes: int, prompt_tokens: int
+    ) -> Selector:
         """Who picks the nodes of this cycle.
 
         Args:
@@ -169,7 +174,7 @@ class TreePlanner:
         if self.selection == "whole":
             return Selector(lambda rows, candidates, aside: whole(candidates))
         if self.selection == "costmodel":
-            return Selector(partial(self._by_cost, progress, cost))
+            return Selector(partial(self._by_cost, progress, cost, prompt_tokens))
         if self.selection == "slo":
             cycle_ms = float(cost.ms[min(budget_nodes, len(cost.ms) - 1)])
             return Selector(partial(self._by_objectives, progress, budget_nodes, cycle_ms))
@@ -179,10 +184,16 @@ class TreePlanner:
         )
 
     def _by_cost(
-        self, progress: Progress, cost: CycleCost, rows: Ints, candidates: Candidates, aside: int
+        self,
+        progress: Progress,
+        cost: CycleCost,
+        prompt_tokens: int,
+        rows: Ints,
+        candidates: Candidates,
+        aside: int,
     ) -> Bools:
         rates = progress.rates[progress.at(rows)]
-        return choose_nodes(candidates, rates, cost.beside(aside)).chosen
+        return choose_nodes(candidates, rates, cost.beside(aside), prompt_tokens).chosen
 
     def _by_objectives(
         self,
@@ -231,8 +242,3 @@ def cycle_cost(
     places = workload.requests + np.arange(most + 1)
     ms = verification_ms(snapshot, workload, target, places, prompt_tokens)
     return CycleCost(levels_ms + factor * np.maximum.accumulate(ms))
-
-
-def _mean(rates: Floats) -> float:
-    finite = rates[np.isfinite(rates)]
-    return float(finite.mean()) if len(finite) else 0.0

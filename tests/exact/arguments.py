@@ -57,6 +57,7 @@ def open_router(config: Path | dict[str, Any], dtype: str, max_requests: int) ->
     """The configured router with every model in `dtype`, on the CPU, and the adaptive policy."""
     settings = RouterConfig.load(config).model_dump()
     settings["scheduler"] = {"policy": "adaptive"}  # a check sets what else it wants
+    settings["trees"] = {}
     for model in settings["pool"]["models"]:
         if model["source"] != NGRAM:
             model.update(dtype=dtype, device="cpu")

@@ -1,35 +1,26 @@
-"""The ways in which requests can be served, and a short list that pairs all of them.
+"""The ways in which requests can be served. None of what an `Arrangement` holds may change a token.
 
-Contract: none of what an `Arrangement` holds may change a token. `covering_array` returns rows
-such that every two settings that can meet in one row do meet in at least one.
+Which of them are served is `tests.exact.covering_array`'s part.
 """
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from specrouter import SLO, ChainRouter, Speculation
 from specrouter.config import Policy, Selection, TreesConfig
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.slo import SloLike
 
 Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None
 Trees = tuple[tuple[str, str | int], ...]  # settings of the section `trees`, by name
 
-BATCHES = (1, 4, 16)
-DEPTHS = (1, 4, 7)
-WIDTHS = (1, 2, 4)
-INNER_ROUNDS = (1, 2, 3, 4)
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 SHAPES: tuple[str, ...] = get_args(TreesConfig.model_fields["shape"].annotation)
-# Of all requests, roots and prompts included: less than a batch has roots, and plenty.
-BUDGETS_TOKENS = (6, 48)
 # What is asked of requests in turn: nothing, what is always given and what never can be, what only
-# speculation can give, and a first token. Their number shares no factor with that of `_OVERRIDES`.
+# speculation can give, and a first token. Their number shares no factor with that of `_mixtures`.
 OBJECTIVES: tuple[SloLike, ...] = (
     None,
     SLO(tpot_ms=1000.0),
@@ -109,11 +100,8 @@ class Arrangement:
     @property
     def policy(self) -> dict[str, Any] | None:
         """What `ChainRouter.set_policy` is given; None leaves the router as it is configured."""
-        if isinstance(self.mode, Mixed):
-            routed = self.mode.routed
-        elif isinstance(self.mode, Routed):
-            routed = self.mode
-        else:
+        routed = self.mode.routed if isinstance(self.mode, Mixed) else self.mode
+        if not isinstance(routed, Routed):
             return None
         depth, width = self.depth, self.width
         if routed.policy == "ssd-tuned" and (depth is None or width is None):
@@ -190,6 +178,7 @@ def _policies(router: ChainRouter) -> list[Routed]:
     # Inner rounds are for drafters that can go on from any text.
     with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
     return [
+        Routed("adaptive"),
         Routed("adaptive", groups="requests"),
         Routed("paper"),
         Routed("ssd-smallest"),
@@ -219,53 +208,3 @@ def _mixtures(router: ChainRouter) -> list[Mixed]:
     )
     routed = (Routed("adaptive"), Routed("adaptive", groups="requests"), Routed("paper"))
     return [Mixed(overrides, each) for each in routed]
-
-
-def covering_array(
-    modes: Sequence[Mode],
-    batches: Sequence[int] = BATCHES,
-    depths: Sequence[int] = DEPTHS,
-    widths: Sequence[int] = WIDTHS,
-) -> list[Arrangement]:
-    """Greedy: the arrangement that adds the most uncovered pairs comes next."""
-    trees = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
-    candidates = [
-        Arrangement(mode, batch, *shape)
-        for mode in modes
-        for batch in batches
-        for shape in _shapes(mode, trees)
-    ]
-    missing = {pair for candidate in candidates for pair in pairs_of(candidate)}
-    rows: list[Arrangement] = []
-    while missing:
-        best = max(candidates, key=lambda candidate: len(pairs_of(candidate) & missing))
-        rows.append(best)
-        missing -= pairs_of(best)
-    return rows
-
-
-def _shapes(
-    mode: Mode, trees: Sequence[tuple[int, int]]
-) -> list[tuple[int | None, int | None, int | None]]:
-    """Depth, width and inner rounds with which the mode can be asked for."""
-    chain = mode.chain if isinstance(mode, Routed) else mode if isinstance(mode, tuple) else None
-    if chain is None and not (
-        isinstance(mode, Routed) and mode.policy in ("paper", "ssd-smallest")
-    ):
-        return [(None, None, None)]
-    if chain is None or len(chain) == 2:
-        return [(depth, width, None) for depth, width in trees]
-    return [
-        (depth, width, rounds)
-        for depth, width in trees
-        for rounds in INNER_ROUNDS
-        if depth * rounds <= MAX_DEPTH
-    ]
-
-
-def pairs_of(row: Arrangement) -> set[tuple[object, object]]:
-    """The pairs of settings that one row covers."""
-    settings: list[tuple[str, object]] = [("mode", row.mode), ("batch", row.batch)]
-    given = ((name, getattr(row, name)) for name in ("depth", "width", "inner_rounds"))
-    settings += [(name, value) for name, value in given if value is not None]
-    return set(itertools.combinations(settings, 2))

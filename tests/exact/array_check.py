@@ -11,14 +11,7 @@ from typing import Any
 
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, open_oracle, open_router
-from tests.exact.arrangement import (
-    BATCHES,
-    Arrangement,
-    Mode,
-    covering_array,
-    modes_of,
-    policies_of,
-)
+from tests.exact.arrangement import Arrangement, Mode, modes_of, policies_of
 from tests.exact.comparison import (
     Case,
     Comparison,
@@ -28,6 +21,7 @@ from tests.exact.comparison import (
     assert_whole,
     compare,
 )
+from tests.exact.covering_array import BATCHES, covering_array
 from tests.exact.oracle import Oracle
 from tests.exact.report import Progress, finish
 
@@ -118,23 +112,41 @@ def serve_all(
 
 
 def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What was served how: by policy, by the inner rounds asked for, and what policies decided."""
+    """What was served how: by policy, by what was set of its trees, by the inner rounds asked for,
+    and what policies decided."""
     by_mode: dict[str, Counter[str]] = {}
+    by_trees: dict[str, Counter[str]] = {}
     asked: Counter[int] = Counter()
     decided = set[Route]()
     for each in comparisons:
-        count = by_mode.setdefault(_label(each.arrangement.mode), Counter())
         figures = {"tokens": each.tokens, "cycles": each.cycles, "speculated": each.speculated}
-        count.update({"arrangements": 1, **figures})
+        for count in (
+            by_mode.setdefault(_label(each.arrangement.mode), Counter()),
+            *(
+                by_trees.setdefault(f"{name} {value}", Counter())
+                for name, value in each.arrangement.trees
+            ),
+        ):
+            count.update({"arrangements": 1, **figures})
         if each.arrangement.inner_rounds is not None:
             asked[each.arrangement.inner_rounds] += 1
         decided |= each.decided
     return {
         "by_mode": {mode: dict(count) for mode, count in by_mode.items()},
+        "by_trees": {trees: dict(count) for trees, count in sorted(by_trees.items())},
+        "with_objectives": _objectives(comparisons),
         "arrangements_by_inner_rounds": dict(sorted(asked.items())),
         "routes_decided": len(decided),
         "inner_rounds_decided": sorted({route[-1] for route in decided}),
     }
+
+
+def _objectives(comparisons: Sequence[Comparison]) -> dict[str, int]:
+    """Requests with an objective: in how many arrangements, and what became of them."""
+    arrangements = sum(each.arrangement.urgent for each in comparisons)
+    attained = sum(each.attained[0] for each in comparisons)
+    missed = sum(each.attained[1] for each in comparisons)
+    return {"arrangements": arrangements, "attained": attained, "missed": missed}
 
 
 def verified_rounds(router: ChainRouter) -> list[int]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from specrouter import ChainRouter, RequestHandle, RequestOutput, SamplingParams, Speculation
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS
-from tests.exact.arrangement import Chain
+from specrouter.slo import SloLike
+from tests.exact.arrangement import OBJECTIVES, Chain
 from tests.exact.comparison import Case
 from tests.exact.oracle import Oracle
 
@@ -30,6 +31,7 @@ class Plan:
 
     case: Case
     speculation: Literal["off"] | Speculation | None
+    slo: SloLike
     prefix_tokens: int  # of the reference, handed over as already generated
     start_s: float
     cancel_after_s: float | None
@@ -114,6 +116,7 @@ def _draw_plan(cases: Sequence[Case], chains: Sequence[Chain], rng: np.random.Ge
     return Plan(
         case,
         speculation,
+        OBJECTIVES[int(rng.integers(len(OBJECTIVES)))],
         prefix_tokens=int(rng.integers(len(case.reference))) if resumes else 0,
         start_s=float(rng.uniform(0, _LATEST_START_S)),
         cancel_after_s=float(rng.uniform(0, _LONGEST_WAIT_S)) if cancels else None,
@@ -125,7 +128,11 @@ def _play_one(router: ChainRouter, plan: Plan) -> RequestOutput:
     time.sleep(plan.start_s)
     prefix = plan.case.reference[: plan.prefix_tokens]
     handle = router.submit(
-        plan.case.prompt, plan.case.params, speculation=plan.speculation, generated=prefix
+        plan.case.prompt,
+        plan.case.params,
+        speculation=plan.speculation,
+        generated=prefix,
+        slo=plan.slo,
     )
     if plan.cancel_after_s is not None:
         time.sleep(plan.cancel_after_s)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
+from specrouter.slo import SloLike
 from tests.exact.arrangement import Arrangement, Chain, Override
 
 Tokens = tuple[int, ...]
@@ -50,7 +51,8 @@ class Divergence:
 class Comparison:
     """One arrangement's result. `cycles` of chains longer than one are `speculated`.
 
-    `decided`: routes that the policy took, now or when it was in use before.
+    `decided`: routes that the policy took, now or when it was in use before. `attained`: requests
+    with an objective that attained it, and those that did not.
     """
 
     arrangement: Arrangement
@@ -59,6 +61,7 @@ class Comparison:
     cycles: int
     speculated: int
     decided: frozenset[Route]
+    attained: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def compare(
     """Keeps `arrangement.batch` requests in flight until all cases are judged."""
 
     def judge_one(index: int, case: Case) -> _Judged:
-        judged = _judge(router, case, arrangement, arrangement.speculation_of(index))
+        asked = arrangement.speculation_of(index), arrangement.slo_of(index)
+        judged = _judge(router, case, arrangement, *asked)
         on_done()
         return judged
 
@@ -85,12 +89,9 @@ def compare(
         with ThreadPoolExecutor(arrangement.batch) as clients:
             results = list(clients.map(judge_one, range(len(cases)), cases))
         decided = frozenset(record.decision.route for record in router.decisions())
-    chains = [
-        (chain, cycles)
-        for result in results
-        for output in result.outputs
-        for chain, cycles in output.metrics.chains.items()
-    ]
+    metrics = [output.metrics for result in results for output in result.outputs]
+    chains = [(chain, cycles) for each in metrics for chain, cycles in each.chains.items()]
+    in_time = [each.attained for each in metrics]
     return Comparison(
         arrangement,
         tokens=sum(result.tokens for result in results),
@@ -98,6 +99,7 @@ def compare(
         cycles=sum(cycles for _, cycles in chains),
         speculated=sum(cycles for chain, cycles in chains if len(chain) > 1),
         decided=decided,
+        attained=(in_time.count(True), in_time.count(False)),
     )
 
 
@@ -110,14 +112,18 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
 
 
 def _judge(
-    router: ChainRouter, case: Case, arrangement: Arrangement, speculation: Override
+    router: ChainRouter,
+    case: Case,
+    arrangement: Arrangement,
+    speculation: Override,
+    slo: SloLike,
 ) -> _Judged:
     divergences = list[Divergence]()
     outputs = list[RequestOutput]()
     prefix: Tokens = ()
     tokens = 0
     while True:
-        output = _resume(router, case, prefix, arrangement, speculation)
+        output = _resume(router, case, prefix, arrangement, speculation, slo)
         outputs.append(output)
         got = output.token_ids
         difference = first_difference(got, case.reference)
@@ -156,7 +162,8 @@ def resume(
 
     The router stays under the policy that it is under.
     """
-    return _resume(router, case, prefix, arrangement, arrangement.speculation)
+    asked = arrangement.speculation, arrangement.slo_of(0)
+    return _resume(router, case, prefix, arrangement, *asked)
 
 
 def _resume(
@@ -165,11 +172,16 @@ def _resume(
     prefix: Tokens,
     arrangement: Arrangement,
     speculation: Override,
+    slo: SloLike,
 ) -> RequestOutput:
-    handle = router.submit(case.prompt, case.params, speculation=speculation, generated=prefix)
+    handle = router.submit(
+        case.prompt, case.params, speculation=speculation, generated=prefix, slo=slo
+    )
     output = handle.result(timeout=600)
     if output.finish_reason in ("error", "cancelled"):
-        raise RuntimeError(f"{arrangement}, {speculation}: request ended with {output.error}")
+        raise RuntimeError(
+            f"{arrangement}, {speculation}, {slo}: request ended with {output.error}"
+        )
     return output
 
 

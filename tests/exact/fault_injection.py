@@ -23,6 +23,8 @@ from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
+from specrouter.tree_planner import Selector, TreePlanner
+from specrouter.tree_selection import Bools, Candidates, Ints
 
 
 class InjectedFault(RuntimeError):
@@ -100,9 +102,19 @@ class FaultInjection:
 
 @contextlib.contextmanager
 def restless_scheduler(seed: int) -> Iterator[None]:
-    """Every second decision is another chain and tree: models sit out, lag and catch up."""
-    original = ModelChainScheduler.choose
+    """Every second decision is another chain and tree: models sit out, lag and catch up.
+
+    Such trees keep their shape, whatever a cycle has to do, and of every second cycle's trees
+    parts of random sizes are verified, where there is a selection at all.
+    """
     rng = np.random.default_rng(seed)
+    with _restless_choices(rng), _restless_selections(np.random.default_rng([seed, 1])):
+        yield
+
+
+@contextlib.contextmanager
+def _restless_choices(rng: np.random.Generator) -> Iterator[None]:
+    original = ModelChainScheduler.choose
 
     def choose(scheduler: ModelChainScheduler, *arguments: Any, **named: Any) -> ChainDecision:
         decision = original(scheduler, *arguments, **named)
@@ -115,7 +127,13 @@ def restless_scheduler(seed: int) -> Iterator[None]:
         rounds = int(rng.integers(1, min(MAX_INNER_ROUNDS, MAX_DEPTH // depth) + 1))
         nodes = None if rng.random() < 0.5 else int(rng.integers(1, depth * width + 1))
         found = dataclasses.replace(
-            decision, chain=chain, depth=depth, width=width, nodes=nodes, inner_rounds=rounds
+            decision,
+            chain=chain,
+            depth=depth,
+            width=width,
+            nodes=nodes,
+            inner_rounds=rounds,
+            grids={},  # by which a cycle would have other trees
         )
         if decision.predicted is None:
             return found
@@ -131,6 +149,21 @@ def restless_scheduler(seed: int) -> Iterator[None]:
         return dataclasses.replace(found, predicted=predicted)
 
     with mock.patch.object(ModelChainScheduler, "choose", choose):
+        yield
+
+
+@contextlib.contextmanager
+def _restless_selections(rng: np.random.Generator) -> Iterator[None]:
+    original = TreePlanner.selector
+
+    def pick(rows: Ints, candidates: Candidates, aside: int) -> Bools:
+        return candidates.best(rng.integers(0, candidates.counts + 1))
+
+    def selector(planner: TreePlanner, *arguments: Any) -> Selector:
+        found = original(planner, *arguments)
+        return found if rng.random() < 0.5 else Selector(pick)
+
+    with mock.patch.object(TreePlanner, "selector", selector):
         yield
 
 

@@ -3,7 +3,8 @@
 Families of all architectures in float64, with an n-gram drafter. Requests join at random times
 under chains, trees and inner rounds of their own, are cancelled, streamed, resumed; drafters raise,
 hang, run out of memory or give NaN at random cycles and are evicted; in some bursts the target
-fails. Every burst has one of the scheduler's policies, which are switched on the router between.
+fails. Every burst has one of the scheduler's policies and shapes and selections of trees, which are
+switched on the router between; requests have objectives, some that nothing can attain.
 Every output must be the oracle's (its beginning, for requests that were cancelled or that the
 target failed), and the router whole after each burst.
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from specrouter import ChainRouter, RequestOutput
 from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import chains
+from tests.exact.arrangement import SELECTIONS, SHAPES, chains
 from tests.exact.array_check import verified_rounds
 from tests.exact.burst import draw_burst, draw_cases, draw_shape, play
 from tests.exact.comparison import Case, assert_whole
@@ -72,6 +73,8 @@ class FaultCheck:
         self.raised: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.policies: Counter[str] = Counter()
+        self.trees: Counter[str] = Counter()
+        self.attained: Counter[str] = Counter()
         self.inner_rounds: Counter[int] = Counter()
         self.failures: list[str] = []
 
@@ -97,6 +100,7 @@ class FaultCheck:
                     self.failures.append(f"{where}: {type(error).__name__}: {error}")
                     break
                 self.policies[_label(policy)] += 1
+                self.trees.update(f"{k} {v}" for k, v in policy.get("trees", {}).items())
                 self.progress(f"{len(self.failures)} failed")
             self.inner_rounds.update(verified_rounds(router))
         self.raised += faults.raised
@@ -124,12 +128,14 @@ class FaultCheck:
     def _count(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             self.endings[output.finish_reason] += 1
+            self.attained[str(output.metrics.attained)] += 1
             for chain, cycles in output.metrics.chains.items():
                 self.chains[">".join(chain)] += cycles
 
 
 def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]:
-    """Arguments of `set_policy`: half of them adaptive, half of those with groups of requests."""
+    """Arguments of `set_policy`: half of them adaptive, half of those with groups of requests; most
+    with settings of the trees."""
     pool = router.pool
     policy = str(rng.choice(["adaptive", *POLICIES])) if rng.random() < 0.6 else "adaptive"
     depth, width, rounds = draw_shape(rng)
@@ -144,7 +150,27 @@ def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]
         settings["chain"] = fitting[int(rng.integers(len(fitting)))]
     if rng.random() < 0.2:
         settings["nodes"] = int(rng.integers(1, depth * width + 1))
+    if rng.random() < 0.7:
+        settings["trees"] = draw_trees(rng)
     return settings
+
+
+def draw_trees(rng: np.random.Generator) -> dict[str, Any]:
+    """Settings of the section `trees`."""
+    trees: dict[str, Any] = {
+        "shape": str(rng.choice(SHAPES)),
+        "selection": str(rng.choice(SELECTIONS)),
+        "order": str(rng.choice(["neediest", "easiest"])),
+        "root_credit": float(rng.choice([0.0, 1.0])),
+    }
+    if rng.random() < 0.7:
+        trees["budget_tokens"] = int(rng.integers(1, 100))
+    return trees
+
+
+def _by_name(trees: Counter[str]) -> dict[str, int]:
+    """Of what has a name, a budget has not."""
+    return {each: count for each, count in sorted(trees.items()) if "budget" not in each}
 
 
 def _label(policy: dict[str, Any]) -> str:
@@ -177,6 +203,8 @@ def main(arguments: list[str] | None = None) -> int:
         "kinds": dict(check.kinds),
         "cycles_by_chain": dict(check.chains),
         "bursts_by_policy": dict(check.policies),
+        "bursts_by_trees": _by_name(check.trees),
+        "requests_by_attained": dict(check.attained),
         "lifetimes_by_inner_rounds": dict(sorted(check.inner_rounds.items())),
         "failures": len(check.failures),
         "examples": check.failures[:_SHOWN],

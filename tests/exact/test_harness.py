@@ -15,19 +15,21 @@ from specrouter import ChainRouter, SamplingParams
 from tests.exact import noise
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import (
+    OBJECTIVES,
+    SELECTIONS,
+    SHAPES,
     Arrangement,
     Mixed,
     Mode,
     Routed,
     chains,
-    covering_array,
     longest_chain,
-    pairs_of,
     policies_of,
 )
 from tests.exact.array_check import coverage, is_honest, make_cases, serve_all, verified_rounds
 from tests.exact.chi_square import fit_p_value, independence_p_value
 from tests.exact.comparison import all_divergences, assert_whole, first_difference
+from tests.exact.covering_array import covering_array, pairs_of
 from tests.exact.models import NAMES, SAVERS, pool_settings, save_family
 from tests.exact.oracle import Choice, Oracle, cut_distance, process
 from tests.exact.prompts import encode, load_prompts
@@ -85,6 +87,37 @@ def test_covering_array_covers_every_pair_of_settings() -> None:
         assert (("depth", one), ("width", other)) in covered
 
 
+def test_policies_that_choose_nodes_meet_every_selection_and_shape() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    open_modes = {row.mode for row in rows if row.trees}
+    assert open_modes == {
+        Routed("adaptive", groups="requests"),
+        Routed("static", ("a", "b", "t")),
+        Mixed(("off", None), Routed("adaptive")),
+    }
+    for mode, selection, shape in itertools.product(open_modes, SELECTIONS, SHAPES):
+        assert (("mode", mode), ("selection", selection)) in covered
+        assert (("mode", mode), ("shape", shape)) in covered
+        assert (("shape", shape), ("selection", selection)) in covered
+    budgeted = {dict(row.trees)["selection"] for row in rows if "budget_tokens" in dict(row.trees)}
+    assert budgeted == {"slo", "global-greedy", "equal-greedy"}
+
+
+def test_every_mode_meets_requests_with_objectives_and_without() -> None:
+    covered = {pair for row in covering_array(MODES) for pair in pairs_of(row)}
+    for mode, urgent in itertools.product(MODES, (True, False)):
+        assert (("mode", mode), ("urgent", urgent)) in covered
+
+
+def test_objectives_go_to_requests_in_turn() -> None:
+    urgent = Arrangement("adaptive", 4, urgent=True)
+    asked = [urgent.slo_of(index) for index in range(2 * len(OBJECTIVES))]
+    assert asked == [*OBJECTIVES, *OBJECTIVES]
+    assert None in OBJECTIVES
+    assert Arrangement("adaptive", 4).slo_of(1) is None
+
+
 def test_chains_of_three_meet_all_inner_rounds_that_fit_their_depth() -> None:
     rows = covering_array(MODES)
     covered = {pair for row in rows for pair in pairs_of(row)}
@@ -104,7 +137,7 @@ def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
 
 
 def test_covering_array_is_much_shorter_than_the_product() -> None:
-    assert len(covering_array(MODES)) <= 4 * len(MODES)
+    assert len(covering_array(MODES)) <= 4 * len(MODES) + len(SELECTIONS) * len(SHAPES)
 
 
 def test_modes_without_a_chain_have_no_tree() -> None:
@@ -145,8 +178,8 @@ def test_small_requests_under_every_policy_and_number_of_rounds(small_router: Ch
     """The target judges drafts of every number of rounds, and no token depends on it."""
     oracle = open_oracle(small_router, "float64")
     params = [
-        SamplingParams(max_new_tokens=14, temperature=index % 2, seed=index, ignore_eos=True)
-        for index in range(6)
+        SamplingParams(max_new_tokens=12, temperature=index % 2, seed=index, ignore_eos=True)
+        for index in range(len(OBJECTIVES))
     ]
     prompts = [(*PROMPT, index) for index in range(len(params))]
     cases = make_cases(oracle, prompts, params.__getitem__)
@@ -159,6 +192,11 @@ def test_small_requests_under_every_policy_and_number_of_rounds(small_router: Ch
     assert set(covered["by_mode"]) == {"chains of 3", *map(str, modes)}
     assert covered["inner_rounds_decided"] == [1, 2, 3, 4]  # by the static policy at the least
     assert verified_rounds(small_router) == [1, 2, 3, 4]
+    assert set(covered["by_trees"]) >= {f"selection {name}" for name in SELECTIONS}
+    assert set(covered["by_trees"]) >= {f"shape {name}" for name in SHAPES}
+    objectives = covered["with_objectives"]
+    assert objectives["attained"] > 0
+    assert objectives["missed"] > 0
     assert_whole(small_router)
 
 

@@ -1,5 +1,7 @@
 """Drafting proposes what stepwise ordinary forwards and the sampler would say."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,11 @@ SETTINGS = pytest.mark.parametrize(
 
 
 def draft(
-    bench: Bench, depths: dict[int, int], width: int = 1, stem: TokenTree | None = None
+    bench: Bench,
+    depths: dict[int, int],
+    width: int = 1,
+    stem: TokenTree | None = None,
+    branching: Sequence[int] | None = None,
 ) -> Proposal:
     rows = np.array(sorted(depths))
     return DraftProcessor().draft(
@@ -45,6 +51,7 @@ def draft(
         np.array([depths[row] for row in rows.tolist()]),
         width,
         stem=stem,
+        branching=branching,
     )
 
 
@@ -66,6 +73,31 @@ def naive_beam(bench: Bench, row: int, depth: int, width: int) -> dict[Path, flo
         beam = {text: grown[text] for text in best if grown[text] > -np.inf}
         found.update(beam)
     return found
+
+
+def naive_tree(bench: Bench, row: int, branching: Sequence[int]) -> dict[Path, float]:
+    """Of a fixed form: each node's best children, and their paths' log-probabilities."""
+    level: dict[Path, float] = {(): 0.0}
+    found: dict[Path, float] = {}
+    for children in branching:
+        grown: dict[Path, float] = {}
+        for text, so_far in level.items():
+            best = bench.log_probs_after(row, text).topk(children)
+            for token, log_prob in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                if log_prob > -np.inf:
+                    grown[(*text, token)] = so_far + log_prob
+        found.update(grown)
+        level = grown
+    return found
+
+
+def possible(proposal: Proposal) -> dict[int, dict[Path, float]]:
+    """By row: paths of the nodes that may be verified, and their log-probabilities."""
+    tree = proposal.tree.keep(proposal.tree.real & np.isfinite(proposal.tree.log_probs))
+    return {
+        row: {text: node.log_prob for text, node in by_path(nodes).items()}
+        for row, nodes in nodes_of(tree).items()
+    }
 
 
 def assert_logits(bench: Bench, proposal: Proposal) -> None:
@@ -129,6 +161,63 @@ def test_a_tree_is_that_of_a_naive_beam_search(
         assert possible == pytest.approx(naive_beam(bench, row, depths[row], width), abs=1e-9)
         assert [node.origin for node in nodes] == list(range(len(nodes)))
     assert_logits(bench, proposal)
+
+
+SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
+
+
+@SETTINGS
+@pytest.mark.parametrize("branching", [SPECINFER, (2, 1, 2), (3, 1), (1, 2, 2, 1), (4,), (1, 1)])
+def test_a_tree_of_a_fixed_form_has_the_best_children_of_each_node(
+    settings: SamplingSettings, branching: tuple[int, ...]
+) -> None:
+    bench = Bench([7, 1, 20], settings)
+    bench.feed(2, 12)
+    width = int(np.prod(branching))
+    proposal = draft(bench, dict.fromkeys(range(3), len(branching)), width, branching=branching)
+    for row, found in possible(proposal).items():
+        assert found == pytest.approx(naive_tree(bench, row, branching), abs=1e-9)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_specinfers_tree_has_20_nodes_in_three_paths(settings: SamplingSettings) -> None:
+    bench = Bench([7, 1], settings)
+    proposal = draft(bench, {0: 8, 1: 8}, 3, branching=SPECINFER)
+    for row, found in possible(proposal).items():
+        levels = [[text for text in found if len(text) == depth] for depth in range(1, 9)]
+        assert [len(level) for level in levels] == [1, 1, 3, 3, 3, 3, 3, 3]
+        assert len(found) == 20
+        [trunk] = levels[1]
+        assert list(trunk) == bench.continuation(row, 2)
+        best = bench.log_probs_after(row, trunk).topk(3).indices.tolist()
+        assert {text[:2] for text in levels[2]} == {trunk}
+        assert {text[2] for text in levels[2]} == set(best)
+        for end in levels[-1]:
+            for length in range(3, 8):
+                assert end[length] == int(bench.log_probs_after(row, end[:length]).argmax())
+        assert len({end[:3] for end in levels[-1]}) == 3  # each branch goes on
+
+
+def test_a_shallower_row_has_the_top_of_a_fixed_form() -> None:
+    bench = Bench([7, 12, 3, 5], WARM)
+    depths = {0: 1, 1: 3, 2: 8, 3: 5}
+    proposal = draft(bench, depths, 3, branching=SPECINFER)
+    found = possible(proposal)
+    assert [len(found[row]) for row in range(4)] == [1, 5, 20, 11]
+    for row, depth in depths.items():
+        assert found[row] == pytest.approx(naive_tree(bench, row, SPECINFER[:depth]), abs=1e-9)
+
+
+def test_what_was_committed_of_a_fixed_form_stays_cached() -> None:
+    bench = Bench([5, 9], WARM)
+    bases = bench.manager.counts[:2].copy()
+    proposal = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
+    for row, found in possible(proposal).items():
+        longest = [text for text in found if len(text) == 4]
+        bench.commit(row, [*longest[row], 319])  # of another branch for each
+    roll_back(bench, bases, proposal)
+    assert bench.state.lengths(np.arange(2)).tolist() == (bases + 4).tolist()
+    assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
 
 
 def test_a_wider_beam_begins_with_the_models_own_choice() -> None:

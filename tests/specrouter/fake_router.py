@@ -26,10 +26,11 @@ from specrouter import (
     RequestOutput,
     TokenLogprobs,
 )
+from specrouter.calibration import CalibrationFigures
 from specrouter.hang_guard import HangGuard
 from specrouter.output import FinishReason
 from specrouter.planner import DecisionRecord
-from specrouter.prediction import Option
+from specrouter.prediction import Option, TreeKey
 from specrouter.profiler import EngineStatistics
 from specrouter.request import RunningRequest
 from specrouter.scheduler import ChainDecision
@@ -141,6 +142,9 @@ class FakeRouter:
 
     def statistics(self) -> EngineStatistics:
         return STATISTICS
+
+    def calibration(self) -> dict[TreeKey, CalibrationFigures]:
+        return {(("small",), 1, "big", True): CalibrationFigures(100.0, 0.02, 0.1, 0.2)}
 
     def slo_report(self) -> SloReport:
         return SLO_REPORT

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
@@ -24,19 +23,24 @@ from specrouter.executor import (
     CycleResult,
     Executor,
     TargetError,
-    most_promising,
+    TreeSelector,
 )
 from specrouter.lessons import total_variation
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
 from specrouter.scheduler import Chain
+from specrouter.tree_planner import Selector
+from specrouter.tree_selection import Candidates, global_greedy
+from specrouter.tree_shape import SPECINFER_TREE
 from statemgr import StateManager
-from tests.processors.trees import Nodes, build, forests, nodes_of
+from tests.processors.trees import nodes_of
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")
 NOBODY = np.zeros(0, dtype=np.int64)
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 CHAINS: list[Chain] = [("target",), ("small", "target"), ("small", "middle", "target")]
 
 
@@ -80,9 +84,15 @@ class Bench:
         nodes: int | None = None,
         rounds: int = 1,
     ) -> CycleResult:
+        """`nodes`: of a tree, in the mean, that the target verifies; None: whole trees."""
         which = np.array(range(len(self.prompts)) if rows is None else rows, dtype=np.int64)
-        group = ChainGroup(chain, depth, which, width, nodes=nodes, inner_rounds=rounds)
-        result = self.executor.run(CyclePlan([group], NOBODY, NOBODY))
+        group = ChainGroup(chain, depth, which, width, whole=nodes is None, inner_rounds=rounds)
+        return self.run([group], None if nodes is None else best(nodes))
+
+    def run(
+        self, groups: Sequence[ChainGroup], selector: TreeSelector | None = None
+    ) -> CycleResult:
+        result = self.executor.run(CyclePlan(groups, NOBODY, NOBODY, selector))
         self.manager.check_integrity()
         return result
 
@@ -96,6 +106,11 @@ class Bench:
         """Of the trees that the target judged."""
         known = self.profiler.snapshot().trees
         return {rounds for _, rounds, verifier, _ in known if verifier == "target"}
+
+
+def best(nodes: int) -> Selector:
+    """The most probable nodes of all requests, so many of each in the mean."""
+    return Selector(lambda rows, candidates, _: global_greedy(candidates, nodes * len(rows)))
 
 
 @pytest.fixture
@@ -304,52 +319,228 @@ def test_a_failure_in_the_second_inner_round_costs_no_request_and_no_token(
         assert made == expected[: len(made)]
 
 
-# The most promising nodes
+# Selection
 
 
-@settings(max_examples=150, deadline=None, database=None)
-@given(forests, st.integers(0, 30), st.integers(1, 9))
-def test_the_most_promising_nodes_of_all_rows_are_chosen(
-    rows: dict[int, Nodes], count: int, most: int
-) -> None:
-    tree = build(rows)
-    chosen = most_promising(tree, np.exp(tree.log_probs), count, most)
-    ranked = sorted(
-        (-np.exp(tree.log_probs[index, place]), tree.depths[index, place], index, place)
-        for index, place in zip(*np.nonzero(tree.real), strict=True)
-        if np.isfinite(tree.log_probs[index, place])
-    )[:count]
-    expected = np.zeros_like(chosen)
-    for _, _, index, place in ranked:
-        expected[index, place] = expected[index].sum() < most
-    assert np.array_equal(chosen, expected)
+@dataclasses.dataclass
+class Noting:
+    """A selector that notes what it is asked, and takes what `pick` says."""
+
+    pick: Any
+    rows: list[list[int]] = dataclasses.field(default_factory=list)
+    asked: list[Candidates] = dataclasses.field(default_factory=list)
+    aside: list[int] = dataclasses.field(default_factory=list)
+
+    def select(self, rows: Ints, candidates: Candidates, aside: int) -> Bools:
+        self.rows.append(rows.tolist())
+        self.asked.append(candidates)
+        self.aside.append(aside)
+        chosen: Bools = self.pick(candidates)
+        return chosen
 
 
-@settings(max_examples=150, deadline=None, database=None)
-@given(forests, st.integers(0, 30), st.integers(1, 9))
-def test_the_most_promising_nodes_are_trees(rows: dict[int, Nodes], count: int, most: int) -> None:
-    tree = build(rows)
-    chosen = most_promising(tree, np.exp(tree.log_probs), count, most)
-    nodes_of(tree.keep(chosen))  # which asserts it
-    assert chosen.sum() <= count
-    assert (chosen.sum(axis=1) <= most).all()
+def nothing(candidates: Candidates) -> Bools:
+    return candidates.best(np.zeros_like(candidates.counts))
 
 
-def test_requests_with_likelier_drafts_get_more_of_the_targets_nodes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[list[int]] = []
+class AtRandom:
+    """So many of each request's most probable nodes, by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, candidates: Candidates) -> Bools:
+        return candidates.best(self._rng.integers(0, candidates.counts + 1))
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+    """By row: sizes of the trees that the target was given, cycle by cycle."""
+    seen: list[dict[int, int]] = []
     real = VerifyProcessor.verify
 
     def verify(processor: VerifyProcessor, *arguments: Any, **options: Any) -> Any:
-        sizes.append(arguments[4].sizes.tolist())
+        model, tree = arguments[0], arguments[4]
+        nodes_of(tree)  # which asserts that it is one
+        if model.name == "target":
+            seen.append(dict(zip(tree.rows.tolist(), tree.sizes.tolist(), strict=True)))
         return real(processor, *arguments, **options)
 
     monkeypatch.setattr(VerifyProcessor, "verify", verify)
+    return seen
+
+
+def group(chain: Chain, rows: Sequence[int], whole: bool = False, **shape: Any) -> ChainGroup:
+    depth, width = shape.pop("depth", 4), shape.pop("width", 3)
+    return ChainGroup(chain, depth, np.array(rows), width, whole=whole, **shape)
+
+
+def assert_target_alone(bench: Bench, target: Any) -> None:
+    for made, prompt in zip(bench.made(), bench.prompts, strict=True):
+        assert made == continuation(target, prompt, len(made))
+
+
+@pytest.mark.parametrize("chain", CHAINS[1:], ids=">".join)
+@pytest.mark.parametrize("width", [1, 3])
+def test_whatever_is_selected_the_targets_choice_is_committed(
+    chain: Chain, width: int, bench: Bench, target: Any
+) -> None:
+    selector = Noting(AtRandom(5))
+    for _ in range(4):
+        result = bench.run([group(chain, [0, 1, 2], width=width)], selector)
+        assert not result.failures
+        assert [commit.chain for commit in result.commits] == [chain] * 3
+    assert len(selector.asked) == 4
+    assert_target_alone(bench, target)
+
+
+def test_requests_with_likelier_drafts_get_more_of_the_targets_nodes(
+    bench: Bench, verified: list[dict[int, int]]
+) -> None:
     for _ in range(3):
         bench.cycle(("small", "target"), depth=4, width=3, nodes=5)
-    assert all(sum(each) == 15 for each in sizes)
-    assert any(len(set(each)) > 1 for each in sizes)
+    assert all(sum(each.values()) == 15 for each in verified)
+    assert any(len(set(each.values())) > 1 for each in verified)
+
+
+def test_where_nothing_is_selected_every_request_gains_one_token(
+    bench: Bench, target: Any, verified: list[dict[int, int]]
+) -> None:
+    result = bench.run([group(("small", "target"), [0, 1, 2])], Noting(nothing))
+    assert [len(commit.tokens) for commit in result.commits] == [1] * 3
+    assert verified == [{0: 0, 1: 0, 2: 0}]
+    assert_target_alone(bench, target)
+
+
+def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify(
+    bench: Bench, target: Any, verified: list[dict[int, int]]
+) -> None:
+    selector = Noting(lambda candidates: global_greedy(candidates, 7))
+    groups = [
+        group(("small", "target"), [2], depth=2, width=2),
+        group(("small", "middle", "target"), [0], depth=3),
+        group(("middle", "target"), [1], whole=True, depth=5, width=2),
+    ]
+    bench.run(groups, selector)
+    [candidates], [seen] = selector.asked, selector.rows
+    assert seen == [2, 0]  # group by group
+    assert selector.aside == [5 * 2]
+    assert candidates.worth.shape[0] == 2
+    assert candidates.counts[0] == 2 * 2
+    assert candidates.counts[1] > candidates.counts[0]
+    [sizes] = verified
+    assert sizes[1] == 5 * 2
+    assert sizes[0] + sizes[2] == 7
+    assert_target_alone(bench, target)
+
+
+def test_what_a_selector_sees_is_worth_no_more_than_its_parents(bench: Bench) -> None:
+    selector = Noting(AtRandom(3))
+    groups = [
+        group(("small", "target"), [0], depth=5, width=2),
+        group(("small", "middle", "target"), [1, 2], depth=3),
+    ]
+    for _ in range(3):
+        bench.run(groups, selector)
+    for candidates in selector.asked:
+        worth, depths = candidates.worth, candidates.depths
+        assert ((worth > 0) <= (depths > 0)).all()
+        assert ((worth >= 0) & (worth <= 1)).all()
+        for row in range(3):
+            best_of_level = [worth[row][depths[row] == level].max() for level in (1, 2, 3)]
+            assert best_of_level == sorted(best_of_level, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_asked"),
+    [
+        ([group(("small", "target"), [0, 1])], True),
+        ([group(("small", "target"), [0, 1], whole=True)], False),
+        ([group(("target",), [0, 1])], False),
+        ([group(("small", "target"), [0, 1], hard_rejection=True)], False),
+        ([group(("target",), [0]), group(("small", "target"), [1])], True),
+    ],
+)
+def test_only_drafts_that_leave_a_choice_are_selected_from(
+    groups: list[ChainGroup], is_asked: bool, bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    selector = Noting(nothing)
+    bench.run(groups, selector)
+    assert len(selector.asked) == is_asked
+    assert sum(verified[0].values()) == (
+        0 if is_asked or groups[0].chain == ("target",) else 2 * 4 * 3
+    )
+
+
+def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
+    bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    bench.run([group(("small", "target"), [0, 2], depth=3)])
+    assert verified == [{0: 9, 2: 9}]
+
+
+def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
+    bench = Bench(pool, params=SETTINGS["sampled"])
+    bench.executor._rejection = True
+    selector = Noting(nothing)
+    bench.run([group(("small", "target"), [0, 1, 2], width=1)], selector)
+    assert not selector.asked
+
+
+def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
+    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [group(("small", "target"), [0, 2]), group(("middle", "target"), [1])]
+    bench.run(groups, Noting(AtRandom(0)))
+    _break(monkeypatch, "small", after=1)
+    selector = Noting(AtRandom(1))
+    result = bench.run(groups, selector)
+    monkeypatch.undo()
+    assert [failure.model for failure in result.failures] == ["small"]
+    assert selector.rows == [[1]]
+    assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
+    assert_target_alone(bench, target)
+
+
+def test_a_selector_that_fails_commits_nothing_and_the_next_cycle_works(
+    bench: Bench, target: Any
+) -> None:
+    def fail(candidates: Candidates) -> Bools:
+        raise BROKEN
+
+    before = bench.manager.counts.copy()
+    with pytest.raises(RuntimeError, match="broken"):
+        bench.run([group(("small", "target"), [0, 1, 2])], Noting(fail))
+    bench.manager.check_integrity()
+    assert np.array_equal(bench.manager.counts, before)
+    assert len(bench.run([group(("small", "target"), [0, 1, 2])], best(4)).commits) == 3
+    assert_target_alone(bench, target)
+
+
+# Trees of a fixed form
+
+
+@pytest.mark.parametrize("chain", CHAINS[1:], ids=">".join)
+def test_a_static_tree_commits_the_targets_choice(
+    chain: Chain, bench: Bench, target: Any, verified: list[dict[int, int]]
+) -> None:
+    static = group(chain, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+    for _ in range(3):
+        assert not bench.run([static]).failures
+    if len(chain) == 2:
+        assert verified[:3] == [dict.fromkeys(range(3), 20)] * 3
+    assert_target_alone(bench, target)
+
+
+def test_a_row_with_little_room_drafts_the_top_of_a_static_tree(
+    pool: ModelPool, verified: list[dict[int, int]]
+) -> None:
+    bench = Bench(pool, max_new_tokens=4)
+    bench.run([group(("small", "target"), [0], whole=True, depth=8, branching=SPECINFER_TREE)])
+    assert verified == [{0: 1 + 1 + 3}]
+
+
+# What verdicts teach
 
 
 def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:

@@ -12,9 +12,19 @@ import pytest
 
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import Arrangement, covering_array, modes_of
+from tests.exact.arrangement import (
+    OBJECTIVES,
+    SELECTIONS,
+    SHAPES,
+    Arrangement,
+    Mixed,
+    Routed,
+    modes_of,
+    policies_of,
+)
 from tests.exact.array_check import make_cases
 from tests.exact.comparison import Case, all_divergences, assert_whole, compare, resume
+from tests.exact.covering_array import covering_array
 from tests.exact.distribution import (
     failed_tests,
     open_small_router,
@@ -23,7 +33,7 @@ from tests.exact.distribution import (
 )
 from tests.exact.faults import Family, FaultCheck
 from tests.exact.greedy import greedy_params
-from tests.exact.models import SAVERS, pool_settings, save_family
+from tests.exact.models import NAMES, SAVERS, pool_settings, save_family
 from tests.exact.oracle import Oracle
 from tests.exact.report import Progress
 from tests.exact.seeded import seeded_params
@@ -66,8 +76,8 @@ def _params(index: int) -> SamplingParams:
 
 def test_tokens_are_the_oracles_under_every_arrangement(served: Served) -> None:
     for index, mode in enumerate(modes_of(served.router)):
-        tree = () if isinstance(mode, str) else (5, WIDTHS[index % 2])
-        row = Arrangement(mode, 8, *tree)
+        depth, width = (None, None) if isinstance(mode, str) else (5, WIDTHS[index % 2])
+        row = Arrangement(mode, 8, depth, width, urgent=index // 2 % 2 == 0)
         result = compare(served.router, served.cases, row)
         assert not all_divergences([result]), row
         if isinstance(row.mode, tuple) and "ngram" not in row.mode:
@@ -88,6 +98,7 @@ def test_generate_takes_a_setting_per_prompt(served: Served) -> None:
         [case.prompt for case in served.cases],
         [case.params for case in served.cases],
         speculation=[row.speculation for row in _rows(served)],
+        slo=[OBJECTIVES[index % len(OBJECTIVES)] for index in range(REQUESTS)],
     )
     assert [tuple(output.token_ids) for output in outputs] == [
         case.reference for case in served.cases
@@ -116,6 +127,73 @@ def test_no_policy_changes_a_token(policy: str, served: Served) -> None:
     assert results[0].speculated > 0
     if policy != "paper":  # which may find that models of so similar a cost do not pay
         assert (results[1].speculated > 0) == (policy == "static")
+
+
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_no_selection_changes_a_token_of_requests_with_objectives(
+    selection: str, served: Served
+) -> None:
+    shift = SELECTIONS.index(selection)
+    for index, chain in enumerate((("middle", "target"), NAMES)):
+        shape = SHAPES[(shift + 2 * index) % len(SHAPES)]
+        row = Arrangement(
+            Routed("static", chain),
+            8,
+            depth=4,
+            width=3,
+            urgent=True,
+            trees=(("selection", selection), ("shape", shape), ("budget_tokens", 40)),
+        )
+        result = compare(served.router, served.cases, row)
+        assert not all_divergences([result]), row
+        assert result.speculated > result.cycles / 2, f"{row} hardly speculated"
+        assert result.cycles < 0.95 * result.tokens, f"{row} accepted next to nothing"
+        attained, missed = result.attained
+        assert attained > 0, "one token a second is what every request can have"
+        assert missed > 0, "a token a microsecond is what none can have"
+    assert_whole(served.router)
+
+
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_requests_that_differ_in_chains_and_objectives_share_a_batch(
+    selection: str, served: Served
+) -> None:
+    mixed = [mode for mode in policies_of(served.router) if isinstance(mode, Mixed)]
+    trees = (("selection", selection), ("budget_tokens", 24))
+    for mode in mixed[:2]:
+        row = Arrangement(mode, 8, urgent=True, trees=trees)
+        result = compare(served.router, served.cases, row)
+        assert not all_divergences([result]), row
+        assert result.speculated > 0
+    assert_whole(served.router)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Path) -> None:
+    """Models that nearly always agree, so that every inner round adds all it drafts."""
+    pool = pool_settings(save_family(tmp_path, noise=0.002))
+    engine = {"max_requests": 2, "max_model_len": 128}
+    row = Arrangement(
+        Routed("static", NAMES),
+        1,
+        depth=1,
+        width=4,
+        inner_rounds=4,
+        trees=(("shape", shape), ("selection", "whole"), ("budget_tokens", 200)),
+    )
+    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
+        oracle = open_oracle(router, "float64")
+        prompts = [(17, 230, 41 + index) for index in range(4)]
+        cases = make_cases(oracle, prompts, _long_params)
+        result = compare(router, cases, row)
+        assert not all_divergences([result])
+        assert result.cycles < 0.6 * result.tokens, "paths are short"
+
+
+def _long_params(index: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=60, temperature=index % 2, seed=index, ignore_eos=True)
 
 
 def test_tokens_follow_the_processed_distribution(tmp_path: Path) -> None:

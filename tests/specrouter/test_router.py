@@ -698,6 +698,60 @@ def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> Non
         assert_whole(router)
 
 
+@pytest.mark.parametrize("shape", ["costmodel", "adaserve", "adaserve-v1", "fixed", "static"])
+def test_the_trees_of_a_policy_may_be_changed_between_requests(
+    shape: str, small_config: Settings
+) -> None:
+    with open_router(small_config) as router:
+        expected = [alone(router, prompt) for prompt in prompts(3)]
+        asked = [SLO(tpot_ms=1e-3), SLO(tpot_ms=1e6), None]
+        for selection in ("costmodel", "slo", "global-greedy", "equal-greedy", "whole"):
+            trees = {"shape": shape, "selection": selection, "budget_tokens": 24}
+            router.set_policy("static", trees, chain=["small", "target"])
+            outputs = router.generate(prompts(3), GREEDY, slo=asked)
+            assert tokens(outputs) == expected
+            assert ("small", "target") in outputs[1].metrics.chains
+        assert_whole(router)
+
+
+def test_a_policy_without_trees_has_the_configured_ones(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    real = Engine.set_policy
+
+    def set_policy(engine: Engine, *arguments: Any) -> None:
+        seen.append(arguments[1].shape)
+        real(engine, *arguments)
+
+    monkeypatch.setattr(Engine, "set_policy", set_policy)
+    with ChainRouter.from_config({**small_config, "trees": {"shape": "fixed"}}) as router:
+        router.set_policy("adaptive")
+        router.set_policy("adaptive", trees={"shape": "static"})
+        router.set_policy("adaptive", trees={})
+        router.set_policy("adaptive")
+    assert seen == ["fixed", "static", "costmodel", "fixed"]
+
+
+@pytest.mark.parametrize(
+    ("field", "trees"),
+    [
+        ("trees.shape", {"shape": "round"}),
+        ("trees.selection", {"selection": "random"}),
+        ("trees.budget_tokens", {"budget_tokens": 0}),
+        ("trees.budget", {"budget": 5}),
+        ("trees.min_depth", {"min_depth": 5, "max_depth": 4}),
+        ("trees.max_width", {"max_depth": 16, "max_width": 5}),
+    ],
+)
+def test_bad_trees_are_refused_and_name_their_field(
+    field: str, trees: Settings, router: ChainRouter
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        router.set_policy("adaptive", trees=trees)
+    assert caught.value.field == field
+
+
 @pytest.mark.parametrize(
     ("field", "policy", "settings"),
     [

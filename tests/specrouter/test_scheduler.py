@@ -143,6 +143,19 @@ def test_a_drafter_that_lags_far_behind_a_short_text_is_not_worth_it() -> None:
     assert choose(known, available=mine, workload=late).chain == ALONE
 
 
+def test_a_decision_carries_the_grid_of_every_chain_that_drafts() -> None:
+    decision = choose(two_pairs(0.7))
+    assert set(decision.grids) == set(scheduler().candidates) - {ALONE}
+    for option in (decision.predicted, *decision.alternatives):
+        assert option is not None
+        if option.chain != ALONE:
+            grid = decision.grids[option.chain]
+            assert (grid.chain, grid.rounds) == (option.chain, option.inner_rounds)
+            assert grid.best() == option
+    assert choose(snapshot({}), "static", chain=TRIPLE).grids == {}
+    assert set(choose(two_pairs(0.7), available=frozenset({"small"})).grids) == {PAIR}
+
+
 # Hysteresis
 
 
@@ -331,6 +344,19 @@ def test_rejection_verifies_whole_paths_and_has_no_inner_rounds() -> None:
     assert decision.route == (PAIR, 6, 1, 6, 1)
 
 
+def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
+    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+    mine, config = frozenset({"small"}), SchedulerConfig()
+    free = scheduler().choose(known, Workload(4), mine)
+    whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
+    assert whole.limits(None, None, None).whole_trees
+    decision = whole.choose(known, Workload(4), mine)
+    assert decision.nodes == decision.depth * decision.width
+    assert free.nodes is not None
+    assert free.nodes < free.depth * free.width
+    assert decision.predicted_ms[PAIR] >= free.predicted_ms[PAIR]
+
+
 @pytest.mark.parametrize(
     ("depth", "width", "fitting"), [(4, 1, 1), (8, 8, 8), (9, 8, 7), (16, 8, 4), (16, 3, 3)]
 )
@@ -351,6 +377,15 @@ def test_a_route_that_somebody_asked_for_is_predicted() -> None:
     deep = scheduler().predict(known, ONE, TRIPLE, 16, 1)
     assert (deep.chain, deep.depth) == (TRIPLE, 16)
     assert deep.ms_per_token < 1e6
+
+
+def test_a_route_without_a_number_of_nodes_has_as_many_as_promise_most() -> None:
+    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+    found = scheduler().predict(known, ONE, PAIR, 8, 1, whole=False)
+    each = [scheduler().predict(known, ONE, PAIR, 8, 1, nodes) for nodes in range(1, 9)]
+    assert found == min(each, key=lambda option: option.ms_per_token)
+    assert 1 < found.nodes < 8
+    assert scheduler().predict(known, ONE, PAIR, 8, 1).nodes == 8
 
 
 @pytest.mark.parametrize(("depth", "width"), [(16, 4), (12, 5), (9, 7), (7, 8), (5, 5)])

@@ -244,6 +244,24 @@ def test_statistics_are_the_routers_totals() -> None:
     assert response.json()["forwards"] == {"big": 4}
 
 
+def test_how_true_probabilities_are_is_shown_by_chain() -> None:
+    response = request(FakeRouter(), "GET", "/router/calibration")
+    assert response.json() == {
+        "calibration": [
+            {
+                "proposers": ["small"],
+                "inner_rounds": 1,
+                "verifier": "big",
+                "sampled": True,
+                "nodes": 100.0,
+                "expected_error": 0.02,
+                "brier": 0.1,
+                "base_brier": 0.2,
+            }
+        ]
+    }
+
+
 def test_the_report_of_objectives_is_the_routers() -> None:
     response = request(FakeRouter(), "GET", "/router/slo")
     assert response.status_code == 200

@@ -1,0 +1,98 @@
+"""What a drafter's probabilities turned out to be worth.
+
+A node's probability given its parent, by the (perturbed) scores of whoever judged it last, stands
+for the chance that the verifier accepts it where it has accepted the parent. It is corrected by the
+share of nodes of about that probability that were accepted, by their place among their siblings: a
+small drafter is too modest about its first choice and right about its third. (Depth tells nothing
+beyond these: it was tried.) Every prediction is noted before its outcome is learned from, so the
+errors shown are those of the probabilities that trees were selected by.
+
+Pure bookkeeping: no clock, no tensors. Not thread-safe.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_NODES = 2000.0  # after which older ones have faded
+_EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
+_BINS = len(_EDGES) + 1
+_PLACES = 3  # among siblings, that are told apart: best, second, others
+_PRIOR_NODES = 12.0  # of a bin, that count as if it were calibrated already
+_MOST_CERTAIN = 0.995
+_SHOWN_BINS = 10  # of equal width, that the calibration error is taken over
+
+
+@dataclass(frozen=True)
+class CalibrationFigures:
+    """Of the nodes whose parent was accepted.
+
+    Attributes:
+        nodes: that the figures rest on, older ones faded.
+        expected_error: mean distance of predicted and observed acceptance over ten bins (ECE).
+        brier: mean squared error of the predictions; `base_brier` that of the share accepted.
+    """
+
+    nodes: float = 0.0
+    expected_error: float = 0.0
+    brier: float = 0.0
+    base_brier: float = 0.0
+
+
+class Calibration:
+    """Of one chain of proposers, its verifier and sampling mode."""
+
+    def __init__(self) -> None:
+        self._stated = np.zeros(_PLACES * _BINS)  # sums of probabilities
+        self._hits = np.zeros(_PLACES * _BINS)
+        self._shown = np.zeros((3, _SHOWN_BINS))  # nodes, predictions, hits
+        self._squares = 0.0
+
+    def probability(self, stated: Floats, place: Ints) -> Floats:
+        """Corrected probabilities, in the shape of `stated`, of nodes given their parents."""
+        bins = _bins(stated, place)
+        shown, hits = self._stated[bins], self._hits[bins]
+        factor = (hits + _PRIOR_NODES * stated) / np.maximum(shown + _PRIOR_NODES * stated, 1e-12)
+        corrected: Floats = np.minimum(stated * factor, _MOST_CERTAIN)
+        return corrected
+
+    def record(self, stated: Floats, place: Ints, accepted: Bools) -> None:
+        """Learns of nodes [n] whose parents were accepted."""
+        self._note(self.probability(stated, place), accepted)
+        fade = max(0.0, 1.0 - len(stated) / _NODES)
+        bins, size = _bins(stated, place), len(self._hits)
+        self._stated = self._stated * fade + np.bincount(bins, stated, minlength=size)
+        self._hits = self._hits * fade + np.bincount(bins, accepted, minlength=size)
+
+    def fade(self, factor: float) -> None:
+        """What is known counts for less."""
+        self._stated *= factor
+        self._hits *= factor
+
+    def figures(self) -> CalibrationFigures:
+        nodes, predicted, hits = self._shown
+        total = float(nodes.sum())
+        if not total:
+            return CalibrationFigures()
+        base = float(hits.sum()) / total
+        error = float(np.abs(predicted - hits).sum()) / total
+        return CalibrationFigures(total, error, self._squares / total, base * (1.0 - base))
+
+    def _note(self, predicted: Floats, accepted: Bools) -> None:
+        fade = max(0.0, 1.0 - len(predicted) / _NODES)
+        bins = np.minimum((predicted * _SHOWN_BINS).astype(np.int64), _SHOWN_BINS - 1)
+        for row, weights in enumerate((np.ones_like(predicted), predicted, accepted)):
+            found = np.bincount(bins, weights, minlength=_SHOWN_BINS)
+            self._shown[row] = self._shown[row] * fade + found
+        squares = float(((predicted - accepted) ** 2).sum())
+        self._squares = self._squares * fade + squares
+
+
+def _bins(stated: Floats, place: Ints) -> Ints:
+    bins: Ints = np.minimum(place, _PLACES - 1) * _BINS + np.searchsorted(_EDGES, stated, "right")
+    return bins

@@ -1,0 +1,165 @@
+"""What one cycle does: which requests take part, and how large their drafts are.
+
+The expected value of a cycle per millisecond is compared for several numbers of requests that take
+part and every shape of drafts:
+
+    sum over requests of  rate_i * attainable(E_i, rate_i * t)  +  SPARE_TOKEN * E_i / t
+
+`t` is what the cycle takes by the measured curves, `E_i` what a request gains in it, `rate_i` the
+tokens per millisecond that it needs to be in time. A token in itself counts less: that of a request
+without an objective more than that of one that is ahead, or that cannot be saved. A prompt token
+that is read counts too, so that large trees do not delay first tokens.
+
+A request that cannot be saved (AdaServe's n_max only limits what it takes) or is worth less than
+the delay that it causes the others sits out, for at most `LONGEST_WAIT` cycles in a row: its row
+costs a cycle about as much as a drafted token. Requests that are ahead of their objective always
+take part: what they are ahead is what they have against the next long prompt.
+
+Pure functions on arrays: no clock, no tensors.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cost_model import (
+    PROMPT_TOKEN,
+    SPARE_TOKEN,
+    THROUGHPUT_TOKEN,
+    attainable,
+)
+from specrouter.prediction import Option, OptionGrid, PerformanceSnapshot, verification_ms
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LONGEST_WAIT = 32  # cycles in a row that a request may sit out
+_URGENT = 0.9  # tokens of a cycle without drafts, beyond which a request depends on drafts
+_MOST_TOKENS = 4.8  # needs beyond so many tokens of a cycle without drafts are given up
+_FASTER = 1.03  # by which drafting must be better than not, and the other way round
+_COUNTS = 5  # numbers of requests that are compared
+_BINS = 4  # of urgent requests by their rates
+_MOST_NODES = 16  # of a tree in the mean
+
+
+@dataclass(frozen=True, eq=False)
+class CycleChoice:
+    """`active` [B]: who takes part. `option` None: nobody drafts."""
+
+    active: Bools
+    option: Option | None
+    value: float  # per millisecond
+
+
+@dataclass(frozen=True, eq=False)
+class _Crowds:
+    """Requests of about the same needs, K crowds of them."""
+
+    rates: Floats  # [K] tokens per millisecond that each request needs; 0: nothing to attain
+    weights: Floats  # [K] of any token
+    counts: Ints  # [K, M] requests that take part, for each of the numbers that are compared
+
+
+def choose_cycle(
+    snapshot: PerformanceSnapshot,
+    grid: OptionGrid,
+    rates: Floats,
+    waited: Ints,
+    prompt_tokens: int,
+    others: int = 0,
+) -> CycleChoice:
+    """The best cycle for B requests whose drafts the grid predicts.
+
+    Args:
+        rates: [B] of `demanded_rates`.
+        waited: [B] cycles in a row that each has sat out.
+        prompt_tokens: that the target reads in the same pass.
+        others: requests beside them, that decode in the same pass.
+    """
+    count, target = len(rates), grid.chain[-1]
+    everyone = np.full(1, count + others)
+    plain_ms = verification_ms(snapshot, grid.workload, target, everyone, prompt_tokens, everyone)
+    needed = rates * snapshot.machine * plain_ms[0]
+    lost = needed > _MOST_TOKENS
+    urgent = (needed > _URGENT) & ~lost
+    order = _service_order(rates, urgent, lost, waited)
+    always = (~lost & ~urgent & (rates > 0.0)) | (waited >= LONGEST_WAIT)
+    active = _numbers(max(1, int(always.sum())), count, lost, rates)
+    crowds = _crowds(rates[order], urgent[order], lost[order], active)
+
+    menu = grid.menu
+    few = menu.nodes <= _MOST_NODES
+    nodes = np.concatenate(([0], menu.nodes[few]))  # the first option: nobody drafts
+    tokens = np.concatenate(([1.0], menu.tokens[few]))
+    scale = 0.5 + 0.5 * active / grid.workload.requests
+    levels_ms = scale[:, None, None] * np.concatenate(([0.0], menu.levels_ms[few]))
+    drafting = np.stack((active, crowds.counts[:_BINS].sum(axis=0)), axis=1)  # [M, 2] all; urgent
+    batch = (active + others)[:, None, None]
+    places = batch + drafting[:, :, None] * nodes  # [M, 2, E]
+    target_ms = verification_ms(snapshot, grid.workload, target, places, prompt_tokens, batch)
+    correction = np.where(nodes > 0, grid.correction, 1.0)
+    cycle_ms = snapshot.machine * correction * (levels_ms + target_ms)
+    value = _value(crowds, tokens, cycle_ms) + PROMPT_TOKEN * prompt_tokens / cycle_ms
+    plain = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
+    best = np.unravel_index(np.argmax(value), value.shape)
+    if value[best] <= _FASTER * value[*plain, 0]:
+        best = (*plain, np.intp(0))
+    row, sharing, entry = (int(index) for index in best)
+    taking = np.zeros(count, dtype=np.bool_)
+    taking[order[: active[row]]] = True
+    option = None
+    if entry:
+        at = np.flatnonzero(few)[entry - 1]
+        found = grid.option(menu.rows[at], menu.columns[at])
+        share = drafting[row, sharing] / active[row]
+        option = replace(
+            found, cycle_ms=float(cycle_ms[best]), nodes=max(1, round(found.nodes * share))
+        )
+        if prompt_tokens or share < 1.0 or active[row] != grid.workload.requests:
+            option = replace(option, plain_ms=0.0)  # not what outcomes are about
+    return CycleChoice(taking, option, float(value[best]))
+
+
+def _service_order(rates: Floats, urgent: Bools, lost: Bools, waited: Ints) -> Ints:
+    """Who takes part first: who waited too long, who is ahead, the urgent from the one that needs
+    least on, who has no objective, who cannot be saved."""
+    tier = np.select([waited >= LONGEST_WAIT, urgent, lost, rates == 0.0], [0, 2, 4, 3], default=1)
+    return np.lexsort((np.where(np.isfinite(rates), rates, 0.0), tier))
+
+
+def _numbers(least: int, count: int, lost: Bools, rates: Floats) -> Ints:
+    """[M] numbers of requests that may take part, falling."""
+    if not (rates > 0.0).any():
+        return np.array([count])
+    steps = np.rint(np.linspace(least, count, _COUNTS)).astype(np.int64)
+    savable = max(least, count - int(lost.sum()))
+    return np.unique(np.append(steps, savable))[::-1]
+
+
+def _crowds(rates: Floats, urgent: Bools, lost: Bools, active: Ints) -> _Crowds:
+    """Of requests in the order of service: `_BINS` urgent crowds, those ahead, lost, and free."""
+    free = rates == 0.0
+    place = np.cumsum(urgent) - 1
+    bins = np.minimum(place * _BINS // max(1, int(urgent.sum())), _BINS - 1)
+    crowd = np.select([urgent, lost, free], [bins, _BINS + 1, _BINS + 2], default=_BINS)
+    member = crowd[:, None] == np.arange(_BINS + 3)  # [B, K]
+    counts = np.cumsum(member, axis=0)[active - 1].T
+    wanted = np.where(lost | free, 0.0, rates)
+    means = (wanted[:, None] * member).sum(axis=0) / np.maximum(member.sum(axis=0), 1)
+    weights = np.full(_BINS + 3, SPARE_TOKEN)
+    weights[-1] = THROUGHPUT_TOKEN
+    return _Crowds(means, weights, counts)
+
+
+def _value(crowds: _Crowds, tokens: Floats, cycle_ms: Floats) -> Floats:
+    """[M, 2, E] per millisecond; tokens [E] of who drafts, which are all, or the urgent only."""
+    gained = np.ones((len(crowds.rates), 1, 2, len(tokens)))
+    gained[:, :, 0] = tokens
+    gained[:_BINS, :, 1] = tokens
+    rates = crowds.rates[:, None, None, None]
+    each = rates * attainable(gained, rates * cycle_ms)
+    each += crowds.weights[:, None, None, None] * gained / cycle_ms
+    value: Floats = (crowds.counts[:, :, None, None] * each).sum(axis=0)
+    return value

@@ -1,0 +1,100 @@
+"""A short list of arrangements that pairs all settings.
+
+Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
+selected of which trees is a setting of the policies that leave both open; whether requests have
+objectives is one of all.
+"""
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from tests.exact.arrangement import SELECTIONS, SHAPES, Arrangement, Mixed, Mode, Routed, Trees
+
+BATCHES = (1, 4, 16)
+DEPTHS = (1, 4, 7)
+WIDTHS = (1, 2, 4)
+INNER_ROUNDS = (1, 2, 3, 4)
+# Of all requests, roots and prompts included: fewer than a large batch has roots, and plenty.
+BUDGETS_TOKENS = (6, 48)
+_BUDGETED = ("slo", "global-greedy", "equal-greedy")
+_SELECTIVE = ("adaptive", "static", "ssd-tuned")  # policies; the others verify what they draft
+
+Pair = tuple[Hashable, Hashable]
+
+
+def covering_array(
+    modes: Sequence[Mode],
+    batches: Sequence[int] = BATCHES,
+    depths: Sequence[int] = DEPTHS,
+    widths: Sequence[int] = WIDTHS,
+) -> list[Arrangement]:
+    """Greedy: the arrangement that adds the most uncovered pairs comes next."""
+    shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
+    candidates = [
+        Arrangement(mode, batch, *shape, urgent=urgent, trees=trees)
+        for mode in modes
+        for batch in batches
+        for shape in _shapes(mode, shapes)
+        for urgent in (True, False)
+        for trees in _trees(mode)
+    ]
+    numbers: dict[Pair, int] = {}  # sets of whole numbers are fast to intersect
+    pairs = [
+        frozenset(numbers.setdefault(pair, len(numbers)) for pair in pairs_of(candidate))
+        for candidate in candidates
+    ]
+    missing = set(numbers.values())
+    rows: list[Arrangement] = []
+    while missing:
+        best = max(range(len(candidates)), key=lambda index: len(pairs[index] & missing))
+        rows.append(candidates[best])
+        missing -= pairs[best]
+    return rows
+
+
+def pairs_of(row: Arrangement) -> set[Pair]:
+    """The pairs of settings that one row covers."""
+    settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
+    given = ((name, getattr(row, name)) for name in ("depth", "width", "inner_rounds"))
+    settings += [(name, value) for name, value in given if value is not None]
+    return set(itertools.combinations([*settings, *row.trees], 2))
+
+
+def _shapes(
+    mode: Mode, trees: Sequence[tuple[int, int]]
+) -> list[tuple[int | None, int | None, int | None]]:
+    """Depth, width and inner rounds with which the mode can be asked for."""
+    chain = mode.chain if isinstance(mode, Routed) else mode if isinstance(mode, tuple) else None
+    if chain is None and not (
+        isinstance(mode, Routed) and mode.policy in ("paper", "ssd-smallest")
+    ):
+        return [(None, None, None)]
+    if chain is None or len(chain) == 2:
+        return [(depth, width, None) for depth, width in trees]
+    return [
+        (depth, width, rounds)
+        for depth, width in trees
+        for rounds in INNER_ROUNDS
+        if depth * rounds <= MAX_DEPTH
+    ]
+
+
+def _trees(mode: Mode) -> list[Trees]:
+    """Shapes, selections and budgets between which the mode leaves the choice."""
+    routed = mode.routed if isinstance(mode, Mixed) else mode
+    if not isinstance(routed, Routed) or routed.policy not in _SELECTIVE or routed.nodes:
+        return [()]
+    return [
+        (("shape", shape), ("selection", selection), *budget)
+        for shape in SHAPES
+        for selection in SELECTIONS
+        for budget in _budgets(selection)
+    ]
+
+
+def _budgets(selection: str) -> list[Trees]:
+    """None, which leaves it to the measured times, and `BUDGETS_TOKENS`."""
+    given: list[Trees] = [(("budget_tokens", tokens),) for tokens in BUDGETS_TOKENS]
+    return [(), *given] if selection in _BUDGETED else [()]

@@ -1,0 +1,367 @@
+"""Shapes by what one cycle has to do, and selectors that know its requests and its costs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specrouter.config import SchedulerConfig, Selection, TreesConfig
+from specrouter.cost_model import MAX_NODES, choose_nodes
+from specrouter.params import MAX_TREE_TOKENS
+from specrouter.prediction import (
+    CycleLoad,
+    Limits,
+    Option,
+    OptionGrid,
+    Outcome,
+    Workload,
+    attained_alone,
+    verification_ms,
+)
+from specrouter.tree_planner import (
+    CycleCost,
+    Progress,
+    TreePlanner,
+    cycle_cost,
+    default_selection,
+)
+from specrouter.tree_selection import (
+    Candidates,
+    equal_greedy,
+    global_greedy,
+    needed_tokens,
+    slo_customized,
+    whole,
+)
+from specrouter.tree_shape import SPECINFER_TREE
+from tests.specrouter.predictions import PAIR, flat, rising, snapshot
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+NAN = np.nan
+COST = CycleCost(10.0 + 0.25 * np.arange(MAX_NODES + 1.0))
+KNOWN = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+
+
+def planner(selection: Selection = "costmodel", **settings: Any) -> TreePlanner:
+    return TreePlanner(TreesConfig.model_validate(settings), selection)
+
+
+def progress(
+    rates: list[float], rows: list[int] | None = None, tpot_ms: list[float] | None = None
+) -> Progress:
+    """Of requests that won 4 tokens in 100 ms."""
+    count = len(rates)
+    return Progress(
+        np.arange(count) if rows is None else np.array(rows),
+        np.full(count, 100.0),
+        np.full(count, 4),
+        np.full(count, 64),
+        np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
+        np.array(rates),
+    )
+
+
+def paths(*alphas: float, nodes: int = 8) -> Candidates:
+    """Each a path whose nodes are accepted with chance alpha."""
+    worth = np.array(alphas)[:, None] ** np.arange(1.0, nodes + 1)
+    return Candidates(worth, np.broadcast_to(np.arange(1, nodes + 1), worth.shape))
+
+
+def grid(requests: int = 4, **limits: Any) -> OptionGrid:
+    return OptionGrid(PAIR, 1, KNOWN, Workload(requests), Limits(**limits))
+
+
+# What a cycle has to do
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy", "whole"])
+def test_only_the_cost_model_looks_at_objectives_when_it_shapes(selection: Selection) -> None:
+    load = planner(selection).load(progress([0.0, 0.15, np.inf]), 10.0, 7)
+    assert load == CycleLoad(requests=3, other_tokens=7)
+
+
+def test_who_needs_more_than_a_token_of_a_cycle_is_urgent() -> None:
+    load = planner().load(progress([0.0, 0.05, 0.12, 0.16]), 10.0, 7)
+    assert (load.requests, load.other_tokens, load.urgent) == (4, 7, 2)
+    assert load.urgent_rate == pytest.approx(0.14)
+    assert load.relaxed_rate == pytest.approx(0.025)
+
+
+def test_a_slower_cycle_makes_more_requests_urgent() -> None:
+    rates = progress([0.02, 0.04, 0.06, 0.08])
+    urgent = [planner().load(rates, ms, 0).urgent for ms in (10.0, 13.0, 18.0, 26.0)]
+    assert urgent == [0, 1, 2, 3]
+
+
+def test_who_cannot_be_saved_is_not_urgent() -> None:
+    load = planner().load(progress([np.inf, 9.0, 0.15, 0.05]), 10.0, 0)
+    assert load.urgent == 1
+    assert load.urgent_rate == pytest.approx(0.15)
+    assert load.relaxed_rate == pytest.approx(0.05)
+
+
+def test_a_cycle_without_objectives_has_nobody_to_hurry_for() -> None:
+    assert planner().load(progress([0.0] * 5), 10.0, 0) == CycleLoad(5)
+
+
+# Shapes
+
+CHOSEN = Option(PAIR, depth=5, width=2, nodes=4, cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
+BUSY = CycleLoad(4, other_tokens=300, urgent=2, urgent_rate=0.03)
+
+
+@pytest.mark.parametrize("shape", ["fixed", "static"])
+def test_fixed_shapes_stay_as_they_were_decided(shape: str) -> None:
+    assert planner(shape=shape).shape(CHOSEN, grid(), BUSY) is CHOSEN
+
+
+@pytest.mark.parametrize("shape", ["costmodel", "adaserve", "adaserve-v1", "fixed", "static"])
+def test_a_target_alone_has_no_trees_to_shape(shape: str) -> None:
+    alone = Option(("big",))
+    assert planner(shape=shape).shape(alone, grid(), BUSY) is alone
+
+
+def test_a_cycle_like_all_others_has_the_trees_that_were_decided() -> None:
+    assert planner().shape(CHOSEN, grid(), CycleLoad(4, relaxed_rate=0.01)) is CHOSEN
+    assert planner().shape(CHOSEN, None, BUSY) is CHOSEN
+
+
+def test_the_cost_model_takes_the_best_option_for_the_cycle() -> None:
+    options = grid()
+    assert planner().shape(CHOSEN, options, BUSY) == options.for_cycle(BUSY)[1]
+
+
+def test_adaserves_shapes_are_its_equations() -> None:
+    def shape(requests: int, **settings: Any) -> tuple[int, int]:
+        found = planner(budget_tokens=60, max_depth=12, max_width=5, **settings).shape(
+            CHOSEN, grid(), CycleLoad(requests)
+        )
+        assert (found.chain, found.nodes, found.plain_ms) == (PAIR, CHOSEN.nodes, 0.0)
+        return found.depth, found.width
+
+    assert shape(6, shape="adaserve") == (60 // 6 - 1, 5)
+    assert shape(20, shape="adaserve") == (60 // 20 - 1, 60 // 20)
+    assert shape(20, shape="adaserve", min_depth=4) == (4, 3)
+    assert shape(8, shape="adaserve", c1=2) == (60 // (8 + 2) - 1, 5)
+    assert shape(20, shape="adaserve", drafter_tokens=40, c2=1) == (2, 40 // 20 + 1)
+    assert shape(100, shape="adaserve") == (1, 1)
+    assert shape(8, shape="adaserve-v1") == (8, 5)  # 60 / 8 rounded up, and at most 5
+    assert shape(100, shape="adaserve-v1") == (1, 1)
+
+
+def test_without_a_configured_budget_adaserves_shapes_share_the_predicted_one() -> None:
+    free = planner(shape="adaserve", max_depth=12, max_width=5)
+    found = free.shape(CHOSEN, grid(), CycleLoad(6))
+    assert found.depth == CHOSEN.nodes  # a root and that many nodes each
+    assert found.width == 1 + CHOSEN.nodes
+
+
+def test_only_the_static_shape_has_a_form() -> None:
+    assert planner(shape="static").branching == SPECINFER_TREE
+    assert all(planner(shape=s).branching is None for s in ("costmodel", "adaserve", "fixed"))
+
+
+# A chain for objectives alone
+
+
+def slow_target() -> OptionGrid:
+    """Sixteen requests, for all of which drafts do not pay."""
+    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+    return OptionGrid(PAIR, 1, known, Workload(16), Limits())
+
+
+ALONE = Option(("big",), cycle_ms=25.0)
+HURRY = CycleLoad(16, urgent=4, urgent_rate=0.045)
+
+
+def test_a_chain_that_brings_more_tokens_in_time_is_used_for_them_alone() -> None:
+    options = slow_target()
+    found = planner().for_objectives(ALONE, options, HURRY)
+    assert found == options.for_cycle(HURRY)[1]
+    assert options.for_cycle(HURRY)[0] > attained_alone(25.0, HURRY)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        CycleLoad(16),
+        CycleLoad(16, relaxed_rate=0.03),
+        CycleLoad(16, urgent=1, urgent_rate=0.9),  # no chain is that fast
+    ],
+)
+def test_where_it_would_not_the_target_goes_on_alone(load: CycleLoad) -> None:
+    assert planner().for_objectives(ALONE, slow_target(), load) is None
+
+
+@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1", "fixed", "static"])
+def test_only_the_cost_model_speculates_for_objectives(shape: str) -> None:
+    assert planner(shape=shape).for_objectives(ALONE, slow_target(), HURRY) is None
+    assert planner().for_objectives(ALONE, None, HURRY) is None
+
+
+# Costs
+
+
+def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_nodes() -> None:
+    known = snapshot({"big": rising(10.0)}, stages={"verify": rising(1.0, 0.1), "cycle": flat(2.0)})
+    cost = cycle_cost(known, Workload(3), "big", 5.0, 7, 2.0)
+    # 10 tokens without nodes cost 19 ms, of which 3 are judged.
+    assert cost.ms[0] == pytest.approx(5.0 + 2.0 * (19.0 + 1.2 + 2.0))
+    assert np.diff(cost.ms) == pytest.approx(np.full(len(cost.ms) - 1, 2.0 * 1.1))
+    assert len(cost.ms) == MAX_NODES + 1
+    assert len(cycle_cost(known, Workload(1), "big", 0.0, 0, 1.0).ms) == MAX_TREE_TOKENS + 1
+
+
+def test_nodes_that_are_given_count_as_paid() -> None:
+    assert np.array_equal(COST.beside(0), COST.ms)
+    assert np.array_equal(COST.beside(5), COST.ms[5:])
+    assert COST.beside(10_000).tolist() == COST.ms[-2:].tolist()  # something is left
+
+
+# Selectors
+
+
+def picked(
+    trees: TreePlanner,
+    candidates: Candidates,
+    at: Progress,
+    budget: int = 6,
+    aside: int = 0,
+    rows: list[int] | None = None,
+) -> NDArray[np.bool_]:
+    which = at.rows if rows is None else np.array(rows)
+    return trees.selector(at, COST, budget).select(which, candidates, aside)
+
+
+DRAFTS = paths(0.9, 0.5, 0.7)
+FREE = progress([0.0] * 3)
+
+
+def test_whole_trees_are_everything_that_was_drafted() -> None:
+    assert np.array_equal(picked(planner("whole"), DRAFTS, FREE, budget=0), whole(DRAFTS))
+
+
+@pytest.mark.parametrize("budget", [0, 1, 6, 14, 100])
+@pytest.mark.parametrize("aside", [0, 1, 5, 200])
+def test_a_budget_is_shared_by_worth_or_equally_with_what_is_given(budget: int, aside: int) -> None:
+    left = max(0, budget - aside)
+    best = picked(planner("global-greedy"), DRAFTS, FREE, budget, aside)
+    assert np.array_equal(best, global_greedy(DRAFTS, left))
+    equal = picked(planner("equal-greedy"), DRAFTS, FREE, budget, aside)
+    assert np.array_equal(equal, equal_greedy(DRAFTS, left))
+
+
+def test_the_configured_selection_goes_before_the_policys_own() -> None:
+    trees = TreePlanner(TreesConfig(selection="equal-greedy"), "costmodel")
+    assert trees.selection == "equal-greedy"
+    assert np.array_equal(picked(trees, DRAFTS, FREE), equal_greedy(DRAFTS, 6))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"order": "easiest"},
+        {"root_credit": 0.0},
+        {"n_max_share": 0.5},
+        {"latency_margin": 2.0},
+    ],
+)
+@pytest.mark.parametrize("aside", [0, 2, 30])
+def test_slo_customized_selection_is_algorithm_2_with_what_is_configured(
+    settings: dict[str, Any], aside: int
+) -> None:
+    tpot_ms, budget = [NAN, 20.0, 24.0], 9
+    trees = planner("slo", **settings)
+    found = picked(trees, DRAFTS, progress([0.0] * 3, tpot_ms=tpot_ms), budget, aside)
+    config = trees.config
+    needs = needed_tokens(
+        np.full(3, 100.0),
+        np.full(3, 4),
+        np.array(tpot_ms),
+        float(COST.ms[budget]),
+        config.latency_margin,
+    )
+    expected = slo_customized(
+        DRAFTS,
+        needs,
+        max(0, budget - aside),
+        round(config.n_max_share * (3 + budget) / 3),
+        8,
+        config.root_credit,
+        config.order,
+    )
+    assert np.array_equal(found, expected)
+
+
+def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
+    late = progress([0.0] * 3, tpot_ms=[NAN, 20.0, NAN])
+    slo = picked(planner("slo"), DRAFTS, late, budget=3).sum(axis=1)
+    greedy = picked(planner("global-greedy"), DRAFTS, late, budget=3).sum(axis=1)
+    assert slo[1] > greedy[1] == 0
+
+
+@pytest.mark.parametrize("aside", [0, 3, 500])
+def test_the_cost_model_is_given_rates_and_what_further_nodes_cost(aside: int) -> None:
+    rates = [0.0, 0.16, np.inf]
+    found = picked(planner(), DRAFTS, progress(rates), aside=aside)
+    expected = choose_nodes(DRAFTS, np.array(rates), COST.beside(aside)).chosen
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("selection", ["costmodel", "slo"])
+def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
+    at = progress([0.0, 0.12, 0.0, 0.0], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
+    drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
+    dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
+    selector = planner(selection).selector(at, dear, 1)
+    first = selector.select(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
+    turned = selector.select(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
+    assert first == turned[::-1]
+    assert first[0] == 0
+    assert first[1] > 0
+
+
+@pytest.mark.parametrize("selection", ["costmodel", "slo", "global-greedy", "equal-greedy"])
+def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
+    none = np.zeros((3, 0))
+    empty = Candidates(none, none.astype(np.int64))
+    assert picked(planner(selection), empty, FREE).shape == (3, 0)
+
+
+# Where nothing is configured
+
+
+@pytest.mark.parametrize(
+    ("settings", "selection"),
+    [
+        ({}, "costmodel"),
+        ({"nodes": 5}, "global-greedy"),
+        ({"policy": "target-only"}, "whole"),
+        ({"policy": "static", "chain": PAIR}, "whole"),
+        ({"policy": "static", "chain": PAIR, "nodes": 3}, "global-greedy"),
+        ({"policy": "paper"}, "whole"),
+        ({"policy": "ssd-smallest"}, "whole"),
+    ],
+)
+def test_policies_that_fix_their_trees_verify_them(
+    settings: dict[str, Any], selection: Selection
+) -> None:
+    assert default_selection(SchedulerConfig.model_validate(settings)) == selection
+
+
+def test_a_cycles_cost_is_that_of_its_prediction() -> None:
+    """The same pass at the same size costs the grid and the selector the same."""
+    known = snapshot(
+        {"small": flat(1.0), "big": rising(10.0)},
+        {PAIR: 0.5},
+        outcomes={(PAIR, 2): Outcome(time=1.2)},
+    )
+    option = OptionGrid(PAIR, 1, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
+    factor = option.cycle_ms / option.plain_ms
+    cost = cycle_cost(known, Workload(2), "big", option.levels_ms, 0, factor)
+    assert cost.ms[2 * option.nodes] == pytest.approx(option.cycle_ms)
+    places = np.array([2 + 2 * option.nodes])
+    assert verification_ms(known, Workload(2), "big", places)[0] == pytest.approx(19.0)
