@@ -31,8 +31,8 @@ MAX_NODES = 192  # of all requests in one cycle
 _HORIZON_TOKENS = 32  # within which a request that fell behind is to be in time again
 _HOPELESS = 1.6  # needs beyond so many times what its whole tree may bring are given up
 # What a token counts, where one that an objective needs counts 1:
-SPARE_TOKEN = 0.1  # of a request that is ahead already, or cannot be saved
-THROUGHPUT_TOKEN = 0.3  # of one without an objective
+SPARE_TOKEN = 0.3  # of a request that is ahead already, or cannot be saved
+THROUGHPUT_TOKEN = 0.5  # of one without an objective
 PROMPT_TOKEN = 0.1  # of a prompt, that is read in the same cycle
 _BUDGETS = 24  # that are compared
 

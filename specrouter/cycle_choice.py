@@ -37,7 +37,7 @@ Bools = NDArray[np.bool_]
 
 LONGEST_WAIT = 32  # cycles in a row that a request may sit out
 _URGENT = 0.9  # tokens of a cycle without drafts, beyond which a request depends on drafts
-_MOST_TOKENS = 4.8  # needs beyond so many tokens of a cycle without drafts are given up
+_MOST_TOKENS = 3.5  # needs beyond so many tokens of a cycle without drafts are given up
 _FASTER = 1.03  # by which drafting must be better than not, and the other way round
 _COUNTS = 5  # numbers of requests that are compared
 _BINS = 4  # of urgent requests by their rates
