@@ -169,7 +169,8 @@ class Engine:
 
     def _new_planner(self, config: SchedulerConfig, trees: TreesConfig) -> RoutePlanner:
         engine = self._config.engine
-        planner = TreePlanner(trees, default_selection(config))
+        strict = engine.exact == "strict"
+        planner = TreePlanner(trees, default_selection(config), strict)
         if planner.branching is not None:  # SpecInfer's tree is of one size
             depth = len(planner.branching)
             config = config.model_copy(update={"depth": depth, "width": prod(planner.branching)})
@@ -179,7 +180,7 @@ class Engine:
             self._pool.names,
             self._parameters,
             self._pool.target,
-            only_paths=engine.exact == "strict",
+            only_paths=strict,
             rejection=engine.verification == "rejection",
             whole_trees=planner.selection == "whole",
         )

@@ -24,6 +24,7 @@ from specrouter.prediction import (
     Workload,
     verification_ms,
 )
+from specrouter.scheduler import fitting_rounds
 from specrouter.tree_selection import (
     Candidates,
     equal_greedy,
@@ -104,15 +105,18 @@ class TreePlanner:
 
     Args:
         selection: what is meant where the configuration leaves it out.
+        only_paths: trees of width 1 (`engine.exact: strict`).
     """
 
-    def __init__(self, config: TreesConfig, selection: Selection) -> None:
+    def __init__(self, config: TreesConfig, selection: Selection, only_paths: bool = False) -> None:
         self.config = config
+        self._only_paths = only_paths
         self.selection: Selection = config.selection or selection
 
     @property
     def branching(self) -> tuple[int, ...] | None:
-        return SPECINFER_TREE if self.config.shape == "static" else None
+        has_form = self.config.shape == "static" and not self._only_paths
+        return SPECINFER_TREE if has_form else None
 
     def choose(
         self,
@@ -131,7 +135,8 @@ class TreePlanner:
             grid: of its chain, or, where it is the target alone, of the best other one.
         """
         everyone = np.ones(len(progress.rows), dtype=np.bool_)
-        rates = progress.rates if self.selection == "costmodel" else 0.0 * progress.rates
+        heeds = self.selection == "costmodel"
+        rates = progress.rates if heeds else np.zeros_like(progress.rates)
         is_plain = not prompt_tokens and not (rates > 0.0).any()
         kept = None if len(option.chain) == 1 else option
         if self.config.shape != "costmodel" or grid is None or is_plain:
@@ -144,7 +149,13 @@ class TreePlanner:
         if not self.config.shape.startswith("adaserve"):
             return option
         depth, width = self._adaserve(option, requests)
-        return replace(option, depth=depth, width=width, plain_ms=0.0)
+        return replace(
+            option,
+            depth=depth,
+            width=1 if self._only_paths else width,
+            inner_rounds=fitting_rounds(depth, option.inner_rounds),
+            plain_ms=0.0,
+        )
 
     def _adaserve(self, option: Option, requests: int) -> tuple[int, int]:
         config = self.config
