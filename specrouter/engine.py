@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from modelpool import ModelPool
 from processors import share_chunk
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.decision_record import DecisionRecord
 from specrouter.executor import (
     ChainGroup,
     CyclePlan,
@@ -29,7 +30,7 @@ from specrouter.executor import (
 from specrouter.hang_guard import HangGuard
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
-from specrouter.planner import DecisionRecord, Reading, RoutePlanner
+from specrouter.planner import Reading, RoutePlanner
 from specrouter.prediction import Chain, Workload, target_only
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest

@@ -9,12 +9,13 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cost_model import demanded_rates
+from specrouter.decision_record import DecisionRecord
 from specrouter.executor import ChainGroup, CyclePlan, CycleResult
 from specrouter.params import Speculation
 from specrouter.prediction import (
@@ -57,45 +58,6 @@ class Reader(Protocol):
     def slots_read(self, rows: Ints) -> int: ...
 
 
-@dataclass(frozen=True)
-class DecisionRecord:
-    """A switch: what came into use, why, and what the alternatives were predicted to cost."""
-
-    cycle: int
-    unix_s: float
-    requests: int
-    decision: ChainDecision
-
-    def to_json(self) -> dict[str, Any]:
-        decision = self.decision
-        return {
-            "cycle": self.cycle,
-            "unix_s": round(self.unix_s, 3),
-            "requests": self.requests,
-            "chain": list(decision.chain),
-            "depth": decision.depth,
-            "width": decision.width,
-            "nodes": decision.nodes,
-            "inner_rounds": decision.inner_rounds,
-            "reason": decision.reason,
-            "predicted": None if decision.predicted is None else _option_json(decision.predicted),
-            "alternatives": [_option_json(option) for option in decision.alternatives],
-        }
-
-
-def _option_json(option: Option) -> dict[str, Any]:
-    return {
-        "chain": list(option.chain),
-        "depth": option.depth,
-        "width": option.width,
-        "nodes": option.nodes,
-        "inner_rounds": option.inner_rounds,
-        "cycle_ms": round(option.cycle_ms, 3),
-        "tokens_per_cycle": round(option.tokens, 3),
-        "ms_per_token": round(option.ms_per_token, 3),
-    }
-
-
 @dataclass
 class _InUse:
     """The decision for requests that leave the same things open."""
@@ -123,6 +85,18 @@ class _Route(NamedTuple):
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
+
+    def group(self, rows: Sequence[int]) -> ChainGroup:
+        return ChainGroup(
+            self.chain,
+            self.depth,
+            np.array(sorted(rows), dtype=np.int64),
+            self.width,
+            self.hard_rejection,
+            self.whole,
+            self.inner_rounds,
+            self.branching,
+        )
 
 
 @dataclass(frozen=True)
@@ -179,9 +153,30 @@ class RoutePlanner:
             self._expected = {}
             return [], None
         progress = progress_of(requests, self._waited, now)
+        members, predicted = self._members(requests, cycle, available, reader, progress)
+        self._foresee(members, predicted, requests, cycle, reader)
+        self._expected = {
+            index: predicted[route]
+            for index, route in enumerate(members)
+            if route in predicted and predicted[route].plain_ms
+        }
+        groups = [route.group(rows) for route, rows in members.items()]
+        if all(route.whole for route in members):
+            return groups, None
+        return groups, self._selector(members, predicted, progress, reader, cycle)
+
+    def _members(
+        self,
+        requests: Mapping[int, RunningRequest],
+        cycle: int,
+        available: Collection[str],
+        reader: Reader,
+        progress: Progress,
+    ) -> tuple[dict[_Route, list[int]], dict[_Route, Option]]:
+        """Rows by route, and what the scheduler predicts of its own."""
         members: dict[_Route, list[int]] = {}
         predicted: dict[_Route, Option] = {}
-        scheduled: dict[_Override, list[int]] = {}
+        scheduled: dict[_Override, dict[int, RunningRequest]] = {}
         for row, request in requests.items():
             override = request.prompt.speculation
             if override == "off":
@@ -192,43 +187,31 @@ class RoutePlanner:
                 key = _SCHEDULED
                 if isinstance(override, Speculation):
                     key = (override.depth, override.width, override.inner_rounds)
-                scheduled.setdefault(key, []).append(row)
-        for key, rows in scheduled.items():
-            chosen = {row: requests[row] for row in rows}
-            for row, option, decision in self._scheduled(
-                key, chosen, cycle, available, reader, progress
-            ):
+                scheduled.setdefault(key, {})[row] = request
+        for key, those in scheduled.items():
+            found = self._scheduled(key, those, cycle, available, reader, progress)
+            for row, option, decision in found:
                 route = self._route(key, option, decision)
                 members.setdefault(route, []).append(row)
                 if option.plain_ms or decision.predicted is not None:
                     predicted[route] = option
+        return members, predicted
+
+    def _foresee(
+        self,
+        members: Mapping[_Route, Sequence[int]],
+        predicted: dict[_Route, Option],
+        requests: Mapping[int, RunningRequest],
+        cycle: int,
+        reader: Reader,
+    ) -> None:
+        """Adds predictions of the routes that nobody predicted."""
         for route, rows in members.items():
             if route not in predicted:
                 chosen = {row: requests[row] for row in rows}
                 foreseen = self._foreseen(route, chosen, cycle, reader)
                 if foreseen is not None:
                     predicted[route] = foreseen
-        self._expected = {
-            index: predicted[route]
-            for index, route in enumerate(members)
-            if route in predicted and predicted[route].plain_ms
-        }
-        groups = [
-            ChainGroup(
-                route.chain,
-                route.depth,
-                np.array(sorted(rows), np.int64),
-                route.width,
-                route.hard_rejection,
-                route.whole,
-                route.inner_rounds,
-                route.branching,
-            )
-            for route, rows in members.items()
-        ]
-        if all(route.whole for route in members):
-            return groups, None
-        return groups, self._selector(members, predicted, progress, reader, cycle)
 
     def _route(self, key: _Override, option: Option, decision: ChainDecision) -> _Route:
         depth, width, _ = key
@@ -547,6 +530,3 @@ def _unpredicted(decision: ChainDecision) -> Option:
         decision.nodes or 0,
         decision.inner_rounds,
     )
-
-
-__all__ = ["Chain", "DecisionRecord", "RoutePlanner"]

@@ -23,11 +23,11 @@ from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter.calibration import CalibrationFigures
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
+from specrouter.decision_record import DecisionRecord
 from specrouter.engine import Engine
 from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
 from specrouter.params import RequestError, SamplingParams, Speculation
-from specrouter.planner import DecisionRecord
 from specrouter.prediction import PerformanceSnapshot, TreeKey
 from specrouter.profiler import EngineStatistics
 from specrouter.request import (

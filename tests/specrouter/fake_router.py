@@ -27,9 +27,9 @@ from specrouter import (
     TokenLogprobs,
 )
 from specrouter.calibration import CalibrationFigures
+from specrouter.decision_record import DecisionRecord
 from specrouter.hang_guard import HangGuard
 from specrouter.output import FinishReason
-from specrouter.planner import DecisionRecord
 from specrouter.prediction import Option, TreeKey
 from specrouter.profiler import EngineStatistics
 from specrouter.request import RunningRequest

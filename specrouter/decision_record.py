@@ -1,0 +1,46 @@
+"""DecisionRecord: a switch of chain or trees, with its reason and its alternatives."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specrouter.prediction import Option
+from specrouter.scheduler import ChainDecision
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """A switch: what came into use, why, and what the alternatives were predicted to cost."""
+
+    cycle: int
+    unix_s: float
+    requests: int
+    decision: ChainDecision
+
+    def to_json(self) -> dict[str, Any]:
+        decision = self.decision
+        return {
+            "cycle": self.cycle,
+            "unix_s": round(self.unix_s, 3),
+            "requests": self.requests,
+            "chain": list(decision.chain),
+            "depth": decision.depth,
+            "width": decision.width,
+            "nodes": decision.nodes,
+            "inner_rounds": decision.inner_rounds,
+            "reason": decision.reason,
+            "predicted": None if decision.predicted is None else _option_json(decision.predicted),
+            "alternatives": [_option_json(option) for option in decision.alternatives],
+        }
+
+
+def _option_json(option: Option) -> dict[str, Any]:
+    return {
+        "chain": list(option.chain),
+        "depth": option.depth,
+        "width": option.width,
+        "nodes": option.nodes,
+        "inner_rounds": option.inner_rounds,
+        "cycle_ms": round(option.cycle_ms, 3),
+        "tokens_per_cycle": round(option.tokens, 3),
+        "ms_per_token": round(option.ms_per_token, 3),
+    }
