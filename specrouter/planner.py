@@ -299,7 +299,7 @@ class RoutePlanner:
         self, plan: CyclePlan, result: CycleResult, requests: Mapping[int, RunningRequest]
     ) -> None:
         """What a cycle brought each request, where requests may differ."""
-        if self._snapshot is None or self.scheduler.config.groups == "one":
+        if self.scheduler.config.groups == "one":
             return
         gained = {commit.row: len(commit.tokens) for commit in result.commits}
         for index, option in self._expected.items():
@@ -460,7 +460,6 @@ class RoutePlanner:
         rows: Ints,
     ) -> dict[int, Option]:
         assert decision.predicted is not None
-        assert self._snapshot is not None
         main = decision.predicted
         if len(main.chain) != 2:
             return dict.fromkeys(requests, main)
@@ -483,7 +482,8 @@ class RoutePlanner:
             factors.append({option.chain[:-1]: rates.factor(option.chain[:-1]) for option in tried})
         workload = _workload([requests[row] for row in settled], rows, reader) if settled else None
         if workload is not None:
-            options = self.scheduler.split(self._snapshot, workload, decision, factors)
+            snapshot = self._snapshot or self.profiler.snapshot()
+            options = self.scheduler.split(snapshot, workload, decision, factors)
             chosen.update(zip(settled, options, strict=True))
         return chosen
 

@@ -14,6 +14,8 @@ import pytest
 
 from specrouter.cost_model import (
     MAX_NODES,
+    SPARE_TOKEN,
+    THROUGHPUT_TOKEN,
     Choice,
     attainable,
     choose_nodes,
@@ -160,12 +162,37 @@ def test_only_who_needs_more_than_all_its_nodes_is_hopeless() -> None:
     assert hopeless.tolist() == [False, False, True, True]
 
 
-def test_a_late_token_counts_less_than_one_in_time_but_something() -> None:
-    tokens, needed = np.array([2.0, 2.0, 2.0]), np.array([0.0, 2.0, LATE])
-    free, tight, lost = value(tokens, needed, np.array([False, False, True])).tolist()
-    assert free == 2.0
-    assert 0.0 < tight < free
+def worth(tokens: float, rate: float, hopeless: bool = False, cycle_ms: float = 10.0) -> float:
+    """Of one request, per millisecond."""
+    each = (np.array([[tokens]]), np.array([rate]), np.array([[hopeless]]), np.array([[cycle_ms]]))
+    return float(value(*each)[0, 0])
+
+
+def test_a_token_that_nobody_waits_for_counts_most_where_there_is_no_objective() -> None:
+    free, lost = worth(2.0, 0.0), worth(2.0, LATE, hopeless=True)
+    assert free == pytest.approx(THROUGHPUT_TOKEN * 2.0 / 10.0)
+    assert lost == pytest.approx(SPARE_TOKEN * 2.0 / 10.0)
     assert 0.0 < lost < free
+
+
+def test_tokens_that_an_objective_needs_count_in_full_and_further_ones_less() -> None:
+    rate = 0.2  # 2 tokens of a cycle
+    assert worth(200.0, rate) == pytest.approx(rate + SPARE_TOKEN * 200.0 / 10.0)
+    gained = [worth(2.0 + more, rate) - worth(1.0 + more, rate) for more in (0.5, 2.0, 9.0)]
+    assert gained == sorted(gained, reverse=True)
+    assert gained[-1] == pytest.approx(SPARE_TOKEN / 10.0, rel=1e-3)
+
+
+def test_a_slower_cycle_is_never_worth_more() -> None:
+    for rate in (0.0, 0.05, 0.15, 0.3):
+        by_time = [worth(2.0, rate, cycle_ms=ms) for ms in (8.0, 10.0, 12.0, 20.0, 60.0)]
+        assert by_time == sorted(by_time, reverse=True)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.4, 1.0])
+def test_who_is_given_up_is_never_worth_more_than_before(rate: float) -> None:
+    for tokens in (1.0, 2.0, 5.0):
+        assert worth(tokens, rate, hopeless=True) < worth(tokens, rate)
 
 
 # The best budget, without objectives
@@ -266,7 +293,8 @@ def test_what_is_chosen_are_trees_within_the_limits_and_never_worthless() -> Non
         kinds = (np.zeros(batch), rng.uniform(0, 0.6, batch), np.full(batch, LATE))
         rate = np.choose(rng.integers(0, 3, batch), kinds)
         n_max = int(rng.integers(0, 14))
-        choice = choose_nodes(forest.candidates, rate, cost_ms, n_max, most)
+        prompt_tokens = int(rng.choice([0, 0, 40]))
+        choice = choose_nodes(forest.candidates, rate, cost_ms, prompt_tokens, n_max, most)
         assert choice.chosen.shape == forest.worth.shape
         assert forest.is_connected(nodes_of(choice.chosen))
         assert (forest.worth[choice.chosen] > 0.0).all()
@@ -295,7 +323,7 @@ RICH = path(0.95, 0.9, 0.85, 0.8)
 
 
 def chosen(*rate: float, nodes: int, paths: list[list[float]], n_max: int = 64) -> list[int]:
-    return counts(choose_nodes(requests(*paths), np.array(rate), flat(nodes), n_max))
+    return counts(choose_nodes(requests(*paths), np.array(rate), flat(nodes), n_max=n_max))
 
 
 def test_an_urgent_request_gets_what_it_needs_before_others() -> None:
@@ -378,6 +406,55 @@ def test_an_urgent_request_is_worth_nodes_that_do_not_pay_for_throughput() -> No
     assert choose_nodes(drafts, np.zeros(2), cost_ms).nodes == 0
     urgent = choose_nodes(drafts, np.array([0.1, 0.0]), cost_ms)
     assert counts(urgent)[0] > 0
+
+
+def test_no_request_is_made_hopeless_to_be_rid_of_what_it_needs() -> None:
+    # It needs 2.9 tokens, which is nearly hopeless; 3 worthless nodes of the other one more
+    # would make the cycle so slow that it is.
+    drafts = requests(path(0.9), path(*[0.001] * 8))
+    cost_ms = steps(9, each_ms=0.2)
+    needed = 0.29 * cost_ms
+    assert is_hopeless(needed, np.full(10, 1.9)).tolist() == [False] * 3 + [True] * 7
+    assert choose_nodes(drafts, np.array([0.29, NO_OBJECTIVE]), cost_ms).nodes <= 1
+
+
+def worth_of(forest: Forest, choice: Choice, rate: Floats) -> float:
+    lost = is_hopeless(rate * choice.cycle_ms, 1.0 + forest.worth.sum(axis=1))
+    tokens, cycle_ms = expected(forest, choice)[None], np.full((1, 1), choice.cycle_ms)
+    return float(value(tokens, rate, lost[None], cycle_ms).sum())
+
+
+def test_no_smaller_budget_would_have_been_better_for_objectives() -> None:
+    rng = np.random.default_rng(11)
+    for forest in forests(seed=11, count=200, most=4, nodes=5):
+        cost_ms = random_costs(rng, 20)
+        rate = rng.choice([NO_OBJECTIVE, 0.03, 0.1, 0.3], len(forest.worth))
+        best = worth_of(forest, choose_nodes(forest.candidates, rate, cost_ms), rate)
+        for nodes in range(len(cost_ms)):
+            fewer = choose_nodes(forest.candidates, rate, cost_ms[: nodes + 1])
+            assert best >= worth_of(forest, fewer, rate) - 1e-9
+
+
+# Prompts
+
+
+def test_beside_a_prompt_more_nodes_pay_for_requests_without_objectives() -> None:
+    drafts = requests(*[path(*0.7 ** np.arange(1, 9))] * 4)
+    sizes = []
+    for prompt_tokens in (0, 8, 32, 64):
+        cost_ms = steps(32, first_ms=14.0 + prompt_tokens)
+        choice = choose_nodes(drafts, np.zeros(4), cost_ms, prompt_tokens)
+        sizes.append(choice.nodes)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[0]
+
+
+def test_a_prompt_that_is_read_is_not_kept_waiting_by_nodes_of_little_worth() -> None:
+    drafts = requests(*[path(*0.7 ** np.arange(1, 9))] * 4)
+    cost_ms = steps(32, first_ms=14.0 + 200.0)
+    forgotten = choose_nodes(drafts, np.zeros(4), cost_ms)
+    minded = choose_nodes(drafts, np.zeros(4), cost_ms, prompt_tokens=200)
+    assert 0 < minded.nodes < forgotten.nodes
 
 
 # Time

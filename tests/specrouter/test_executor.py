@@ -543,6 +543,17 @@ def test_a_row_with_little_room_drafts_the_top_of_a_static_tree(
 # What verdicts teach
 
 
+def test_trees_of_a_fixed_form_teach_no_rates_of_the_targets_ranks(bench: Bench) -> None:
+    static = group(("small", "target"), [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+    for _ in range(3):
+        bench.run([static])
+    pair = ("small",), 1, "target", False
+    assert pair not in bench.profiler.snapshot().trees
+    beams = group(("small", "target"), [0, 1, 2], whole=True, depth=4, width=2)
+    bench.run([beams])
+    assert bench.profiler.snapshot().trees[pair].trees.sum() > 0
+
+
 def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:
     for _ in range(4):
         bench.cycle(("small", "target"), depth=4, width=3, nodes=2)

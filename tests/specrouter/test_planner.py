@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.cycle_choice import LONGEST_WAIT
 from specrouter.executor import (
     ChainGroup,
     Commit,
@@ -453,6 +454,7 @@ def test_a_request_that_ended_is_forgotten() -> None:
 
 MINE = frozenset({"small"})
 CHEAP = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+SHORT = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.8})
 # Sixteen requests decode faster alone; a node is accepted too rarely to be worth its millisecond.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
 URGENT_MS, LAX_MS = 24.0, 1e4  # per token, where a cycle of sixteen takes 25 ms
@@ -494,11 +496,12 @@ def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None
         2: Request(),
         5: Request(tpot_ms=10.0, decoded=1),
     }
-    progress = progress_of(cast(Mapping[int, RunningRequest], requests), 1.2)
+    running = cast(Mapping[int, RunningRequest], requests)
+    progress = progress_of(running, {running[5]: 3}, 1.2)
     assert progress.rows.tolist() == [2, 5, 7]
     assert progress.decode_ms == pytest.approx([1200.0, 1200.0, 200.0])
     assert progress.decoded.tolist() == [0, 1, 4]
-    assert progress.remaining.tolist() == [64] * 3
+    assert progress.waited.tolist() == [0, 3, 0]
     assert np.array_equal(progress.tpot_ms, [np.nan, 10.0, 50.0], equal_nan=True)
     assert progress.rates[0] == 0.0
     assert progress.rates[1] == np.inf  # more time is gone than all its next tokens are given
@@ -506,24 +509,30 @@ def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None
     assert progress.at(np.array([7, 2])).tolist() == [2, 0]
 
 
-def test_while_a_prompt_is_read_trees_are_larger() -> None:
-    plan = pairs(*(Request() for _ in range(4)))
-    [quiet] = plan.groups()
-    plan.reading = Reading(tokens=200)
-    [reading] = plan.groups()
+@pytest.mark.parametrize("beside", [[], ["off"], [Speculation(chain=PAIR, depth=2), "off"]])
+def test_while_a_prompt_is_read_trees_are_larger(beside: list[SpeculationOverride]) -> None:
+    plan = pairs(*(Request() for _ in range(4)), *map(Request, beside), known=SHORT)
+
+    def free() -> ChainGroup:
+        [group] = [group for group in plan.groups() if 0 in group.rows]
+        return group
+
+    quiet = free()
+    plan.reading = Reading(tokens=60)
+    reading = free()
     assert reading.chain == quiet.chain == PAIR
+    assert reading.rows.tolist() == quiet.rows.tolist() == [0, 1, 2, 3]
     assert drafted(reading) > drafted(quiet)
     plan.reading = Reading()
-    [again] = plan.groups()
-    assert of(again) == of(quiet)
+    assert of(free()) == of(quiet)
 
 
 def test_the_verified_nodes_rise_with_the_prompt_that_is_read_too() -> None:
-    plan = pairs(*(Request() for _ in range(4)))
+    plan = pairs(*(Request() for _ in range(4)), known=SHORT)
     worth, rows = np.tile(0.8 ** np.arange(1.0, 17.0), (4, 1)), np.arange(4)
     plan.groups()
     quiet = plan.selected(worth, rows)
-    plan.reading = Reading(tokens=200)
+    plan.reading = Reading(tokens=60)
     plan.groups()
     assert sum(plan.selected(worth, rows)) > sum(quiet) > 0
 
@@ -553,10 +562,23 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -
     [helped] = plan.groups()
     assert alone.chain == lax.chain == ALONE
     assert helped.chain == PAIR
+    assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
     assert plan.planner.records[0].decision.chain == ALONE  # what pays for all is as it was
     assert not helped.whole
-    counts = plan.selected(np.tile([0.5, 0.25, 0.125], (16, 1)), np.arange(16))
-    assert sum(counts[:4]) > sum(counts[4:]) == 0
+    counts = plan.selected(np.tile([0.5, 0.25, 0.125], (len(helped.rows), 1)), helped.rows)
+    assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
+
+
+@pytest.mark.parametrize("beside", ["off", Speculation(chain=PAIR, depth=2)])
+def test_urgent_requests_are_helped_beside_requests_that_go_another_way(
+    beside: SpeculationOverride,
+) -> None:
+    plan = crowd(URGENT_MS)
+    plan.requests[16] = Request(beside)
+    helped, other = sorted(plan.groups(), key=lambda group: len(group.rows), reverse=True)
+    assert helped.chain == PAIR
+    assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
+    assert other.rows.tolist() == [16]
 
 
 def test_who_cannot_be_saved_does_not_make_the_target_speculate() -> None:
@@ -587,7 +609,7 @@ def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -
     plan = crowd(URGENT_MS)
     groups = plan.groups()
     assert groups[0].chain == PAIR
-    plan.learn(groups, dict.fromkeys(range(16), 1))
+    plan.learn(groups, dict.fromkeys(groups[0].rows.tolist(), 1))
     assert len(plan.profiler.cycles) == 1
     assert not plan.profiler.outcomes
 
@@ -615,6 +637,108 @@ def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
     plan = pairs(Request(), Request("off"), trees={"shape": "static"}, policy="static", chain=PAIR)
     branching = {group.chain: group.branching for group in plan.groups()}
     assert branching == {PAIR: SPECINFER_TREE, ALONE: None}
+
+
+@pytest.mark.parametrize(
+    "asked", [Speculation(depth=3), Speculation(width=1), Speculation(depth=5, width=2)]
+)
+def test_who_asks_for_a_depth_or_width_gets_no_tree_of_the_fixed_form(asked: Speculation) -> None:
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR}
+    plan = pairs(Request(), Request(asked), trees={"shape": "static"}, **fixed)
+    groups = {int(group.rows[0]): group for group in plan.groups()}
+    assert groups[0].branching == SPECINFER_TREE
+    assert groups[1].branching is None
+    assert groups[1].chain == PAIR
+    assert asked.depth in (None, groups[1].depth)
+    assert asked.width in (None, groups[1].width)
+
+
+# Who sits out
+
+# Drafts are no help; four requests take 16 ms, and sixteen 40, which would make the four late.
+CROWDED = snapshot({"small": flat(50.0), "big": rising(10.0, 2.0)}, {PAIR: 0.05})
+FEW_MS, LOST_MS = 25.0, 1e-3  # objectives, of the four, and of those that cannot be saved
+
+
+def queue(**settings: Any) -> Plan:
+    few = [Request(tpot_ms=FEW_MS) for _ in range(4)]
+    return pairs(*few, *(Request(tpot_ms=LOST_MS) for _ in range(12)), known=CROWDED, **settings)
+
+
+def taking_part(plan: Plan) -> list[int]:
+    return sorted(row for group in plan.groups() for row in group.rows.tolist())
+
+
+FEW, EVERYONE = list(range(4)), list(range(16))
+
+
+def test_rows_that_sit_out_are_in_no_group() -> None:
+    plan = queue()
+    [group] = plan.groups()
+    assert group.rows.tolist() == FEW
+    assert group.chain == ALONE
+    plan.learn([group], dict.fromkeys(FEW, 1))
+    assert plan.profiler.cycles == [(60.0, 4, 4)]
+
+
+def test_who_sat_out_the_longest_wait_takes_part_once_and_waits_anew() -> None:
+    plan = queue()
+    for _ in range(3):
+        assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
+        assert taking_part(plan) == EVERYONE
+
+
+def test_who_takes_part_in_between_waits_anew() -> None:
+    plan = queue()
+    for _ in range(LONGEST_WAIT - 1):
+        assert taking_part(plan) == FEW
+    plan.requests = {row: plan.requests[row] for row in range(4, 16)}  # nobody to wait for
+    assert taking_part(plan) == EVERYONE[4:]
+    plan.requests |= {row: Request(tpot_ms=FEW_MS) for row in FEW}
+    assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
+    assert taking_part(plan) == EVERYONE
+
+
+def test_forgetting_a_request_drops_what_it_waited() -> None:
+    plan = queue()
+    for _ in range(10):
+        plan.groups()
+    for row in range(4, 16):
+        plan.planner.forget(plan.running[row])
+    assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
+    assert taking_part(plan) == EVERYONE
+
+
+def test_a_new_request_has_not_waited_what_the_one_before_did_in_its_row() -> None:
+    plan = queue()
+    for _ in range(LONGEST_WAIT):
+        plan.groups()
+    plan.requests |= {row: Request(tpot_ms=LOST_MS) for row in range(4, 16)}
+    assert taking_part(plan) == FEW
+
+
+def test_requests_that_go_another_way_never_sit_out() -> None:
+    plan = queue()
+    plan.requests[16] = Request("off", tpot_ms=LOST_MS)
+    plan.requests[17] = Request(Speculation(chain=PAIR, depth=2), tpot_ms=LOST_MS)
+    for _ in range(LONGEST_WAIT):
+        assert taking_part(plan) == [*FEW, 16, 17]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"trees": {"selection": "slo"}},
+        {"trees": {"selection": "global-greedy"}},
+        {"trees": {"shape": "fixed"}},
+        {"trees": {"shape": "adaserve"}},
+        {"policy": "target-only"},
+        {"policy": "static", "chain": PAIR},
+    ],
+)
+def test_only_the_cost_model_lets_requests_sit_out(settings: dict[str, Any]) -> None:
+    plan = queue(**settings)
+    assert [taking_part(plan) for _ in range(4)] == [EVERYONE] * 4
 
 
 # Who picks the nodes

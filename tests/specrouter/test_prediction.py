@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrouter.acceptance import UNTRIED_ALPHA, TreeAcceptance
 from specrouter.params import MAX_INNER_ROUNDS
 from specrouter.prediction import (
     Chain,
-    CycleLoad,
     Limits,
     Option,
     OptionGrid,
@@ -20,7 +19,6 @@ from specrouter.prediction import (
     TreeKey,
     Workload,
     acceptance_rate,
-    attained_alone,
     curve_of,
     expected_accepted,
     options,
@@ -266,7 +264,7 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
     assert (grid.ms_per_token > 0.0).all()
 
 
-# One cycle among others
+# One cycle among others, see test_cycle_choice
 
 PLAIN = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
 FOUR = Workload(4)
@@ -285,82 +283,70 @@ def test_a_verification_reads_judged_places_and_prompts_but_judges_only_the_plac
     assert none[0] == pytest.approx(target_only(known, Workload(3), "big").cycle_ms)
 
 
-def test_a_cycle_like_all_others_takes_what_is_best_for_all() -> None:
-    for alpha in (0.3, 0.5, 0.7, 0.9):
-        grid = pair_grid(replace(PLAIN, trees=snapshot({}, {PAIR: alpha}).trees))
-        rate, option = grid.for_cycle(CycleLoad(4))
-        assert option == grid.best()
-        assert rate == pytest.approx(4 / grid.best().ms_per_token)
+def test_rows_beside_those_that_are_predicted_are_paid_for_too() -> None:
+    stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
+    known = snapshot({"big": rising(10.0)}, stages=stages)
+    batch = np.array([[3], [5]])
+    found = verification_ms(known, Workload(3), "big", batch + np.array([0, 6]), 20, batch)
+    assert found.shape == (2, 2)
+    for row, requests in enumerate((3, 5)):
+        alike = np.array([requests, requests + 6])
+        alone = verification_ms(known, Workload(requests), "big", alike, 20)
+        assert found[row] == pytest.approx(alone)
 
 
-def test_beside_a_prompt_more_nodes_are_worth_it() -> None:
-    grid = pair_grid()
-    nodes, rates = [], []
-    for tokens in (0, 20, 80):
-        rate, option = grid.for_cycle(CycleLoad(4, other_tokens=tokens))
-        nodes.append(option.nodes)
-        rates.append(rate)
-    assert nodes == sorted(nodes)
-    assert nodes[-1] > nodes[0]
-    assert rates == sorted(rates, reverse=True)
+# The menu
 
-
-def test_the_time_of_such_a_cycle_holds_its_prompts_and_is_no_prediction_of_others() -> None:
-    grid = pair_grid(replace(PLAIN, outcomes={(PAIR, 4): Outcome(time=1.5)}))
-    rate, option = grid.for_cycle(CycleLoad(4, other_tokens=30))
-    places = np.array([4 + 4 * option.nodes])
-    target_ms = 1.5 * verification_ms(PLAIN, FOUR, "big", places, 30)[0]
-    assert option.cycle_ms == pytest.approx(option.levels_ms + target_ms)
-    assert option.plain_ms == 0.0
-    assert rate == pytest.approx(4 * option.tokens / option.cycle_ms)
-
-
-def test_urgent_requests_may_have_all_the_nodes() -> None:
-    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-    grid = pair_grid(known, Workload(16))
-    load = CycleLoad(16, urgent=4, urgent_rate=0.045)
-    rate, option = grid.for_cycle(load)
-    assert rate > attained_alone(25.0, load)
-    assert (option.chain, option.plain_ms) == (PAIR, 0.0)
-    assert option.tokens > 1.3  # of an urgent one
-    # The nodes of four are meant, so each of all has few of them in the mean.
-    assert option.cycle_ms < option.levels_ms + 25.0 + 16 * 1.0
-    assert option.nodes >= 1
-
-
-def test_what_is_allowed_holds_in_one_cycle_too() -> None:
-    narrow = OptionGrid(PAIR, 1, PLAIN, FOUR, Limits(depth=2, width=1))
-    for load in (CycleLoad(4, other_tokens=90), CycleLoad(4, urgent=2, urgent_rate=0.1)):
-        option = narrow.for_cycle(load)[1]
-        assert (option.depth, option.width) == (2, 1)
-        assert option.nodes <= 2
-
-
-def test_alone_every_request_gains_one_token_which_is_in_time_or_not() -> None:
-    assert attained_alone(20.0, CycleLoad(5)) == pytest.approx(5 / 20)
-    assert attained_alone(20.0, CycleLoad(5, relaxed_rate=0.001)) == pytest.approx(5 / 20)
-    late = attained_alone(20.0, CycleLoad(5, urgent=2, urgent_rate=10.0))
-    assert late == pytest.approx(3 / 20)
-    just = attained_alone(20.0, CycleLoad(2, urgent=2, urgent_rate=1 / 20))
-    assert just == pytest.approx(0.5 * 2 / 20)
+DOMINANCE_TOKENS = 0.01  # that an option on the menu may be worse than one that is not
 
 
 @given(
-    requests=st.integers(1, 12),
-    urgent=st.integers(0, 12),
-    urgent_rate=st.floats(0.0, 1.0),
-    relaxed_rate=st.floats(0.0, 0.1),
-    tokens=st.integers(0, 200),
+    alpha=st.floats(0.02, 0.98),
+    later=st.floats(0.02, 0.98),
+    requests=st.integers(1, 32),
+    rounds=st.integers(0, MAX_INNER_ROUNDS),  # 0: a pair
+    each_ms=st.floats(0.0, 0.5),
+    limits=st.sampled_from([Limits(), Limits(width=1), Limits(nodes=5), Limits(whole_trees=True)]),
 )
-def test_no_more_tokens_are_in_time_than_there_are(
-    requests: int, urgent: int, urgent_rate: float, relaxed_rate: float, tokens: int
+@settings(deadline=None)
+def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
+    alpha: float, later: float, requests: int, rounds: int, each_ms: float, limits: Limits
 ) -> None:
-    load = CycleLoad(requests, tokens, min(urgent, requests), urgent_rate, relaxed_rate)
-    grid = pair_grid(PLAIN, Workload(requests))
-    rate, option = grid.for_cycle(load)
-    free, _ = grid.for_cycle(replace(load, urgent_rate=0.0, relaxed_rate=0.0))
-    assert 0.0 <= rate <= free * (1 + 1e-9)
-    assert grid.like(replace(option, nodes=int(grid.nodes[0, 0]))) is not None
+    chain, promised = (TRIPLE, {("small", "middle"): alpha, ("middle", "big"): later})
+    if not rounds:
+        chain, promised = PAIR, {PAIR: alpha}
+    known = snapshot({"big": rising(10.0), "small": rising(0.5, each_ms)}, alpha=promised)
+    grid = OptionGrid(chain, max(1, rounds), known, Workload(requests), limits)
+    rows, columns = np.nonzero(grid.allowed)
+    nodes, tokens = grid.nodes[rows, columns], grid.tokens[rows, columns]
+    levels_ms, menu = grid.levels_ms[rows, 0], grid.menu
+    assert set(menu.nodes.tolist()) == set(nodes.tolist())
+    for size in set(nodes.tolist()):
+        for price in (0.0, 0.01, 0.1, 1.0, 10.0):  # tokens per millisecond of levels
+            worth = (tokens - price * levels_ms)[nodes == size].max()
+            offered = (menu.tokens - price * menu.levels_ms)[menu.nodes == size].max()
+            assert worth - DOMINANCE_TOKENS <= offered <= worth
+
+
+def test_what_is_on_the_menu_stands_in_the_grid() -> None:
+    grid = pair_grid()
+    menu = grid.menu
+    assert grid.allowed[menu.rows, menu.columns].all()
+    assert len(menu.nodes) < grid.allowed.sum() / 4
+    for row, column, nodes, tokens, levels_ms in zip(
+        menu.rows, menu.columns, menu.nodes, menu.tokens, menu.levels_ms, strict=True
+    ):
+        option = grid.option(row, column)
+        assert (option.nodes, option.tokens, option.levels_ms) == (nodes, tokens, levels_ms)
+        assert option.chain == PAIR
+
+
+def test_of_as_many_nodes_no_option_on_the_menu_is_both_dearer_and_worse() -> None:
+    menu = pair_grid().menu
+    for size in set(menu.nodes.tolist()):
+        ordered = np.argsort(menu.levels_ms[menu.nodes == size])
+        assert (np.diff(menu.levels_ms[menu.nodes == size][ordered]) > 0).all()
+        assert (np.diff(menu.tokens[menu.nodes == size][ordered]) > 0).all()
 
 
 # What is not known yet

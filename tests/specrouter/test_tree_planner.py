@@ -1,5 +1,6 @@
-"""Shapes by what one cycle has to do, and selectors that know its requests and its costs."""
+"""What one cycle does, by configuration, and selectors that know its requests and its costs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,15 +9,14 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cost_model import MAX_NODES, choose_nodes
-from specrouter.params import MAX_TREE_TOKENS
+from specrouter.cycle_choice import LONGEST_WAIT, CycleChoice, choose_cycle
+from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.prediction import (
-    CycleLoad,
     Limits,
     Option,
     OptionGrid,
     Outcome,
     Workload,
-    attained_alone,
     verification_ms,
 )
 from specrouter.tree_planner import (
@@ -35,7 +35,7 @@ from specrouter.tree_selection import (
     whole,
 )
 from specrouter.tree_shape import SPECINFER_TREE
-from tests.specrouter.predictions import PAIR, flat, rising, snapshot
+from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -44,12 +44,17 @@ COST = CycleCost(10.0 + 0.25 * np.arange(MAX_NODES + 1.0))
 KNOWN = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
 
 
-def planner(selection: Selection = "costmodel", **settings: Any) -> TreePlanner:
-    return TreePlanner(TreesConfig.model_validate(settings), selection)
+def planner(
+    selection: Selection = "costmodel", only_paths: bool = False, **settings: Any
+) -> TreePlanner:
+    return TreePlanner(TreesConfig.model_validate(settings), selection, only_paths)
 
 
 def progress(
-    rates: list[float], rows: list[int] | None = None, tpot_ms: list[float] | None = None
+    rates: list[float],
+    rows: list[int] | None = None,
+    tpot_ms: list[float] | None = None,
+    waited: list[int] | None = None,
 ) -> Progress:
     """Of requests that won 4 tokens in 100 ms."""
     count = len(rates)
@@ -57,7 +62,7 @@ def progress(
         np.arange(count) if rows is None else np.array(rows),
         np.full(count, 100.0),
         np.full(count, 4),
-        np.full(count, 64),
+        np.zeros(count, np.int64) if waited is None else np.array(waited),
         np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
         np.array(rates),
     )
@@ -73,71 +78,126 @@ def grid(requests: int = 4, **limits: Any) -> OptionGrid:
     return OptionGrid(PAIR, 1, KNOWN, Workload(requests), Limits(**limits))
 
 
-# What a cycle has to do
+# Progress
 
 
-@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy", "whole"])
-def test_only_the_cost_model_looks_at_objectives_when_it_shapes(selection: Selection) -> None:
-    load = planner(selection).load(progress([0.0, 0.15, np.inf]), 10.0, 7)
-    assert load == CycleLoad(requests=3, other_tokens=7)
+def test_progress_of_some_requests_is_theirs() -> None:
+    rates = [0.0, 0.1, 0.2, 0.3]
+    tpot_ms = [NAN, 10.0, 20.0, 30.0]
+    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7])
+    part = whole.of(np.array([3, 9]))
+    assert part.rows.tolist() == [3, 9]
+    assert part.rates.tolist() == [0.1, 0.3]
+    assert part.tpot_ms.tolist() == [10.0, 30.0]
+    assert part.waited.tolist() == [5, 7]
+    assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
+    assert part.at(np.array([9, 3])).tolist() == [1, 0]
 
 
-def test_who_needs_more_than_a_token_of_a_cycle_is_urgent() -> None:
-    load = planner().load(progress([0.0, 0.05, 0.12, 0.16]), 10.0, 7)
-    assert (load.requests, load.other_tokens, load.urgent) == (4, 7, 2)
-    assert load.urgent_rate == pytest.approx(0.14)
-    assert load.relaxed_rate == pytest.approx(0.025)
-
-
-def test_a_slower_cycle_makes_more_requests_urgent() -> None:
-    rates = progress([0.02, 0.04, 0.06, 0.08])
-    urgent = [planner().load(rates, ms, 0).urgent for ms in (10.0, 13.0, 18.0, 26.0)]
-    assert urgent == [0, 1, 2, 3]
-
-
-def test_who_cannot_be_saved_is_not_urgent() -> None:
-    load = planner().load(progress([np.inf, 9.0, 0.15, 0.05]), 10.0, 0)
-    assert load.urgent == 1
-    assert load.urgent_rate == pytest.approx(0.15)
-    assert load.relaxed_rate == pytest.approx(0.05)
-
-
-def test_a_cycle_without_objectives_has_nobody_to_hurry_for() -> None:
-    assert planner().load(progress([0.0] * 5), 10.0, 0) == CycleLoad(5)
-
-
-# Shapes
+# What a cycle does
 
 CHOSEN = Option(PAIR, depth=5, width=2, nodes=4, cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
-BUSY = CycleLoad(4, other_tokens=300, urgent=2, urgent_rate=0.03)
+ALONE = Option(("big",), cycle_ms=25.0)
+SHAPES = ("costmodel", "adaserve", "adaserve-v1", "fixed", "static")
+# Sixteen requests, for all of which drafts do not pay, and four that would be late without.
+DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+SLOW = OptionGrid(PAIR, 1, DEAR, Workload(16), Limits())
+HURRY = [1.1 / 25.0] * 4 + [0.0] * 12
+
+
+def same(first: CycleChoice, second: CycleChoice) -> bool:
+    parts = (first.option, first.value) == (second.option, second.value)
+    return parts and np.array_equal(first.active, second.active)
 
 
 @pytest.mark.parametrize("shape", ["fixed", "static"])
 def test_fixed_shapes_stay_as_they_were_decided(shape: str) -> None:
-    assert planner(shape=shape).shape(CHOSEN, grid(), BUSY) is CHOSEN
+    at = progress([0.03, np.inf, 0.0, 0.0])
+    choice = planner(shape=shape).choose(KNOWN, CHOSEN, grid(), at, 300)
+    assert choice.option is CHOSEN
+    assert choice.active.all()
 
 
-@pytest.mark.parametrize("shape", ["costmodel", "adaserve", "adaserve-v1", "fixed", "static"])
-def test_a_target_alone_has_no_trees_to_shape(shape: str) -> None:
-    alone = Option(("big",))
-    assert planner(shape=shape).shape(alone, grid(), BUSY) is alone
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_target_alone_without_objectives_has_no_trees_to_shape(shape: str) -> None:
+    for prompt_tokens in (0, 300):
+        choice = planner(shape=shape).choose(
+            KNOWN, ALONE, grid(), progress([0.0] * 4), prompt_tokens
+        )
+        assert choice.option is None
+        assert choice.active.all()
 
 
 def test_a_cycle_like_all_others_has_the_trees_that_were_decided() -> None:
-    assert planner().shape(CHOSEN, grid(), CycleLoad(4, relaxed_rate=0.01)) is CHOSEN
-    assert planner().shape(CHOSEN, None, BUSY) is CHOSEN
+    choice = planner().choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), 0)
+    assert choice.option is CHOSEN
+    assert choice.active.all()
 
 
-def test_the_cost_model_takes_the_best_option_for_the_cycle() -> None:
-    options = grid()
-    assert planner().shape(CHOSEN, options, BUSY) == options.for_cycle(BUSY)[1]
+def test_what_nobody_predicted_is_done_as_it_was_decided() -> None:
+    at = progress([0.03, np.inf, 0.0, 0.0])
+    choice = planner().choose(KNOWN, CHOSEN, None, at, 300)
+    assert choice.option is CHOSEN
+    assert choice.active.all()
+    assert planner().choose(KNOWN, ALONE, None, at, 300).option is None
+
+
+@pytest.mark.parametrize("others", [0, 7])
+@pytest.mark.parametrize(
+    ("rates", "prompt_tokens"),
+    [([0.0] * 16, 40), (HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)],
+)
+def test_the_cost_model_takes_the_best_cycle(
+    rates: list[float], prompt_tokens: int, others: int
+) -> None:
+    waited = [0] * 15 + [LONGEST_WAIT]
+    at = progress(rates, waited=waited)
+    found = planner().choose(DEAR, CHOSEN, SLOW, at, prompt_tokens, others)
+    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, prompt_tokens, others)
+    assert same(found, best)
+    if max(rates) > 0.0:  # the chain that was not decided on is looked at too
+        assert same(planner().choose(DEAR, ALONE, SLOW, at, prompt_tokens, others), best)
+
+
+def test_urgent_requests_make_a_target_that_decodes_alone_use_a_chain() -> None:
+    hurried = planner().choose(DEAR, ALONE, SLOW, progress(HURRY), 0)
+    assert hurried.option is not None
+    assert hurried.option.chain == PAIR
+    for rates in ([0.0] * 16, [0.001] * 16, [np.inf] * 16):
+        assert planner().choose(DEAR, ALONE, SLOW, progress(rates), 0).option is None
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_only_the_cost_model_speculates_for_objectives_and_lets_requests_wait(shape: str) -> None:
+    lost = progress([*HURRY[:4], *[np.inf] * 12])
+    for at in (progress(HURRY), lost):
+        choice = planner(shape=shape).choose(DEAR, ALONE, SLOW, at, 0)
+        assert choice.option is None
+        assert choice.active.all()
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy", "whole"])
+def test_only_the_cost_models_selection_looks_at_objectives_when_it_shapes(
+    selection: Selection,
+) -> None:
+    trees = planner(selection)
+    late = progress([*HURRY[:4], *[np.inf] * 12])
+    assert trees.choose(DEAR, ALONE, SLOW, late, 0).option is None
+    assert (
+        trees.choose(KNOWN, CHOSEN, grid(), progress([np.inf, 0.1, 0.0, 0.0]), 0).option is CHOSEN
+    )
+    beside = [trees.choose(DEAR, CHOSEN, SLOW, at, 40) for at in (late, progress([0.0] * 16))]
+    assert same(*beside)
+    assert beside[0].active.all()
 
 
 def test_adaserves_shapes_are_its_equations() -> None:
     def shape(requests: int, **settings: Any) -> tuple[int, int]:
-        found = planner(budget_tokens=60, max_depth=12, max_width=5, **settings).shape(
-            CHOSEN, grid(), CycleLoad(requests)
-        )
+        trees = planner(budget_tokens=60, max_depth=12, max_width=5, **settings)
+        choice = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), 0)
+        found = choice.option
+        assert found is not None
+        assert choice.active.all()
         assert (found.chain, found.nodes, found.plain_ms) == (PAIR, CHOSEN.nodes, 0.0)
         return found.depth, found.width
 
@@ -151,54 +211,48 @@ def test_adaserves_shapes_are_its_equations() -> None:
     assert shape(100, shape="adaserve-v1") == (1, 1)
 
 
+@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
+def test_adaserves_shapes_do_not_look_at_prompts_and_objectives(shape: str) -> None:
+    trees = planner(shape=shape, budget_tokens=60)
+    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), 0)
+    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), 300)
+    assert same(busy, quiet)
+
+
 def test_without_a_configured_budget_adaserves_shapes_share_the_predicted_one() -> None:
     free = planner(shape="adaserve", max_depth=12, max_width=5)
-    found = free.shape(CHOSEN, grid(), CycleLoad(6))
+    found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 6), 0).option
+    assert found is not None
     assert found.depth == CHOSEN.nodes  # a root and that many nodes each
     assert found.width == 1 + CHOSEN.nodes
+
+
+@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
+def test_adaserves_shapes_keep_to_the_longest_path(shape: str) -> None:
+    trees = planner(shape=shape, budget_tokens=60, max_depth=12)
+    triple = replace(CHOSEN, chain=TRIPLE, inner_rounds=3)
+    rounds = []
+    for requests in (1, 6, 20):
+        found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), 0).option
+        assert found is not None
+        assert found.depth * found.inner_rounds <= MAX_DEPTH
+        rounds.append(found.inner_rounds)
+    assert rounds == [1, 1, 3]
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:3])
+def test_where_only_paths_are_exact_no_shape_is_wider(shape: str) -> None:
+    strict = planner(only_paths=True, shape=shape, budget_tokens=60, max_width=5)
+    found = strict.choose(KNOWN, replace(CHOSEN, width=1), grid(), progress([0.0] * 4), 0).option
+    assert found is not None
+    assert found.width == 1
+    assert found.depth > 1
+    assert planner(only_paths=True, shape="static").branching is None
 
 
 def test_only_the_static_shape_has_a_form() -> None:
     assert planner(shape="static").branching == SPECINFER_TREE
     assert all(planner(shape=s).branching is None for s in ("costmodel", "adaserve", "fixed"))
-
-
-# A chain for objectives alone
-
-
-def slow_target() -> OptionGrid:
-    """Sixteen requests, for all of which drafts do not pay."""
-    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-    return OptionGrid(PAIR, 1, known, Workload(16), Limits())
-
-
-ALONE = Option(("big",), cycle_ms=25.0)
-HURRY = CycleLoad(16, urgent=4, urgent_rate=0.045)
-
-
-def test_a_chain_that_brings_more_tokens_in_time_is_used_for_them_alone() -> None:
-    options = slow_target()
-    found = planner().for_objectives(ALONE, options, HURRY)
-    assert found == options.for_cycle(HURRY)[1]
-    assert options.for_cycle(HURRY)[0] > attained_alone(25.0, HURRY)
-
-
-@pytest.mark.parametrize(
-    "load",
-    [
-        CycleLoad(16),
-        CycleLoad(16, relaxed_rate=0.03),
-        CycleLoad(16, urgent=1, urgent_rate=0.9),  # no chain is that fast
-    ],
-)
-def test_where_it_would_not_the_target_goes_on_alone(load: CycleLoad) -> None:
-    assert planner().for_objectives(ALONE, slow_target(), load) is None
-
-
-@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1", "fixed", "static"])
-def test_only_the_cost_model_speculates_for_objectives(shape: str) -> None:
-    assert planner(shape=shape).for_objectives(ALONE, slow_target(), HURRY) is None
-    assert planner().for_objectives(ALONE, None, HURRY) is None
 
 
 # Costs
@@ -229,10 +283,9 @@ def picked(
     at: Progress,
     budget: int = 6,
     aside: int = 0,
-    rows: list[int] | None = None,
+    prompt_tokens: int = 0,
 ) -> NDArray[np.bool_]:
-    which = at.rows if rows is None else np.array(rows)
-    return trees.selector(at, COST, budget).select(which, candidates, aside)
+    return trees.selector(at, COST, budget, prompt_tokens).select(at.rows, candidates, aside)
 
 
 DRAFTS = paths(0.9, 0.5, 0.7)
@@ -304,10 +357,13 @@ def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
 
 
 @pytest.mark.parametrize("aside", [0, 3, 500])
-def test_the_cost_model_is_given_rates_and_what_further_nodes_cost(aside: int) -> None:
+@pytest.mark.parametrize("prompt_tokens", [0, 300])
+def test_the_cost_model_is_given_rates_prompts_and_what_further_nodes_cost(
+    aside: int, prompt_tokens: int
+) -> None:
     rates = [0.0, 0.16, np.inf]
-    found = picked(planner(), DRAFTS, progress(rates), aside=aside)
-    expected = choose_nodes(DRAFTS, np.array(rates), COST.beside(aside)).chosen
+    found = picked(planner(), DRAFTS, progress(rates), aside=aside, prompt_tokens=prompt_tokens)
+    expected = choose_nodes(DRAFTS, np.array(rates), COST.beside(aside), prompt_tokens).chosen
     assert np.array_equal(found, expected)
 
 
@@ -316,7 +372,7 @@ def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
     at = progress([0.0, 0.12, 0.0, 0.0], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
-    selector = planner(selection).selector(at, dear, 1)
+    selector = planner(selection).selector(at, dear, 1, 0)
     first = selector.select(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
     turned = selector.select(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
     assert first == turned[::-1]

@@ -1,0 +1,391 @@
+"""Who takes part in a cycle and how large the drafts are, against all that could have been chosen.
+
+Most crowds are served by a target whose pass takes 10 ms and one more for every further token.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specrouter.cost_model import PROMPT_TOKEN, THROUGHPUT_TOKEN
+from specrouter.cycle_choice import (
+    _FASTER,
+    _MOST_NODES,
+    LONGEST_WAIT,
+    CycleChoice,
+    choose_cycle,
+)
+from specrouter.prediction import (
+    Limits,
+    OptionGrid,
+    Outcome,
+    PerformanceSnapshot,
+    Workload,
+    verification_ms,
+)
+from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
+
+Floats = NDArray[np.float64]
+OPEN = Limits()
+FREE, LOST = 0.0, np.inf  # without an objective; with one that nothing can attain
+MENU = 0.99  # of the best value, that options which are not on the menu may cost
+CHOICE_MS = {32: 1.0, 256: 2.0}  # for so many requests
+SLACK = 3.0  # of a machine that does something else as well
+
+
+def target_of(alpha: float, each_ms: float = 1.0, draft_ms: float = 0.1) -> PerformanceSnapshot:
+    """Drafts whose j-th node is accepted with chance alpha ** j."""
+    return snapshot({"small": flat(draft_ms), "big": rising(10.0, each_ms)}, {PAIR: alpha})
+
+
+def choose(
+    known: PerformanceSnapshot,
+    rates: Sequence[float] | Floats,
+    *,
+    waited: Sequence[int] | None = None,
+    prompt_tokens: int = 0,
+    others: int = 0,
+    limits: Limits = OPEN,
+) -> CycleChoice:
+    count = len(rates)
+    grid = OptionGrid(PAIR, 1, known, Workload(count), limits)
+    cycles = np.zeros(count, np.int64) if waited is None else np.array(waited)
+    return choose_cycle(known, grid, np.array(rates, float), cycles, prompt_tokens, others)
+
+
+def route(choice: CycleChoice) -> object:
+    return choice.option and choice.option.route
+
+
+def plain_ms(known: PerformanceSnapshot, count: int, prompt_tokens: int = 0) -> float:
+    """Of a cycle without drafts."""
+    alone = verification_ms(known, Workload(count), "big", np.array([count]), prompt_tokens)
+    return known.machine * float(alone[0])
+
+
+# Without objectives
+
+
+def best_value(
+    known: PerformanceSnapshot, count: int, prompt_tokens: int, others: int
+) -> tuple[float, float]:
+    """Of a cycle without drafts, and of all options of the grid, one by one."""
+    grid = OptionGrid(PAIR, 1, known, Workload(count), Limits())
+    prompts = PROMPT_TOKEN * prompt_tokens
+
+    def value(nodes: int, tokens: float, levels_ms: float, correction: float) -> float:
+        batch = np.array([count + others])
+        places = batch + count * nodes
+        target = verification_ms(known, grid.workload, "big", places, prompt_tokens, batch)
+        cycle_ms = known.machine * correction * (levels_ms + float(target[0]))
+        return (THROUGHPUT_TOKEN * count * tokens + prompts) / cycle_ms
+
+    drafting = [
+        value(int(grid.nodes[at]), float(grid.tokens[at]), float(grid.levels_ms[at[0], 0]), factor)
+        for at in zip(*np.nonzero(grid.allowed & (grid.nodes <= _MOST_NODES)), strict=True)
+        for factor in (grid.correction,)
+    ]
+    return value(0, 1.0, 0.0, 1.0), max(drafting)
+
+
+@given(
+    alpha=st.floats(0.05, 0.97),
+    each_ms=st.floats(0.01, 2.0),
+    draft_ms=st.floats(0.01, 4.0),
+    count=st.integers(1, 24),
+    prompt_tokens=st.sampled_from([0, 0, 9, 64, 300]),
+    others=st.sampled_from([0, 0, 3, 20]),
+    machine=st.sampled_from([1.0, 1.4]),
+    slower=st.sampled_from([1.0, 1.2]),
+)
+@settings(deadline=None, max_examples=60)
+def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
+    alpha: float,
+    each_ms: float,
+    draft_ms: float,
+    count: int,
+    prompt_tokens: int,
+    others: int,
+    machine: float,
+    slower: float,
+) -> None:
+    load = 1 << (count - 1).bit_length()
+    known = replace(
+        target_of(alpha, each_ms, draft_ms),
+        machine=machine,
+        outcomes={(PAIR, load): Outcome(time=slower)},
+    )
+    choice = choose(known, [FREE] * count, prompt_tokens=prompt_tokens, others=others)
+    assert choice.active.all()
+    plain, drafting = best_value(known, count, prompt_tokens, others)
+    if choice.option is None:
+        assert choice.value == pytest.approx(plain)
+        assert MENU * drafting <= _FASTER * plain
+    else:
+        assert choice.option.nodes <= _MOST_NODES
+        assert MENU * drafting <= choice.value <= drafting * (1 + 1e-9)
+        assert choice.value > _FASTER * plain
+        gained = THROUGHPUT_TOKEN * count * choice.option.tokens + PROMPT_TOKEN * prompt_tokens
+        assert choice.value == pytest.approx(gained / choice.option.cycle_ms)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.7, 0.9])
+def test_a_cycle_like_all_others_has_the_drafts_that_were_decided_for_all(alpha: float) -> None:
+    known = target_of(alpha)
+    found = choose(known, [FREE] * 4).option
+    best = OptionGrid(PAIR, 1, known, Workload(4), Limits()).best()
+    assert found is not None
+    assert found.ms_per_token == pytest.approx(best.ms_per_token, rel=1 - MENU)
+    assert found.plain_ms > 0.0  # a prediction that its outcome will be compared with
+
+
+@pytest.mark.parametrize(("alpha", "count"), [(0.7, 4), (0.7, 16), (0.9, 1), (0.9, 4), (0.9, 16)])
+def test_beside_a_prompt_trees_are_larger(alpha: float, count: int) -> None:
+    sizes = []
+    for prompt_tokens in (0, 30, 60, 120):
+        option = choose(target_of(alpha), [FREE] * count, prompt_tokens=prompt_tokens).option
+        assert option is not None
+        assert (option.plain_ms == 0.0) == (prompt_tokens > 0)  # says nothing of other cycles
+        sizes.append(option.nodes)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[0]
+
+
+def test_what_a_cycle_takes_holds_prompts_and_the_rows_of_others() -> None:
+    known = target_of(0.9)
+    for prompt_tokens, others in ((0, 0), (50, 0), (0, 5), (50, 5)):
+        option = choose(known, [FREE] * 4, prompt_tokens=prompt_tokens, others=others).option
+        assert option is not None
+        places = np.array([4 + others + 4 * option.nodes])
+        target_ms = verification_ms(known, Workload(4), "big", places, prompt_tokens)
+        assert option.cycle_ms == pytest.approx(option.levels_ms + float(target_ms[0]), rel=0.01)
+
+
+def test_where_others_share_the_cycle_larger_trees_pay() -> None:
+    alone, shared = (choose(target_of(0.7), [FREE] * 4, others=n).option for n in (0, 40))
+    assert alone is not None
+    assert shared is not None
+    assert shared.nodes > alone.nodes
+
+
+@pytest.mark.parametrize("rate", [FREE, 0.02, 0.04, LOST])
+@pytest.mark.parametrize(
+    "known",
+    [target_of(0.9, draft_ms=80.0), target_of(0.02), target_of(0.3, each_ms=10.0)],
+    ids=["slow drafter", "bad drafter", "dear nodes"],
+)
+def test_nobody_drafts_where_drafts_do_not_pay(known: PerformanceSnapshot, rate: float) -> None:
+    for count in (2, 12):
+        assert choose(known, [rate] * count).option is None
+
+
+def test_what_is_allowed_holds_in_one_cycle_too() -> None:
+    narrow = Limits(depth=2, width=1)
+    for rates, prompt_tokens in (([FREE] * 4, 90), ([0.06, 0.06, FREE, FREE], 0)):
+        option = choose(target_of(0.8), rates, prompt_tokens=prompt_tokens, limits=narrow).option
+        assert option is not None
+        assert (option.depth, option.width) == (2, 1)
+        assert option.nodes <= 2
+
+
+# With objectives
+
+CROWD_MS = 10.0 + 15.0  # a cycle of sixteen without drafts
+
+
+def crowd(rate: float, others: float = FREE) -> list[float]:
+    return [rate] * 4 + [others] * 12
+
+
+@pytest.mark.parametrize("needed", [0.95, 1.05, 1.2])
+def test_urgent_requests_have_drafts_that_do_not_pay_for_all(needed: float) -> None:
+    known = target_of(0.5)
+    assert choose(known, crowd(FREE)).option is None
+    choice = choose(known, crowd(needed / CROWD_MS))
+    assert choice.active[:4].all()
+    assert choice.option is not None
+    assert choice.option.tokens > needed
+    assert choice.option.plain_ms == 0.0  # made for these requests, it predicts no other cycle
+
+
+def test_where_only_the_urgent_have_nodes_an_option_says_how_many_all_have_in_the_mean() -> None:
+    shared = []
+    for needed in np.linspace(0.9, 2.0, 12):
+        choice = choose(target_of(0.5), crowd(needed / CROWD_MS))
+        active = int(choice.active.sum())
+        if choice.option is None:
+            continue
+        spent = choice.option.cycle_ms - (10.0 + active - 1)  # of nodes and, little, of drafting
+        assert choice.option.nodes == max(1, round((spent - 0.5) / active))
+        shared.append(spent < active)
+    assert any(shared)
+
+
+@pytest.mark.parametrize("rate", [FREE, 0.1 / CROWD_MS, 0.5 / CROWD_MS, LOST])
+def test_without_an_urgent_request_drafts_are_for_all_or_nobody(rate: float) -> None:
+    assert choose(target_of(0.5), crowd(rate)).option is None
+
+
+CROWDED = target_of(0.05, each_ms=2.0)  # four take 16 ms, sixteen 40; drafts are no help
+FOUR_MS = 16.0
+
+
+@pytest.mark.parametrize("lost", [LOST, 9.0])
+def test_who_cannot_be_saved_sits_out_where_it_makes_others_late(lost: float) -> None:
+    choice = choose(CROWDED, crowd(0.7 / FOUR_MS, lost))
+    assert choice.active.tolist() == [True] * 4 + [False] * 12
+    turned = choose(CROWDED, crowd(0.7 / FOUR_MS, lost)[::-1])
+    assert turned.active.tolist() == [False] * 12 + [True] * 4
+
+
+@pytest.mark.parametrize("lost", [LOST, 9.0])
+@pytest.mark.parametrize(
+    ("known", "rate"),
+    [
+        (target_of(0.05, each_ms=0.01), 0.95 / 10.0),  # a row costs next to nothing
+        (CROWDED, 0.2 / FOUR_MS),  # they are ahead whoever takes part
+        (CROWDED, FREE),
+        (CROWDED, LOST),
+    ],
+    ids=["cheap rows", "ahead", "no objectives", "all are lost"],
+)
+def test_who_cannot_be_saved_takes_part_where_there_is_room(
+    known: PerformanceSnapshot, rate: float, lost: float
+) -> None:
+    assert choose(known, crowd(rate, lost)).active.all()
+
+
+def test_of_requests_in_need_those_that_need_least_are_served_first() -> None:
+    rates = np.linspace(0.5, 3.0, 16) / 40.0
+    shuffled = np.random.default_rng(0).permutation(16)
+    active = choose(CROWDED, rates[shuffled]).active
+    assert 0 < active.sum() < 16
+    assert rates[shuffled][active].max() < rates[shuffled][~active].min()
+
+
+# Whoever comes
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[PerformanceSnapshot, Floats, dict[str, Any]]:
+    """Requests of all kinds; no two of those with an objective need the same."""
+    count = draw(st.integers(1, 20))
+    alpha, each_ms = draw(st.floats(0.05, 0.95)), draw(st.floats(0.01, 3.0))
+    known = replace(target_of(alpha, each_ms), machine=draw(st.sampled_from([1.0, 1.3])))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    prompt_tokens = draw(st.sampled_from([0, 0, 20, 200]))
+    kinds = rng.uniform([0.01, 0.9, 3.0], [0.9, 3.0, 90.0], (count, 3))
+    kinds /= plain_ms(known, count, prompt_tokens)
+    shares = draw(st.sampled_from([[1, 1, 1], [0, 1, 1], [0, 1, 3], [0, 3, 0], [3, 1, 0]]))
+    weights = np.array([*shares, draw(st.integers(0, 1))]) + 1e-9
+    kind = rng.choice(4, count, p=weights / weights.sum())
+    rates = np.where(kind == 3, FREE, kinds[np.arange(count), np.minimum(kind, 2)])
+    waited = rng.choice([0, 3, LONGEST_WAIT - 1, LONGEST_WAIT], count, p=[0.7, 0.1, 0.1, 0.1])
+    others = draw(st.sampled_from([0, 0, 4]))
+    return known, rates, {"waited": waited, "prompt_tokens": prompt_tokens, "others": others}
+
+
+@given(situations())
+@settings(deadline=None, max_examples=150)
+def test_somebody_always_takes_part_and_whoever_has_waited_long_enough(
+    situation: tuple[PerformanceSnapshot, Floats, dict[str, Any]],
+) -> None:
+    known, rates, beside = situation
+    choice = choose(known, rates, **beside)
+    assert choice.active.shape == rates.shape
+    assert choice.active.any()
+    assert choice.active[beside["waited"] >= LONGEST_WAIT].all()
+    assert np.isfinite(choice.value)
+    assert choice.value > 0.0
+
+
+@given(situations())
+@settings(deadline=None, max_examples=150)
+def test_who_is_ahead_of_an_objective_always_takes_part(
+    situation: tuple[PerformanceSnapshot, Floats, dict[str, Any]],
+) -> None:
+    known, rates, beside = situation
+    needed = rates * plain_ms(known, len(rates) + beside["others"], beside["prompt_tokens"])
+    ahead = (rates > 0.0) & (needed < 0.7)
+    assert choose(known, rates, **beside).active[ahead].all()
+
+
+@given(situations(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=150)
+def test_the_order_of_requests_makes_no_difference(
+    situation: tuple[PerformanceSnapshot, Floats, dict[str, Any]], seed: int
+) -> None:
+    known, rates, beside = situation
+    first = choose(known, rates, **beside)
+    order = np.random.default_rng(seed).permutation(len(rates))
+    turned = choose(known, rates[order], **(beside | {"waited": beside["waited"][order]}))
+    assert route(turned) == route(first)
+    assert turned.value == pytest.approx(first.value)
+    alike = rates[order] == FREE  # of whom any may take part
+    assert np.array_equal(turned.active[~alike], first.active[order][~alike])
+    assert turned.active.sum() == first.active.sum()
+
+
+@given(situations())
+@settings(deadline=None, max_examples=100)
+def test_an_option_is_one_of_the_grids_and_of_the_cycle_that_it_is_for(
+    situation: tuple[PerformanceSnapshot, Floats, dict[str, Any]],
+) -> None:
+    known, rates, beside = situation
+    choice = choose(known, rates, **beside)
+    option, active = choice.option, int(choice.active.sum())
+    if option is None:
+        return
+    assert option.chain == PAIR
+    assert 1 <= option.nodes <= option.depth * option.width
+    assert option.cycle_ms > plain_ms(known, active + beside["others"], beside["prompt_tokens"])
+    if option.plain_ms:  # its outcome will be compared with the prediction
+        assert active == len(rates)
+        assert not beside["prompt_tokens"]
+
+
+# Cycle after cycle
+
+
+@pytest.mark.parametrize("rates", [crowd(0.7 / FOUR_MS, LOST), crowd(0.7 / FOUR_MS, 9.0)])
+def test_nobody_sits_out_longer_than_the_longest_wait(rates: list[float]) -> None:
+    waited, longest, served = np.zeros(16, np.int64), 0, np.zeros(16, np.int64)
+    for _ in range(4 * LONGEST_WAIT):
+        active = choose(CROWDED, rates, waited=waited.tolist()).active
+        waited = np.where(active, 0, waited + 1)
+        longest, served = max(longest, int(waited.max())), served + active
+    assert longest == LONGEST_WAIT
+    assert (served[:4] == 4 * LONGEST_WAIT).all()
+    assert (served[4:] >= 3).all()
+
+
+# Time
+
+
+@pytest.mark.parametrize("count", CHOICE_MS)
+def test_the_choice_takes_a_small_part_of_a_cycle(count: int) -> None:
+    rng = np.random.default_rng(4)
+    known = snapshot(
+        {"small": rising(0.5, 0.02), "middle": rising(2.0, 0.05), "big": rising(25.0, 0.3)},
+        alpha={("small", "middle"): 0.7, ("middle", "big"): 0.8},
+    )
+    grid = OptionGrid(TRIPLE, 1, known, Workload(count), Limits())
+    assert len(grid.menu.nodes)  # found once for many cycles
+    needed, times_ms = rng.uniform(0.0, 4.0, (60, count)), []
+    for each in needed:
+        rates = np.where(rng.random(count) < 0.6, each / plain_ms(known, count), FREE)
+        waited = rng.integers(0, 9, count)
+        started = time.perf_counter()
+        choose_cycle(known, grid, rates, waited, 20)
+        times_ms.append((time.perf_counter() - started) * 1e3)
+    median = statistics.median(times_ms)
+    print(f"{count} requests: {median:.2f} ms")
+    assert median < SLACK * CHOICE_MS[count]
