@@ -266,9 +266,10 @@ class Executor:
         return found
 
     def slots_read(self, rows: Ints) -> int:
-        """KV slots that attention reads for each of the rows, padding included."""
-        longest = int(self._manager.counts[rows].max(initial=1))
-        return -(-(longest + _CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+        """KV slots that attention reads for each of the rows in the mean, padding included."""
+        lengths = self._manager.counts[rows] + _CATCH_UP_TOKENS
+        padded = -(-lengths // KV_QUANTUM) * KV_QUANTUM
+        return round(float(padded.mean())) if len(rows) else KV_QUANTUM
 
     @torch.inference_mode()
     def run(self, plan: CyclePlan) -> CycleResult:

@@ -23,6 +23,7 @@ KV_QUANTUM = 128
 # What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
 # (1 x 1, 1 x 12, 16 x 1, 16 x 2, 4 x 4 rows x queries, 256 slots) within 5%.
 READING_QUERIES = 1.6
+_SPAN_PAIRS = 1500.0  # pairs of query and slot that cost as much as attending once more
 _ALONE = 16  # a row with more queries than this is attended by itself
 _MAX_IDLE = 2.0  # rows that a group may span, for each row that it is about
 _MINUS_INFINITY = float("-inf")
@@ -181,16 +182,26 @@ class GroupPlanner:
         return tuple(self._group(span, sole=len(spans) == 1) for span in spans)
 
     def _spans(self) -> list[_Span]:
+        """Neighbours are attended together as long as padding them to the most queries and the
+        longest row costs less than attending apart."""
         rows, counts = self.rows.tolist(), self.counts.tolist()
+        ends = self.ends.tolist()
         spans: list[_Span] = []
-        start = 0
-        for index in range(1, len(rows)):
-            joins = max(counts[index], counts[index - 1]) <= _ALONE and rows[index] - rows[
-                start
-            ] + 1 <= _MAX_IDLE * (index - start + 1)
-            if not joins:
-                spans.append(_Span(start, index))
-                start = index
+        start, queries, length = 0, 0, 0  # of the span that grows
+        for index, (row, count, end) in enumerate(zip(rows, counts, ends, strict=True)):
+            slots = -(-end // KV_QUANTUM) * KV_QUANTUM
+            if index > start:
+                reach = row - rows[start] + 1
+                before = rows[index - 1] - rows[start] + 1
+                together = reach * (max(queries, count) + READING_QUERIES) * max(length, slots)
+                apart = before * (queries + READING_QUERIES) * length
+                apart += (count + READING_QUERIES) * slots
+                joins = max(count, counts[index - 1]) <= _ALONE
+                joins &= reach <= _MAX_IDLE * (index - start + 1)
+                if not joins or together > apart + _SPAN_PAIRS:
+                    spans.append(_Span(start, index))
+                    start, queries, length = index, 0, 0
+            queries, length = max(queries, count), max(length, slots)
         return [*spans, _Span(start, len(rows))] if rows else []
 
     def _group(self, span: _Span, sole: bool) -> RowGroup:

@@ -537,6 +537,15 @@ def test_the_verified_nodes_rise_with_the_prompt_that_is_read_too() -> None:
     assert sum(plan.selected(worth, rows)) > sum(quiet) > 0
 
 
+def test_nodes_of_little_worth_do_not_keep_a_prompt_waiting() -> None:
+    plan = pairs(*(Request() for _ in range(4)), known=SHORT)
+    plan.reading = Reading(tokens=200)
+    plan.groups()
+    # Without the prompt's tokens, a millisecond of this cycle would be worth little.
+    worth = np.tile([0.9, *[0.1] * 7], (4, 1))
+    assert plan.selected(worth, np.arange(4)) == [1] * 4
+
+
 @pytest.mark.parametrize("shape", ["fixed", "adaserve", "adaserve-v1"])
 def test_other_shapes_do_not_look_at_the_prompts_that_are_read(shape: str) -> None:
     plan = pairs(*(Request() for _ in range(4)), trees={"shape": shape})
@@ -567,6 +576,15 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -
     assert not helped.whole
     counts = plan.selected(np.tile([0.5, 0.25, 0.125], (len(helped.rows), 1)), helped.rows)
     assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
+
+
+def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
+    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.3})
+    plan = pairs(*(Request(tpot_ms=URGENT_MS) for _ in range(4)), known=known)
+    assert set(plan.chains().values()) == {ALONE}
+    plan.requests |= {row: Request("off") for row in range(4, 16)}
+    chains = plan.chains()
+    assert [chains[row] for row in range(16)] == [PAIR] * 4 + [ALONE] * 12
 
 
 @pytest.mark.parametrize("beside", ["off", Speculation(chain=PAIR, depth=2)])
