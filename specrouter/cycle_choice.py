@@ -29,7 +29,13 @@ from specrouter.cost_model import (
     THROUGHPUT_TOKEN,
     attainable,
 )
-from specrouter.prediction import Option, OptionGrid, PerformanceSnapshot, verification_ms
+from specrouter.prediction import (
+    Option,
+    OptionGrid,
+    PerformanceSnapshot,
+    outcome_of,
+    verification_ms,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -99,13 +105,14 @@ def choose_cycle(
     batch = (active + others)[:, None, None]
     places = batch + drafting[:, :, None] * nodes  # [M, 2, E]
     target_ms = verification_ms(snapshot, grid.workload, target, places, prompt_tokens, batch)
-    correction = np.where(nodes > 0, grid.correction, 1.0)
+    plain = outcome_of(snapshot, (target,), grid.workload.requests).time
+    correction = np.where(nodes > 0, grid.correction, plain)
     cycle_ms = snapshot.machine * correction * (levels_ms + target_ms)
     value = _value(crowds, tokens, cycle_ms) + PROMPT_TOKEN * prompt_tokens / cycle_ms
-    plain = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
+    undrafted = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
     best = np.unravel_index(np.argmax(value), value.shape)
-    if value[best] <= _FASTER * value[*plain, 0]:
-        best = (*plain, np.intp(0))
+    if value[best] <= _FASTER * value[*undrafted, 0]:
+        best = (*undrafted, np.intp(0))
     row, sharing, entry = (int(index) for index in best)
     taking = np.zeros(count, dtype=np.bool_)
     taking[order[: active[row]]] = True

@@ -23,6 +23,7 @@ from specrouter.prediction import (
     Option,
     PerformanceSnapshot,
     Workload,
+    outcome_of,
 )
 from specrouter.profiler import PerformanceProfiler, RequestRates
 from specrouter.request import RunningRequest
@@ -240,12 +241,12 @@ class RoutePlanner:
         """For groups that do not verify whole trees."""
         snapshot = self._fresh_snapshot(cycle, _INTERVAL)
         known = [(predicted[route], rows) for route, rows in members.items() if route in predicted]
-        factor = snapshot.machine
-        main = max(known, key=lambda each: len(each[1]), default=None)
-        if main is not None and main[0].plain_ms:
-            factor *= main[0].cycle_ms / main[0].plain_ms
-        levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         active = sum(map(len, members.values()))
+        main = max(known, key=lambda each: len(each[1]))[0] if known else None
+        factor = snapshot.machine
+        if main is not None:
+            factor *= outcome_of(snapshot, main.chain, active).time
+        levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         workload = Workload(active, reader.slots_read(progress.rows))
         cost = cycle_cost(
             snapshot, workload, self.scheduler.target, levels_ms, self._reading.tokens, factor

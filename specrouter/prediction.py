@@ -143,7 +143,7 @@ def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) 
         + _stage(snapshot, "verify", np.array([requests]))[0]
         + _stage(snapshot, "cycle", np.array([requests]))[0]
     )
-    plain_ms, outcome = float(cycle_ms), _outcome(snapshot, (target,), workload)
+    plain_ms, outcome = float(cycle_ms), outcome_of(snapshot, (target,), requests)
     cycle_ms = plain_ms * outcome.time
     return Option((target,), cycle_ms=cycle_ms, ms_per_token=cycle_ms, plain_ms=plain_ms)
 
@@ -211,7 +211,7 @@ class OptionGrid:
         self.nodes: Ints = np.maximum(nodes, 1)
         tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
         self._plain_tokens: Floats = tokens
-        outcome = _outcome(snapshot, chain, workload)
+        outcome = outcome_of(snapshot, chain, workload.requests)
         self.correction = outcome.time
         self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
         self.levels_ms: Floats = self._find_levels_ms(snapshot, workload)
@@ -434,8 +434,9 @@ def load_of(requests: int) -> int:
     return 1 << max(0, requests - 1).bit_length()
 
 
-def _outcome(snapshot: PerformanceSnapshot, chain: Chain, workload: Workload) -> Outcome:
-    return snapshot.outcomes.get((chain, load_of(workload.requests)), Outcome())
+def outcome_of(snapshot: PerformanceSnapshot, chain: Chain, requests: int) -> Outcome:
+    """How predictions of a chain came out at about this load."""
+    return snapshot.outcomes.get((chain, load_of(requests)), Outcome())
 
 
 def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:

@@ -439,7 +439,7 @@ def test_no_smaller_budget_would_have_been_better_for_objectives() -> None:
 
 
 def test_beside_a_prompt_more_nodes_pay_for_requests_without_objectives() -> None:
-    drafts = requests(*[path(*0.7 ** np.arange(1, 9))] * 4)
+    drafts = requests(*[path(*0.9 ** np.arange(1, 9))] * 4)
     sizes = []
     for prompt_tokens in (0, 8, 32, 64):
         cost_ms = steps(32, first_ms=14.0 + prompt_tokens)
