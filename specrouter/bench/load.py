@@ -36,8 +36,9 @@ from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig
 from specrouter.router import ChainRouter
 
-_BASELINE_RUNS = 3
+_BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32
+_SETTLING_REQUESTS = 10
 _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
 _NOTE_S = 10.0  # between two lines that stay, about a run
@@ -167,12 +168,28 @@ class LoadBench:
 
     def run(self, points: Sequence[Point]) -> dict[str, Any]:
         """`points` with the figures of each policy, and the `series` of the first one."""
+        self._settle(points[0])
         self.baseline_ms = self.measure_baseline(points[0])
         self._progress.note(f"baseline latency {self.baseline_ms:.2f} ms a token")
         measured = [self._run_point(point) for point in points]
         shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
         results = zip(points, measured, strict=True)
         return {"points": [_result(*pair) for pair in results], "series": shown}
+
+    def _settle(self, point: Point) -> None:
+        """Drafters are loaded, timed and tried before anything counts, at several loads."""
+        names = [name for name in self._options.policies if name != "target-only"]
+        if self._options.server is not None or not names:
+            return
+        requests = self._requests(point, 0)[:_SETTLING_REQUESTS]
+        for name in names[-1:] * 2 + names[:1]:
+            self._progress.show(f"settling: {name}")
+            self._service.use(name)
+            for count in (1, len(requests) // 2, len(requests)):
+                together = [
+                    replace(one, at_s=0.0, objective_ms=None) for one in requests[: max(1, count)]
+                ]
+                replay(together, self._service, self._clock)
 
     def measure_baseline(self, point: Point) -> float:
         """Median TPOT, in ms, of requests that run one at a time on the target only.

@@ -121,20 +121,36 @@ def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
     bench = load_bench(router, policy=("costmodel",))
     bench.run([point()])
     assert bench.baseline_ms == BASELINE_MS
-    assert [(speculation, slo) for _, speculation, slo in router.calls[:4]] == [("off", None)] * 4
-    assert [used for used, _, _ in router.used] == ["target-only", "adaptive"]
+    alone = [at for at, (_, speculation, _) in enumerate(router.calls) if speculation == "off"]
+    assert len(alone) == 4
+    assert all(slo is None for _, _, slo in router.calls[: alone[-1] + 1])  # settling included
+    assert any(slo is not None for _, _, slo in router.calls[alone[-1] + 1 :])
+    assert [used for used, _, _ in router.used][-2:] == ["target-only", "adaptive"]
+
+
+def test_drafters_are_tried_before_anything_counts() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("target-only", "fixed-4", "costmodel")).run([point()])
+    baseline = [used for used, _, _ in router.used].index("target-only")
+    settled = [settings for _, settings, _ in router.used[:baseline]]
+    assert any(settings.get("depth") == 4 for settings in settled)
+    assert any(not settings for settings in settled)
+    quiet = FakeRouter()
+    load_bench(quiet, policy=("target-only",)).run([point()])
+    assert {used for used, _, _ in quiet.used} == {"target-only"}
 
 
 def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
     router = FakeRouter()
     load_bench(router, policy=("target-only", "costmodel"), rounds=2).run([point()])
-    assert [used for used, _, _ in router.used[1:]] == [
+    assert [used for used, _, _ in router.used[-4:]] == [
         "target-only",
         "adaptive",
         "adaptive",
         "target-only",
     ]
-    runs = [router.calls[4 + 8 * i + 4 : 4 + 8 * i + 8] for i in range(4)]  # 4 warm up
+    counted = router.calls[-32:]
+    runs = [counted[8 * i + 4 : 8 * i + 8] for i in range(4)]  # 4 warm up
     assert runs[0] == runs[1] != runs[2] == runs[3]
     assert len({params.seed for run in runs[1:3] for params, _, _ in run}) == 8
 

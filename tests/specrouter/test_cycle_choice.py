@@ -29,6 +29,8 @@ from specrouter.prediction import (
     Outcome,
     PerformanceSnapshot,
     Workload,
+    load_of,
+    outcome_of,
     verification_ms,
 )
 from specrouter.time_curve import TimeCurve
@@ -94,7 +96,8 @@ def best_value(
         for at in zip(*np.nonzero(grid.allowed & (grid.nodes <= _MOST_NODES)), strict=True)
         for factor in (grid.correction,)
     ]
-    return value(0, 1.0, 0.0, 1.0), max(drafting)
+    plain = outcome_of(known, ("big",), count).time
+    return value(0, 1.0, 0.0, plain), max(drafting)
 
 
 @given(
@@ -106,6 +109,7 @@ def best_value(
     others=st.sampled_from([0, 0, 3, 20]),
     machine=st.sampled_from([1.0, 1.4]),
     slower=st.sampled_from([1.0, 1.2]),
+    alone=st.sampled_from([1.0, 0.8]),
 )
 @settings(deadline=None, max_examples=60)
 def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
@@ -117,12 +121,13 @@ def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
     others: int,
     machine: float,
     slower: float,
+    alone: float,
 ) -> None:
-    load = 1 << (count - 1).bit_length()
+    load = load_of(count)
     known = replace(
         target_of(alpha, each_ms, draft_ms),
         machine=machine,
-        outcomes={(PAIR, load): Outcome(time=slower)},
+        outcomes={(PAIR, load): Outcome(slower), (("big",), load): Outcome(alone)},
     )
     choice = choose(known, [FREE] * count, prompt_tokens=prompt_tokens, others=others)
     assert choice.active.all()
