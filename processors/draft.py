@@ -52,7 +52,7 @@ class DraftProcessor:
             stem: paths of the same rows, from whose ends the drafts go on; the state holds nothing
                 of them yet. The proposed trees begin with them.
             branching: children of every node by depth, as many as there are levels; `width` is
-                their product. Else the best `width` nodes of a level stay, whosever children they are.
+                their product. Else a level's best `width` nodes stay, whosever children they are.
 
         If a forward raises, its slots are scrubbed; the caller rolls back what went before.
 
