@@ -44,7 +44,7 @@ Bools = NDArray[np.bool_]
 LONGEST_WAIT = 32  # cycles in a row that a request may sit out
 _URGENT = 0.9  # tokens of a cycle without drafts, beyond which a request depends on drafts
 _MOST_TOKENS = 3.5  # needs beyond so many tokens of a cycle without drafts are given up
-_FASTER = 1.03  # by which drafting must be better than not, and the other way round
+_FASTER = 1.03  # by which drafting must be better than not
 _COUNTS = 5  # numbers of requests that are compared
 _BINS = 4  # of urgent requests by their rates
 _MOST_NODES = 16  # of a tree in the mean
@@ -108,10 +108,15 @@ def choose_cycle(
     plain = outcome_of(snapshot, (target,), grid.workload.requests).time
     correction = np.where(nodes > 0, grid.correction, plain)
     cycle_ms = snapshot.machine * correction * (levels_ms + target_ms)
-    value = _value(crowds, tokens, cycle_ms) + PROMPT_TOKEN * prompt_tokens / cycle_ms
+    reading = PROMPT_TOKEN * prompt_tokens / cycle_ms
+    value = _value(crowds, tokens, cycle_ms) + reading
+    # Drafts that nobody shares in are none.
+    value = np.where((drafting[:, :, None] > 0) | (nodes == 0), value, -np.inf)
     undrafted = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
     best = np.unravel_index(np.argmax(value), value.shape)
-    if value[best] <= _FASTER * value[*undrafted, 0]:
+    # The margin is for what drafts bring; prompts are read either way.
+    same = reading[*undrafted, 0]
+    if value[best] - same <= _FASTER * (value[*undrafted, 0] - same):
         best = (*undrafted, np.intp(0))
     row, sharing, entry = (int(index) for index in best)
     taking = np.zeros(count, dtype=np.bool_)

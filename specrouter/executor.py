@@ -578,7 +578,7 @@ class Executor:
         """What an intermediate said of the trees that it was offered."""
         tree, used = proposal.tree, speculation.used
         proposers = tuple(used[: used.index(judge)] if judge in used else used)
-        if speculation.inner_rounds == 1:
+        if speculation.inner_rounds == 1 and speculation.group.branching is None:
             accepted = verdict.accepted[:, : tree.tokens.shape[1]]
             lesson = self._lesson(speculation, proposers, judge, tree, accepted, verdict.sound)
             self._teacher.teach(lesson)

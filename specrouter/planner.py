@@ -380,6 +380,8 @@ class RoutePlanner:
             for row, request in requests.items():
                 if request is self._probe.request:
                     chosen[row] = self._probe.option
+        if self._probe is not None:  # it is paid for, so it takes part
+            waiting = frozenset(r for r in waiting if requests[r] is not self._probe.request)
         self._note_waiting(requests, waiting)
         return [(row, option, decision) for row, option in chosen.items() if row not in waiting]
 
@@ -407,6 +409,8 @@ class RoutePlanner:
         others = decoding - len(progress.rows)
         choice = self.trees.choose(snapshot, main, grid, progress, self._reading.tokens, others)
         alone = Option((self.scheduler.target,)) if len(main.chain) > 1 else main
+        if others or self._reading.tokens or not choice.active.all():
+            alone = replace(alone, plain_ms=0.0)  # predicted for another cycle
         return choice.option or alone, frozenset(progress.rows[~choice.active].tolist())
 
     def _is_due(

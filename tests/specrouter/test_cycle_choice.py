@@ -109,7 +109,7 @@ def best_value(
     others=st.sampled_from([0, 0, 3, 20]),
     machine=st.sampled_from([1.0, 1.4]),
     slower=st.sampled_from([1.0, 1.2]),
-    alone=st.sampled_from([1.0, 0.8]),
+    alone=st.sampled_from([1.0, 0.8, 1.3]),
 )
 @settings(deadline=None, max_examples=60)
 def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
@@ -427,3 +427,11 @@ def test_the_choice_takes_a_small_part_of_a_cycle(count: int) -> None:
     median = statistics.median(times_ms)
     print(f"{count} requests: {median:.2f} ms")
     assert median < SLACK * CHOICE_MS[count]
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 40, 128, 256])
+def test_long_prompts_do_not_switch_off_drafts_that_pay(prompt_tokens: int) -> None:
+    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+    grid = OptionGrid(PAIR, 1, known, Workload(4), Limits())
+    choice = choose_cycle(known, grid, np.zeros(4), np.zeros(4, np.int64), prompt_tokens)
+    assert choice.option is not None

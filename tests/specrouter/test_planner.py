@@ -863,3 +863,11 @@ def test_all_groups_with_a_choice_share_the_budget() -> None:
     assert len(plan.groups()) == 2
     worth = paths(4) * np.array([[1.0], [0.1], [1.0], [0.1]])
     assert plan.selected(worth, np.array([0, 1, 2, 3])) == [5, 0, 5, 0]
+
+
+def test_a_cycle_in_which_requests_sit_out_teaches_nothing_of_a_whole_one() -> None:
+    plan = queue()
+    groups = plan.groups()
+    assert sum(len(group.rows) for group in groups) < len(plan.requests)
+    plan.learn(groups, dict.fromkeys(FEW, 1), elapsed_ms=16.0)
+    assert not plan.profiler.outcomes
