@@ -123,15 +123,17 @@ def choose_cycle(
     taking[order[: active[row]]] = True
     option = None
     if entry:
-        at = np.flatnonzero(few)[entry - 1]
-        found = grid.option(menu.rows[at], menu.columns[at])
-        share = drafting[row, sharing] / active[row]
-        option = replace(
-            found, cycle_ms=float(cycle_ms[best]), nodes=max(1, round(found.nodes * share))
-        )
+        share = float(drafting[row, sharing] / active[row])
+        option = _option(grid, np.flatnonzero(few)[entry - 1], share, float(cycle_ms[best]))
         if prompt_tokens or share < 1.0 or active[row] != grid.workload.requests:
             option = replace(option, plain_ms=0.0)  # not what outcomes are about
     return CycleChoice(taking, option, float(value[best]))
+
+
+def _option(grid: OptionGrid, at: np.intp, share: float, cycle_ms: float) -> Option:
+    """Of the menu; `share` of those who take part draft, and `nodes` is the mean over all."""
+    found = grid.option(grid.menu.rows[at], grid.menu.columns[at])
+    return replace(found, cycle_ms=cycle_ms, nodes=max(1, round(found.nodes * share)))
 
 
 def _service_order(rates: Floats, urgent: Bools, lost: Bools, waited: Ints) -> Ints:
