@@ -8,9 +8,9 @@ over the time that its objective leaves. Of all budgets k the one is taken that 
     sum_i  rate_i * attainable(E_i, need_i)  +  SPARE_TOKEN * E_i / cost_ms[k]
 
 the expected rate of tokens that objectives need, and, for less, of all others: without objectives,
-of all tokens. Within a budget the nodes
-are selected as in AdaServe's Algorithm 2, two prefixes of sorted arrays, but cheapest request
-first: that puts the most requests on time when the budget does not serve all.
+of all tokens. Within a budget the nodes are selected as in AdaServe's Algorithm 2, two prefixes of
+sorted arrays, but cheapest request first: that puts the most requests on time when the budget does
+not serve all.
 
 Pure functions on arrays: no clock, no tensors, no loop over nodes or requests.
 """

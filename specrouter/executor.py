@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ from specrouter.params import MAX_TREE_TOKENS
 from specrouter.prediction import Chain
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
-from specrouter.tree_selection import Candidates
+from specrouter.tree_selection import Candidates, TreeSelector
 from statemgr import ModelState, NgramTable, StateManager
 from statemgr.forward_view import KV_QUANTUM
 
@@ -90,17 +90,6 @@ class ChainGroup:
     whole: bool = True
     inner_rounds: int = 1
     branching: tuple[int, ...] | None = None
-
-
-class TreeSelector(Protocol):
-    """Which nodes of all requests together the target verifies."""
-
-    def select(self, rows: Ints, candidates: Candidates, aside: int) -> NDArray[np.bool_]:
-        """[B, W] of the candidate trees of `rows` [B].
-
-        `aside`: nodes of other trees that the target verifies in the same pass.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,11 +369,10 @@ class Executor:
         if plan.selector is None or not choosy:
             return
         trees = [s.proposal.tree for s in choosy if s.proposal is not None]
-        worth = [self._worth(s) for s in choosy]
-        candidates, rows = _candidates(trees, worth)
-        aside = sum(int(s.selected.sum()) for s in drafted if s.selected is not None)
-        aside -= sum(int(tree.sizes.sum()) for tree in trees)
-        chosen = plan.selector.select(rows, candidates, aside)
+        candidates, rows = _candidates(trees, [self._worth(s) for s in choosy])
+        whole = [s.candidates for s in drafted if not self._is_choosy(s.group)]
+        aside = sum(int(tree.sizes.sum()) for tree in whole if tree is not None)
+        chosen = plan.selector(rows, candidates, aside)
         start = 0
         for speculation, tree in zip(choosy, trees, strict=True):
             assert speculation.proposal is not None

@@ -34,7 +34,8 @@ from specrouter.scheduler import (
     fitting_rounds,
     fitting_width,
 )
-from specrouter.tree_planner import Progress, Selector, TreePlanner, cycle_cost
+from specrouter.tree_planner import Progress, TreePlanner, cycle_cost
+from specrouter.tree_selection import TreeSelector
 
 Ints = NDArray[np.int64]
 
@@ -140,7 +141,7 @@ class RoutePlanner:
         reader: Reader,
         reading: Reading,
         now: float,
-    ) -> tuple[list[ChainGroup], Selector | None]:
+    ) -> tuple[list[ChainGroup], TreeSelector | None]:
         """Chains and trees for the decoding requests, by row, and who picks the trees' nodes.
 
         Requests whose prompts are still being read will soon decode beside these, so trees that
@@ -237,7 +238,7 @@ class RoutePlanner:
         progress: Progress,
         reader: Reader,
         cycle: int,
-    ) -> Selector:
+    ) -> TreeSelector:
         """For groups that do not verify whole trees."""
         snapshot = self._fresh_snapshot(cycle, _INTERVAL)
         known = [(predicted[route], rows) for route, rows in members.items() if route in predicted]
@@ -450,7 +451,8 @@ class RoutePlanner:
         self._in_use[key] = in_use
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
-            self._records.append(DecisionRecord(cycle, time.time(), len(rows), decision))
+            kept = replace(decision, grids={})  # megabytes of predictions that nobody asks for
+            self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept))
         if decision.probe is not None and self._probe is None and key == _SCHEDULED:
             shortest = min(requests.values(), key=lambda request: len(request.prompt.committed))
             self._probe = _Probe(decision.probe, shortest, _PROBE_CYCLES)

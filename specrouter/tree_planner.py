@@ -6,7 +6,6 @@ returned is frozen and pure (`TreeSelector`); the executor calls it once the tre
 Sources: AdaServe, sections 4.3 and 5.2; `specrouter.cost_model`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +26,7 @@ from specrouter.prediction import (
 from specrouter.scheduler import fitting_rounds
 from specrouter.tree_selection import (
     Candidates,
+    TreeSelector,
     equal_greedy,
     global_greedy,
     needed_tokens,
@@ -78,19 +78,6 @@ class CycleCost:
     def beside(self, aside: int) -> Floats:
         """The same where `aside` of the nodes are given."""
         return self.ms[min(aside, len(self.ms) - 2) :]
-
-
-Picker = Callable[[Ints, Candidates, int], Bools]
-
-
-@dataclass(frozen=True, eq=False)
-class Selector:
-    """A `TreeSelector`, as the executor has it."""
-
-    pick: Picker
-
-    def select(self, rows: Ints, candidates: Candidates, aside: int) -> Bools:
-        return self.pick(rows, candidates, aside)
 
 
 def default_selection(scheduler: SchedulerConfig) -> Selection:
@@ -176,23 +163,21 @@ class TreePlanner:
 
     def selector(
         self, progress: Progress, cost: CycleCost, budget_nodes: int, prompt_tokens: int
-    ) -> Selector:
-        """Who picks the nodes of this cycle.
+    ) -> TreeSelector:
+        """Who picks the nodes of this cycle; pure, and good for this cycle only.
 
         Args:
             budget_nodes: of all requests, for the policies that have a budget.
         """
         if self.selection == "whole":
-            return Selector(lambda rows, candidates, aside: whole(candidates))
+            return lambda rows, candidates, aside: whole(candidates)
         if self.selection == "costmodel":
-            return Selector(partial(self._by_cost, progress, cost, prompt_tokens))
+            return partial(self._by_cost, progress, cost, prompt_tokens)
         if self.selection == "slo":
             cycle_ms = float(cost.ms[min(budget_nodes, len(cost.ms) - 1)])
-            return Selector(partial(self._by_objectives, progress, budget_nodes, cycle_ms))
+            return partial(self._by_objectives, progress, budget_nodes, cycle_ms)
         greedy = global_greedy if self.selection == "global-greedy" else equal_greedy
-        return Selector(
-            lambda rows, candidates, aside: greedy(candidates, max(0, budget_nodes - aside))
-        )
+        return lambda rows, candidates, aside: greedy(candidates, max(0, budget_nodes - aside))
 
     def _by_cost(
         self,

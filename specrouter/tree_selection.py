@@ -13,6 +13,7 @@ Pure functions over all requests at once. How many nodes may be spent, what a cy
 worth is come from elsewhere.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -66,6 +67,11 @@ class Candidates:
         first = np.arange(self.worth.shape[1]) < counts[:, None]
         np.put_along_axis(chosen, self.order, first, axis=1)
         return chosen
+
+
+# Of the candidate trees of rows [B], where so many nodes of other trees are verified beside them:
+# what the target verifies, [B, W].
+TreeSelector = Callable[[Ints, Candidates, int], Bools]
 
 
 def needed_tokens(

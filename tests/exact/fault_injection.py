@@ -23,8 +23,8 @@ from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
-from specrouter.tree_planner import Selector, TreePlanner
-from specrouter.tree_selection import Bools, Candidates, Ints
+from specrouter.tree_planner import TreePlanner
+from specrouter.tree_selection import Bools, Candidates, Ints, TreeSelector
 
 
 class InjectedFault(RuntimeError):
@@ -159,9 +159,9 @@ def _restless_selections(rng: np.random.Generator) -> Iterator[None]:
     def pick(rows: Ints, candidates: Candidates, aside: int) -> Bools:
         return candidates.best(rng.integers(0, candidates.counts + 1))
 
-    def selector(planner: TreePlanner, *arguments: Any) -> Selector:
+    def selector(planner: TreePlanner, *arguments: Any) -> TreeSelector:
         found = original(planner, *arguments)
-        return found if rng.random() < 0.5 else Selector(pick)
+        return found if rng.random() < 0.5 else pick
 
     with mock.patch.object(TreePlanner, "selector", selector):
         yield

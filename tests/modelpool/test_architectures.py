@@ -225,7 +225,8 @@ def test_a_window_that_only_the_models_mask_knows_is_refused() -> None:
 
 def test_a_window_as_long_as_the_longest_text_is_none() -> None:
     config = PhimoeConfig(**_SHAPE, sliding_window=128, num_local_experts=2)
-    PackedModel.wrap("phimoe", random_model(config, torch.float32), VOCAB_SIZE)
+    wrapped = PackedModel.wrap("phimoe", random_model(config, torch.float32), VOCAB_SIZE)
+    assert wrapped.name == "phimoe"
 
 
 def test_a_window_must_be_that_of_the_layer() -> None:

@@ -23,15 +23,13 @@ from specrouter.executor import (
     CycleResult,
     Executor,
     TargetError,
-    TreeSelector,
 )
 from specrouter.lessons import total_variation
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
 from specrouter.scheduler import Chain
-from specrouter.tree_planner import Selector
-from specrouter.tree_selection import Candidates, global_greedy
+from specrouter.tree_selection import Candidates, TreeSelector, global_greedy
 from specrouter.tree_shape import SPECINFER_TREE
 from statemgr import StateManager
 from tests.processors.trees import nodes_of
@@ -108,9 +106,9 @@ class Bench:
         return {rounds for _, rounds, verifier, _ in known if verifier == "target"}
 
 
-def best(nodes: int) -> Selector:
+def best(nodes: int) -> TreeSelector:
     """The most probable nodes of all requests, so many of each in the mean."""
-    return Selector(lambda rows, candidates, _: global_greedy(candidates, nodes * len(rows)))
+    return lambda rows, candidates, _: global_greedy(candidates, nodes * len(rows))
 
 
 @pytest.fixture
@@ -331,7 +329,7 @@ class Noting:
     asked: list[Candidates] = dataclasses.field(default_factory=list)
     aside: list[int] = dataclasses.field(default_factory=list)
 
-    def select(self, rows: Ints, candidates: Candidates, aside: int) -> Bools:
+    def __call__(self, rows: Ints, candidates: Candidates, aside: int) -> Bools:
         self.rows.append(rows.tolist())
         self.asked.append(candidates)
         self.aside.append(aside)
@@ -552,6 +550,13 @@ def test_trees_of_a_fixed_form_teach_no_rates_of_the_targets_ranks(bench: Bench)
     beams = group(("small", "target"), [0, 1, 2], whole=True, depth=4, width=2)
     bench.run([beams])
     assert bench.profiler.snapshot().trees[pair].trees.sum() > 0
+
+
+def test_trees_of_a_fixed_form_teach_no_rates_of_an_intermediates_ranks(bench: Bench) -> None:
+    static = group(TRIPLE, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+    for _ in range(3):
+        bench.run([static])
+    assert not bench.profiler.snapshot().trees
 
 
 def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:

@@ -288,4 +288,6 @@ def test_a_member_without_a_model_can_only_draft() -> None:
 
 @pytest.mark.parametrize("chain", [None, ("big",), ("small", "big"), NAMES])
 def test_a_chain_of_the_pool_is_accepted(chain: tuple[str, ...] | None) -> None:
-    Speculation(chain=chain).check_members(NAMES, "big")
+    asked = Speculation(chain=chain)
+    asked.check_members(NAMES, "big")
+    assert asked.chain == chain

@@ -25,8 +25,8 @@ from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt, RunningRequest, SpeculationOverride
 from specrouter.scheduler import ModelChainScheduler
 from specrouter.slo import Objective
-from specrouter.tree_planner import Selector, TreePlanner, default_selection
-from specrouter.tree_selection import Candidates
+from specrouter.tree_planner import TreePlanner, default_selection
+from specrouter.tree_selection import Candidates, TreeSelector
 from specrouter.tree_shape import SPECINFER_TREE
 from tests.specrouter.predictions import (
     ALL,
@@ -133,7 +133,7 @@ class Plan:
         self.now_s = 0.0
         self.reading = Reading()
         self.available = ALL
-        self.selector: Selector | None = None  # of the last cycle
+        self.selector: TreeSelector | None = None  # of the last cycle
 
     @property
     def running(self) -> Mapping[int, RunningRequest]:
@@ -151,7 +151,7 @@ class Plan:
         assert self.selector is not None
         depths = np.broadcast_to(np.arange(1, worth.shape[1] + 1), worth.shape)
         counts: list[int] = (
-            self.selector.select(rows, Candidates(worth, depths), aside).sum(axis=1).tolist()
+            self.selector(rows, Candidates(worth, depths), aside).sum(axis=1).tolist()
         )
         return counts
 
@@ -871,3 +871,23 @@ def test_a_cycle_in_which_requests_sit_out_teaches_nothing_of_a_whole_one() -> N
     assert sum(len(group.rows) for group in groups) < len(plan.requests)
     plan.learn(groups, dict.fromkeys(FEW, 1), elapsed_ms=16.0)
     assert not plan.profiler.outcomes
+
+
+def test_a_request_that_is_probed_takes_part() -> None:
+    times = {"small": flat(0.5), "twin": flat(0.5), "big": rising(10.0, 2.0)}
+    known = snapshot(times, {PAIR: 0.05, TWIN: 0.04}, idle_cycles={"twin": 10_000})
+    few = [Request(tpot_ms=FEW_MS, length=9) for _ in range(4)]
+    lost = [Request(tpot_ms=LOST_MS, length=3) for _ in range(12)]
+    plan = Plan(*few, *lost, known=known)
+    plan.available = frozenset({"small", "twin"})
+    chains = {row: group.chain for group in plan.groups() for row in group.rows.tolist()}
+    assert [row for row, chain in chains.items() if chain == TWIN] == [4]  # of the shortest text
+    assert set(chains) == {*FEW, 4}
+
+
+def test_records_keep_no_grids_of_predictions() -> None:
+    plan = Plan(Request())
+    plan.groups()
+    [record] = plan.planner.records
+    assert not record.decision.grids
+    assert record.decision.alternatives

@@ -285,7 +285,7 @@ def picked(
     aside: int = 0,
     prompt_tokens: int = 0,
 ) -> NDArray[np.bool_]:
-    return trees.selector(at, COST, budget, prompt_tokens).select(at.rows, candidates, aside)
+    return trees.selector(at, COST, budget, prompt_tokens)(at.rows, candidates, aside)
 
 
 DRAFTS = paths(0.9, 0.5, 0.7)
@@ -373,8 +373,8 @@ def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
     selector = planner(selection).selector(at, dear, 1, 0)
-    first = selector.select(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
-    turned = selector.select(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
+    first = selector(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
+    turned = selector(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
     assert first == turned[::-1]
     assert first[0] == 0
     assert first[1] > 0

@@ -194,6 +194,8 @@ def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
     slots = state.append(np.array([2]), np.array([2]), np.array([-1, -1]), np.array([0, 1]))
     state.set_tokens(slots, np.array([30, 31]))
     state.check_integrity(2, np.array([30, 31, 32]))
+    with pytest.raises(AssertionError):
+        state.check_integrity(2, np.array([30, 99, 32]))
 
 
 def test_freeing_a_row_leaves_the_others() -> None:
@@ -203,6 +205,7 @@ def test_freeing_a_row_leaves_the_others() -> None:
     state.free(0)
     state.check_free(0)
     state.check_integrity(1, np.array([100, 101, 5]))
+    assert state.lengths(np.array([0, 1])).tolist() == [0, 2]
 
 
 def test_layers_of_different_shapes_move_together() -> None:

@@ -92,6 +92,8 @@ def test_freeing_a_row_frees_it_in_every_model() -> None:
     manager.free(0)
     for state in states:
         state.check_free(0)
+        assert state.lengths(np.array([0])).tolist() == [0]
+    assert manager.free_rows == 2
     manager.check_integrity()
 
 
