@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from processors import share_chunk
+from specrouter.admission_queue import AdmissionQueue
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.decision_record import DecisionRecord
 from specrouter.executor import (
@@ -45,6 +46,8 @@ Ints = NDArray[np.int64]
 
 _FIRST_QUARANTINE = 4  # cycles; doubled by every further failure
 _LONGEST_QUARANTINE = 1024
+_RECENT_ENDS = 64  # of requests, whose rate tells how long others will wait
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 _TREE_SLOTS = MAX_TREE_TOKENS + 16
 
@@ -78,7 +81,8 @@ class Engine:
         self._executor = Executor(
             pool, self._manager, self.profiler, engine.prefill_chunk, window, rejection, self.guard
         )
-        self._waiting: deque[RunningRequest] = deque()
+        self._waiting = AdmissionQueue()
+        self._ends: deque[float] = deque(maxlen=_RECENT_ENDS)  # when the last requests ended
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
         self._cycle = 0
@@ -91,11 +95,29 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a row."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row."""
+        return len(self._running)
+
+    def seconds_until_admitted(self, waiting: int) -> float:
+        """When that many requests will have been admitted, if others go on ending as of late."""
+        ends = list(self._ends)
+        if len(ends) < 2:
+            return _SHORTEST_WAIT_S
+        per_request = (time.perf_counter() - ends[0]) / len(ends)
+        return min(max(waiting * per_request, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+
     def can_ever_fit(self, tokens: int) -> bool:
         return self._manager.can_ever_fit(tokens)
 
     def enqueue(self, request: RunningRequest) -> None:
-        self._waiting.append(request)
+        self._waiting.push(request)
 
     def step(self) -> None:
         with self._stepping:
@@ -110,9 +132,8 @@ class Engine:
 
     def cancel_all(self) -> None:
         """Ends every request, waiting ones included."""
-        for request in [*self._waiting, *self._running.values()]:
+        for request in [*self._waiting.take_out(lambda _: True), *self._running.values()]:
             self._end(request, "cancelled")
-        self._waiting.clear()
 
     def abandon(self, cause: str) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
@@ -190,7 +211,7 @@ class Engine:
     def _step(self) -> None:
         started = time.perf_counter()
         self._cycle += 1
-        self._drop_cancelled()
+        self._drop_leaving()
         self._admit()
         if not self._running:
             return
@@ -208,22 +229,21 @@ class Engine:
         elapsed_ms = (time.perf_counter() - started) * 1000
         self._planner.learn(plan, result, elapsed_ms)
 
-    def _drop_cancelled(self) -> None:
-        for request in [r for r in self._running.values() if r.handle.is_cancelled]:
-            self._end(request, "cancelled")
-        for request in [r for r in self._waiting if r.handle.is_cancelled]:
-            self._waiting.remove(request)
-            self._end(request, "cancelled")
+    def _drop_leaving(self) -> None:
+        """Ends what was cancelled, and what has run out of time."""
+        waiting = self._waiting.take_out(_leaves)
+        for request in [*waiting, *filter(_leaves, list(self._running.values()))]:
+            self._end(request, "cancelled" if request.handle.is_cancelled else "timeout")
 
     def _admit(self) -> None:
-        """First come, first served, while there are rows and memory."""
+        """In the order of their admission keys, while there are rows and memory."""
         while self._waiting:
-            request = self._waiting[0]
+            request = self._waiting.first
             prompt = request.prompt
             row = self._manager.allocate(prompt.committed, prompt.reserve_tokens)
             if row is None:
                 return
-            self._waiting.popleft()
+            self._waiting.pop()
             request.row = row
             self._running[row] = request
             self._executor.open(row, prompt)
@@ -315,5 +335,10 @@ class Engine:
     def _account(self, request: RunningRequest, delta: Delta) -> None:
         """Before the caller is told, who may ask for the report at once."""
         assert delta.output is not None, "only the last delta ends a request"
+        self._ends.append(time.perf_counter())
         metrics, tokens = delta.output.metrics, request.produced_tokens
         self.slo_accounts.record(metrics, tokens, request.submitted_s, time.perf_counter())
+
+
+def _leaves(request: RunningRequest) -> bool:
+    return request.handle.is_cancelled or request.is_late

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from specrouter.slo import Objective
 
-FinishReason = Literal["eos", "stop", "length", "error", "cancelled"]
+FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RequestMetrics:
         chains: how many of those used which chain.
         objective: what it was judged by, if anything.
         attained: whether the objective was; None without one. A request that ended in "error" or
-            "cancelled" has not attained it.
+            "cancelled" or "timeout" has not attained it.
         tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
     """
 
@@ -67,7 +67,9 @@ class RequestOutput:
     """`seed` reproduces the text, whichever chains were used; `error` is set with "error".
 
     `index` numbers the samples of one prompt. `logprobs` is None unless asked for; it covers the
-    tokens of this attempt, not those that came with the request as `generated`.
+    tokens of this attempt, not those that came with the request as `generated`. So is
+    `prompt_logprobs`, one entry for each token of the prompt: None for the first, which nothing
+    stands before.
     """
 
     text: str
@@ -78,13 +80,15 @@ class RequestOutput:
     error: str | None = None
     index: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
 class Delta:
     """News of a request; the last one has the finish reason and the whole output.
 
-    `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`.
+    `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`;
+    `prompt_logprobs`, where asked for, comes with the first tokens.
     """
 
     text: str = ""
@@ -93,3 +97,4 @@ class Delta:
     output: RequestOutput | None = None
     index: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

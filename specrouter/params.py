@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specrouter.structure import Structure
+
 
 class RequestError(ValueError):
     """A request that cannot be served as it stands. Raised before anything is queued."""
@@ -55,6 +57,9 @@ class SamplingParams:
         logprobs: None gives none; 0 those of the output's tokens; k those of the k most likely
             tokens too, up to MAX_LOGPROBS. They are the target's, before any processing.
         logits_processors: callables `(input_ids, scores) -> scores`, as `transformers` has them.
+        prompt_logprobs: as `logprobs`, of the prompt's tokens, given the tokens before them.
+        structure: a form that the text must have, such as a JSON schema. It goes before
+            `min_tokens` and `ignore_eos`: where it is complete, the text ends.
     """
 
     max_new_tokens: int = 128
@@ -76,6 +81,8 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     logits_processors: tuple[Any, ...] = field(default=(), hash=False)  # some cannot be hashed
+    prompt_logprobs: int | None = None
+    structure: Structure | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_words", "logits_processors"):
@@ -85,9 +92,12 @@ class SamplingParams:
         self._check_choice()
         self._check_ending()
         self._check_bans()
-        _check_int("n", self.n, least=1, most=MAX_SAMPLES)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS)
+        check_int("n", self.n, least=1, most=MAX_SAMPLES)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least=0, most=MAX_LOGPROBS)
+        if not isinstance(self.structure, Structure | None):
+            raise RequestError("structure", "must be a Structure")
         if not all(callable(processor) for processor in self.logits_processors):
             raise RequestError("logits_processors", "must hold callables (input_ids, scores)")
 
@@ -95,7 +105,7 @@ class SamplingParams:
         _check_number("temperature", self.temperature, least=0.0)
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise RequestError("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE:g}")
-        _check_int("top_k", self.top_k, least=0)
+        check_int("top_k", self.top_k, least=0)
         _check_number("top_p", self.top_p, least=0.0)
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError("top_p", f"must be above 0 and at most 1, not {self.top_p}")
@@ -105,20 +115,20 @@ class SamplingParams:
         _check_number("presence_penalty", self.presence_penalty, least=-2.0, most=2.0)
         _check_number("frequency_penalty", self.frequency_penalty, least=-2.0, most=2.0)
         if self.seed is not None:
-            _check_int("seed", self.seed, least=0)
+            check_int("seed", self.seed, least=0)
             if self.seed >= 2**64:
                 raise RequestError("seed", "must be below 2**64")
 
     def _check_ending(self) -> None:
-        _check_int("max_new_tokens", self.max_new_tokens, least=1)
-        _check_int("min_tokens", self.min_tokens, least=0)
+        check_int("max_new_tokens", self.max_new_tokens, least=1)
+        check_int("min_tokens", self.min_tokens, least=0)
         if self.min_tokens > self.max_new_tokens:
             reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
             raise RequestError("min_tokens", reason)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError("stop", "must hold texts that are not empty")
         for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token, least=0)
+            check_int("stop_token_ids", token, least=0)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError("ignore_eos", "must be true or false")
 
@@ -134,7 +144,7 @@ class SamplingParams:
             if not ids:
                 raise RequestError("bad_words_ids", "must hold sequences that are not empty")
             for token in ids:
-                _check_int("bad_words_ids", token, least=0)
+                check_int("bad_words_ids", token, least=0)
 
 
 @dataclass(frozen=True)
@@ -164,15 +174,15 @@ class Speculation:
             if not chain or not all(isinstance(name, str) for name in chain):
                 raise RequestError("speculation.chain", "must name the models of a chain")
         if self.depth is not None:
-            _check_int("speculation.depth", self.depth, least=1, most=MAX_DEPTH)
+            check_int("speculation.depth", self.depth, least=1, most=MAX_DEPTH)
         if self.width is not None:
-            _check_int("speculation.width", self.width, least=1, most=MAX_WIDTH)
+            check_int("speculation.width", self.width, least=1, most=MAX_WIDTH)
             if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
                 reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
                 raise RequestError("speculation.width", reason)
         if self.inner_rounds is not None:
             field = "speculation.inner_rounds"
-            _check_int(field, self.inner_rounds, least=1, most=MAX_INNER_ROUNDS)
+            check_int(field, self.inner_rounds, least=1, most=MAX_INNER_ROUNDS)
             if (self.depth or 1) * self.inner_rounds > MAX_DEPTH:
                 raise RequestError(field, f"times the depth must be at most {MAX_DEPTH}")
 
@@ -232,12 +242,12 @@ def _token_id(field: str, key: object) -> int:
         if not (key.isascii() and key.isdigit() and len(key) < 20):
             raise RequestError(field, f"must have token ids as keys, not {key[:20]!r}")
         return int(key)
-    _check_int(field, key, least=0)
+    check_int(field, key, least=0)
     assert isinstance(key, int)
     return key
 
 
-def _check_int(field: str, value: object, least: int, most: int | None = None) -> None:
+def check_int(field: str, value: object, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(field, f"must be a whole number, not {value!r}")
     if value < least:

@@ -24,6 +24,9 @@ from specrouter.slo import Objective, tpot_of_runs
 
 logger = logging.getLogger(__name__)
 
+MAX_PRIORITY = 1000
+_PRIORITY_S = 10.0  # of waiting that a step of priority is worth
+
 SpeculationOverride = Speculation | Literal["off"] | None
 Listener = Callable[[Delta], None]
 
@@ -95,6 +98,8 @@ class Prompt:
             stream of their own.
         bad_words_ids: all that must not come about, the texts of `params.bad_words` included.
         objective: None: throughput traffic.
+        priority: the lowest is admitted first; a step of it is worth ten seconds of waiting.
+        timeout_s: after which the request ends, waiting or running, with what it has.
     """
 
     token_ids: tuple[int, ...]
@@ -105,6 +110,8 @@ class Prompt:
     sample: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     objective: Objective | None = None
+    priority: int = 0
+    timeout_s: float | None = None
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -136,6 +143,9 @@ class RunningRequest:
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
         self.submitted_s = time.perf_counter()
+        # Who has the least is admitted first. It never changes, so the priority of those that came
+        # later cannot keep a request waiting for ever.
+        self.admission_key = self.submitted_s + _PRIORITY_S * prompt.priority
         self._commits: list[tuple[float, int]] = []  # when tokens came, in seconds, and how many
         self.finished = False
         for token in prompt.generated:
@@ -148,6 +158,12 @@ class RunningRequest:
     def remaining(self) -> int:
         """Tokens that the text may still gain."""
         return self.prompt.params.max_new_tokens - len(self._tokens)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is up."""
+        limit = self.prompt.timeout_s
+        return limit is not None and time.perf_counter() - self.submitted_s > limit
 
     @property
     def cycles(self) -> int:
@@ -248,7 +264,7 @@ class RunningRequest:
             decode_ms = self.decode_ms(self._commits[-1][0])
         attained = None
         if self.objective is not None:
-            ended_by_itself = reason not in ("error", "cancelled")
+            ended_by_itself = reason not in ("error", "cancelled", "timeout")
             attained = ended_by_itself and self.objective.is_attained(ttft_ms, decode_ms, decoded)
         return RequestMetrics(
             ttft_ms,

@@ -15,7 +15,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,38 @@ from specrouter.calibration import CalibrationFigures
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.decision_record import DecisionRecord
 from specrouter.engine import Engine
+from specrouter.errors import OverloadedError, UnavailableError
 from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
-from specrouter.params import RequestError, SamplingParams, Speculation
+from specrouter.params import RequestError, SamplingParams, Speculation, check_int
 from specrouter.prediction import PerformanceSnapshot, TreeKey
 from specrouter.profiler import EngineStatistics
 from specrouter.request import (
+    MAX_PRIORITY,
     Listener,
     Prompt,
     RequestHandle,
     RunningRequest,
     SpeculationOverride,
 )
-from specrouter.slo import SLO, SloLike, resolve
+from specrouter.slo import SLO, SloLike, check_positive, resolve
 from specrouter.slo_accounts import SloReport
 
 logger = logging.getLogger(__name__)
 
 PromptLike = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call's arguments, for one prompt."""
+
+    prompt: PromptLike
+    params: SamplingParams | None
+    speculation: SpeculationOverride
+    slo: SloLike
+    priority: int = 0
+    timeout_s: float | None = None
 
 
 class ChainRouter:
@@ -81,6 +96,8 @@ class ChainRouter:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         speculation: SpeculationOverride | Sequence[SpeculationOverride] = None,
         slo: SloLike | Sequence[SloLike] = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Serves all prompts together, and returns their outputs in the same order.
 
@@ -90,20 +107,23 @@ class ChainRouter:
             prompts: texts or lists of token ids; one of either is a list of one.
             params, speculation: one for all prompts, or one for each.
             slo: an objective or the name of a class of the configuration; also for all or for each.
+            priority: those of a lower number are admitted first: each step of it is worth ten
+                seconds of waiting, so that nobody starves.
+            timeout_s: after which a request ends with what it has, "timeout" its finish reason.
 
         Raises:
             RequestError: a prompt or a parameter is refused; none of the prompts is served then.
         """
         several: list[PromptLike] = _as_prompts(prompts)
-        each_params = _one_each("params", params or SamplingParams(), SamplingParams, several)
+        each_params = _one_each("params", params, SamplingParams, several)
         each_override = _one_each("speculation", speculation, (Speculation, str), several)
         each_slo = _one_each("slo", slo, (SLO, str), several)
         accepted = [
             sample
             for asked in zip(several, each_params, each_override, each_slo, strict=True)
-            for sample in self._accept_samples(*asked)
+            for sample in self._accept_samples(_Asked(*asked, priority, timeout_s))
         ]
-        handles = self._enqueue(accepted, None)
+        handles = self._enqueue(accepted)
         return [handle.result() for handle in handles]
 
     def stream(
@@ -112,11 +132,14 @@ class ChainRouter:
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
         slo: SloLike = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Deltas of all samples as they come; leaving the loop cancels the request."""
-        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation, slo)
+        asked = _Asked(prompt, params, speculation, slo, priority, timeout_s)
+        accepted = self._accept_samples(asked)
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        handles = self._enqueue(accepted, deltas.put)
+        handles = self._enqueue(accepted, [deltas.put] * len(accepted))
         try:
             running = len(handles)
             while running:
@@ -133,21 +156,52 @@ class ChainRouter:
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
         slo: SloLike = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta]:
         """`stream` for coroutines; closing the generator cancels the request."""
-        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation, slo)
+        together = self.astream_all([prompt], params, speculation, slo, priority, timeout_s)
+        async with aclosing(together):
+            async for _, delta in together:
+                yield delta
+
+    async def astream_all(
+        self,
+        prompts: Sequence[PromptLike],
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+        slo: SloLike = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        max_waiting: int | None = None,
+    ) -> AsyncGenerator[tuple[int, Delta]]:
+        """Deltas of several prompts as they come, each with its prompt's number.
+
+        All of them are queued or none; closing the generator cancels what still runs.
+
+        Args:
+            max_waiting: requests that may be waiting already.
+
+        Raises:
+            RequestError: names the field.
+            OverloadedError: more wait than `max_waiting` - 1.
+            UnavailableError: the router is closed or has failed.
+        """
+        asked = [_Asked(one, params, speculation, slo, priority, timeout_s) for one in prompts]
+        accepted = [(i, sample) for i, a in enumerate(asked) for sample in self._accept_samples(a)]
         loop = asyncio.get_running_loop()
-        deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
 
-        def listen(delta: Delta) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+        def listener(number: int) -> Listener:
+            return lambda delta: _hand_over(loop, deltas, (number, delta))
 
-        handles = self._enqueue(accepted, listen)
+        listeners = [listener(number) for number, _ in accepted]
+        handles = self._enqueue([sample for _, sample in accepted], listeners, max_waiting)
         try:
             running = len(handles)
             while running:
-                delta = await deltas.get()
-                yield delta
+                number, delta = await deltas.get()
+                yield number, delta
                 running -= delta.finish_reason is not None
         finally:
             for handle in handles:
@@ -160,6 +214,8 @@ class ChainRouter:
         speculation: SpeculationOverride = None,
         generated: Sequence[int] = (),
         slo: SloLike = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> RequestHandle:
         """Queues one request for one sample.
 
@@ -171,10 +227,11 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        accepted = self._accept(prompt, params or SamplingParams(), speculation, generated, slo)
+        asked = _Asked(prompt, params, speculation, slo, priority, timeout_s)
+        accepted = self._accept(asked, generated)
         if accepted.params.n > 1:
             raise RequestError("n", "must be 1 here: submit_all gives a handle for each sample")
-        return self._enqueue([accepted], None)[0]
+        return self._enqueue([accepted])[0]
 
     def submit_all(
         self,
@@ -182,14 +239,16 @@ class ChainRouter:
         params: SamplingParams | None = None,
         speculation: SpeculationOverride = None,
         slo: SloLike = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> list[RequestHandle]:
         """Queues all samples of one prompt: `params.n` handles, by index.
 
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        accepted = self._accept_samples(prompt, params or SamplingParams(), speculation, slo)
-        return self._enqueue(accepted, None)
+        asked = _Asked(prompt, params, speculation, slo, priority, timeout_s)
+        return self._enqueue(self._accept_samples(asked))
 
     @property
     def is_healthy(self) -> bool:
@@ -304,27 +363,19 @@ class ChainRouter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept_samples(
-        self,
-        prompt: PromptLike,
-        params: SamplingParams,
-        speculation: SpeculationOverride,
-        slo: SloLike,
-    ) -> list[Prompt]:
-        accepted = self._accept(prompt, params, speculation, (), slo)
-        return [replace(accepted, sample=index) for index in range(params.n)]
+    def _accept_samples(self, asked: _Asked) -> list[Prompt]:
+        accepted = self._accept(asked)
+        return [replace(accepted, sample=index) for index in range(accepted.params.n)]
 
-    def _accept(
-        self,
-        prompt: PromptLike,
-        params: SamplingParams,
-        speculation: SpeculationOverride,
-        generated: Sequence[int],
-        slo: SloLike,
-    ) -> Prompt:
+    def _accept(self, asked: _Asked, generated: Sequence[int] = ()) -> Prompt:
         """Everything about a request that can be refused is refused here."""
+        params = SamplingParams() if asked.params is None else asked.params
+        speculation = asked.speculation
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
+        check_int("priority", asked.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if asked.timeout_s is not None:
+            check_positive("timeout_s", asked.timeout_s)
         if isinstance(speculation, Speculation):
             names = self.pool.names
             weightless = [name for name in names if self.pool.is_weightless(name)]
@@ -333,7 +384,7 @@ class ChainRouter:
             raise RequestError(
                 "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'
             )
-        tokens = self._token_ids(prompt)
+        tokens = self._token_ids(asked.prompt)
         made = self._checked_ids("generated", generated)
         if len(made) >= params.max_new_tokens:
             raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
@@ -344,7 +395,7 @@ class ChainRouter:
         if any(token >= vocabulary for token, _ in params.logit_bias):
             raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
         bad_words = self._bad_words(params)
-        objective = resolve(slo, self.slo_classes, self._engine.baseline_tpot_ms)
+        objective = resolve(asked.slo, self.slo_classes, self._engine.baseline_tpot_ms)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Prompt(
             tokens,
@@ -354,6 +405,8 @@ class ChainRouter:
             seed,
             bad_words_ids=bad_words,
             objective=objective,
+            priority=asked.priority,
+            timeout_s=asked.timeout_s,
         )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -435,8 +488,14 @@ class ChainRouter:
                 f"(engine.kv_budget_tokens: {self.config.engine.kv_budget_tokens})",
             )
 
-    def _enqueue(self, prompts: Sequence[Prompt], listener: Listener | None) -> list[RequestHandle]:
+    def _enqueue(
+        self,
+        prompts: Sequence[Prompt],
+        listeners: Sequence[Listener] | None = None,
+        max_waiting: int | None = None,
+    ) -> list[RequestHandle]:
         """All of them or none."""
+        each: Sequence[Listener | None] = listeners or [None] * len(prompts)
         requests = [
             RunningRequest(
                 prompt,
@@ -444,11 +503,14 @@ class ChainRouter:
                 self.pool.tokenizer,
                 self.pool.eos_token_ids,
             )
-            for prompt in prompts
+            for prompt, listener in zip(prompts, each, strict=True)
         ]
         with self._wakeup:
             if not self.is_healthy:
-                raise RuntimeError(self._failure or "the router is closed")
+                raise UnavailableError(self._failure or "the router is closed")
+            waiting = len(self._arrived) + self._engine.waiting
+            if max_waiting is not None and waiting >= max_waiting:
+                raise OverloadedError(waiting, self._engine.seconds_until_admitted(waiting))
             self._arrived.extend(requests)
             self._wakeup.notify()
         return [request.handle for request in requests]
@@ -530,6 +592,14 @@ class ChainRouter:
             while self._arrived:
                 self._engine.enqueue(self._arrived.popleft())
             return not self._closing
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop,
+    deltas: asyncio.Queue[tuple[int, Delta]],
+    item: tuple[int, Delta],
+) -> None:
+    loop.call_soon_threadsafe(deltas.put_nowait, item)
 
 
 def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

@@ -203,6 +203,8 @@ class FakeEngine:
     def baseline_tpot_ms(self) -> float:
         return BASELINE_TPOT_MS
 
+    waiting = 0
+
     @property
     def has_work(self) -> bool:
         return bool(self.running)

@@ -1,0 +1,40 @@
+"""AdmissionQueue: requests that wait for a row, by their admission keys, then by their arrival."""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+
+from specrouter.request import RunningRequest
+
+
+class AdmissionQueue:
+    """Belongs to the engine's thread; its length may be asked for anywhere."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RunningRequest]] = []
+        self._arrivals = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[RunningRequest]:
+        """In no order."""
+        return (request for *_, request in self._heap)
+
+    def push(self, request: RunningRequest) -> None:
+        heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
+
+    @property
+    def first(self) -> RunningRequest:
+        return self._heap[0][-1]
+
+    def pop(self) -> RunningRequest:
+        return heapq.heappop(self._heap)[-1]
+
+    def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
+        """Those that leave without having been admitted."""
+        out = [request for request in self if leaves(request)]
+        if out:
+            self._heap = [item for item in self._heap if item[-1] not in out]
+            heapq.heapify(self._heap)
+        return out
