@@ -143,8 +143,32 @@ class EngineConfig(_Strict):
 
 
 class ServerConfig(_Strict):
+    """The HTTP service.
+
+    Attributes:
+        max_waiting: requests that may wait for a row; beyond it the answer is 503.
+        max_choices: texts that one HTTP request may ask for: prompts times samples of each.
+        max_body_bytes: of an HTTP request.
+        request_timeout_s: after which a request ends, waiting or running.
+        drain_s: how long running requests may go on after the signal to stop.
+        api_keys: any of them opens the service, as `Authorization: Bearer KEY`; so does the one in
+            the environment, SPECROUTER_API_KEY. Without any, it is open to all.
+        cors_origins: of web pages that may call the service; "*" is any.
+        log_format: of what is logged to stderr.
+        chat_template: a file with a Jinja template, instead of the tokenizer's.
+    """
+
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    max_waiting: int = Field(default=256, ge=1)
+    max_choices: int = Field(default=128, ge=1)
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    chat_template: Path | None = None
 
 
 class SloConfig(_Strict):
