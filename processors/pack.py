@@ -35,7 +35,7 @@ class PackResult:
     logits: Tensor  # [n, V] of the wanted tokens, row after row
     fed: FedTree
     pack_tokens: int
-    earlier: Tensor  # [sum(earlier), V] of the tokens before those, row after row
+    earlier: Tensor  # [sum(earlier), V] of the plan's earlier tokens, row after row
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class PackPlan:
     """Row i feeds `committed[i]` tokens, then its nodes in `tree`, which may lack the row.
 
     Logits are wanted from a row's last committed token on, if `wanted[i]`; and, apart from those,
-    of the `earlier[i]` tokens before it, fewer than it feeds.
+    of the last `earlier[i]` of the other committed tokens that it feeds.
     """
 
     rows: Ints  # [R] ascending
@@ -76,7 +76,7 @@ def run_pack(
     wanted = (within >= np.repeat(plan.committed - 1, counts)) & np.repeat(plan.wanted, counts)
     looked_at = wanted
     if plan.earlier is not None:
-        first = np.repeat(plan.committed - 1 - plan.earlier, counts)
+        first = np.repeat(plan.committed - plan.wanted - plan.earlier, counts)
         looked_at = wanted | ((within >= first) & ~is_node & np.repeat(plan.earlier > 0, counts))
     try:
         mask = None if tree.is_path else _tree_mask(state, tree, slots, is_node, model.device)

@@ -8,7 +8,7 @@ hard rejection only the accepted path goes on (SpecRouter, section 4.3).
 The target's prefill chunks travel in the same pack.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,7 +43,7 @@ class Verdict:
     places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
     fed: FedTree
     pack_tokens: int
-    earlier: Tensor  # [sum(earlier), V] logits before the roots, where they were asked for
+    earlier: Mapping[int, Tensor]  # by row: logits [n, V] before roots, where they were asked for
 
     @property
     def lengths(self) -> Ints:
@@ -134,20 +134,22 @@ class VerifyProcessor:
         tree: TokenTree,
         output_positions: Ints,
         prefill: tuple[Ints, Ints] | None = None,
-        rescore: bool = False,
         earlier: Ints | None = None,
+        earlier_in_chunks: Ints | None = None,
+        rescore: bool = False,
     ) -> Verdict:
         """One forward over the trees' rows and prefill chunks.
 
         Args:
             output_positions: [B], of the token after each root.
-            earlier: [B] tokens before each root whose logits are wanted too, as many as are fed.
             prefill: rows and token counts of chunks that end before their last token.
+            earlier: [B] tokens before each root whose logits are wanted too, as many as are fed.
+            earlier_in_chunks: the same of the last tokens of each chunk of `prefill`.
             rescore: also find the log-probabilities of nodes and choices; else they are 0.
 
         Waits for the device once.
         """
-        plan = _plan(state, manager, tree, prefill, earlier)
+        plan = _plan(state, manager, tree, prefill, earlier, earlier_in_chunks)
         result = run_pack(model, state, manager, plan, tree)
         contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
         count, nodes = len(contexts.rows), int(tree.sizes.sum())
@@ -191,7 +193,7 @@ class VerifyProcessor:
             places,
             result.fed,
             result.pack_tokens,
-            result.earlier,
+            _by_row(plan, result.earlier),
         )
 
     def verify_by_rejection(
@@ -205,13 +207,15 @@ class VerifyProcessor:
         proposals: Sequence[Proposal],
         level: int,
         prefill: tuple[Ints, Ints] | None = None,
+        earlier: Ints | None = None,
+        earlier_in_chunks: Ints | None = None,
     ) -> Verdict:
         """`verify` by Leviathan's rule; `tree` joins the proposals', which are of width 1.
 
         Args:
             level: of the verifier, the drafter's being 0; every level has noise of its own.
         """
-        plan = _plan(state, manager, tree, prefill)
+        plan = _plan(state, manager, tree, prefill, earlier, earlier_in_chunks)
         result = run_pack(model, state, manager, plan, tree)
         contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
         places = _places(tree)
@@ -247,8 +251,16 @@ class VerifyProcessor:
             places,
             result.fed,
             result.pack_tokens,
-            result.earlier,
+            _by_row(plan, result.earlier),
         )
+
+
+def _by_row(plan: PackPlan, earlier: Tensor) -> dict[int, Tensor]:
+    if plan.earlier is None:
+        return {}
+    asked = plan.earlier > 0
+    counts = plan.earlier[asked].tolist()
+    return dict(zip(plan.rows[asked].tolist(), torch.split(earlier, counts), strict=True))
 
 
 def _sound(finite: Bools, accepted: Bools) -> Bools:
@@ -295,21 +307,21 @@ def _plan(
     tree: TokenTree,
     prefill: tuple[Ints, Ints] | None,
     earlier: Ints | None = None,
+    earlier_in_chunks: Ints | None = None,
 ) -> PackPlan:
     rows, feed = tree.rows, lag(state, manager, tree.rows) + 1
     wanted = np.ones(len(rows), dtype=np.bool_)
-    before = None
-    if earlier is not None and earlier.any():
-        before = np.minimum(earlier, feed - 1)
+    before = np.zeros_like(feed) if earlier is None else np.minimum(earlier, feed - 1)
     if prefill is not None and len(prefill[0]):
-        if before is not None:
-            before = np.concatenate((before, np.zeros_like(prefill[0])))
+        of_chunks = np.zeros_like(prefill[0]) if earlier_in_chunks is None else earlier_in_chunks
+        before = np.concatenate((before, np.minimum(of_chunks, prefill[1])))
         rows = np.concatenate((rows, prefill[0]))
         feed = np.concatenate((feed, prefill[1]))
         wanted = np.concatenate((wanted, np.zeros(len(prefill[0]), dtype=np.bool_)))
     order = np.argsort(rows)
-    before = None if before is None else before[order]
-    return PackPlan(rows[order], feed[order], wanted[order], before)
+    return PackPlan(
+        rows[order], feed[order], wanted[order], before[order] if before.any() else None
+    )
 
 
 def _places(tree: TokenTree) -> Ints:

@@ -283,7 +283,9 @@ class Engine:
         failed = self._quarantine_all(result.failures)
         for commit in result.commits:
             request = self._running[commit.row]
-            delta = request.accept(commit.tokens, commit.chain, commit.logprobs)
+            delta = request.accept(
+                commit.tokens, commit.chain, commit.logprobs, commit.prompt_logprobs
+            )
             for name in set(commit.chain[:-1]) - failed:
                 self._quarantined.pop(name, None)
             if request.finished:

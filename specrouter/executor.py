@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
@@ -43,7 +42,8 @@ from processors.pack import lag
 from processors.token_tree import ROOT
 from specrouter.forward_clock import ForwardClock
 from specrouter.hang_guard import Abandoned, HangGuard
-from specrouter.lessons import Lesson, Teacher
+from specrouter.lessons import PROMPT_POSITIONS, Lesson, Teacher
+from specrouter.logprobs import PromptLogprobs, token_logprobs
 from specrouter.model_times import ModelTimes
 from specrouter.output import TokenLogprobs
 from specrouter.params import MAX_TREE_TOKENS
@@ -59,7 +59,6 @@ logger = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 _CATCH_UP_TOKENS = 8  # a drafter that lags by more catches up in chunks of its own first
-_PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
 
 
 class TargetError(RuntimeError):
@@ -108,6 +107,7 @@ class Commit:
     tokens: list[int]
     chain: Chain  # as it was used, shorter than planned after a failure
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,7 @@ class Executor:
         self._touched: list[_Touched] = []  # in this cycle
         self._result = CycleResult()
         self._teacher = Teacher(pool, manager, self._ngrams, profiler)
+        self._prompt_logprobs = PromptLogprobs()
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
 
     def open(self, row: int, request: Prompt) -> None:
@@ -223,12 +224,14 @@ class Executor:
         settings = sampling_settings(request, self._pool.eos_token_ids)
         self._sampler.open(row, settings, request.token_ids, request.generated)
         self._ngrams.open(row)
+        self._prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
     def close(self, row: int) -> None:
         del self._rows[row]
         self._teacher.forget(row)
         self._sampler.close(row)
         self._ngrams.close(row)
+        self._prompt_logprobs.close(row)
         self._manager.free(row)
 
     def target_lag(self, rows: Ints) -> Ints:
@@ -521,17 +524,17 @@ class Executor:
                 started = time.perf_counter()
                 self._clock.take_ms()
                 arguments = (model, state, self._manager, self._sampler, tree, positions)
+                earlier = self._earlier(state, tree.rows), self._whole_chunks(*prefill)
                 if self._rejection:
                     level = max(len(group.chain) for group in plan.groups) - 1 if plan.groups else 1
                     verdict = self._verify.verify_by_rejection(
-                        *arguments, proposals, max(1, level), prefill
+                        *arguments, proposals, max(1, level), prefill, *earlier
                     )
                 else:
-                    # A prompt's end: what drafters will be compared with when they read it.
-                    behind = lag(state, self._manager, tree.rows)
-                    earlier = np.minimum(behind, _PROMPT_POSITIONS)
-                    verdict = self._verify.verify(*arguments, prefill, earlier=earlier)
-                    self._teacher.keep_prompt_ends(verdict, earlier)
+                    verdict = self._verify.verify(*arguments, prefill, *earlier)
+                    self._teacher.keep_prompt_ends(verdict)
+                for row, logits in verdict.earlier.items():
+                    self._prompt_logprobs.note(row, logits)
                 self._note_stage("verify", int((verdict.places >= 0).sum()), started)
                 self._touched.append(_Touched(state, tree.rows, verdict.fed))
                 # A masked NaN would poison the row's next cycle.
@@ -543,6 +546,17 @@ class Executor:
             reason = f"{name} failed: {type(error).__name__}: {error}"
             raise TargetError(reason, result.failures) from error
         return verdict
+
+    def _earlier(self, state: ModelState, rows: Ints) -> Ints:
+        """[B] places before the roots whose logits are of use: a prompt's end, which drafters will
+        be compared with when they read it, or all of it."""
+        behind = lag(state, self._manager, rows)
+        wanted = 0 if self._rejection else PROMPT_POSITIONS
+        return np.where(self._prompt_logprobs.asked(rows), behind, np.minimum(behind, wanted))
+
+    def _whole_chunks(self, rows: Ints, counts: Ints) -> Ints:
+        """[P] the same within chunks of prompts."""
+        return np.where(self._prompt_logprobs.asked(rows), counts, 0)
 
     def _learn(self, speculation: _Speculation, verdict: Verdict) -> None:
         """What the target said of a group's trees."""
@@ -616,7 +630,8 @@ class Executor:
             self._manager.extend(row, path)
             self._sampler.extend(row, path.tolist())
             logprobs = self._logprobs(verdict, index, path)
-            result.commits.append(Commit(row, path.tolist(), chains[row], logprobs))
+            of_prompt = self._prompt_logprobs.take(row)
+            result.commits.append(Commit(row, path.tolist(), chains[row], logprobs, of_prompt))
 
     def _reason(self, row: int, failed: Mapping[int, Exception], is_broken: bool) -> str:
         """Why no token could be chosen for a row."""
@@ -734,16 +749,3 @@ def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> Sampli
         logits_processors=params.logits_processors,
         stream=request.sample,
     )
-
-
-def token_logprobs(logits: Tensor, tokens: Ints, count: int) -> list[TokenLogprobs]:
-    """Log-probabilities of `tokens` [n] and of the `count` likeliest ids by `logits` [n, V]."""
-    values = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    chosen = values.gather(1, torch.from_numpy(tokens).to(values.device).unsqueeze(1))[:, 0]
-    best, ids = values.topk(min(count, values.shape[1]), dim=1)
-    return [
-        TokenLogprobs(token, logprob, tuple(zip(names, others, strict=True)))
-        for token, logprob, names, others in zip(
-            tokens.tolist(), chosen.tolist(), ids.tolist(), best.tolist(), strict=True
-        )
-    ]

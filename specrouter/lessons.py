@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _NODES = 4  # of a verified tree, whose distributions are compared
+PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
 _EVERY = 4  # a pair is compared in one of so many cycles: distributions cost time
 
 
@@ -131,18 +132,13 @@ class Teacher:
             q, p = torch.stack(ours), torch.stack(theirs)
             self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
 
-    def keep_prompt_ends(self, verdict: Verdict, earlier: Ints) -> None:
-        """The target has read prompts to their ends: what drafters are compared with later.
-
-        `earlier`: [B] logits before the roots that the verdict brings of each row.
-        """
-        start = 0
-        for row, count in zip(verdict.tree.rows.tolist(), earlier.tolist(), strict=True):
-            if count:
-                logits = verdict.earlier[start : start + count].clone()
+    def keep_prompt_ends(self, verdict: Verdict) -> None:
+        """The target has read prompts to their ends: what drafters are compared with later."""
+        for row in verdict.tree.rows.tolist():
+            if row in verdict.earlier:
+                logits = verdict.earlier[row][-PROMPT_POSITIONS:].clone()
                 length = int(self._manager.counts[row]) - 1
                 self._prompt_ends[row] = _PromptEnd(logits, length)
-                start += count
 
     def prompt_ends(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
         """Of the rows whose prompt's end is known: rows, tokens up to it, logits kept of it."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -140,6 +140,7 @@ class RunningRequest:
         self._detokenizer = Detokenizer(tokenizer, prompt.params.stop)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if prompt.params.logprobs is None else []
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
         self.submitted_s = time.perf_counter()
@@ -193,11 +194,15 @@ class RunningRequest:
         tokens: Sequence[int],
         chain: Chain,
         logprobs: Sequence[TokenLogprobs] | None = None,
+        prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
     ) -> Delta:
         """Takes a cycle's tokens up to the first at which the text ends: news for the caller.
 
-        `logprobs` has one entry for each token if the request asks for them.
+        `logprobs` has one entry for each token if the request asks for them, and so has
+        `prompt_logprobs` for each token of the prompt, with the first tokens.
         """
+        if prompt_logprobs is not None:
+            self._prompt_logprobs = list(prompt_logprobs)
         came_s = time.perf_counter()
         self._chains[chain] += 1
         self._committed += len(tokens)
@@ -218,9 +223,15 @@ class RunningRequest:
             assert len(logprobs) == len(tokens)
             kept = list(logprobs[: len(fresh)])
             self._logprobs += kept
-        if reason is not None:
-            return self.finish(reason, text="".join(text), tokens=fresh, logprobs=kept)
-        return Delta("".join(text), fresh, index=self.prompt.sample, logprobs=kept)
+        if reason is None:
+            news = Delta("".join(text), fresh, index=self.prompt.sample, logprobs=kept)
+        else:
+            news = self.finish(reason, text="".join(text), tokens=fresh, logprobs=kept)
+        return (
+            news
+            if prompt_logprobs is None
+            else replace(news, prompt_logprobs=list(prompt_logprobs))
+        )
 
     def finish(
         self,
@@ -243,6 +254,7 @@ class RunningRequest:
             error,
             index,
             list(self._logprobs) if self._logprobs is not None else None,
+            self._prompt_logprobs,
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(text, list(tokens), reason, output, index, fresh)

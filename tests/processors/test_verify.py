@@ -55,7 +55,7 @@ def verify(
         tree,
         bench.output_positions(tree.rows),
         chunks_of(prefill),
-        rescore,
+        rescore=rescore,
     )
 
 

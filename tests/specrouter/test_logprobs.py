@@ -90,3 +90,90 @@ def test_no_logprobs_come_unasked_and_none_but_the_tokens_own_with_zero(
     assert none.logprobs is None
     assert own.logprobs is not None
     assert [entry.top for entry in own.logprobs] == [()] * 4
+
+
+LONG = [(7 * i) % 300 + 3 for i in range(50)]
+
+
+@pytest.fixture(scope="module")
+def reading_router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    """Reads prompts in chunks of 8 tokens."""
+    settings = copy.deepcopy(small_config)
+    for model in settings["pool"]["models"]:
+        model["dtype"] = "float32"
+    settings["engine"] = {**settings.get("engine", {}), "prefill_chunk": 8}
+    with ChainRouter.from_config(settings) as router:
+        yield router
+
+
+@pytest.mark.parametrize("chain", [None, ("small", "middle", "target")], ids=str)
+def test_a_prompts_logprobs_are_those_of_the_raw_logits(
+    reading_router: ChainRouter, target: Any, chain: tuple[str, ...] | None
+) -> None:
+    prompts = [LONG, LONG[:9], LONG[:8], LONG[3:5]]
+    asked = SamplingParams(6, prompt_logprobs=2, ignore_eos=True)
+    overrides: SpeculationOverride = "off" if chain is None else Speculation(chain, 3, 2)
+    for prompt, output in zip(
+        prompts, reading_router.generate(prompts, asked, overrides), strict=True
+    ):
+        found = output.prompt_logprobs
+        assert found is not None
+        with torch.inference_mode():
+            expected = target(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert found[0] is None
+        assert [entry.token_id for entry in found[1:] if entry is not None] == prompt[1:]
+        for position, entry in enumerate(found[1:]):
+            assert entry is not None
+            own = float(expected[position, entry.token_id])
+            assert entry.logprob == pytest.approx(own, abs=TOLERANCE)
+            best = expected[position].topk(2).values.tolist()
+            assert [value for _, value in entry.top] == pytest.approx(best, abs=TOLERANCE)
+
+
+def test_a_prompts_logprobs_come_with_the_first_tokens_and_nobody_elses(
+    reading_router: ChainRouter,
+) -> None:
+    asked = SamplingParams(6, prompt_logprobs=0, ignore_eos=True, n=2, temperature=1.0, seed=3)
+    deltas = list(reading_router.stream(LONG[:20], asked))
+    for sample in (0, 1):
+        first, *others = [delta for delta in deltas if delta.index == sample]
+        assert first.prompt_logprobs is not None
+        assert len(first.prompt_logprobs) == 20
+        assert all(delta.prompt_logprobs is None for delta in others)
+    [plain] = reading_router.generate([LONG[:20]], SamplingParams(4))
+    assert plain.prompt_logprobs is None
+
+
+def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
+    reading_router: ChainRouter,
+) -> None:
+    asked = SamplingParams(8, prompt_logprobs=0, ignore_eos=True)
+    whole = reading_router.submit(LONG[:12], asked).result()
+    resumed = reading_router.submit(LONG[:12], asked, generated=whole.token_ids[:3]).result()
+    assert resumed.token_ids == whole.token_ids
+    assert resumed.prompt_logprobs is not None
+    assert len(resumed.prompt_logprobs) == 12
+
+
+def test_a_prompt_of_one_token_has_no_logprobs(reading_router: ChainRouter) -> None:
+    [output] = reading_router.generate([[5]], SamplingParams(2, prompt_logprobs=3))
+    assert output.prompt_logprobs == [None]
+
+
+def test_rejection_sampling_gives_a_prompts_logprobs_too(
+    small_config: dict[str, Any], reading_router: ChainRouter
+) -> None:
+    asked = SamplingParams(4, prompt_logprobs=0, ignore_eos=True, temperature=1.0, seed=1)
+    settings = copy.deepcopy(small_config)
+    for model in settings["pool"]["models"]:
+        model["dtype"] = "float32"
+    engine = {**settings.get("engine", {}), "verification": "rejection", "prefill_chunk": 8}
+    with ChainRouter.from_config({**settings, "engine": engine}) as router:
+        [rejecting] = router.generate([LONG[:20]], asked)
+    [sharing] = reading_router.generate([LONG[:20]], asked)
+    for one, other in zip(
+        (rejecting.prompt_logprobs or [])[1:], (sharing.prompt_logprobs or [])[1:], strict=True
+    ):
+        assert one is not None
+        assert other is not None
+        assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)
