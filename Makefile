@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install serve check test exact bench bench-load clean
+.PHONY: install serve check test exact bench bench-load wheel-check clean
 
 install: $(INSTALLED)
 
@@ -33,6 +33,9 @@ bench: install
 
 bench-load: install
 	$(PYTHON) -m specrouter bench load --poisson 1
+
+wheel-check: install
+	$(PYTHON) -m tests.wheel_check
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,14 +24,21 @@ class ModelConfig(BaseModel):
     """One member of the pool.
 
     Attributes:
+        name: to ask for it by, in chains; without spaces, ">" and ",".
+        source: `bundled:NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
+            `hub:ORG/NAME`, or `ngram`: no model, it drafts from the request's own text.
         dtype: "auto" is the checkpoint's, except for a half-precision member of fewer than 8M
             parameters that is not the target and runs on the CPU: float32, in which it is faster.
             A drafter's dtype never changes the output.
+        device: "auto" (by free memory, the largest model first), "cpu", "cuda" or "cuda:N".
         threads: CPU threads of its forwards. By default 1 for a member of fewer than 4M
             parameters that is not the target and runs on the CPU, else torch's setting when the
             pool is made.
         inflate_to: at least so many parameters. The member is then the source, a Llama, inflated:
             the same function at a real model's cost (`modelpool.inflate`), kept in the cache.
+        pinned: never evicted when idle.
+        revision: of a hub repository: a branch, a tag or a commit.
+        trust_remote_code: runs the repository's own Python code: only for sources that you trust.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,9 +72,14 @@ class ModelConfig(BaseModel):
 class PoolConfig(BaseModel):
     """The models that may draft and verify, and the one whose output is served.
 
-    `max_loaded_models` and `memory_limit_mb` (weights and reserved KV of the loaded models, all
-    devices together) bound what stays loaded: past them, idle models are evicted. `pack_weights`
-    lays out linear weights once where that is faster (bfloat16 on the CPU).
+    Attributes:
+        target: the name of the model whose output is served.
+        models: the target, and the models that may draft for it, all with the same tokenizer.
+        max_loaded_models: past it, idle models are evicted, the least recently used first.
+        memory_limit_mb: the same for weights and reserved KV of the loaded models, all devices
+            together.
+        pack_weights: lays out linear weights once where that is faster: bfloat16 on the CPU, with
+            the same bits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from modelpool.errors import ConfigError
+from modelpool.errors import ConfigError, DoesNotFitError
 from modelpool.footprint import ModelFootprint
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,13 @@ def place(
     return placements
 
 
+def bytes_by_device(placement: Placement, need: int) -> dict[str, int]:
+    """What each device gives of a model's `need` in bytes."""
+    shares = dict(placement.max_memory) or {placement.device: need}
+    whole = max(sum(shares.values()), 1)
+    return {name: -(-need * share // whole) for name, share in shares.items()}
+
+
 def read_devices() -> tuple[DeviceInfo, ...]:
     """This machine's accelerators, and its CPU."""
     found = []
@@ -128,7 +135,7 @@ def _place_one(
     if len(wanted) > 1 and sum(device.usable_bytes for device in wanted) >= need:
         return _spread(model, wanted, need)
     if is_target:
-        raise ConfigError(
+        raise DoesNotFitError(
             f"{model.field}.device",
             f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
             f"{_room(wanted)}; choose a smaller dtype or KV budget, or say device: cpu",
@@ -163,7 +170,7 @@ def _on_cpu(
     if cpu.usable_bytes >= need:
         return Placement("cpu")
     if is_target:
-        raise ConfigError(
+        raise DoesNotFitError(
             f"{model.field}.device",
             f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
             f"{_room([cpu])}",
@@ -186,12 +193,8 @@ def _spread(model: ModelFootprint, devices: Sequence[DeviceInfo], need: int) -> 
 def _charge(
     state: dict[str, DeviceInfo], placement: Placement, model: ModelFootprint, kv_tokens: int
 ) -> None:
-    need = model.total_bytes(kv_tokens)
-    shares = dict(placement.max_memory) or {placement.device: need}
-    whole = sum(shares.values())
-    for name, share in shares.items():
+    for name, taken in bytes_by_device(placement, model.total_bytes(kv_tokens)).items():
         device = state[name]
-        taken = -(-need * share // whole)
         state[name] = replace(
             device, free_bytes=max(0, device.free_bytes - taken), load=device.load + 1
         )

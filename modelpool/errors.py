@@ -14,6 +14,10 @@ class ConfigError(ValueError):
         self.reason = reason
 
 
+class DoesNotFitError(ConfigError):
+    """A target that this machine's devices have no memory for."""
+
+
 class UnsupportedModelError(ConfigError):
     """A model whose architecture the attention plug-in cannot serve exactly."""
 

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.architecture import refusal
-from modelpool.config import ModelConfig, PoolConfig, validate_config
+from modelpool.config import Dtype, ModelConfig, PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
 from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
 from modelpool.footprint import CheckpointFacts, ModelFootprint, read_checkpoint, read_config
@@ -46,6 +46,19 @@ class _Member:
     field: str  # its place in the configuration, such as pool.models[1]
     path: Path
     facts: CheckpointFacts
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """How a member will run: `threads` are CPU threads, None on an accelerator.
+
+    `dtype` is "auto" where the checkpoint's own is kept.
+    """
+
+    footprint: ModelFootprint
+    placement: Placement
+    dtype: Dtype
+    threads: int | None
 
 
 Loader = Callable[[ModelConfig, Path, Placement, int, str, Tuning], "PackedModel"]
@@ -125,6 +138,17 @@ class ModelPool:
     def placement(self, name: str) -> Placement:
         """Where a model is, or will be loaded."""
         return self._placements[self._member(name).config.name]
+
+    def plan(self, name: str) -> "MemberPlan":
+        """What a model takes, and how it will run, once it is loaded where it is placed."""
+        member, placement = self._member(name), self.placement(name)
+        tuning = self._tuning(member, placement)
+        return MemberPlan(
+            footprint=member.facts.footprint(name, member.field, member.config.device),
+            placement=placement,
+            dtype=member.config.dtype,
+            threads=tuning.threads if placement.device == "cpu" else None,
+        )
 
     def is_loaded(self, name: str) -> bool:
         """Can it be used without loading anything?"""
@@ -246,13 +270,16 @@ class ModelPool:
 
     def _load_at(self, member: _Member, placement: Placement) -> "PackedModel":
         loader = self._loader or _default_loader()
-        tuning = tuning_for(
+        tuning = self._tuning(member, placement)
+        return loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
+
+    def _tuning(self, member: _Member, placement: Placement) -> Tuning:
+        return tuning_for(
             member.config,
             self._role(member.config.name, on_cpu=placement.device == "cpu"),
             default_threads=self._threads,
             pack_weights=self.config.pack_weights,
         )
-        return loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
 
     def _where(self, name: str) -> str:
         placement = self._placements[name]

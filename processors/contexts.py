@@ -15,22 +15,26 @@ class Contexts:
     """n places. Each stands after its row's committed tokens and the tokens of its path.
 
     Rows, positions and depths are known on the host; the paths may be on the device alone.
+    Drafters' places have no masks: what they draft is free.
     """
 
     rows: Ints  # [n]
     positions: Ints  # [n] output position of the token that is chosen there
     depths: Ints  # [n] tokens of the path
     paths: Tensor | None = None  # [n, L]; of path i the first depths[i]. None: nobody needs them
+    masks: Tensor | None = None  # [n, ceil(V / 8)] what grammars allow there, `grammar.Bits`
 
     def part(self, start: int, stop: int) -> "Contexts":
         """Places `start .. stop`, not copied."""
         paths = None if self.paths is None else self.paths[start:stop]
+        masks = None if self.masks is None else self.masks[start:stop]
         rows, positions, depths = self.rows, self.positions, self.depths
-        return Contexts(rows[start:stop], positions[start:stop], depths[start:stop], paths)
+        return Contexts(rows[start:stop], positions[start:stop], depths[start:stop], paths, masks)
 
     def take(self, index: Ints) -> "Contexts":
         """Some of the places, in the order of `index`."""
-        paths = self.paths
-        if paths is not None:
-            paths = paths[torch.from_numpy(index).to(paths.device)]
-        return Contexts(self.rows[index], self.positions[index], self.depths[index], paths)
+        paths, masks = (
+            None if part is None else part[torch.from_numpy(index).to(part.device)]
+            for part in (self.paths, self.masks)
+        )
+        return Contexts(self.rows[index], self.positions[index], self.depths[index], paths, masks)

@@ -102,18 +102,29 @@ def run_pack(
 def tree_contexts(
     sampler: Sampler, tree: TokenTree, positions: Ints, device: torch.device
 ) -> Contexts:
-    """The places after each root and each node, row after row. `positions` [B] after the roots."""
+    """The places after each root and each node, row after row, with their grammars' masks.
+
+    `positions`: [B] after the roots.
+    """
     counts = tree.sizes + 1
     which = np.repeat(np.arange(len(tree.rows)), counts)
     node = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) - 1
     depths = np.concatenate((np.zeros((len(tree.rows), 1), np.int64), tree.depths), axis=1)
     depth = depths[which, node + 1]
-    paths = None
-    if sampler.needs_paths(tree.rows):
-        texts = np.zeros((len(which), tree.height), dtype=np.int64)
-        texts[node >= 0] = tree.paths()[tree.real]
-        paths = _to(texts, device)
-    return Contexts(tree.rows[which], positions[which] + depth, depth, paths)
+    rows, after = tree.rows[which], positions[which] + depth
+    needs_paths = sampler.needs_paths(tree.rows)
+    if not (needs_paths or sampler.grammars):
+        return Contexts(rows, after, depth)
+    texts = np.zeros((len(which), tree.height), dtype=np.int64)
+    texts[node >= 0] = tree.paths()[tree.real]
+    masks = sampler.masks(rows, after, depth, texts)
+    return Contexts(
+        rows,
+        after,
+        depth,
+        _to(texts, device) if needs_paths else None,
+        None if masks is None else _to(masks, device),
+    )
 
 
 def lag(state: ModelState, manager: StateManager, rows: Ints) -> Ints:

@@ -18,6 +18,7 @@ class Proposal:
     logits: Tensor  # [n, V]
     places: Ints  # [B, 1 + W'] where the logits after the root and after each node stand, or -1
     fed: FedTree  # what the proposer's own state holds
+    is_masked: bool = False  # its tokens were chosen under grammars, as verifiers choose
 
     @classmethod
     def without_logits(cls, tree: TokenTree) -> "Proposal":

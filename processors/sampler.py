@@ -3,14 +3,14 @@
 The token at output position k is the argmax of `processed logits / temperature + Gumbel(seed, k)`,
 plain argmax at temperature 0; ties go to the lowest id. It depends on the logits, the row's
 settings, its text and k, and on nothing that stands beside it. Order: logit bias, repetition,
-frequency and presence penalties, bad words, least length, own processors; then, above temperature
-0, temperature, top-k, top-p, min-p, noise.
+frequency and presence penalties, bad words, least length, own processors, the row's grammar; then,
+above temperature 0, temperature, top-k, top-p, min-p, noise. Drafts know no grammar.
 Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared noise as a coupling).
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.contexts import Contexts, Ints
+from processors.grammar import Bits, GrammarError, Path, TokenGrammar, exclude_others
 from processors.logits import (
     NO_TOKEN,
     add_entries,
@@ -60,6 +61,8 @@ class SamplingSettings:
     # of `transformers`: (input_ids [1, L], scores [1, V]) -> [1, V]
     logits_processors: tuple[Any, ...] = ()
     stream: int = 0  # distinguishes samples that share a seed, below 2**32
+    # At its beginning. `min_tokens` then holds an end back only where something else may follow.
+    grammar: TokenGrammar | None = field(default=None, compare=False)
 
 
 class Sampler:
@@ -74,6 +77,7 @@ class Sampler:
         self._plain = np.zeros(0, dtype=np.bool_)
         self._banks: dict[tuple[torch.device, int], NoiseBank] = {}  # per device and purpose
         self._errors: dict[int, Exception] = {}
+        self.grammars: dict[int, TokenGrammar] = {}  # of the rows that have one
 
     def open(
         self,
@@ -89,6 +93,9 @@ class Sampler:
         self._plain = np.pad(self._plain, missing)
         self._temperatures[row] = settings.temperature
         self._plain[row] = not (opened.edits or opened.warps)
+        if settings.grammar is not None:
+            settings.grammar.advance(list(output))
+            self.grammars[row] = settings.grammar
         if settings.temperature > 0:
             for (_, purpose), bank in self._banks.items():
                 bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
@@ -96,18 +103,21 @@ class Sampler:
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Output tokens were committed."""
         self._rows[row].extend(tokens)
+        if row in self.grammars:
+            self.grammars[row].advance(list(tokens))
 
     def close(self, row: int) -> None:
         if self._rows.pop(row, None) is not None:
             self._plain[row] = False
         self._errors.pop(row, None)
+        self.grammars.pop(row, None)
         for bank in self._banks.values():
             bank.close(row)
 
     def take_errors(self) -> dict[int, Exception]:
-        """Rows whose own processors raised since the last call, and the first error of each.
+        """Rows whose own processors or grammars failed since the last call, and their first errors.
 
-        No token may be chosen where it raised, which matters only if the text comes there.
+        No token may be chosen where it failed, which matters only if the text comes there.
         """
         errors, self._errors = self._errors, {}
         return errors
@@ -115,6 +125,38 @@ class Sampler:
     def needs_paths(self, rows: Ints) -> bool:
         """Whether the settings of any of the rows look at the text."""
         return any(self._rows[row].reads_text for row in rows.tolist())
+
+    def masks(self, rows: Ints, positions: Ints, depths: Ints, texts: Ints) -> Bits | None:
+        """What grammars allow at n places, [n, ceil(V / 8)]; None if no row has a grammar.
+
+        Every id is allowed where a row has none, and where no text gets to.
+
+        Args:
+            rows, positions, depths: [n], as in `Contexts`.
+            texts: [n, L] the paths, on the host.
+        """
+        numbers = rows.tolist()
+        restrained = [index for index, row in enumerate(numbers) if row in self.grammars]
+        if not restrained:
+            return None
+        masks: Bits = np.full((len(rows), -(-self._vocab_size // 8)), 255, dtype=np.uint8)
+        paths = {index: tuple(texts[index, : depths[index]].tolist()) for index in restrained}
+        for index in sorted(restrained, key=lambda index: (numbers[index], paths[index])):
+            masks[index] = self._mask(numbers[index], paths[index], int(positions[index]))
+        return masks
+
+    def _mask(self, row: int, path: Path, position: int) -> Bits | int:
+        try:
+            mask = self.grammars[row].mask(path)
+        except GrammarError as error:
+            self._errors.setdefault(row, error)
+            return 0
+        if mask is None:
+            return 255
+        if position < self._rows[row].settings.min_tokens:
+            going_on = mask & ~self._rows[row].end_bits
+            return going_on if going_on.any() else mask
+        return mask
 
     def scores(self, logits: Tensor, contexts: Contexts, purpose: int = 0) -> Tensor:
         """What the choice is the argmax of, [n, V] float64; plain greedy: `logits` itself.
@@ -261,7 +303,7 @@ class Sampler:
     ) -> Tensor:
         """See `scores`. `precision`: float64, or float32 for rows that are not edited."""
         temperatures = self._temperatures[contexts.rows]
-        plain = bool(self._plain[contexts.rows].all())
+        plain = contexts.masks is None and bool(self._plain[contexts.rows].all())
         if plain and not temperatures.any():
             return logits
         if plain and temperatures.all():  # into the noise's memory: of few passes over it
@@ -270,7 +312,7 @@ class Sampler:
                 return noise.add_(logits)
             return noise.add_(logits.to(precision) / column(temperatures, logits.device, precision))
         rows = self._rows_of(contexts)
-        if any(row.edits for row in rows):
+        if contexts.masks is not None or any(row.edits for row in rows):
             precision = torch.float64
         scores = self._processed(logits, rows, contexts, precision)
         sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
@@ -288,7 +330,7 @@ class Sampler:
     ) -> Tensor:
         """Scores without noise, of its own memory unless all rows are plain greedy."""
         scores = logits
-        if any(row.edits for row in rows):
+        if contexts.masks is not None or any(row.edits for row in rows):
             scores = logits.to(torch.float64, copy=True)
             self._edit(scores, rows, contexts)
         temperatures = [row.settings.temperature for row in rows]
@@ -318,6 +360,10 @@ class Sampler:
         for index, row in enumerate(rows):
             if row.settings.logits_processors:
                 self._run_processors(scores[index : index + 1], row, contexts, index)
+        if contexts.masks is not None:
+            restrained = [index for index, row in enumerate(rows) if row.settings.grammar]
+            masks = _pick(contexts.masks, restrained)
+            change_rows(scores, restrained, lambda part: exclude_others(part, masks))
 
     def _penalize(
         self, scores: Tensor, rows: "list[_Row]", which: list[int], contexts: Contexts
@@ -380,9 +426,11 @@ class _Row:
         words = set(settings.bad_words_ids)
         self.bad = np.array(sorted(word[0] for word in words if len(word) == 1), dtype=np.int64)
         self.bad_or_end = np.union1d(self.bad, np.array(settings.end_token_ids, dtype=np.int64))
-        self.excludes = len(self.bad) > 0 or (
-            settings.min_tokens > 0 and len(settings.end_token_ids) > 0
-        )
+        is_held = settings.grammar is None and settings.min_tokens > 0  # else its mask sees to it
+        self._held_until = settings.min_tokens if is_held else 0
+        self.excludes = len(self.bad) > 0 or (is_held and len(settings.end_token_ids) > 0)
+        ends = np.isin(np.arange(vocab_size if settings.grammar else 0), settings.end_token_ids)
+        self.end_bits: Bits = np.packbits(ends, bitorder="little")
         phrases = sorted(word for word in words if len(word) > 1)
         longest = max((len(word) - 1 for word in phrases), default=0)
         self.endings = np.array([word[-1] for word in phrases], dtype=np.int64)
@@ -405,7 +453,7 @@ class _Row:
 
     def excluded(self, position: int) -> Ints:
         """Ids that may not stand at an output position, whatever stands before it."""
-        return self.bad_or_end if position < self.settings.min_tokens else self.bad
+        return self.bad_or_end if position < self._held_until else self.bad
 
     def counts(self, device: torch.device) -> "_Counts":
         """Of the committed text, brought up to date."""

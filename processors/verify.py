@@ -5,6 +5,7 @@ choice, stop where there is none, and take that choice. The target's walk is com
 intermediate re-scores every node and adds its own choices as children (`Verdict.proposal`); under
 hard rejection only the accepted path goes on (SpecRouter, section 4.3).
 `verify_by_rejection` has Leviathan's rule in the place of the walk (`processors.rejection`).
+A row's grammar masks every verifier, at every place of its tree (`processors.grammar`).
 The target's prefill chunks travel in the same pack.
 """
 
@@ -72,7 +73,8 @@ class Verdict:
         else:
             tree = self._extended()
         nowhere = np.full((len(tree.rows), 1), -1)  # the logits after the verifier's own choices
-        return Proposal(tree, self.logits, np.concatenate((self.places, nowhere), 1), self.fed)
+        places = np.concatenate((self.places, nowhere), axis=1)
+        return Proposal(tree, self.logits, places, self.fed, is_masked=True)
 
     def _walks(self, paths: list[Ints]) -> TokenTree:
         """The tree of the walks, as far as they go on; later nodes are the verifier's own."""
@@ -297,7 +299,8 @@ def _proposed(
         origin = np.where(own.parents == ROOT, ROOT, origin)
         place = np.take_along_axis(proposal.places, origin + 1, axis=1)[own.real]
         logits = proposal.logits[torch.from_numpy(place).to(proposal.logits.device)]
-        q[index] = sampler.distribution(logits.to(like.device), contexts.take(before[nodes]))
+        places = contexts if proposal.is_masked else replace(contexts, masks=None)
+        q[index] = sampler.distribution(logits.to(like.device), places.take(before[nodes]))
     return q
 
 

@@ -1,13 +1,15 @@
-"""The command line: `specrouter serve`, `generate`, `inflate`, `bench`.
+"""The command line: `specrouter serve`, `check`, `generate`, `inflate`, `bench`.
 
 Contract: a bad argument or configuration ends with exit code 2 and one line on stderr that names
-the field; a generation or a measurement that fails, with 1. Only here is logging configured.
+the field; a generation or a measurement that fails, and a pool that does not fit, with 1; a service
+whose engine has failed, with 3. Only here is logging configured.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -19,9 +21,12 @@ from modelpool.errors import ConfigError
 from modelpool.inflate import inflate_to
 from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
 from specrouter.config import RouterConfig
+from specrouter.logs import configure_logs
 from specrouter.slo import check_positive, joined
 
 _BAD_INPUT = 2
+_DOES_NOT_FIT = 1
+_ENGINE_FAILED = 3
 _SHAPE = ("depth", "width", "inner_rounds")  # arguments that go with a chain
 _SLO_OPTIONS = {"tpot_ms": "--slo-tpot-ms", "ttft_ms": "--slo-ttft-ms"}
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -30,13 +35,13 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we announce the start ourselves
     try:
+        if arguments.log_level is not None:
+            configure_logs(arguments.log_level)
         exit_code: int = arguments.run(arguments)
         return exit_code
     except (ConfigError, RequestError) as error:
-        print(f"specrouter: {error}", file=sys.stderr)
+        _complain(error)
         return _BAD_INPUT
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -44,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader left (`| head`). Python flushes stdout once more at exit: let it go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _complain(error: Exception) -> None:
+    """One line, whatever a library's message looks like."""
+    print(f"specrouter: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 def default_config(name: str = "tiny.yaml") -> Path:
@@ -55,14 +65,34 @@ def default_config(name: str = "tiny.yaml") -> Path:
 
 def _serve(arguments: argparse.Namespace) -> int:
     # A web framework takes long to import; `generate` must not wait for it.
-    from specrouter.serve import serve
+    from specrouter.serve import EngineFailureError, serve
 
     config = RouterConfig.load(arguments.config)
-    given = {key: getattr(arguments, key) for key in ("host", "port")}
+    given = {key: getattr(arguments, key) for key in ("host", "port", "log_format")}
     override = {key: value for key, value in given.items() if value is not None}
     server = config.server.model_copy(update=override)
-    serve(config.model_copy(update={"server": server}))
+    configure_logs(logging.INFO, server.log_format)
+    try:
+        serve(config.model_copy(update={"server": server}))
+    except EngineFailureError as error:
+        _complain(error)
+        return _ENGINE_FAILED
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    # Imports the models' own code, which other commands do when they load them.
+    from specrouter.check import check_config
+
+    try:
+        report = check_config(RouterConfig.load(arguments.scenario or arguments.config))
+    except ConfigError as error:
+        if arguments.json:
+            fault = {"field": error.field, "reason": error.reason}
+            print(json.dumps({"status": "invalid", "error": fault}, indent=2))
+        raise
+    print(json.dumps(report.to_json(), indent=2) if arguments.json else report.to_text())
+    return 0 if report.fits else _DOES_NOT_FIT
 
 
 def _generate(arguments: argparse.Namespace) -> int:
@@ -194,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="specrouter", description="Routed speculative decoding.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
+    _add_check(commands)
     _add_generate(commands)
     _add_inflate(commands)
     _add_bench(commands)
@@ -207,7 +238,22 @@ def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--port", type=_port, help="port; 0 picks a free one (default: the config's)"
     )
-    parser.set_defaults(run=_serve, log_level=logging.INFO)
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), help="of the log (default: the config's)"
+    )
+    parser.set_defaults(run=_serve, log_level=None)  # its format is in the configuration
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "check", help="say whether a configuration is valid and its models fit; loads none"
+    )
+    _add_config(parser)
+    parser.add_argument(
+        "scenario", type=Path, nargs="?", metavar="CONFIG", help="the same as --config"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_check, log_level=logging.ERROR)
 
 
 def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:

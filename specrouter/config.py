@@ -1,5 +1,6 @@
 """The configuration: one YAML file per scenario, one tree of strict models."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,10 @@ from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH, RequestError
 from specrouter.slo import BY_VALUE, NO_OBJECTIVE, SLO
+
+_API_KEY = re.compile(r"[!-~]+")
+# The host is a name, an IPv4 or, in brackets, an IPv6 address.
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 Policy = Literal["adaptive", "paper", "static", "ssd-smallest", "ssd-tuned", "target-only"]
 Selection = Literal["costmodel", "slo", "global-greedy", "equal-greedy", "whole"]
@@ -28,15 +33,17 @@ class SchedulerConfig(_Strict):
             hard rejection; `static`: always `chain`; `ssd-smallest`: the smallest drafter and the
             target; `ssd-tuned`: a `chain` of two models with the depth and width that were found to
             be the best offline (`specrouter bench chains` finds them); `target-only`.
-        depth, width: of the drafted token trees. Left out, `adaptive` chooses them, and the other
-            policies take 4 and 1.
+        depth: levels of the drafted token trees. Left out, `adaptive` chooses it, and the other
+            policies take 4.
+        width: branches on each level; times the depth at most 64. Left out, `adaptive` chooses it,
+            and the other policies take 1.
         nodes: of a request's tree, in the mean, that the target verifies: the most probable ones.
             Left out, `adaptive` chooses it, and the other policies verify whole trees.
         inner_rounds: how often the first intermediate of a chain judges a draft before the next
             model sees the result. Left out, `adaptive` chooses it, and the others take 1.
         groups: `requests`: requests that decode together may use different drafters; their trees
             meet in one pass of the target. `one`: one chain for all.
-        chain: of `static` and `ssd-tuned`.
+        chain: of `static` and `ssd-tuned`: names, weakest first, the target last.
     """
 
     policy: Policy = "adaptive"
@@ -89,8 +96,9 @@ class TreesConfig(_Strict):
         latency_margin: on the foreseen time of a cycle, where objectives are weighed.
         root_credit: accepted tokens that a tree's root stands for.
         order: who is served first when a budget does not serve all, `slo` only.
-        max_depth, min_depth, max_width, drafter_tokens, c1, c2: of the Equations 8 and 9;
-            `drafter_tokens` (B2) left out is the budget.
+        max_depth, min_depth, max_width: bounds of the Equations 8 and 9.
+        drafter_tokens: B2 of Equation 9, what a drafter reads in a step; left out, the budget.
+        c1, c2: constants of the Equations 8 and 9.
     """
 
     shape: Literal["costmodel", "adaserve", "adaserve-v1", "fixed", "static"] = "costmodel"
@@ -131,6 +139,8 @@ class EngineConfig(_Strict):
             are as they would be without branches; it matters in bfloat16 and float16 only.
         hang_timeout_s: after so many seconds in one forward, a model other than the target is given
             up; its cycle goes on without it.
+        step_timeout_s: after so many seconds in one cycle, models that are loaded in it included,
+            the engine counts as stuck: every request ends with an error, and the service stops.
     """
 
     max_requests: int = Field(default=32, ge=1, le=1024)
@@ -141,11 +151,19 @@ class EngineConfig(_Strict):
     exact: Literal["fast", "strict"] = "fast"
     hang_timeout_s: float = Field(default=30.0, gt=0)
 
+    @property
+    def kv_tokens(self) -> int:
+        """That each model's place must have KV memory for."""
+        return self.kv_budget_tokens or self.max_requests * self.max_model_len
+    step_timeout_s: float = Field(default=600.0, gt=0)
+
 
 class ServerConfig(_Strict):
     """The HTTP service.
 
     Attributes:
+        host: address to listen on; 0.0.0.0 is every interface.
+        port: 0 picks a free one.
         max_waiting: requests that may wait for a row; beyond it the answer is 503.
         max_choices: texts that one HTTP request may ask for: prompts times samples of each.
         max_body_bytes: of an HTTP request.
@@ -165,14 +183,37 @@ class ServerConfig(_Strict):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
     cors_origins: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
     chat_template: Path | None = None
 
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_can_be_sent(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for number, key in enumerate(keys, start=1):
+            if not is_api_key(key):  # its text is a secret, also in an error
+                raise ConfigError("", f"key {number} must be printable ASCII without spaces")
+        return keys
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_what_browsers_send(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError("", f'{origin!r} is neither "*" nor scheme://host[:port]')
+        return origins
+
 
 class SloConfig(_Strict):
-    """A class of objectives: see `specrouter.slo.SLO`. At least one must be given."""
+    """A class of objectives, by the name that requests ask for. At least one must be given.
+
+    Attributes:
+        tpot_ms: mean time of an output token after the first, in milliseconds; above 0, like all.
+        ttft_ms: from submission to the first token, in milliseconds.
+        tpot_ratio: `tpot_ms` as so many times what a token takes when the target serves one request
+            alone. Not together with `tpot_ms`.
+    """
 
     tpot_ms: float | None = Field(default=None, strict=True)
     ttft_ms: float | None = Field(default=None, strict=True)
@@ -191,6 +232,17 @@ class SloConfig(_Strict):
 
 
 class RouterConfig(_Strict):
+    """A scenario.
+
+    Attributes:
+        pool: the models.
+        scheduler: how chains are chosen.
+        trees: how large drafts are, and what of them is verified.
+        engine: limits of what runs together.
+        server: the HTTP service.
+        slo_classes: names for objectives, for requests to ask for.
+    """
+
     pool: PoolConfig
     scheduler: SchedulerConfig = SchedulerConfig()
     trees: TreesConfig = TreesConfig()
@@ -231,6 +283,11 @@ class RouterConfig(_Strict):
         if not isinstance(data, dict):
             raise ConfigError("config", f"{source} holds no mapping at its top level")
         return validate_config(cls, data)
+
+
+def is_api_key(text: str) -> bool:
+    """Whether a client can send it in a header."""
+    return _API_KEY.fullmatch(text) is not None
 
 
 def check_chain(config: RouterConfig) -> None:

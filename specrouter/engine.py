@@ -7,8 +7,8 @@ come from the router's thread, `max_request_tokens` and `can_ever_fit` apart.
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,21 +20,24 @@ from processors import share_chunk
 from specrouter.admission_queue import AdmissionQueue
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.decision_record import DecisionRecord
+from specrouter.decode_counts import Gain
 from specrouter.executor import (
     ChainGroup,
+    Commit,
     CyclePlan,
     CycleResult,
     Executor,
     ModelFailure,
     TargetError,
 )
-from specrouter.hang_guard import HangGuard
+from specrouter.hang_guard import Abandoned, HangGuard
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.planner import Reading, RoutePlanner
 from specrouter.prediction import Chain, Workload, target_only
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
+from specrouter.request_meter import RequestMeter
 from specrouter.scheduler import ModelChainScheduler
 from specrouter.slo_accounts import SloAccounts
 from specrouter.tree_planner import TreePlanner, default_selection
@@ -50,6 +53,27 @@ _RECENT_ENDS = 64  # of requests, whose rate tells how long others will wait
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 _TREE_SLOTS = MAX_TREE_TOKENS + 16
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """How the engine stands now, of which not all need be of the same cycle.
+
+    Attributes:
+        rows: that requests may have.
+        kv_reserved_tokens: of the running requests, out of `kv_capacity_tokens`.
+        kv_bytes: of the stores of models in memory.
+        quarantines: how often each model was put to rest; `quarantined` rest now.
+    """
+
+    running: int
+    waiting: int
+    rows: int
+    kv_reserved_tokens: int
+    kv_capacity_tokens: int
+    kv_bytes: Mapping[str, int]
+    quarantines: Mapping[str, int]
+    quarantined: frozenset[str]
 
 
 @dataclass
@@ -69,6 +93,7 @@ class Engine:
         )
         self.profiler = PerformanceProfiler(parameters)
         self.slo_accounts = SloAccounts()
+        self.meter = RequestMeter(pool.target, config.slo_classes)
         self._parameters = parameters
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
@@ -85,11 +110,15 @@ class Engine:
         self._ends: deque[float] = deque(maxlen=_RECENT_ENDS)  # when the last requests ended
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
+        self._quarantines: Counter[str] = Counter()  # so far
         self._cycle = 0
         self._planner = self._new_planner(config.scheduler, config.trees)
         # Of the policies used so far.
         self._planners = {(config.scheduler, config.trees): self._planner}
+        self._policy = config.scheduler, config.trees
         self._stepping = threading.Lock()  # state may be looked at from outside between steps
+        self._step_began: float | None = None
+        self._is_abandoned = False
 
     @property
     def has_work(self) -> bool:
@@ -104,6 +133,22 @@ class Engine:
     def running(self) -> int:
         """Requests that have a row."""
         return len(self._running)
+
+    def state(self) -> EngineState:
+        """For any thread; waits for nothing."""
+        manager, names = self._manager, self._pool.names
+        states = {name: manager.state(name) for name in names}
+        resting = frozenset(names) - self._available()
+        return EngineState(
+            self.running,
+            self.waiting,
+            manager.rows,
+            manager.reserved_tokens,
+            manager.budget_tokens or manager.rows * manager.max_tokens,
+            {name: state.store.nbytes for name, state in states.items() if state is not None},
+            {name: self._quarantines[name] for name in names},
+            resting,
+        )
 
     def seconds_until_admitted(self, waiting: int) -> float:
         """When that many requests will have been admitted, if others go on ending as of late."""
@@ -121,11 +166,31 @@ class Engine:
 
     def step(self) -> None:
         with self._stepping:
-            self._step()
+            began = self._step_began = time.monotonic()
+            try:
+                self._step()
+            finally:
+                if self._step_began == began:  # else another thread has taken over
+                    self._step_began = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds since the cycle that runs began; 0.0 between cycles."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def successor(self) -> "Engine":
+        """An engine in the place of this one, which has failed: with its policy and its accounts,
+        and nothing of its state."""
+        engine = Engine(self._config, self._pool)
+        engine.slo_accounts, engine.meter = self.slo_accounts, self.meter
+        engine.set_policy(*self._policy)
+        return engine
 
     def take_over(self, hung: str) -> None:
         """Goes on in another thread than the one that hangs in a forward of the model `hung`."""
         self._stepping = threading.Lock()  # the old one stays with the thread that hangs
+        self._step_began = None
         self._executor.abandon_cycle(hung)
         error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
         self._quarantine(ModelFailure(hung, error))
@@ -137,6 +202,7 @@ class Engine:
 
     def abandon(self, cause: str) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
+        self._is_abandoned = True
         for request in [*self._waiting, *self._running.values()]:
             if not request.handle.is_done:
                 delta = request.finish("error", cause)
@@ -183,6 +249,7 @@ class Engine:
             if (config, trees) not in self._planners:
                 self._planners[config, trees] = self._new_planner(config, trees)
             self._planner = self._planners[config, trees]
+            self._policy = config, trees
 
     def warm_up(self) -> None:
         """Takes the target's times, or finds those of an earlier process."""
@@ -219,6 +286,8 @@ class Engine:
         plan = self._plan()
         try:
             result = self._executor.run(plan)
+            if self._is_abandoned:  # a cycle that was stuck: all have been told
+                raise Abandoned
         except TargetError as error:
             self._quarantine_all(error.failures)
             self._end_planned(plan, str(error))
@@ -247,6 +316,7 @@ class Engine:
             request.row = row
             self._running[row] = request
             self._executor.open(row, prompt)
+            self.profiler.record_prompt(len(prompt.token_ids))
 
     def _plan(self) -> CyclePlan:
         """Rows whose prompt the target has read decode; the others share the prefill chunk."""
@@ -276,16 +346,12 @@ class Engine:
         return frozenset(
             name
             for name in self._pool.names
-            if name not in self._quarantined or self._quarantined[name].until_cycle <= self._cycle
+            if (rest := self._quarantined.get(name)) is None or rest.until_cycle <= self._cycle
         )
 
     def _deliver(self, result: CycleResult) -> None:
         failed = self._quarantine_all(result.failures)
-        for commit in result.commits:
-            request = self._running[commit.row]
-            delta = request.accept(
-                commit.tokens, commit.chain, commit.logprobs, commit.prompt_logprobs
-            )
+        for request, commit, delta in self._accept(result.commits):
             for name in set(commit.chain[:-1]) - failed:
                 self._quarantined.pop(name, None)
             if request.finished:
@@ -294,6 +360,34 @@ class Engine:
                 request.handle.deliver(delta)
         for row, error in result.errors.items():
             self._end(self._running[row], "error", error)
+
+    def _accept(
+        self, commits: Sequence[Commit]
+    ) -> list[tuple[RunningRequest, Commit, Delta]]:
+        """What the requests make of a cycle's tokens; it is counted before anybody hears of it."""
+        news = []
+        for commit in commits:
+            request = self._running[commit.row]
+            delta = request.accept(
+                commit.tokens,
+                commit.chain,
+                commit.logprobs,
+                commit.prompt_logprobs,
+                commit.drafted,
+            )
+            news.append((request, commit, delta))
+        gains = [
+            Gain(
+                commit.chain,
+                commit.drafted,
+                len(commit.tokens),
+                len(delta.token_ids),
+                request.last_gap_s,
+            )
+            for request, commit, delta in news
+        ]
+        self.profiler.record_gains(gains, self._planner.budget_tokens)
+        return news
 
     def _quarantine_all(self, failures: Iterable[ModelFailure]) -> set[str]:
         """Once per model, however many groups it failed in this cycle. Returns the names."""
@@ -307,6 +401,7 @@ class Engine:
         cycles = _FIRST_QUARANTINE if before is None else 2 * before.cycles
         cycles = min(cycles, _LONGEST_QUARANTINE)
         self._quarantined[failure.model] = _Quarantine(self._cycle + cycles, cycles)
+        self._quarantines[failure.model] += 1
         logger.warning(
             "%s failed and rests for %d cycles: %s: %s",
             failure.model,
@@ -321,6 +416,9 @@ class Engine:
             self._end(self._running[row], "error", error)
 
     def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
+        if reason == "error":
+            handle = request.handle
+            logger.warning("request %d failed: %s", handle.request_id, error, extra=handle.log_extra)
         self._conclude(request, request.finish(reason, error))
 
     def _conclude(self, request: RunningRequest, delta: Delta) -> None:
@@ -339,7 +437,9 @@ class Engine:
         assert delta.output is not None, "only the last delta ends a request"
         self._ends.append(time.perf_counter())
         metrics, tokens = delta.output.metrics, request.produced_tokens
-        self.slo_accounts.record(metrics, tokens, request.submitted_s, time.perf_counter())
+        ended_s = time.perf_counter()
+        self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
+        self.meter.record(delta.output, ended_s - request.submitted_s)
 
 
 def _leaves(request: RunningRequest) -> bool:

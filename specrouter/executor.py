@@ -38,6 +38,7 @@ from processors import (
     VerifyProcessor,
     join,
 )
+from processors.grammar import GrammarError, prune
 from processors.pack import lag
 from processors.token_tree import ROOT
 from specrouter.forward_clock import ForwardClock
@@ -101,13 +102,14 @@ class CyclePlan:
 
 @dataclass(frozen=True, eq=False)
 class Commit:
-    """What a row gained in a cycle."""
+    """What a row gained in a cycle. `drafted`: tokens that the target verified for it."""
 
     row: int
     tokens: list[int]
     chain: Chain  # as it was used, shorter than planned after a failure
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    drafted: int = 0
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,7 @@ class Executor:
             assert speculation.proposal is not None
             stem = speculation.proposal.tree
             heights = np.minimum(group.depth, self._remaining(rows) - 1 - stem.sizes)
-            if (heights < 1).any():
+            if (heights < 1).any() or not stem.sizes.all():
                 return
             speculation.inner_rounds += 1
             for name in (drafter, judge):
@@ -344,7 +346,7 @@ class Executor:
             before = speculation.heights, speculation.proposal
             speculation.heights = heights
             try:
-                speculation.proposal = self._draft_with(drafter, speculation, _as_stem(stem))
+                self._offer(speculation, self._draft_with(drafter, speculation, _as_stem(stem)))
                 self._judge(speculation, judge)
             except _StageError:  # what the earlier rounds accepted is still good
                 speculation.heights, speculation.proposal = before
@@ -397,9 +399,18 @@ class Executor:
     def _advance(self, speculation: _Speculation, name: str) -> None:
         """One more level of the chain."""
         if speculation.proposal is None:
-            speculation.proposal = self._draft_with(name, speculation)
+            self._offer(speculation, self._draft_with(name, speculation))
         else:
             self._judge(speculation, name)
+
+    def _offer(self, speculation: _Speculation, proposal: Proposal) -> None:
+        """Hands a proposal on, without what grammars do not allow.
+
+        Rejection sampling needs all that was drawn: its verifiers refuse it in their own way.
+        """
+        if self._sampler.grammars and not self._rejection:
+            proposal = replace(proposal, tree=prune(proposal.tree, self._sampler.grammars))
+        speculation.proposal = proposal
 
     def _judge(self, speculation: _Speculation, name: str) -> None:
         """An intermediate verifies what was proposed, and makes it its own proposal."""
@@ -431,7 +442,7 @@ class Executor:
         tree = after.tree.select(nodes, limits)
         if self._rejection:  # from where no token is allowed, nothing can be drawn
             tree = tree.keep(tree.real & verdict.sound[:, None])
-        speculation.proposal = replace(after, tree=tree)
+        self._offer(speculation, replace(after, tree=tree))
 
     def _catch_up(self, model: PackedModel, state: ModelState, rows: Ints) -> None:
         """A drafter reads what it has missed, prompts included, but for the last tokens."""
@@ -631,12 +642,17 @@ class Executor:
             self._sampler.extend(row, path.tolist())
             logprobs = self._logprobs(verdict, index, path)
             of_prompt = self._prompt_logprobs.take(row)
-            result.commits.append(Commit(row, path.tolist(), chains[row], logprobs, of_prompt))
+            drafted = int(verdict.tree.sizes[index])
+            result.commits.append(
+                Commit(row, path.tolist(), chains[row], logprobs, of_prompt, drafted)
+            )
 
     def _reason(self, row: int, failed: Mapping[int, Exception], is_broken: bool) -> str:
         """Why no token could be chosen for a row."""
         if row in failed:
             error = failed[row]
+            if isinstance(error, GrammarError):
+                return f"the structure cannot go on: {error}"
             return f"a logits processor failed: {type(error).__name__}: {error}"
         if is_broken:
             return f"{self._pool.target} gave logits that are not numbers"
@@ -732,7 +748,7 @@ def _no_noise(row: int, position: int, ids: Ints) -> NDArray[np.float64]:
 
 def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> SamplingSettings:
     params = request.params
-    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+    ends = set(params.stop_token_ids) | (set() if params.goes_on_after_eos else set(eos_token_ids))
     return SamplingSettings(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -748,4 +764,5 @@ def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> Sampli
         bad_words_ids=request.bad_words_ids,
         logits_processors=params.logits_processors,
         stream=request.sample,
+        grammar=None if request.grammar is None else request.grammar.start(),
     )

@@ -22,6 +22,8 @@ class RequestMetrics:
         attained: whether the objective was; None without one. A request that ended in "error" or
             "cancelled" or "timeout" has not attained it.
         tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
+        drafted_tokens: that the target verified for the request.
+        accepted_tokens: those of them that are part of the output.
     """
 
     ttft_ms: float | None
@@ -34,6 +36,8 @@ class RequestMetrics:
     objective: Objective | None = None
     attained: bool | None = None
     tpot_ms_every_10: tuple[float, ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +51,8 @@ class RequestMetrics:
             "objective": None if self.objective is None else asdict(self.objective),
             "attained": self.attained,
             "tpot_ms_every_10": list(self.tpot_ms_every_10),
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
         }
 
 
@@ -70,6 +76,8 @@ class RequestOutput:
     tokens of this attempt, not those that came with the request as `generated`. So is
     `prompt_logprobs`, one entry for each token of the prompt: None for the first, which nothing
     stands before.
+
+    `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
     """
 
     text: str
@@ -81,6 +89,7 @@ class RequestOutput:
     index: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)

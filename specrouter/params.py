@@ -59,7 +59,10 @@ class SamplingParams:
         logits_processors: callables `(input_ids, scores) -> scores`, as `transformers` has them.
         prompt_logprobs: as `logprobs`, of the prompt's tokens, given the tokens before them.
         structure: a form that the text must have, such as a JSON schema. It goes before
-            `min_tokens` and `ignore_eos`: where it is complete, the text ends.
+            `min_tokens` and `ignore_eos`: where it is complete, the text ends. `min_tokens` holds
+            the end back only where something else may follow, and `ignore_eos` does nothing.
+        include_stop_str_in_output: a text of `stop` that ended the output is part of it.
+        skip_special_tokens: False shows them in the text, the end-of-text one included.
     """
 
     max_new_tokens: int = 128
@@ -83,6 +86,8 @@ class SamplingParams:
     logits_processors: tuple[Any, ...] = field(default=(), hash=False)  # some cannot be hashed
     prompt_logprobs: int | None = None
     structure: Structure | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_words", "logits_processors"):
@@ -100,6 +105,11 @@ class SamplingParams:
             raise RequestError("structure", "must be a Structure")
         if not all(callable(processor) for processor in self.logits_processors):
             raise RequestError("logits_processors", "must hold callables (input_ids, scores)")
+
+    @property
+    def goes_on_after_eos(self) -> bool:
+        """Whether the end-of-text id is a token like any other."""
+        return self.ignore_eos and self.structure is None
 
     def _check_choice(self) -> None:
         _check_number("temperature", self.temperature, least=0.0)
@@ -129,8 +139,9 @@ class SamplingParams:
             raise RequestError("stop", "must hold texts that are not empty")
         for token in self.stop_token_ids:
             check_int("stop_token_ids", token, least=0)
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError("ignore_eos", "must be true or false")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(name, "must be true or false")
 
     def _check_bans(self) -> None:
         for word in self.bad_words:

@@ -117,6 +117,8 @@ class RoutePlanner:
     scheduler: ModelChainScheduler
     profiler: PerformanceProfiler
     trees: TreePlanner
+    # Draft tokens that the cycle's plan is good for; None where whole drafts are verified.
+    budget_tokens: int | None = None
     _in_use: dict[_Override, _InUse] = field(default_factory=dict)
     _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _snapshot: PerformanceSnapshot | None = None
@@ -151,6 +153,7 @@ class RoutePlanner:
             now: of `time.perf_counter`.
         """
         self._reading = reading
+        self.budget_tokens = None
         if not requests:
             self._expected = {}
             return [], None
@@ -252,7 +255,7 @@ class RoutePlanner:
         cost = cycle_cost(
             snapshot, workload, self.scheduler.target, levels_ms, self._reading.tokens, factor
         )
-        budget_nodes = self._budget_nodes(known, active)
+        budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
         return self.trees.selector(progress, cost, budget_nodes, self._reading.tokens)
 
     def _budget_nodes(self, known: Sequence[tuple[Option, Sequence[int]]], active: int) -> int:
@@ -452,10 +455,12 @@ class RoutePlanner:
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
             kept = replace(decision, grids={})  # megabytes of predictions that nobody asks for
-            self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept))
+            able = tuple(sorted(available))
+            self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
         if decision.probe is not None and self._probe is None and key == _SCHEDULED:
             shortest = min(requests.values(), key=lambda request: len(request.prompt.committed))
             self._probe = _Probe(decision.probe, shortest, _PROBE_CYCLES)
+            self.profiler.record_probe_begun()
             self._snapshot = None  # it says that the drafter is idle
         return in_use
 

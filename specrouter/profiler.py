@@ -9,11 +9,12 @@ Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from specrouter.acceptance import AcceptanceEstimator, Floats, Ints, JudgedTrees, SimilarityMap
+from specrouter.decode_counts import DecodeCounts, DecodeFigures, Gain
 from specrouter.prediction import (
     Chain,
     Mode,
@@ -42,11 +43,12 @@ class EngineStatistics:
     Attributes:
         cycles: in which anything ran.
         cycle_ms: their time; of it `model_ms` in each model's forwards, and `logits_ms` in the work
-            on logits and drafts around them. The rest is the control plane's.
+            on logits and drafts around them. The rest is the control plane's: `control_ms`.
         forwards, pack_tokens: of each model, and the tokens that they read.
         committed_tokens: of all requests.
         target_passes: cycles in which a request was verified, summed over requests.
         switches: times that another chain or another shape of trees came into use.
+        probes: times that an idle drafter was tried; `probe_ms` is what that cost.
     """
 
     cycles: int
@@ -58,6 +60,9 @@ class EngineStatistics:
     committed_tokens: int
     target_passes: int
     switches: int = 0
+    probes: int = 0
+    probe_ms: float = 0.0
+    control_ms: float = 0.0
 
 
 @dataclass
@@ -81,6 +86,8 @@ class _Totals:
     cycle_ms: float = 0.0
     probe_ms: float = 0.0
     logits_ms: float = 0.0
+    control_ms: float = 0.0
+    before_ms: float = 0.0  # in forwards and on logits, up to the end of the last cycle
     model_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     forwards: Counter[str] = field(default_factory=Counter)
     pack_tokens: Counter[str] = field(default_factory=Counter)
@@ -88,6 +95,15 @@ class _Totals:
     committed: int = 0
     passes: int = 0
     switches: int = 0
+    probes: int = 0
+
+    def end_cycle(self, elapsed_ms: float) -> None:
+        """What was spent neither in forwards nor on logits was the control plane's."""
+        spent_ms = sum(self.model_ms.values()) + self.logits_ms
+        self.cycles += 1
+        self.cycle_ms += elapsed_ms
+        self.control_ms += max(0.0, elapsed_ms - (spent_ms - self.before_ms))
+        self.before_ms = spent_ms
 
 
 @dataclass
@@ -106,6 +122,7 @@ class PerformanceProfiler:
     _outcomes: dict[tuple[Chain, int], _Outcome] = field(default_factory=dict)
     _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
+    _counts: DecodeCounts = field(default_factory=DecodeCounts)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn_curve(self, model: str, times: TimeEstimator) -> None:
@@ -148,14 +165,28 @@ class PerformanceProfiler:
         """Ends a cycle that committed so many tokens for so many requests."""
         with self._lock:
             totals = self._totals
-            totals.cycles += 1
-            totals.cycle_ms += elapsed_ms
+            totals.end_cycle(elapsed_ms)
             totals.committed += committed
             totals.passes += requests
+            self._counts.cycle_times.add(elapsed_ms / 1000)
+
+    def record_prompt(self, tokens: int) -> None:
+        """A request was given a row."""
+        with self._lock:
+            self._counts.prompt_tokens += tokens
+
+    def record_gains(self, gains: Sequence[Gain], budget_tokens: int | None) -> None:
+        """What a cycle brought; see `DecodeCounts.record`."""
+        with self._lock:
+            self._counts.record(gains, budget_tokens)
 
     def record_switch(self) -> None:
         with self._lock:
             self._totals.switches += 1
+
+    def record_probe_begun(self) -> None:
+        with self._lock:
+            self._totals.probes += 1
 
     def record_probe(self, extra_ms: float) -> None:
         """Time that a cycle took beyond what the best chain would have taken."""
@@ -263,7 +294,14 @@ class PerformanceProfiler:
                 totals.committed,
                 totals.passes,
                 totals.switches,
+                totals.probes,
+                totals.probe_ms,
+                totals.control_ms,
             )
+
+    def decoded(self) -> DecodeFigures:
+        with self._lock:
+            return self._counts.figures()
 
 
 _UNFITTED, _UNTAUGHT = SimilarityMap(), AcceptanceEstimator()

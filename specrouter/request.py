@@ -17,6 +17,8 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.detokenizer import Detokenizer
+from specrouter.grammar import CompiledGrammar
+from specrouter.logs import REQUEST_ID
 from specrouter.output import Delta, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from specrouter.params import RequestError, SamplingParams, Speculation
 from specrouter.scheduler import Chain
@@ -38,6 +40,7 @@ class RequestHandle:
         self, request_id: int, wake_engine: Callable[[], None], listener: Listener | None = None
     ) -> None:
         self.request_id = request_id
+        self.log_extra = {"request_id": REQUEST_ID.get()}  # of the HTTP request, if it is one
         self._wake_engine = wake_engine
         self._listener = listener
         self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
@@ -81,7 +84,9 @@ class RequestHandle:
             try:
                 self._listener(delta)
             except Exception:
-                logger.warning("request %d: nobody listens any more", self.request_id)
+                logger.warning(
+                    "request %d: nobody listens any more", self.request_id, extra=self.log_extra
+                )
                 self._cancelled.set()
         if delta.output is not None:
             self._output = delta.output
@@ -100,6 +105,7 @@ class Prompt:
         objective: None: throughput traffic.
         priority: the lowest is admitted first; a step of it is worth ten seconds of waiting.
         timeout_s: after which the request ends, waiting or running, with what it has.
+        grammar: of `params.structure`.
     """
 
     token_ids: tuple[int, ...]
@@ -112,6 +118,7 @@ class Prompt:
     objective: Objective | None = None
     priority: int = 0
     timeout_s: float | None = None
+    grammar: CompiledGrammar | None = None
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -135,14 +142,20 @@ class RunningRequest:
         self.prompt = prompt
         self.handle = handle
         self.row: int | None = None
-        self._eos = frozenset() if prompt.params.ignore_eos else eos_token_ids
+        self._eos = frozenset() if prompt.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(prompt.params.stop_token_ids)
-        self._detokenizer = Detokenizer(tokenizer, prompt.params.stop)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt.params.stop,
+            prompt.params.include_stop_str_in_output,
+            prompt.params.skip_special_tokens,
+        )
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if prompt.params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
+        self._drafted = self._accepted = 0  # tokens that the target verified, and that are output
         self.submitted_s = time.perf_counter()
         # Who has the least is admitted first. It never changes, so the priority of those that came
         # later cannot keep a request waiting for ever.
@@ -189,15 +202,22 @@ class RunningRequest:
         """Since the first token came; 0.0 before it. `now` is `time.perf_counter()`'s."""
         return (now - self._commits[0][0]) * 1000 if self._commits else 0.0
 
+    @property
+    def last_gap_s(self) -> float | None:
+        """From the cycle that brought tokens before to the last one; None before there were two."""
+        return self._commits[-1][0] - self._commits[-2][0] if len(self._commits) > 1 else None
+
     def accept(
         self,
         tokens: Sequence[int],
         chain: Chain,
         logprobs: Sequence[TokenLogprobs] | None = None,
         prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
+        drafted: int = 0,
     ) -> Delta:
         """Takes a cycle's tokens up to the first at which the text ends: news for the caller.
 
+        The last of them is the target's own; of the `drafted` ones it took those before.
         `logprobs` has one entry for each token if the request asks for them, and so has
         `prompt_logprobs` for each token of the prompt, with the first tokens.
         """
@@ -217,6 +237,8 @@ class RunningRequest:
             if reason is not None:
                 break
         self._commits.append((came_s, len(fresh)))
+        self._drafted += drafted
+        self._accepted += min(len(fresh), len(tokens) - 1)
         kept: list[TokenLogprobs] | None = None
         if self._logprobs is not None:
             assert logprobs is not None, "the request asks for them"
@@ -255,9 +277,14 @@ class RunningRequest:
             index,
             list(self._logprobs) if self._logprobs is not None else None,
             self._prompt_logprobs,
+            self._stop_reason(tokens) if reason == "stop" else None,
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(text, list(tokens), reason, output, index, fresh)
+
+    def _stop_reason(self, tokens: Sequence[int]) -> str | int | None:
+        by_text = self._detokenizer.stopped_by
+        return tokens[-1] if by_text is None and tokens else by_text
 
     def _ending(self, token: int) -> FinishReason | None:
         if self._detokenizer.stopped or token in self._stop_ids:
@@ -289,4 +316,6 @@ class RunningRequest:
             self.objective,
             attained,
             tuple(tpot_of_runs(self._commits)),
+            self._drafted,
+            self._accepted,
         )

@@ -12,6 +12,7 @@ import logging
 import queue
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,13 +21,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+
 from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter.calibration import CalibrationFigures
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.decision_record import DecisionRecord
-from specrouter.engine import Engine
+from specrouter.decode_counts import DecodeFigures
+from specrouter.engine import Engine, EngineState
 from specrouter.errors import OverloadedError, UnavailableError
+from specrouter.grammar import GrammarCompiler
 from specrouter.hang_guard import Abandoned
 from specrouter.output import Delta, RequestOutput
 from specrouter.params import RequestError, SamplingParams, Speculation, check_int
@@ -41,11 +46,14 @@ from specrouter.request import (
     SpeculationOverride,
 )
 from specrouter.slo import SLO, SloLike, check_positive, resolve
-from specrouter.slo_accounts import SloReport
+from specrouter.slo_accounts import SloCounts, SloReport
 
 logger = logging.getLogger(__name__)
 
 PromptLike = str | Sequence[int]
+
+_MOST_CRASHES, _CRASHES_S = 3, 600.0  # of the engine within so many seconds; then it stays down
+_LOOK_S = 1.0  # how often, at least, the engine's thread is looked after
 
 
 @dataclass(frozen=True)
@@ -66,18 +74,23 @@ class ChainRouter:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         engine = config.engine
-        kv_tokens = engine.kv_budget_tokens or engine.max_requests * engine.max_model_len
-        self.pool = ModelPool.from_config(config.pool, kv_tokens=kv_tokens)
+        self.pool = ModelPool.from_config(config.pool, kv_tokens=engine.kv_tokens)
         self.pool.check_architectures()
         self.slo_classes: Mapping[str, SLO] = {
             name: one.slo() for name, one in config.slo_classes.items()
         }
         self._engine = Engine(config, self.pool)
+        self._grammars = GrammarCompiler(
+            self.pool.tokenizer, self.pool.vocab_size, self.pool.eos_token_ids
+        )
         self._ids = itertools.count(1)
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
         self._closing = False
         self._failure: str | None = None
+        self._stuck = False  # the engine's thread: nothing can end it
+        self._crashes: deque[float] = deque(maxlen=_MOST_CRASHES)  # when the engine failed
+        self._restarts = 0
         self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
         self._ended = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
@@ -254,6 +267,22 @@ class ChainRouter:
     def is_healthy(self) -> bool:
         return self._failure is None and not self._closing
 
+    @property
+    def max_request_tokens(self) -> int:
+        """The most tokens that a request may have, prompt and output."""
+        limit, budget = self._engine.max_request_tokens, self.config.engine.kv_budget_tokens
+        return limit if budget is None else min(limit, budget)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine has stopped for good; None while it runs, and after a close."""
+        return self._failure
+
+    @property
+    def restarts(self) -> int:
+        """Times that the engine has failed and begun anew."""
+        return self._restarts
+
     def performance(self) -> PerformanceSnapshot:
         """What the scheduler knows now."""
         return self._engine.profiler.snapshot()
@@ -261,6 +290,23 @@ class ChainRouter:
     def statistics(self) -> EngineStatistics:
         """Totals since the start: cycles, tokens, and where the time went."""
         return self._engine.profiler.statistics()
+
+    def decoded(self) -> DecodeFigures:
+        """Totals of the engine since it began: by chain, by position, against what was planned."""
+        return self._engine.profiler.decoded()
+
+    def engine_state(self) -> EngineState:
+        """Requests, KV memory and quarantines now."""
+        state = self._engine.state()
+        return replace(state, waiting=state.waiting + len(self._arrived))
+
+    def ended_requests(self) -> Iterator[Metric]:
+        """Of the requests that have ended, in Prometheus' form."""
+        return self._engine.meter.collect()
+
+    def slo_counts(self) -> dict[str, SloCounts]:
+        """What `slo_report` counts, by class."""
+        return self._engine.slo_accounts.counts()
 
     def slo_report(self) -> SloReport:
         """Of the requests that have ended: objectives attained, goodput, percentiles, by class."""
@@ -354,8 +400,9 @@ class ChainRouter:
             self._wakeup.notify()
         self._ended.wait()
         # To their very end: one that the interpreter's end meets in torch would abort the process.
-        for thread in self._threads.values():
-            thread.join()
+        for role, thread in self._threads.items():
+            if not (self._stuck and role == "engine"):
+                thread.join()
 
     def __enter__(self) -> "ChainRouter":
         return self
@@ -395,6 +442,10 @@ class ChainRouter:
         if any(token >= vocabulary for token, _ in params.logit_bias):
             raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
         bad_words = self._bad_words(params)
+        grammar = None
+        if params.structure is not None:
+            grammar = self._grammars.compile(params.structure)
+            grammar.check(made)
         objective = resolve(asked.slo, self.slo_classes, self._engine.baseline_tpot_ms)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Prompt(
@@ -407,6 +458,7 @@ class ChainRouter:
             objective=objective,
             priority=asked.priority,
             timeout_s=asked.timeout_s,
+            grammar=grammar,
         )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -545,11 +597,21 @@ class ChainRouter:
         self._run()
 
     def _run(self, hung: str | None = None) -> None:
-        """Sleeps while there is nothing to do, ends what is left at the end.
+        """Serves until the router closes or the engine fails for good, and ends what is left.
 
         `hung`: takes over from a thread that hangs in a forward of this model.
         """
-        cause: str | None = None
+        try:
+            cause = self._serve(hung)
+            while cause is not None and not self._stuck and self._begins_anew(cause):
+                cause = self._serve()
+        except Abandoned:
+            return  # another thread has taken over
+        if not self._stuck:  # else all have been told
+            self._finish(cause)
+
+    def _serve(self, hung: str | None = None) -> str | None:
+        """Sleeps while there is nothing to do. Returns why the engine failed, if it did."""
         try:
             if hung is not None:
                 self._engine.take_over(hung)
@@ -559,10 +621,37 @@ class ChainRouter:
                 else:
                     self._engine.step()
         except Abandoned:
-            return  # another thread has taken over
+            raise
         except BaseException as error:
             logger.exception("the engine has failed")
-            cause = f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _begins_anew(self, cause: str) -> bool:
+        """Ends the requests of the engine that failed, and puts another one in its place.
+
+        Requests that had not reached it are served by the next one. Not if it fails all the time.
+        """
+        self._engine.abandon(cause)
+        now = time.monotonic()
+        self._crashes.append(now)
+        if len(self._crashes) == _MOST_CRASHES and now - self._crashes[0] < _CRASHES_S:
+            logger.error("the engine has failed %d times and stays down", _MOST_CRASHES)
+            return False
+        try:
+            engine = self._engine.successor()
+            engine.warm_up()
+        except BaseException:
+            logger.exception("the engine cannot begin anew")
+            return False
+        with self._wakeup:
+            self._engine = engine
+            self._restarts += 1
+        logger.warning("the engine has begun anew")
+        return True
+
+    def _finish(self, cause: str | None) -> None:
+        """Ends what is left, with `cause` if the engine failed."""
         with self._wakeup:
             self._failure = cause
             self._closing = True
@@ -576,13 +665,21 @@ class ChainRouter:
         self._ended.set()
 
     def _watch(self) -> None:
-        """Looks now and then whether the engine's thread hangs in a drafter's forward."""
-        guard = self._engine.guard
-        while not self._ended.wait(min(1.0, guard.limit_s / 4)):
-            hung = guard.give_up()
+        """Looks now and then whether the engine's thread hangs, in a drafter's forward or not.
+
+        A drafter that hangs is given up. From a cycle that does not end nothing can be saved.
+        """
+        limit_s = self.config.engine.step_timeout_s
+        while not self._ended.wait(min(_LOOK_S, self._engine.guard.limit_s / 4, limit_s / 4)):
+            hung = self._engine.guard.give_up()
             if hung is not None:
                 logger.warning("a forward of %s hangs; going on without it", hung)
                 self._start_thread("engine", self._run, hung)
+            elif self._engine.step_s > limit_s:
+                cause = f"a cycle has taken more than {limit_s:g} s"
+                logger.critical("%s: the engine is stuck", cause)
+                self._stuck = True
+                self._finish(cause)
 
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when the router closes."""

@@ -1,4 +1,9 @@
-"""Runs the HTTP service until Ctrl-C or SIGTERM, and says where it listens once it does.
+"""Runs the HTTP service until it is told to stop, and says where it listens once it does.
+
+Contract: the first SIGTERM or SIGINT lets running requests finish within `server.drain_s`, while
+new ones and `/health` get 503; what is left then is ended, each request with its last message. A
+second signal ends it at once, a third waits for nothing. A service whose engine has failed for good
+stops, too: `EngineFailureError`.
 
 Kept apart from the command line, so that `specrouter generate` need not wait for the import of a
 web framework.
@@ -6,19 +11,32 @@ web framework.
 
 from __future__ import annotations
 
-import signal
+import asyncio
+import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter
-from specrouter.config import RouterConfig
+from specrouter.config import RouterConfig, ServerConfig
+from specrouter.http.drain import Drain
+from specrouter.http.guards import add_guards, api_keys
+from specrouter.http.request_log import RequestLog
 from specrouter.server import create_app
 
-_DRAIN_S = 5  # how long running requests may go on after the signal to stop
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2  # how often a signal or a failure is looked for
+_LAST_MESSAGES_S = 5.0  # for requests that were ended to be answered
+_CLOSE_S = 1  # for connections to close, once their requests are answered
+
+
+class EngineFailureError(RuntimeError):
+    """The engine has stopped for good; a new process has to take over."""
 
 
 def serve(config: RouterConfig) -> None:
@@ -26,38 +44,94 @@ def serve(config: RouterConfig) -> None:
 
     Raises:
         ConfigError: naming the setting, also where the address cannot be listened on.
+        EngineFailureError: with the cause; every request has been told.
     """
+    check_server(config.server)
     host, port = config.server.host, config.server.port
     with _bound_socket(host, port) as listener, ChainRouter.from_config(config) as router:
-        app = create_app(router)
-        settings = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
-        server = _Server(settings, _announcement(router, host, listener.getsockname()[1]))
-        # uvicorn raises the signal again once it has stopped
-        with _sigterm_as_interrupt(), suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+        announcement = _announcement(router, host, listener.getsockname()[1])
+        server = _Server(router, config.server, announcement)
+        server.run(sockets=[listener])
+        failure = server.failure
+    if failure is not None:
+        raise EngineFailureError(f"the engine has failed: {failure}")
     print("SpecRouter has stopped", flush=True)
 
 
-class _Server(uvicorn.Server):
-    """Prints `announcement` when connections are accepted."""
+def check_server(config: ServerConfig) -> None:
+    """What depends on this machine. Raises `ConfigError`."""
+    api_keys(config)
+    template = config.chat_template
+    if template is not None and not template.is_file():
+        raise ConfigError("server.chat_template", f"there is no file {str(template)!r}")
 
-    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
-        super().__init__(config)
+
+def _application(router: ChainRouter, config: ServerConfig, drain: Drain) -> ASGIApp:
+    app = create_app(router)
+    add_guards(app, config, drain)
+    return RequestLog(app)
+
+
+class _Server(uvicorn.Server):
+    """Announces the start; drains before uvicorn stops, which closes the listener first of all.
+
+    `failure`: of the engine, where that is why it has stopped.
+    """
+
+    def __init__(self, router: ChainRouter, config: ServerConfig, announcement: str) -> None:
+        self._drain = Drain()
+        app = _application(router, config, self._drain)
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSE_S
+            )
+        )
+        self.failure: str | None = None
+        self._drain_s = config.drain_s
+        self._router = router
         self._announcement = announcement
+        self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         print(self._announcement, flush=True)
 
+    async def main_loop(self) -> None:
+        ticking = asyncio.ensure_future(super().main_loop())
+        await self._until_over()
+        self.should_exit = True
+        await ticking
 
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM, which service managers send, the same clean stop as Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """uvicorn would stop at the first signal, and raise it again in the end."""
+        self._signals += 1
+        self.force_exit = self._signals > 2
+
+    async def _until_over(self) -> None:
+        """Until there is nobody left to answer, or no time."""
+        while not self._signals and self._is_engine_well():
+            await asyncio.sleep(_POLL_S)
+        if self._signals:
+            await self._drained()
+        if self._drain.in_flight and self.failure is None:
+            # In a thread that nobody waits for: a forward that hangs must not keep the service up.
+            threading.Thread(target=self._router.close, daemon=True).start()
+        await self._drain.wait_until_idle(_LAST_MESSAGES_S, lambda: self.force_exit)
+
+    async def _drained(self) -> None:
+        self._drain.begin()
+        running = self._drain.in_flight
+        logger.info("stopping; %d requests may go on for %g s", running, self._drain_s)
+        ended = await self._drain.wait_until_idle(
+            self._drain_s, lambda: self._signals > 1 or not self._is_engine_well()
+        )
+        if not ended:
+            logger.warning("%d requests did not finish and are ended", self._drain.in_flight)
+
+    def _is_engine_well(self) -> bool:
+        if not self._router.is_healthy:
+            self.failure = self._router.failure or "it has stopped"
+        return self.failure is None
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -26,6 +26,18 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
+class SloCounts:
+    """Of the requests of a class that have ended; see `SloFigures`. `attained_tokens` are those of
+    requests that attained their objectives."""
+
+    requests: int = 0
+    judged: int = 0
+    attained: int = 0
+    tokens: int = 0
+    attained_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class SloFigures:
     """Of the requests of a class that have ended, or of all.
 
@@ -83,9 +95,14 @@ class SloAccounts:
         with self._lock:
             self._first_s = min(self._first_s, submitted_s)
             self._last_s = max(self._last_s, ended_s)
-            own = self._classes.setdefault(_class_of(metrics), _Account())
+            own = self._classes.setdefault(class_of(metrics), _Account())
             for account in (own, self._total):
                 account.add(metrics, tokens)
+
+    def counts(self) -> dict[str, SloCounts]:
+        """By class, without the percentiles that `report` has to work out."""
+        with self._lock:
+            return {name: one.counts() for name, one in self._classes.items()}
 
     def report(self) -> SloReport:
         with self._lock:
@@ -113,6 +130,11 @@ class _Account:
         self._ttft_ms.append(metrics.ttft_ms)
         self._tpot_ms.append(metrics.tpot_ms)
 
+    def counts(self) -> SloCounts:
+        return SloCounts(
+            self._requests, self._judged, self._attained, self._tokens, self._attained_tokens
+        )
+
     def figures(self, duration_s: float) -> SloFigures:
         per_s = 1 / duration_s if duration_s > 0 else 0.0
         return SloFigures(
@@ -128,7 +150,8 @@ class _Account:
         )
 
 
-def _class_of(metrics: RequestMetrics) -> str:
+def class_of(metrics: RequestMetrics) -> str:
+    """The name that a request is counted under."""
     if metrics.objective is None:
         return NO_OBJECTIVE
     return metrics.objective.slo_class or BY_VALUE

@@ -12,7 +12,8 @@ class Structure:
 
     Attributes:
         kind: `json_object`: any JSON object; `json_schema`; `regex`: the whole text matches;
-            `choice`: one of some texts; `grammar`: in Lark's notation.
+            `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it.
+            Between two parts of JSON stands nothing, a space, or a newline and up to 16 spaces.
         source: the schema as JSON text, the expression, the texts as a JSON list, the grammar;
             nothing for `json_object`.
     """

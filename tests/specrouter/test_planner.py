@@ -56,6 +56,7 @@ class Profiler:
         self.known = known
         self.looks = 0
         self.switches = 0
+        self.probes_begun = 0
         self.probes: list[float] = []
         self.cycles: list[tuple[float, int, int]] = []
         self.outcomes: list[tuple[Any, ...]] = []
@@ -66,6 +67,9 @@ class Profiler:
 
     def record_switch(self) -> None:
         self.switches += 1
+
+    def record_probe_begun(self) -> None:
+        self.probes_begun += 1
 
     def record_probe(self, extra_ms: float) -> None:
         self.probes.append(extra_ms)
@@ -244,10 +248,16 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
         "cycle",
         "unix_s",
         "requests",
+        "asked",
+        "available",
         "reason",
         "predicted",
         "alternatives",
+        "probe",
     }
+    assert shown["asked"] == {"depth": None, "width": None, "inner_rounds": None}
+    assert shown["available"] == sorted(ALL)
+    assert shown["probe"] is None
 
 
 def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
@@ -323,6 +333,9 @@ def test_a_probe_runs_on_the_shortest_context_for_three_cycles() -> None:
         plan.profiler.known = GOOD  # the drafter is stale no more
         plan.learn(groups, {0: 2, 1: 1, 2: 2}, elapsed_ms=75.0)
     assert plan.chains() == dict.fromkeys(range(3), PAIR)
+    assert plan.profiler.probes_begun == 1
+    probe = plan.planner.records[0].to_json()["probe"]
+    assert probe["chain"] == list(TWIN)
 
 
 def test_a_probe_costs_what_the_cycle_took_beyond_the_prediction() -> None:

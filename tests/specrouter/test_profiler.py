@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from specrouter.acceptance import SHAPES, JudgedTrees
+from specrouter.decode_counts import OTHER_CHAINS, TIME_BOUNDS_S, ChainCounts, Gain
+from specrouter.params import MAX_DEPTH
 from specrouter.prediction import Outcome, TreeKey
 from specrouter.profiler import EngineStatistics, PerformanceProfiler, RequestRates
 from specrouter.time_curve import TimeEstimator, TimeSample
@@ -111,6 +113,7 @@ def test_statistics_are_the_totals_of_what_was_recorded(profiler: PerformancePro
         committed_tokens=6,
         target_passes=2,
         switches=1,
+        control_ms=2.5,
     )
 
 
@@ -127,6 +130,96 @@ def test_probes_cost_what_the_best_chain_would_not_have(profiler: PerformancePro
     profiler.record_probe(3.0)
     profiler.record_probe(-5.0)  # faster than the best: no cost, and no gain
     assert profiler.snapshot().probe_share == pytest.approx(0.03)
+
+
+def test_probes_are_counted_when_they_begin(profiler: PerformanceProfiler) -> None:
+    profiler.record_probe_begun()
+    profiler.record_probe(3.0)
+    profiler.record_probe(2.0)
+    totals = profiler.statistics()
+    assert (totals.probes, totals.probe_ms) == (1, 5.0)
+
+
+def test_a_cycle_that_was_shorter_than_its_forwards_owes_the_control_plane_nothing(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_forward("big", 1, 0.0, 9.0)
+    profiler.record_cycle(5.0, 1, 1)
+    profiler.record_cycle(4.0, 1, 1)
+    assert profiler.statistics().control_ms == 4.0
+
+
+# Counts of decoding
+
+
+def test_gains_are_counted_by_chain(profiler: PerformanceProfiler) -> None:
+    gain = Gain(PAIR, drafted=4, committed=3, produced=3)
+    profiler.record_gains([gain, gain, Gain(("big",), 0, 1, 1)], None)
+    profiler.record_gains([gain], None)
+    seen = profiler.decoded()
+    assert seen.chains == {PAIR: ChainCounts(3, 9), ("big",): ChainCounts(1, 1)}
+    assert (seen.produced_tokens, seen.drafts) == (10, 3)
+    assert (seen.drafted_tokens, seen.accepted_tokens) == (12, 6)
+
+
+def test_tokens_behind_the_end_of_a_text_are_accepted_and_not_produced(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_gains([Gain(PAIR, drafted=4, committed=5, produced=2)], None)
+    seen = profiler.decoded()
+    assert (seen.accepted_tokens, seen.produced_tokens) == (4, 2)
+
+
+def test_positions_count_drafts_that_were_accepted_at_least_so_far(
+    profiler: PerformanceProfiler,
+) -> None:
+    lengths = [0, 1, 3, 3]
+    profiler.record_gains([Gain(PAIR, 4, length + 1, length + 1) for length in lengths], None)
+    profiler.record_gains([Gain(("big",), 0, 1, 1)], None)  # no draft
+    assert profiler.decoded().accepted_at == (3, 2, 2) + (0,) * (MAX_DEPTH - 3)
+    profiler.record_gains([Gain(PAIR, 20, MAX_DEPTH + 3, 1)], None)  # as verifiers may lengthen it
+    assert profiler.decoded().accepted_at == (4, 3, 3) + (1,) * (MAX_DEPTH - 3)
+
+
+def test_a_budget_counts_where_there_is_one(profiler: PerformanceProfiler) -> None:
+    gain = Gain(PAIR, drafted=4, committed=3, produced=3)
+    profiler.record_gains([gain, gain], 10)
+    profiler.record_gains([gain], None)
+    seen = profiler.decoded()
+    assert (seen.budget_tokens, seen.budgeted_tokens) == (10, 8)
+
+
+def test_chains_that_callers_think_up_are_bounded(profiler: PerformanceProfiler) -> None:
+    for number in range(70):
+        for _ in range(2):
+            profiler.record_gains([Gain((f"model-{number}", "big"), 1, 2, 2)], None)
+    chains = profiler.decoded().chains
+    assert len(chains) == 65
+    assert chains["model-63", "big"] == ChainCounts(2, 4)
+    assert chains[OTHER_CHAINS] == ChainCounts(12, 24)
+
+
+def test_times_are_counted_up_to_their_bound(profiler: PerformanceProfiler) -> None:
+    for time_ms in (5.0, 5.1, 1e6):
+        profiler.record_cycle(time_ms, 1, 1)
+    seen = profiler.decoded().cycle_times
+    below = dict(zip(TIME_BOUNDS_S, seen.counts, strict=False))
+    assert (below[0.002], below[0.005], below[0.01], below[10.0]) == (0, 1, 2, 2)
+    assert (len(seen.counts), seen.counts[-1]) == (len(TIME_BOUNDS_S) + 1, 3)
+    assert seen.sum_s == pytest.approx(1000.0101)
+
+
+def test_tokens_share_the_time_since_those_before(profiler: PerformanceProfiler) -> None:
+    profiler.record_gains([Gain(PAIR, 4, 3, 3, since_s=0.03), Gain(PAIR, 4, 3, 3)], None)
+    seen = profiler.decoded().between_tokens
+    assert dict(zip(TIME_BOUNDS_S, seen.counts, strict=False))[0.01] == seen.counts[-1] == 3
+    assert seen.sum_s == pytest.approx(0.03)
+
+
+def test_prompts_are_counted_in_tokens(profiler: PerformanceProfiler) -> None:
+    profiler.record_prompt(5)
+    profiler.record_prompt(3)
+    assert profiler.decoded().prompt_tokens == 8
 
 
 # Similarity and acceptance

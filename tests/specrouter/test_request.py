@@ -175,6 +175,19 @@ def test_the_metrics_count_cycles_chains_and_committed_tokens(
     assert metrics.to_json()["chains"] == {"small>big": 2, "big": 1}
 
 
+def test_the_metrics_count_what_was_drafted_and_what_of_it_is_output(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, max_new_tokens=6)
+    running.accept([11, 12, 13], PAIR, drafted=8)  # two of eight, and the target's own
+    running.accept([14], ALONE)
+    running.accept([15, 16, 17, 18], PAIR, drafted=3)  # the text ends with the second
+    metrics = running.output.metrics
+    assert (metrics.drafted_tokens, metrics.accepted_tokens) == (11, 4)
+    shown = metrics.to_json()
+    assert (shown["drafted_tokens"], shown["accepted_tokens"]) == (11, 4)
+
+
 def test_a_request_that_ends_before_its_first_token_has_no_times(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:

@@ -6,23 +6,36 @@ On a family of small random models in float64, where nothing may differ from the
 import asyncio
 import copy
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch import Tensor
 
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
-from specrouter import SLO, ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
+from specrouter import (
+    SLO,
+    ChainRouter,
+    OverloadedError,
+    RequestError,
+    RequestHandle,
+    RequestOutput,
+    SamplingParams,
+    Speculation,
+    UnavailableError,
+)
 from specrouter.engine import Engine
 from specrouter.executor import CyclePlan, CycleResult, Executor
 from specrouter.hang_guard import HangGuard
 from specrouter.prediction import Workload, target_only
+from specrouter.request import Prompt, RunningRequest
 from specrouter.slo import SloLike
 from specrouter.time_profile import profile_model
 from tests.exact.comparison import assert_whole
@@ -407,33 +420,213 @@ def alone_prefix(expected: list[int], output: RequestOutput) -> list[int]:
     return made
 
 
-def test_an_engine_that_crashes_ends_every_request_with_the_cause(
+class Odd(Exception):
+    pass
+
+
+class LooseCable:
+    """While it is loose, no cycle runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_loose = False
+        real = Executor.run
+
+        def run(executor: Executor, plan: CyclePlan) -> CycleResult:
+            if self.is_loose:
+                raise Odd("the cable is loose")
+            return real(executor, plan)
+
+        monkeypatch.setattr(Executor, "run", run)
+
+
+def test_an_engine_that_crashes_ends_its_requests_with_the_cause_and_begins_anew(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Odd(Exception):
-        pass
-
-    real = Executor.run
-    broken = threading.Event()
-
-    def run(executor: Executor, plan: CyclePlan) -> CycleResult:
-        if broken.is_set():
-            raise Odd("the cable is loose")
-        return real(executor, plan)
-
-    monkeypatch.setattr(Executor, "run", run)
+    cable = LooseCable(monkeypatch)
     with open_router(small_config, max_requests=1) as router:
+        expected = alone(router, PROMPT)
         running = router.submit(PROMPT, LONG, "off")
         next(iter(running))
         waiting = router.submit(PROMPT, LONG, "off")
-        broken.set()
+        cable.is_loose = True
         for handle in (running, waiting):
             output = handle.result(PATIENCE_S)
             assert output.finish_reason == "error"
             assert "Odd: the cable is loose" in (output.error or "")
+        cable.is_loose = False
+        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
+        assert router.is_healthy
+        assert router.restarts == 1
+        assert_whole(router)
+
+
+def test_an_engine_that_keeps_crashing_stays_down_and_every_request_is_told(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cable = LooseCable(monkeypatch)
+    with open_router(small_config) as router:
+        cable.is_loose = True
+        for _ in range(3):
+            output = router.submit(PROMPT, GREEDY).result(PATIENCE_S)
+            assert "Odd: the cable is loose" in (output.error or "")
         wait_until(lambda: not router.is_healthy)
-        with pytest.raises(RuntimeError, match="cable"):
+        assert router.failure == "Odd: the cable is loose"
+        with pytest.raises(UnavailableError, match="cable"):
             router.submit(PROMPT, GREEDY)
+
+
+def test_an_engine_that_cannot_begin_anew_stays_down(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cable = LooseCable(monkeypatch)
+
+    def no_memory(engine: Engine) -> Engine:
+        raise MemoryError
+
+    monkeypatch.setattr(Engine, "successor", no_memory)
+    with open_router(small_config) as router:
+        cable.is_loose = True
+        assert router.submit(PROMPT, GREEDY).result(PATIENCE_S).finish_reason == "error"
+        wait_until(lambda: not router.is_healthy)
+        assert router.restarts == 0
+
+
+def test_a_policy_outlives_a_crash(small_config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    cable = LooseCable(monkeypatch)
+    with open_router(small_config) as router:
+        router.set_policy("static", chain=("middle", "target"))
+        cable.is_loose = True
+        router.submit(PROMPT, GREEDY).result(PATIENCE_S)
+        cable.is_loose = False
+        output = router.generate([PROMPT], GREEDY)[0]
+        assert ("middle", "target") in output.metrics.chains
+
+
+def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, released = threading.Event(), threading.Event()
+    real = Executor.run
+
+    def run(executor: Executor, plan: CyclePlan) -> CycleResult:
+        if hangs.is_set():
+            released.wait(PATIENCE_S)
+        return real(executor, plan)
+
+    monkeypatch.setattr(Executor, "run", run)
+    router = open_router(small_config, step_timeout_s=0.5, max_requests=1)
+    running = router.submit(PROMPT, LONG, "off")
+    next(iter(running))
+    waiting = router.submit(PROMPT, LONG, "off")
+    hangs.set()
+    for handle in (running, waiting):
+        output = handle.result(PATIENCE_S)
+        assert output.finish_reason == "error"
+        assert "a cycle has taken more than 0.5 s" in (output.error or "")
+    wait_until(lambda: router.failure == "a cycle has taken more than 0.5 s")
+    assert not router.is_healthy
+    with pytest.raises(UnavailableError, match="a cycle"):
+        router.submit(PROMPT, GREEDY)
+    router.close()  # does not wait for the thread that hangs
+    released.set()  # nobody hears of it any more
+    stuck = router._threads["engine"]
+    stuck.join(PATIENCE_S)
+    assert not stuck.is_alive()
+
+
+# Who is served, and until when
+
+
+def test_the_lowest_priority_number_is_admitted_first(small_config: Settings) -> None:
+    with open_router(small_config, max_requests=1) as router:
+        next(iter(router.submit(PROMPT, LONG, "off")))
+        waiting = {
+            name: router.submit(PROMPT, GREEDY, priority=priority)
+            for name, priority in (("later", 1), ("usual", 0), ("sooner", -1))
+        }
+        first_token_ms = {
+            name: handle.result(PATIENCE_S).metrics.ttft_ms or 0.0
+            for name, handle in waiting.items()
+        }
+    assert sorted(first_token_ms, key=lambda name: first_token_ms[name]) == [
+        "sooner",
+        "usual",
+        "later",
+    ]
+
+
+def test_waiting_long_outweighs_priority() -> None:
+    def key(priority: int, submitted_s: float) -> float:
+        prompt = Prompt((1,), (), GREEDY, None, 0, priority=priority)
+        handle = RequestHandle(1, lambda: None)
+        with mock.patch("specrouter.request.time.perf_counter", return_value=submitted_s):
+            return RunningRequest(prompt, handle, mock.Mock(), frozenset()).admission_key
+
+    assert key(priority=0, submitted_s=100.0) < key(priority=0, submitted_s=101.0)
+    assert key(priority=-1, submitted_s=105.0) < key(priority=0, submitted_s=100.0)
+    assert key(priority=0, submitted_s=100.0) < key(priority=-1, submitted_s=111.0)
+
+
+@pytest.mark.parametrize("priority", [1001, -1001, 1.5, True])
+def test_a_priority_is_a_small_whole_number(router: ChainRouter, priority: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPT, GREEDY, priority=priority)
+    assert caught.value.field == "priority"
+
+
+def test_a_request_ends_with_what_it_has_when_its_time_is_up(
+    small_config: Settings, faults: Faults
+) -> None:
+    with open_router(small_config, max_requests=1) as router:
+        expected = alone(router, PROMPT, LONG)
+        faults.delay_s = 0.02  # of 200 tokens, four seconds
+        running = router.submit(PROMPT, LONG, "off", timeout_s=0.5)
+        next(iter(running))
+        waiting = router.submit(PROMPT, GREEDY, timeout_s=0.05)
+        assert waiting.result(PATIENCE_S).finish_reason == "timeout"
+        assert waiting.result().token_ids == []
+        output = running.result(PATIENCE_S)
+        assert output.finish_reason == "timeout"
+        assert alone_prefix(expected, output)
+        assert_whole(router)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, "1"])
+def test_a_timeout_is_a_positive_number(router: ChainRouter, timeout_s: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPT, GREEDY, timeout_s=timeout_s)
+    assert caught.value.field == "timeout_s"
+
+
+def test_no_more_wait_than_may_wait(small_config: Settings) -> None:
+    async def refused(router: ChainRouter) -> OverloadedError:
+        with pytest.raises(OverloadedError) as caught:
+            async for _ in router.astream_all([PROMPT], GREEDY, max_waiting=2):
+                pass
+        return caught.value
+
+    with open_router(small_config, max_requests=1) as router:
+        running = router.submit(PROMPT, LONG, "off")
+        next(iter(running))
+        waiting = [router.submit(PROMPT, GREEDY) for _ in range(2)]
+        error = asyncio.run(refused(router))
+        assert error.waiting == 2
+        assert 1.0 <= error.retry_after_s <= 60.0
+        for handle in (running, *waiting):
+            assert handle.result(PATIENCE_S).finish_reason == "length"
+
+
+def test_several_prompts_come_with_their_numbers(router: ChainRouter) -> None:
+    prompts: list[str | list[int]] = [PROMPT, PROMPT[:3], "the quick"]
+    expected = [output.token_ids for output in router.generate(prompts, GREEDY)]
+
+    async def collect() -> list[list[int]]:
+        made: list[list[int]] = [[] for _ in prompts]
+        async for number, delta in router.astream_all(prompts, GREEDY):
+            made[number] += delta.token_ids
+        return made
+
+    assert asyncio.run(collect()) == expected
 
 
 def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
@@ -504,7 +697,7 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
         assert_whole(router)
 
 
-def test_an_error_while_a_hung_thread_is_replaced_ends_all_requests_with_it(
+def test_an_error_while_a_hung_thread_is_replaced_is_a_crash_like_any_other(
     small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(engine: Engine, hung: str) -> None:
@@ -512,6 +705,7 @@ def test_an_error_while_a_hung_thread_is_replaced_ends_all_requests_with_it(
 
     monkeypatch.setattr(Engine, "take_over", broken)
     with open_router(small_config, hang_timeout_s=0.2, max_requests=1) as router:
+        expected = alone(router, PROMPT)
         router.generate([PROMPT], GREEDY, CHAIN)
         faults.hanging = {"small"}
         running, waiting = (router.submit(PROMPT, LONG, CHAIN) for _ in range(2))
@@ -519,11 +713,10 @@ def test_an_error_while_a_hung_thread_is_replaced_ends_all_requests_with_it(
             output = handle.result(PATIENCE_S)
             assert output.finish_reason == "error"
             assert "OSError: small cannot be left" in (output.error or "")
-        wait_until(lambda: not router.is_healthy)
-        with pytest.raises(RuntimeError, match="cannot be left"):
-            router.submit(PROMPT, GREEDY)
         faults.hanging = set()
         faults.released.set()
+        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
+        assert router.restarts == 1
 
 
 def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Settings) -> None:

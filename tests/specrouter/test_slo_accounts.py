@@ -7,7 +7,7 @@ import pytest
 
 from specrouter.output import RequestMetrics
 from specrouter.slo import Objective
-from specrouter.slo_accounts import SloAccounts, SloFigures
+from specrouter.slo_accounts import SloAccounts, SloCounts, SloFigures
 from tests.specrouter.fake_router import METRICS
 
 CHAT = Objective(50.0, None, "chat")
@@ -41,6 +41,17 @@ def test_requests_are_counted_in_their_class_and_in_total() -> None:
     assert report.classes["chat"].attainment == pytest.approx(2 / 3)
     assert report.classes["none"].attainment is None
     assert report.total.attainment == 0.5
+
+
+def test_counts_are_those_of_the_report() -> None:
+    accounts = SloAccounts()
+    accounts.record(metrics(CHAT, True), 8, 0.0, 1.0)
+    accounts.record(metrics(CHAT, False), 5, 0.0, 1.0)
+    accounts.record(metrics(None, None), 3, 0.0, 1.0)
+    assert accounts.counts() == {
+        "chat": SloCounts(requests=2, judged=2, attained=1, tokens=13, attained_tokens=8),
+        "none": SloCounts(requests=1, tokens=3),
+    }
 
 
 def test_goodput_is_of_attained_tokens_from_the_first_submission_to_the_latest_end() -> None:

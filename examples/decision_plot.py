@@ -1,0 +1,78 @@
+"""Draws what the router expected of each way to decode when it last switched.
+
+    python -m examples.decision_plot --plot FILE.png [--config FILE] [--prompt TEXT]
+
+Generates some text, takes the last decision that compared alternatives, and draws the predicted
+time of a token for the best shape of each chain, the chosen one and the others. Needs matplotlib.
+"""
+
+import argparse
+from pathlib import Path
+
+from specrouter import ChainRouter, SamplingParams
+from specrouter.cli import default_config
+from specrouter.decision_record import DecisionRecord
+from specrouter.prediction import Option
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    params = SamplingParams(options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
+    with ChainRouter.from_config(options.config) as router:
+        router.generate(options.prompt, params)
+        record = [one for one in router.decisions() if one.decision.alternatives][-1]
+    draw(record, options.plot)
+    print(f"cycle {record.cycle}: {record.decision.reason}")
+
+
+def best_of_each_chain(record: DecisionRecord) -> list[Option]:
+    """The alternative with the least time of a token, for each chain; the fastest first."""
+    known = list(record.decision.alternatives)
+    if record.decision.predicted is not None:
+        known.append(record.decision.predicted)
+    best: dict[tuple[str, ...], Option] = {}
+    for option in sorted(known, key=lambda option: option.ms_per_token):
+        best.setdefault(option.chain, option)
+    return list(best.values())
+
+
+def draw(record: DecisionRecord, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    options = best_of_each_chain(record)
+    chosen = record.decision.chain
+    figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.45 * len(options)), layout="constrained")
+    bars = axes.barh(
+        [_label(option) for option in options],
+        [option.ms_per_token for option in options],
+        color=["#2a9d8f" if option.chain == chosen else "#b8c4ce" for option in options],
+    )
+    axes.bar_label(bars, [f"{option.ms_per_token:.1f} ms" for option in options], padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("predicted milliseconds per token")
+    axes.set_title(f"cycle {record.cycle}, requests: {record.requests}", loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def _label(option: Option) -> str:
+    shape = "" if len(option.chain) == 1 else f"\n{option.depth} deep, {option.width} wide"
+    return " > ".join(option.chain) + shape
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
+    parser.add_argument("--plot", type=Path, required=True, metavar="FILE.png")
+    parser.add_argument("--prompt", default="def fib(n):", help="default: %(default)s")
+    parser.add_argument("--new-tokens", type=int, default=96, help="default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

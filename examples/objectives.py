@@ -1,0 +1,57 @@
+"""Two kinds of requests at once, each with its own objective: `python -m examples.objectives`.
+
+Half of the requests are in a hurry, the other half take what is left. Printed is what each class
+got: how many requests attained their objective, and the time of a token.
+"""
+
+import argparse
+from pathlib import Path
+
+from specrouter import ChainRouter, RouterConfig, SamplingParams
+from specrouter.cli import default_config
+from specrouter.config import SloConfig
+from specrouter.slo_accounts import Percentiles
+
+CLASSES = {
+    # times what a token takes when the target serves one request alone
+    "interactive": SloConfig(tpot_ratio=4.0),
+    "batch": SloConfig(tpot_ratio=20.0),
+}
+PROMPTS = ("def fib(n):", "The sea was", "Tom has 3 apples and buys 4 more.", "import json\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    config = RouterConfig.load(options.config).model_copy(update={"slo_classes": CLASSES})
+    count = options.requests
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
+    params = [
+        SamplingParams(options.new_tokens, 1.0, seed=i, ignore_eos=True) for i in range(count)
+    ]
+    names = [list(CLASSES)[i % 2] for i in range(count)]
+    with ChainRouter.from_config(config) as router:
+        router.generate(prompts, params, slo=names)
+        report = router.slo_report()
+    for name, figures in report.classes.items():
+        print(
+            f"{name:12s} {figures.attained} of {figures.judged} attained, "
+            f"tpot {_shown(figures.tpot_ms)}, ttft {_shown(figures.ttft_ms)}"
+        )
+    total = report.total
+    print(f"goodput {total.goodput_tokens_per_s:.0f} of {total.tokens_per_s:.0f} tokens/s")
+
+
+def _shown(times: Percentiles | None) -> str:
+    return "none" if times is None else f"p50 {times.p50:.0f} ms, p95 {times.p95:.0f} ms"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
+    parser.add_argument("--requests", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--new-tokens", type=int, default=48, help="default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What stands between the network and the service: CORS, API keys, the drain, and a body limit.
+
+Contract: a refusal has OpenAI's error shape and reaches nothing behind it. Layers, outermost first:
+
+    CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
+    keys        401, except on /health and /metrics, which probes and scrapers read without one
+    drain       503 for a new generation request (POST) once the service is stopping
+    body limit  413; a body is read before the application starts, at most `max_body_bytes` of it
+
+Pure ASGI, since streams pass through: each layer costs a call per request, and nothing per token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from modelpool.errors import ConfigError
+from specrouter.config import ServerConfig, is_api_key
+from specrouter.http.drain import Drain
+from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
+
+API_KEY_VARIABLE = "SPECROUTER_API_KEY"
+OPEN_PATHS = frozenset({"/health", "/metrics"})
+
+# Read and thrown away before a body is refused: a client that still sends would miss the answer.
+_DISCARDED_BYTES = 64 * 2**20
+_NoBody = Literal["too large", "gone"]
+_RETRY_AFTER_S = 1  # behind a balancer the next try meets another server
+
+
+def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
+    """Puts the layers around `app`. Raises `ConfigError` for a key that cannot be one."""
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    if drain is not None:
+        app.add_middleware(DrainGate, drain=drain)
+    keys = api_keys(config)
+    if keys:
+        app.add_middleware(ApiKeys, keys=keys)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_HEADER, "retry-after"),
+        )
+
+
+def api_keys(config: ServerConfig) -> tuple[str, ...]:
+    """The configured keys and that of the environment; none: the service is open to all.
+
+    Raises `ConfigError` for a variable that is set and holds no key: who set it wants a lock.
+    """
+    own = os.environ.get(API_KEY_VARIABLE)
+    if own is None:
+        return config.api_keys
+    if not is_api_key(own):
+        raise ConfigError(API_KEY_VARIABLE, "must be printable ASCII without spaces, or unset")
+    return (*config.api_keys, own)
+
+
+class ApiKeys:
+    """401 without `Authorization: Bearer KEY`, one of `keys`."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
+            await self._app(scope, receive, send)
+            return
+        refusal = _refusal(
+            401,
+            "a valid API key is required, as Authorization: Bearer KEY",
+            "invalid_api_key",
+            {"WWW-Authenticate": "Bearer"},
+        )
+        await refusal(scope, receive, send)
+
+    def _is_known(self, scope: Scope) -> bool:
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        sent = given.strip().encode("latin-1")
+        # Against every key, each in constant time: how long it takes tells nothing.
+        matches = [hmac.compare_digest(sent, key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class DrainGate:
+    """Counts POSTs while they are in flight; 503 for new ones once the service drains."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._drain.is_draining:
+            headers = {"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"}
+            message = "the service is shutting down and takes no new requests"
+            await _refusal(503, message, "shutting_down", headers)(scope, receive, send)
+        else:
+            with self._drain.flight():
+                await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """413 for a body of more than `max_bytes`, declared or counted as it comes."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = await self._read(_declared_bytes(scope), receive)
+        if isinstance(body, bytes):
+            await self._app(scope, _replay(body, receive), send)
+        elif body == "too large":
+            message = f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)"
+            refusal = _refusal(413, message, "request_too_large", {"Connection": "close"})
+            await refusal(scope, receive, send)
+
+    async def _read(self, declared: int | None, receive: Receive) -> bytes | _NoBody:
+        """The whole body, or why there is none; "gone" is the client."""
+        limit, chunks, count = self._max_bytes, list[bytes](), 0
+        if declared is not None and declared > limit + _DISCARDED_BYTES:
+            return "too large"
+        while count <= limit + _DISCARDED_BYTES:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return "gone"
+            chunk = message.get("body", b"")
+            count += len(chunk)
+            if count <= limit:
+                chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks) if count <= limit else "too large"
+        return "too large"
+
+
+def _declared_bytes(scope: Scope) -> int | None:
+    declared = Headers(scope=scope).get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body has been read: the body, then what comes next."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed
+
+
+def _refusal(status: int, message: str, code: str, headers: dict[str, str]) -> Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)

@@ -1,0 +1,60 @@
+"""GET /metrics: the router's metrics in Prometheus' text format, or in OpenMetrics on request.
+
+Contract: each application has a registry of its own, so that several routers may live in one
+process. Reading the page never waits for a cycle. Refusals are counted here, since the router never
+hears of most of them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from specrouter import ChainRouter
+from specrouter.metrics import RouterCollector
+from specrouter.request_meter import without_created
+
+Refusal = Literal["bad_request", "overloaded", "unavailable", "unauthorized"]
+
+
+def add_metrics(app: FastAPI, router: ChainRouter) -> None:
+    """Mounts the page, and gives the application the counter for `count_refusal`."""
+    registry = CollectorRegistry()
+    refusals = app.state.refusals = _Refusals()
+    registry.register(refusals)
+    registry.register(RouterCollector(router))
+
+    @app.get("/metrics")
+    def metrics(request: Request) -> Response:  # not async: what it reads is behind locks
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+
+def count_refusal(app: FastAPI, reason: Refusal) -> None:
+    """A request was refused before it was queued; nothing happens without `add_metrics`."""
+    refusals: _Refusals | None = getattr(app.state, "refusals", None)
+    if refusals is not None:
+        refusals.count(reason)
+
+
+class _Refusals(Collector):
+    def __init__(self) -> None:
+        self._counter = Counter(
+            "specrouter_requests_refused",
+            "Requests that were refused before they were queued.",
+            ["reason"],
+            registry=None,
+        )
+        for reason in get_args(Refusal):  # all are there from the start
+            self._counter.labels(reason)
+
+    def count(self, reason: Refusal) -> None:
+        self._counter.labels(reason).inc()
+
+    def collect(self) -> list[Metric]:
+        return [without_created(family) for family in self._counter.collect()]

@@ -1,0 +1,93 @@
+"""What log lines look like: text, or JSON with one object per line.
+
+Contract: a line that is written while an HTTP request is served carries its id, wherever it comes
+from in that request's task. Only the command line calls `configure_logs`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from transformers.utils import logging as transformers_logging
+
+LogFormat = Literal["text", "json"]
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+# What logging itself gives every record; anything else is what the caller added.
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "asctime",
+    "color_message",  # uvicorn's, for terminals
+    "message",
+    "request_id",
+    "taskName",
+}
+
+
+def configure_logs(level: int, log_format: LogFormat = "text") -> None:
+    """Logs to stderr from `level` on. Handlers that an embedding program has set up stay."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.addFilter(add_request_id)
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we announce the start ourselves
+    if log_format == "json":  # every line of stderr that can be
+        logging.captureWarnings(True)
+        transformers_logging.disable_default_handler()
+        transformers_logging.enable_propagation()
+
+
+def add_request_id(record: logging.LogRecord) -> bool:
+    """A filter that lets all pass; a line that names a request's id itself keeps it."""
+    if not hasattr(record, "request_id"):
+        record.request_id = REQUEST_ID.get()
+    return True
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-21T14:03:05.123Z INFO specrouter.router: message [request id]`"""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        request_id = getattr(record, "request_id", None)
+        line = super().formatMessage(record)
+        return line if request_id is None else f"{line} [{request_id}]"
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time", "level", "logger", "message", "request_id", ...}` and, in `exception`, a traceback.
+
+    What the caller added with `extra` stands beside them, under its own name.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": getattr(record, "request_id", None),
+        }
+        for name, value in record.__dict__.items():
+            if name not in _STANDARD:
+                line.setdefault(name, value)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    """UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

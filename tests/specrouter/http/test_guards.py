@@ -1,0 +1,281 @@
+"""What stands between the network and the service, around a small application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
+
+from modelpool.errors import ConfigError
+from specrouter.config import ServerConfig
+from specrouter.http.drain import Drain
+from specrouter.http.guards import API_KEY_VARIABLE, OPEN_PATHS, add_guards
+
+KEY, OTHER_KEY = "first-key", "second-key"
+LIMIT = 2000
+Headers = Sequence[tuple[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+
+
+def guarded(drain: Drain | None = None, **settings: Any) -> FastAPI:
+    """Echoes what it is sent, on every path, and counts its calls."""
+    app = FastAPI()
+    app.state.calls = 0
+
+    @app.api_route("/{path:path}", methods=["GET", "POST", "OPTIONS"])
+    async def echo(request: Request) -> PlainTextResponse:
+        app.state.calls += 1
+        return PlainTextResponse(await request.body())
+
+    add_guards(app, ServerConfig(**settings), drain)
+    return app
+
+
+def call(
+    app: FastAPI,
+    method: str = "POST",
+    path: str = "/generate",
+    content: bytes | AsyncIterator[bytes] = b"",
+    headers: Headers = (),
+) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, content=content, headers=list(headers))
+
+    return asyncio.run(send())
+
+
+def bearer(key: str, scheme: str = "Bearer") -> Headers:
+    return [("Authorization", f"{scheme} {key}")]
+
+
+def error_code(response: httpx.Response) -> str:
+    """Of a refusal, in the shape that OpenAI's clients read."""
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    is_clients_fault = response.status_code < 500
+    assert error["type"] == ("invalid_request_error" if is_clients_fault else "server_error")
+    code: str = error["code"]
+    return code
+
+
+async def in_chunks(size: int, count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * size
+
+
+# Keys
+
+
+def test_without_keys_the_service_is_open() -> None:
+    assert call(guarded(), content=b"hello").text == "hello"
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER_KEY])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_each_key_opens_the_service(key: str, scheme: str) -> None:
+    app = guarded(api_keys=[KEY, OTHER_KEY])
+    assert call(app, headers=bearer(key, scheme)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        bearer("wrong"),
+        bearer(KEY[:-1]),
+        bearer(KEY + "x"),
+        bearer(""),
+        bearer(KEY, "Basic"),
+        [("Authorization", KEY)],
+        [("Authorization", "Bearer \u00e9")],
+    ],
+)
+def test_any_other_key_is_refused_before_the_application_sees_it(headers: Headers) -> None:
+    app = guarded(api_keys=[KEY, OTHER_KEY])
+    encoded = [(name, value.encode("latin-1")) for name, value in headers]
+    response = call(app, headers=encoded)  # type: ignore[arg-type]
+    assert response.status_code == 401
+    assert error_code(response) == "invalid_api_key"
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert app.state.calls == 0
+
+
+def test_key_of_the_environment_opens_the_service_beside_the_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, OTHER_KEY)
+    for settings in ({}, {"api_keys": [KEY]}):
+        app = guarded(**settings)
+        assert call(app).status_code == 401
+        assert call(app, headers=bearer(OTHER_KEY)).status_code == 200
+    assert call(app, headers=bearer(KEY)).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["", "two words"])
+def test_variable_without_a_key_in_it_does_not_leave_the_door_open(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, value)
+    with pytest.raises(ConfigError, match=API_KEY_VARIABLE):
+        guarded()
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+def test_probes_and_scrapers_need_no_key(path: str) -> None:
+    assert call(guarded(api_keys=[KEY]), "GET", path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthy", "/health/", "/router/slo", "/v1/models", "/docs"])
+def test_all_else_needs_one(path: str) -> None:
+    assert call(guarded(api_keys=[KEY]), "GET", path).status_code == 401
+
+
+# CORS
+
+ORIGIN = "https://page.example"
+PREFLIGHT = [
+    ("Origin", ORIGIN),
+    ("Access-Control-Request-Method", "POST"),
+    ("Access-Control-Request-Headers", "authorization,content-type"),
+]
+
+
+def test_without_origins_no_page_is_let_in() -> None:
+    response = call(guarded(), headers=[("Origin", ORIGIN)])
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("origins", [[ORIGIN], ["*"]])
+def test_preflight_of_a_named_origin_needs_no_key(origins: list[str]) -> None:
+    response = call(guarded(api_keys=[KEY], cors_origins=origins), "OPTIONS", headers=PREFLIGHT)
+    assert response.status_code == 200
+    assert response.headers["Access-Control-Allow-Origin"] in (ORIGIN, "*")
+    assert "authorization" in response.headers["Access-Control-Allow-Headers"]
+
+
+def test_preflight_of_another_origin_is_refused() -> None:
+    app = guarded(cors_origins=["https://other.example"])
+    response = call(app, "OPTIONS", headers=PREFLIGHT)
+    assert response.status_code == 400
+    assert "Access-Control-Allow-Origin" not in response.headers
+
+
+def test_refusals_too_can_be_read_by_a_page() -> None:
+    app = guarded(api_keys=[KEY], cors_origins=[ORIGIN])
+    response = call(app, headers=[("Origin", ORIGIN)])
+    assert response.status_code == 401
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("size", [0, 1, LIMIT])
+def test_body_within_the_limit_arrives_whole(size: int) -> None:
+    app = guarded(max_body_bytes=LIMIT)
+    assert call(app, content=b"x" * size).text == "x" * size
+
+
+def test_body_in_chunks_arrives_whole() -> None:
+    app = guarded(max_body_bytes=LIMIT)
+    assert call(app, content=in_chunks(LIMIT // 10, 10)).text == "x" * LIMIT
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_larger_body_is_refused_before_the_application_sees_it(is_declared: bool) -> None:
+    app = guarded(max_body_bytes=LIMIT)
+    content = b"x" * (LIMIT + 1) if is_declared else in_chunks(LIMIT // 2, 5)
+    response = call(app, content=content)
+    assert response.status_code == 413
+    assert error_code(response) == "request_too_large"
+    assert str(LIMIT) in response.json()["error"]["message"]
+    assert app.state.calls == 0
+
+
+def test_endless_body_is_refused_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specrouter.http.guards._DISCARDED_BYTES", LIMIT)
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * LIMIT
+
+    assert call(guarded(max_body_bytes=LIMIT), content=endless()).status_code == 413
+    assert sent < 10
+
+
+def test_false_length_does_not_let_a_larger_body_in() -> None:
+    headers = [("Content-Length", "5")]
+    app = guarded(max_body_bytes=LIMIT)
+    assert call(app, content=in_chunks(LIMIT, 2), headers=headers).status_code == 413
+
+
+def test_client_that_leaves_while_it_sends_reaches_nothing() -> None:
+    app = guarded()
+    sent: list[Any] = []
+    messages = iter(
+        [
+            {"type": "http.request", "body": b"x", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/generate",
+        "headers": [],
+        "query_string": b"",
+    }
+    asyncio.run(app(scope, receive, send))
+    assert (sent, app.state.calls) == ([], 0)
+
+
+# Drain
+
+
+def test_new_generation_is_refused_while_the_service_drains() -> None:
+    drain = Drain()
+    app = guarded(drain)
+    assert call(app).status_code == 200
+    drain.begin()
+    response = call(app)
+    assert response.status_code == 503
+    assert error_code(response) == "shutting_down"
+    assert int(response.headers["Retry-After"]) >= 1
+    assert app.state.calls == 1
+    assert call(app, "GET", "/router/slo").status_code == 200
+
+
+def test_request_is_in_flight_until_its_answer_has_ended() -> None:
+    drain = Drain()
+    app = FastAPI()
+
+    @app.post("/generate")
+    async def generate() -> int:
+        return drain.in_flight
+
+    add_guards(app, ServerConfig(), drain)
+    assert call(app).json() == 1
+    assert drain.in_flight == 0
+    assert call(app, path="/none").status_code == 404
+    assert drain.in_flight == 0

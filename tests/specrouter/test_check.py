@@ -1,0 +1,216 @@
+"""What `specrouter check` finds, and says, without loading a model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool.device_manager import DeviceInfo
+from modelpool.errors import ConfigError
+from specrouter.check import CheckReport, check_config
+from specrouter.cli import default_config, main
+from specrouter.config import RouterConfig
+
+GIB = 2**30
+Settings = dict[str, Any]
+
+
+def check(settings: Settings, *devices: DeviceInfo) -> CheckReport:
+    return check_config(RouterConfig.load(settings), devices or (cpu(8 * GIB),))
+
+
+def cpu(usable: int) -> DeviceInfo:
+    """A CPU whose memory may all be used."""
+    return DeviceInfo("cpu", free_bytes=usable, total_bytes=0)
+
+
+def gpu(usable: int) -> DeviceInfo:
+    return DeviceInfo("cuda:0", free_bytes=usable, total_bytes=0)
+
+
+@pytest.fixture
+def settings(small_config: Settings) -> Settings:
+    """Three Llamas in float64 on automatic devices; 8 requests of up to 256 tokens."""
+    changed = copy.deepcopy(small_config)
+    for model in changed["pool"]["models"]:
+        model.pop("device", None)
+    changed["server"] = {"chat_template": None}
+    return changed
+
+
+def sizes(report: CheckReport) -> tuple[int, int]:
+    """Bytes of all weights, and of the KV of a token in all models."""
+    weights = sum(member.weight_bytes for member in report.members)
+    return weights, sum(member.kv_bytes_per_token for member in report.members)
+
+
+def test_report_counts_weights_and_kv_of_every_model(settings: Settings) -> None:
+    report = check(settings)
+    assert report.fits
+    assert (report.max_requests, report.max_request_tokens) == (8, 256)
+    assert report.kv_tokens == 8 * 256
+    weights, per_token = sizes(report)
+    assert [device.needed_bytes for device in report.devices] == [weights + per_token * 8 * 256]
+    assert sorted(member.role for member in report.members) == ["draft", "draft", "target"]
+    for member in report.members:
+        assert member.devices == ("cpu",)
+        assert member.threads is not None
+        assert member.dtype == "float64"
+        assert member.weight_bytes == 8 * member.parameters
+
+
+def test_pool_that_does_not_fit_is_told_what_would(settings: Settings) -> None:
+    weights, per_token = sizes(check(settings))
+    tokens = 3 * 256 + 10
+    report = check(settings, cpu(weights + tokens * per_token))
+    assert not report.fits
+    (problem,) = report.problems
+    assert f"{tokens} tokens of KV fit" in problem
+    for advice in (
+        "engine.max_requests: 3",
+        f"engine.max_model_len: {tokens // 8}",
+        f"engine.kv_budget_tokens: {tokens}",
+        "dtype",
+    ):
+        assert advice in problem
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_requests", 3), ("max_model_len", (3 * 256 + 10) // 8), ("kv_budget_tokens", 778)],
+)
+def test_advice_helps(setting: str, value: int, settings: Settings) -> None:
+    weights, per_token = sizes(check(settings))
+    room = cpu(weights + (3 * 256 + 10) * per_token)
+    settings["engine"][setting] = value
+    assert check(settings, room).fits
+
+
+def test_weights_alone_can_be_too_large(settings: Settings) -> None:
+    weights, _ = sizes(check(settings))
+    (problem,) = check(settings, cpu(weights // 2)).problems
+    assert "the weights alone" in problem
+    assert "engine." not in problem
+
+
+def test_drafter_that_leaves_the_accelerator_is_a_warning_and_fits(settings: Settings) -> None:
+    alone = check(settings)
+    target = next(member for member in alone.members if member.role == "target")
+    room = target.weight_bytes + target.kv_bytes
+    report = check(settings, gpu(room), cpu(8 * GIB))
+    assert report.fits
+    by_name = {member.name: member for member in report.members}
+    assert by_name[target.name].devices == ("cuda:0",)
+    assert by_name[target.name].threads is None
+    drafters = [member for member in report.members if member.role == "draft"]
+    assert {member.devices for member in drafters} == {("cpu",)}
+    for member in drafters:
+        assert any(member.name in warning for warning in report.warnings)
+
+
+def test_target_too_large_for_the_accelerator_does_not_fit(settings: Settings) -> None:
+    report = check(settings, gpu(1000), cpu(8 * GIB))
+    assert not report.fits
+    assert report.problems[0].startswith("cuda:0 has ")
+
+
+def test_spread_target_is_counted_on_each_of_its_devices(settings: Settings) -> None:
+    target = next(member for member in check(settings).members if member.role == "target")
+    half = (target.weight_bytes + target.kv_bytes) * 6 // 10
+    devices = (DeviceInfo("cuda:0", half, 0), DeviceInfo("cuda:1", half, 0), cpu(8 * GIB))
+    report = check(settings, *devices)
+    placed = next(member for member in report.members if member.role == "target")
+    assert placed.devices == ("cuda:0", "cuda:1")
+    assert report.fits
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "named"),
+    [
+        ("engine", {"max_model_len": 100_000}, "engine.max_model_len"),
+        ("engine", {"kv_budget_tokens": 100}, "engine.kv_budget_tokens"),
+        ("pool", {"memory_limit_mb": 1}, "pool.memory_limit_mb"),
+        ("server", {"host": "0.0.0.0"}, "server.host"),
+        ("server", {"cors_origins": ["*"]}, "server.cors_origins"),
+        ("server", {"chat_template": None}, "server.chat_template"),
+    ],
+)
+def test_what_works_otherwise_than_one_may_think_is_a_warning(
+    section: str, change: Settings, named: str, settings: Settings
+) -> None:
+    settings[section].update(change)
+    report = check(settings)
+    assert report.fits
+    assert any(warning.startswith(f"{named}: ") for warning in report.warnings)
+
+
+def test_network_with_keys_is_no_warning(settings: Settings) -> None:
+    settings["server"].update(host="0.0.0.0", api_keys=["key"], cors_origins=["*"])
+    warnings = check(settings).warnings
+    assert not [warning for warning in warnings if "api_keys" in warning]
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "named"),
+    [
+        ("server", {"chat_template": "/none/template.jinja"}, "server.chat_template"),
+        ("server", {"cors_origins": ["page.example"]}, "server.cors_origins"),
+        ("server", {"api_keys": [""]}, "server.api_keys"),
+        ("pool", {"target": "nobody"}, "pool.target"),
+    ],
+)
+def test_invalid_setting_is_an_error_that_names_it(
+    section: str, change: Settings, named: str, settings: Settings
+) -> None:
+    settings[section].update(change)
+    with pytest.raises(ConfigError) as refused:
+        check(settings)
+    assert refused.value.field == named
+
+
+# The command
+
+
+def test_bundled_scenario_is_valid_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["status"], report["target"]) == ("ok", "tiny-8m")
+    assert main(["check", str(default_config())]) == 0
+    out, err = capsys.readouterr()
+    assert "\ntiny-8m " in out
+    assert out.endswith("The configuration is valid, and its models fit.\n")
+    assert err == ""
+
+
+def test_drafter_without_weights_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", str(default_config("tiny-ngram.yaml"))]) == 0
+    assert "ngram: drafts from the text itself" in capsys.readouterr().out
+
+
+def test_pool_that_does_not_fit_ends_with_code_1(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings["engine"].update(max_requests=1024, max_model_len=2**31)
+    path = tmp_path / "scenario.yaml"
+    path.write_text(json.dumps(settings, default=str))
+    assert main(["check", str(path)]) == 1
+    assert "does not fit: cpu has " in capsys.readouterr().out
+    assert main(["check", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["status"] == "does_not_fit"
+
+
+def test_invalid_configuration_ends_with_code_2_and_one_line(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings["pool"]["models"][0]["source"] = "path:/none"
+    path = tmp_path / "scenario.yaml"
+    path.write_text(json.dumps(settings, default=str))
+    assert main(["check", str(path), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["field"] == "pool.models[0].source"
+    assert err.startswith("specrouter: pool.models[0].source: ")
+    assert err.count("\n") == 1

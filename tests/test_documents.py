@@ -1,0 +1,189 @@
+"""The documents keep their word: links lead somewhere, options and settings exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from modelpool.source import resolve_source
+from specrouter.cli import main
+from specrouter.config import RouterConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
+COMMANDS = ("serve", "check", "generate", "inflate", "bench chains", "bench load")
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+_COMMAND = re.compile(r"\bspecrouter (serve|check|generate|inflate|bench chains|bench load)\b(.*)")
+
+
+def identity(page: Path) -> str:
+    return page.name
+
+
+def prose(page: Path) -> str:
+    """Without what is between fences."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def links(page: Path) -> set[str]:
+    found = _LINK.findall(_SPAN.sub("", prose(page)))
+    return {target for pair in found for target in pair if target}
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings: lower case, no punctuation, hyphens for spaces."""
+    headings = _HEADING.findall(prose(page))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    dead = []
+    for link in links(page):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert not dead
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        near = {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
+        waiting += [other for other in near if other.suffix == ".md" and other not in reached]
+    assert not set(PAGES) - reached
+
+
+# the command line
+
+
+@cache
+def options_of(command: str) -> frozenset[str]:
+    """What a command's --help lists."""
+    with pytest.MonkeyPatch.context() as patch:
+        lines: list[str] = []
+        patch.setattr("sys.stdout", type("Lines", (), {"write": lines.append, "flush": int})())
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+    return frozenset(_OPTION.findall("".join(lines)))
+
+
+def command_lines(page: Path) -> Iterator[tuple[str, str]]:
+    """Every `specrouter COMMAND` with the rest of its line, in code."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [block.replace("\\\n", " ") for _, block in _FENCE.findall(text)]
+    for code in (*"\n".join(blocks).splitlines(), *_SPAN.findall(prose(page))):
+        for found in _COMMAND.finditer(code):
+            yield found[1], found[2].partition(" #")[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_commands_have_the_options_that_are_named(page: Path) -> None:
+    for command, rest in command_lines(page):
+        named = set(_OPTION.findall(rest))
+        assert named <= options_of(command), f"specrouter {command}{rest}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_an_option_that_is_named_alone_is_one_of_some_command(page: Path) -> None:
+    known = frozenset[str]().union(*map(options_of, COMMANDS))
+    alone = {span for span in _SPAN.findall(prose(page)) if span.startswith("--")}
+    named = {option for span in alone for option in _OPTION.findall(span)}
+    ours = _options_of_examples() | _options_of_checks()
+    assert named <= known | ours
+
+
+def _options_of_examples() -> set[str]:
+    return {option for file in EXAMPLES for option in _OPTION.findall(file.read_text())}
+
+
+def _options_of_checks() -> set[str]:
+    files = (ROOT / "tests" / "exact").glob("*.py")
+    return {option for file in files for option in _OPTION.findall(file.read_text())}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_modules_that_are_run_exist(page: Path) -> None:
+    for module in re.findall(r"python -m ((?:specrouter|examples|tests)[\w.]*)", page.read_text()):
+        file = ROOT / module.replace(".", "/")
+        assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_shell_blocks_can_be_read_by_a_shell(page: Path) -> None:
+    for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
+        if language in ("", "sh", "bash") and "curl" in block:
+            assert shlex.split(block.replace("\\\n", " "), comments=True)
+
+
+# configurations
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=identity)
+def test_a_bundled_scenario_is_valid(file: Path) -> None:
+    config = RouterConfig.load(file)
+    for member in config.pool.models:
+        scheme, _, name = member.source.partition(":")
+        if scheme == "hub":
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+        elif not member.is_weightless:
+            resolve_source(member.source, field=member.name)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3", "llama2-paper"])
+def test_a_family_s_scenario_has_two_drafters_objectives_and_says_what_memory_it_takes(
+    name: str,
+) -> None:
+    file = ROOT / "configs" / f"{name}.yaml"
+    config = RouterConfig.load(file)
+    with_weights = [member.name for member in config.pool.models if not member.is_weightless]
+    assert len(with_weights) == 3
+    assert with_weights[-1] == config.pool.target  # the weakest first
+    assert config.slo_classes
+    assert "Memory in bfloat16" in file.read_text(encoding="utf-8")
+
+
+def sections(page: Path) -> Iterator[dict[str, Any]]:
+    for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "yaml":
+            yield from (part for part in yaml.safe_load_all(block) if isinstance(part, dict))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_scenarios_in_the_documents_are_valid(page: Path) -> None:
+    least = {"pool": {"target": "t", "models": [{"name": "t", "source": "bundled:tiny-8m"}]}}
+    for section in sections(page):
+        if set(section) & set(RouterConfig.model_fields):
+            RouterConfig.load({**least, **section})
+
+
+# examples
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_python_in_the_documents_compiles_and_imports_what_exists(page: Path) -> None:
+    for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            compile(block, str(page), "exec")
+            for line in block.splitlines():
+                if line.startswith("from specrouter"):
+                    exec(line, {})

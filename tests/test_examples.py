@@ -1,0 +1,66 @@
+"""The examples that people start with run, on the bundled family."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from examples import decision_plot, objectives, openai_client, structured_output
+from specrouter.decision_record import DecisionRecord
+from specrouter.prediction import Option
+from specrouter.scheduler import ChainDecision
+
+
+def test_two_classes_of_requests_are_judged_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    objectives.main(["--requests", "4", "--new-tokens", "6"])
+    *classes, goodput = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in classes} == {"interactive", "batch"}
+    assert all("of 2 attained" in line for line in classes)
+    assert goodput.startswith("goodput")
+
+
+def test_structured_answers_are_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    structured_output.main(["--seeds", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["seed 0", "seed 1"]
+    for line in lines:
+        answer = json.loads(line.partition(": ")[2].rpartition("  (")[0])
+        jsonschema.validate(answer, structured_output.SCHEMA)
+
+
+def test_the_openai_example_says_how_to_install_its_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert openai_client.main([]) == 1
+    assert "pip install openai" in capsys.readouterr().err
+
+
+def option(chain: tuple[str, ...], ms_per_token: float) -> Any:
+    return SimpleNamespace(chain=chain, depth=2, width=1, ms_per_token=ms_per_token)
+
+
+def record(*alternatives: Option) -> DecisionRecord:
+    decision: Any = SimpleNamespace(
+        chain=("a", "b"), predicted=option(("a", "b"), 3.0), alternatives=alternatives
+    )
+    checked: ChainDecision = decision
+    return DecisionRecord(7, 0.0, 1, checked)
+
+
+def test_a_plot_has_the_fastest_shape_of_each_chain(tmp_path: Path) -> None:
+    seen = record(option(("b",), 9.0), option(("a", "b"), 4.0), option(("c", "b"), 6.0))
+    best = decision_plot.best_of_each_chain(seen)
+    assert [(one.chain, one.ms_per_token) for one in best] == [
+        (("a", "b"), 3.0),
+        (("c", "b"), 6.0),
+        (("b",), 9.0),
+    ]
+    decision_plot.draw(seen, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
