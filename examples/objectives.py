@@ -1,7 +1,9 @@
 """Two kinds of requests at once, each with its own objective: `python -m examples.objectives`.
 
-Half of the requests are in a hurry, the other half take what is left. Printed is what each class
-got: how many requests attained their objective, and the time of a token.
+Half of the requests are in a hurry, the other half is background work. Printed is what each class
+got: how many requests attained their objective, and the time of a token. Objectives are given as
+times what a token takes when the target serves one request alone; make them tighter
+(`--interactive 3`) or bring more requests, and see who is served in time.
 """
 
 import argparse
@@ -12,23 +14,20 @@ from specrouter.cli import default_config
 from specrouter.config import SloConfig
 from specrouter.slo_accounts import Percentiles
 
-CLASSES = {
-    # times what a token takes when the target serves one request alone
-    "interactive": SloConfig(tpot_ratio=4.0),
-    "batch": SloConfig(tpot_ratio=20.0),
-}
+CLASSES = ("interactive", "batch")
 PROMPTS = ("def fib(n):", "The sea was", "Tom has 3 apples and buys 4 more.", "import json\n")
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    config = RouterConfig.load(options.config).model_copy(update={"slo_classes": CLASSES})
+    classes = {name: SloConfig(tpot_ratio=getattr(options, name)) for name in CLASSES}
+    config = RouterConfig.load(options.config).model_copy(update={"slo_classes": classes})
     count = options.requests
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
     params = [
         SamplingParams(options.new_tokens, 1.0, seed=i, ignore_eos=True) for i in range(count)
     ]
-    names = [list(CLASSES)[i % 2] for i in range(count)]
+    names = [CLASSES[i % 2] for i in range(count)]
     with ChainRouter.from_config(config) as router:
         router.generate(prompts, params, slo=names)
         report = router.slo_report()
@@ -48,6 +47,8 @@ def _shown(times: Percentiles | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
+    parser.add_argument("--interactive", type=float, default=8.0, help="default: %(default)s")
+    parser.add_argument("--batch", type=float, default=20.0, help="default: %(default)s")
     parser.add_argument("--requests", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--new-tokens", type=int, default=48, help="default: %(default)s")
     return parser

@@ -19,6 +19,7 @@ from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
 from modelpool.footprint import read_config
 from specrouter.config import EngineConfig, RouterConfig, ServerConfig
+from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.guards import api_keys
 from specrouter.serve import check_server
 
@@ -94,6 +95,7 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
     found = tuple(read_devices() if devices is None else devices)
     pool, too_large = _pool(config, found)
     pool.check_architectures()
+    ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
     members = tuple(_member(model, pool) for model in config.pool.models if not model.is_weightless)
     reports = tuple(_device(device, members) for device in found)
     return CheckReport(
@@ -225,8 +227,8 @@ def _server_warnings(server: ServerConfig, pool: ModelPool) -> Iterator[str]:
             yield "server.cors_origins: any web page may use the service, and there are no api_keys"
     if server.chat_template is None and not getattr(pool.tokenizer, "chat_template", None):
         yield (
-            "server.chat_template: the target's tokenizer has no template, so chat completions "
-            "need one here"
+            "server.chat_template: the target's tokenizer has no template, so it reads "
+            "conversations as plain transcripts"
         )
 
 

@@ -150,12 +150,12 @@ class EngineConfig(_Strict):
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     hang_timeout_s: float = Field(default=30.0, gt=0)
+    step_timeout_s: float = Field(default=600.0, gt=0)
 
     @property
     def kv_tokens(self) -> int:
         """That each model's place must have KV memory for."""
         return self.kv_budget_tokens or self.max_requests * self.max_model_len
-    step_timeout_s: float = Field(default=600.0, gt=0)
 
 
 class ServerConfig(_Strict):

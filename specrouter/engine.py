@@ -361,9 +361,7 @@ class Engine:
         for row, error in result.errors.items():
             self._end(self._running[row], "error", error)
 
-    def _accept(
-        self, commits: Sequence[Commit]
-    ) -> list[tuple[RunningRequest, Commit, Delta]]:
+    def _accept(self, commits: Sequence[Commit]) -> list[tuple[RunningRequest, Commit, Delta]]:
         """What the requests make of a cycle's tokens; it is counted before anybody hears of it."""
         news = []
         for commit in commits:
@@ -418,7 +416,9 @@ class Engine:
     def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":
             handle = request.handle
-            logger.warning("request %d failed: %s", handle.request_id, error, extra=handle.log_extra)
+            logger.warning(
+                "request %d failed: %s", handle.request_id, error, extra=handle.log_extra
+            )
         self._conclude(request, request.finish(reason, error))
 
     def _conclude(self, request: RunningRequest, delta: Delta) -> None:

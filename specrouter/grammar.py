@@ -245,9 +245,15 @@ def _definition(structure: Structure) -> str:
 def _json_grammar(schema: object) -> str:
     if not isinstance(schema, dict | bool):
         raise RequestError("structure", "a JSON schema must be an object or a boolean")
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides={"whitespace_pattern": _WHITE_SPACE}
-    )
+    if schema is False:
+        raise RequestError("structure", "allows no text")
+    text = "{}" if schema is True else json.dumps(schema)
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": _WHITE_SPACE}
+        )
+    except ValueError as error:
+        raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error
 
 
 def _choice_grammar(texts: object) -> str:

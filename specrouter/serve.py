@@ -23,10 +23,10 @@ from starlette.types import ASGIApp
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter
 from specrouter.config import RouterConfig, ServerConfig
+from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from specrouter.http.guards import add_guards, api_keys
 from specrouter.http.request_log import RequestLog
-from specrouter.server import create_app
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def check_server(config: ServerConfig) -> None:
 
 
 def _application(router: ChainRouter, config: ServerConfig, drain: Drain) -> ASGIApp:
-    app = create_app(router)
+    app = create_app(router, drain)
     add_guards(app, config, drain)
     return RequestLog(app)
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from modelpool.source import resolve_source
 from specrouter.cli import main
 from specrouter.config import RouterConfig
+from specrouter.http.app import create_app
+from specrouter.http.generate_request import GenerateRequest
+from specrouter.http.openai_fields import ChatRequest, CompletionRequest
+from tests.specrouter.fake_router import FakeRouter
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -187,3 +192,20 @@ def test_python_in_the_documents_compiles_and_imports_what_exists(page: Path) ->
             for line in block.splitlines():
                 if line.startswith("from specrouter"):
                     exec(line, {})
+
+
+# the interfaces
+
+
+@pytest.mark.parametrize("body", [CompletionRequest, ChatRequest, GenerateRequest])
+def test_every_field_of_a_request_is_documented(body: type[BaseModel]) -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert not {name for name in body.model_fields if f"`{name}" not in page}
+
+
+def test_every_endpoint_is_documented() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").replace("/ID`", "/{model_id}`")
+    paths = create_app(FakeRouter()).openapi()["paths"]  # type: ignore[arg-type]
+    named = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert {"POST /v1/completions", "GET /health"} <= named
+    assert not {name for name in named if f"`{name}`" not in page}

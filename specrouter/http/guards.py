@@ -20,12 +20,12 @@ from typing import Literal
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelpool.errors import ConfigError
 from specrouter.config import ServerConfig, is_api_key
 from specrouter.http.drain import Drain
+from specrouter.http.errors import error_response
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 API_KEY_VARIABLE = "SPECROUTER_API_KEY"
@@ -79,11 +79,11 @@ class ApiKeys:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
             await self._app(scope, receive, send)
             return
-        refusal = _refusal(
+        refusal = error_response(
             401,
             "a valid API key is required, as Authorization: Bearer KEY",
-            "invalid_api_key",
-            {"WWW-Authenticate": "Bearer"},
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
         )
         await refusal(scope, receive, send)
 
@@ -106,9 +106,13 @@ class DrainGate:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._drain.is_draining:
-            headers = {"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"}
-            message = "the service is shutting down and takes no new requests"
-            await _refusal(503, message, "shutting_down", headers)(scope, receive, send)
+            refusal = error_response(
+                503,
+                "the service is shutting down and takes no new requests",
+                code="shutting_down",
+                headers={"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"},
+            )
+            await refusal(scope, receive, send)
         else:
             with self._drain.flight():
                 await self._app(scope, receive, send)
@@ -129,8 +133,12 @@ class BodyLimit:
         if isinstance(body, bytes):
             await self._app(scope, _replay(body, receive), send)
         elif body == "too large":
-            message = f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)"
-            refusal = _refusal(413, message, "request_too_large", {"Connection": "close"})
+            refusal = error_response(
+                413,
+                f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)",
+                code="request_too_large",
+                headers={"Connection": "close"},
+            )
             await refusal(scope, receive, send)
 
     async def _read(self, declared: int | None, receive: Receive) -> bytes | _NoBody:
@@ -164,9 +172,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return replayed
-
-
-def _refusal(status: int, message: str, code: str, headers: dict[str, str]) -> Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return JSONResponse({"error": error}, status_code=status, headers=headers)

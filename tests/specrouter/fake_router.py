@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from specrouter import (
     SLO,
@@ -24,6 +25,7 @@ from specrouter import (
     RequestError,
     RequestMetrics,
     RequestOutput,
+    RouterConfig,
     TokenLogprobs,
 )
 from specrouter.calibration import CalibrationFigures
@@ -37,6 +39,10 @@ from specrouter.scheduler import ChainDecision
 from specrouter.slo import SloLike, resolve
 from specrouter.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
 
+_POOL = {
+    "target": "big",
+    "models": [{"name": name, "source": f"path:/none/{name}"} for name in ("small", "big")],
+}
 RUNS = ((" a", [5]), ("b\nc", [6, 7]), (" é", [8]))
 METRICS = RequestMetrics(
     ttft_ms=20.0,
@@ -46,6 +52,8 @@ METRICS = RequestMetrics(
     chains={("small", "big"): 3, ("big",): 1},
     prompt_tokens=2,
     output_tokens=4,
+    drafted_tokens=5,
+    accepted_tokens=2,
 )
 BASELINE_TPOT_MS = 40.0
 _FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None)
@@ -67,6 +75,7 @@ DECISION = DecisionRecord(
     ),
 )
 TOKEN_TEXTS = {5: " a", 6: "b", 7: "\nc", 8: " é"}
+_FIRST_CHARACTER = 100  # the id of chr(0)
 
 
 def logprobs_of(ids: Sequence[int], top: int) -> list[TokenLogprobs]:
@@ -75,9 +84,53 @@ def logprobs_of(ids: Sequence[int], top: int) -> list[TokenLogprobs]:
     return [TokenLogprobs(token, -token / 4, tuple(likely[:top])) for token in ids]
 
 
-class _Tokenizer:
+def prompt_logprobs_of(
+    prompt: str | Sequence[int], top: int | None
+) -> list[TokenLogprobs | None] | None:
+    """Of a prompt in ids: a token's number divided by -1000."""
+    if top is None or isinstance(prompt, str):
+        return None
+    return [
+        None,
+        *(TokenLogprobs(token, -token / 1000, ((5, -0.25),)[:top]) for token in prompt[1:]),
+    ]
+
+
+class FakeTokenizer:
+    """A token for each character, after a special one that begins a text; and `TOKEN_TEXTS`."""
+
+    begin = 1
+    vocab_size = 10_000
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        self.chat_template = chat_template
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        ids = [min(_FIRST_CHARACTER + ord(character), self.vocab_size - 1) for character in text]
+        return {"input_ids": [self.begin, *ids] if add_special_tokens else ids}
+
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return "".join(TOKEN_TEXTS[token] for token in ids)
+        return "".join(map(self.convert_ids_to_tokens, ids))
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        if not isinstance(ids, int):
+            return [self.convert_ids_to_tokens(token) for token in ids]
+        if ids == self.begin:
+            return "<s>"
+        return TOKEN_TEXTS.get(ids) or chr(ids - _FIRST_CHARACTER)
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        chat_template: str | None = None,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str:
+        assert not tokenize
+        template = chat_template or self.chat_template
+        rendered, _ = render_jinja_template([conversation], tools, None, template, **variables)
+        return rendered[0]
 
 
 class FakeRouter:
@@ -85,12 +138,29 @@ class FakeRouter:
 
     `hold_after`: waits forever after that many runs, as a slow request does. `error`: ends the
     request's last sample with that failure. `crash`: raises in mid-stream, as no router should.
+    `refuses`: what it says to every request. `ends`: how texts end. `server`: its configuration.
     """
 
     def __init__(
-        self, *, hold_after: int | None = None, error: str | None = None, crash: bool = False
+        self,
+        *,
+        hold_after: int | None = None,
+        error: str | None = None,
+        crash: bool = False,
+        refuses: Exception | None = None,
+        ends: FinishReason = "length",
+        stop_reason: str | int | None = None,
+        server: dict[str, Any] | None = None,
+        tokenizer: Any = None,
     ) -> None:
-        self.pool = SimpleNamespace(target="big", names=("small", "big"), tokenizer=_Tokenizer())
+        self.pool = SimpleNamespace(
+            target="big",
+            names=("small", "big"),
+            tokenizer=tokenizer or FakeTokenizer(),
+            vocab_size=FakeTokenizer.vocab_size,
+        )
+        self.config = RouterConfig.load({"pool": _POOL, "server": server or {}})
+        self.max_request_tokens = 64
         self.is_healthy = True
         self.calls: list[tuple[Any, Any, Any]] = []
         self.slo_classes = {
@@ -98,9 +168,12 @@ class FakeRouter:
             "coding": SLO(tpot_ratio=1.2),
         }
         self.slos: list[SloLike] = []  # of the calls
+        self.terms: list[tuple[int, float | None, int | None]] = []  # priority, timeout, waiting
         self.open_requests = 0
         self.is_closed = False
         self._hold_after, self._error, self._crash = hold_after, error, crash
+        self._refuses = refuses
+        self._ends, self._stop_reason = ends, stop_reason
 
     def __enter__(self) -> FakeRouter:
         return self
@@ -108,22 +181,33 @@ class FakeRouter:
     def __exit__(self, *_: object) -> None:
         self.is_closed = True
 
-    async def astream(
+    async def astream_all(
         self,
-        prompt: str | Sequence[int],
+        prompts: Sequence[str | Sequence[int]],
         params: Any,
         speculation: Any = None,
         slo: SloLike = None,
-    ) -> AsyncGenerator[Delta]:
-        self._accept(prompt, params, speculation, slo)
+        priority: int = 0,
+        timeout_s: float | None = None,
+        max_waiting: int | None = None,
+    ) -> AsyncGenerator[tuple[int, Delta]]:
+        """The prompts take turns, the last one first."""
+        if self._refuses is not None:
+            raise self._refuses
+        for prompt in prompts:
+            self._accept(prompt, params, speculation, slo)
+        self.terms.append((priority, timeout_s, max_waiting))
         self.open_requests += 1
+        numbers = reversed(range(len(prompts)))
+        each = [[(at, delta) for delta in self._deltas(params, prompts[at])] for at in numbers]
         try:
-            for position, delta in enumerate(self._deltas(params)):
+            deltas = itertools.chain.from_iterable(zip(*each, strict=True))
+            for position, item in enumerate(deltas):
                 if position == self._hold_after:
                     await asyncio.Event().wait()
                 if self._crash and position == 1:
                     raise RuntimeError("the engine broke")
-                yield delta
+                yield item
         finally:
             self.open_requests -= 1
 
@@ -135,7 +219,7 @@ class FakeRouter:
         slo: SloLike = None,
     ) -> Iterator[Delta]:
         self._accept(prompt, params, speculation, slo)
-        return iter(self._deltas(params))
+        return iter(self._deltas(params, prompt))
 
     def decisions(self) -> list[DecisionRecord]:
         return [DECISION]
@@ -159,33 +243,36 @@ class FakeRouter:
         self.calls.append((prompt, params, speculation))
         self.slos.append(slo)
 
-    def _deltas(self, params: Any) -> list[Delta]:
+    def _deltas(self, params: Any, prompt: str | Sequence[int]) -> list[Delta]:
         """Run after run; the samples take turns, the last one first."""
-        samples = [self._sample(params, index) for index in reversed(range(params.n))]
+        samples = [self._sample(params, index, prompt) for index in reversed(range(params.n))]
         return list(itertools.chain.from_iterable(zip(*samples, strict=True)))
 
-    def _sample(self, params: Any, index: int) -> list[Delta]:
+    def _sample(self, params: Any, index: int, prompt: str | Sequence[int]) -> list[Delta]:
         def logprobs(ids: Sequence[int]) -> list[TokenLogprobs] | None:
             return None if params.logprobs is None else logprobs_of(ids, params.logprobs)
 
-        *earlier, last = [
+        first, *middle, last = [
             Delta(text=text, token_ids=ids, index=index, logprobs=logprobs(ids))
             for text, ids in RUNS
         ]
         ids = list(itertools.chain.from_iterable(ids for _, ids in RUNS))
-        error = self._error if index == params.n - 1 else None
+        fails = self._error is not None and index == params.n - 1
+        read = prompt_logprobs_of(prompt, params.prompt_logprobs)
         output = RequestOutput(
             text="".join(text for text, _ in RUNS),
             token_ids=ids,
-            finish_reason="error" if error else "length",
-            error=error,
+            finish_reason="error" if fails else self._ends,
+            error=self._error if fails else None,
             metrics=METRICS,
             seed=7,
             index=index,
             logprobs=logprobs(ids),
+            prompt_logprobs=read,
+            stop_reason=self._stop_reason,
         )
         ending = replace(last, finish_reason=output.finish_reason, output=output)
-        return [*earlier, ending]
+        return [replace(first, prompt_logprobs=read), *middle, ending]
 
 
 class FakeEngine:

@@ -172,6 +172,17 @@ def test_invalid_setting_is_an_error_that_names_it(
     assert refused.value.field == named
 
 
+def test_template_that_cannot_be_used_is_an_error_of_its_setting(
+    settings: Settings, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}")
+    settings["server"]["chat_template"] = str(template)
+    with pytest.raises(ConfigError) as refused:
+        check(settings)
+    assert refused.value.field == "server.chat_template"
+
+
 # The command
 
 

@@ -271,3 +271,32 @@ def test_a_file_that_is_no_text_names_itself(tmp_path: Path) -> None:
 def test_the_bundled_configurations_are_valid(name: str) -> None:
     config = RouterConfig.load(Path(__file__).parents[2] / "configs" / name)
     assert config.pool.target == "tiny-8m"
+
+
+@pytest.mark.parametrize("origin", ["*", "https://page.example", "http://[::1]:3000"])
+def test_origins_are_any_or_what_a_browser_sends(origin: str) -> None:
+    config = RouterConfig.load({"pool": POOL, "server": {"cors_origins": [origin]}})
+    assert config.server.cors_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "page.example", "https://", "https://page.example/", "https://a b", "http://a:x"]
+)
+def test_other_origins_are_refused(origin: str) -> None:
+    error = refused({"pool": POOL, "server": {"cors_origins": ["*", origin]}})
+    assert error.field == "server.cors_origins"
+    assert repr(origin) in error.reason
+
+
+@pytest.mark.parametrize("key", ["", "two words", "line\nfeed", "\u00e9"])
+def test_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
+    error = refused({"pool": POOL, "server": {"api_keys": ["good", key]}})
+    assert error.field == "server.api_keys"
+    assert "key 2" in error.reason
+    assert not key or key not in str(error)
+
+
+def test_keys_are_not_shown_with_the_configuration() -> None:
+    config = RouterConfig.load({"pool": POOL, "server": {"api_keys": ["secret"]}})
+    assert config.server.api_keys == ("secret",)
+    assert "secret" not in repr(config)

@@ -280,7 +280,7 @@ def test_nothing_runs_waits_or_holds_memory_when_all_have_ended(page: Page) -> N
 def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Type and labels of each metric in the tables of `docs/metrics.md`."""
     rows = re.findall(
-        r"^\| `([\w:]+)` \| (\w+) \| (.*?) \|", (DOCS / "metrics.md").read_text(), re.MULTILINE
+        r"^\| `([\w:]+)` \| (\w+) \|(.*?)\|", (DOCS / "metrics.md").read_text(), re.MULTILINE
     )
     found = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels in rows}
     assert len(found) == len(rows), "a metric is described twice"

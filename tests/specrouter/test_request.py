@@ -45,9 +45,10 @@ class Running:
         )
         self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
 
-    def accept(self, tokens: Sequence[int], chain: tuple[str, ...]) -> None:
+    def accept(self, tokens: Sequence[int], chain: tuple[str, ...], drafted: int = 0) -> None:
         """What the engine does with a cycle's tokens."""
-        self.handle.deliver(self.request.accept(tokens, chain, logprobs_of(tokens)))
+        logprobs = logprobs_of(tokens)
+        self.handle.deliver(self.request.accept(tokens, chain, logprobs, drafted=drafted))
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         self.handle.deliver(self.request.finish(reason, error))

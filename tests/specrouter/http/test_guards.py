@@ -115,8 +115,8 @@ def test_key_of_the_environment_opens_the_service_beside_the_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, OTHER_KEY)
-    for settings in ({}, {"api_keys": [KEY]}):
-        app = guarded(**settings)
+    for configured in ([], [KEY]):
+        app = guarded(api_keys=configured)
         assert call(app).status_code == 401
         assert call(app, headers=bearer(OTHER_KEY)).status_code == 200
     assert call(app, headers=bearer(KEY)).status_code == 200

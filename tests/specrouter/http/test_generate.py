@@ -1,4 +1,4 @@
-"""The HTTP service in front of a fake router: answers, refusals, framing, disconnects."""
+"""`POST /generate` in front of a fake router: answers, refusals, framing, disconnects."""
 
 from __future__ import annotations
 
@@ -6,68 +6,18 @@ import asyncio
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
-from specrouter import SLO, ChainRouter, SamplingParams, Speculation, TokenLogprobs
-from specrouter.generate_request import GenerateRequest
-from specrouter.server import create_app
+from specrouter import SLO, SamplingParams, Speculation, Structure, TokenLogprobs
+from specrouter.http.generate_request import GenerateRequest
 from specrouter.slo import Objective, SloLike
-from tests.specrouter.fake_router import (
-    DECISION,
-    METRICS,
-    RUNS,
-    SLO_REPORT,
-    STATISTICS,
-    TOKEN_TEXTS,
-    FakeRouter,
-)
+from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
+from tests.specrouter.http.client import Headers, leave, post, refusal, request, stream_of
 
+PATH = "/generate"
 PROMPT: dict[str, Any] = {"prompt": "def f"}
-
-
-def app_of(router: FakeRouter) -> FastAPI:
-    return create_app(cast(ChainRouter, router))
-
-
-Headers = Sequence[tuple[str, str]]
-
-
-def post(
-    router: FakeRouter, body: Any, path: str = "/generate", headers: Headers = ()
-) -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return request(router, "POST", path, content, headers)
-
-
-def request(
-    router: FakeRouter,
-    method: str,
-    path: str,
-    content: bytes | None = None,
-    headers: Headers = (),
-) -> httpx.Response:
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app_of(router), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            sent = [("Content-Type", "application/json"), *headers]
-            return await client.request(method, path, content=content, headers=sent)
-
-    return asyncio.run(send())
-
-
-def refusal(response: httpx.Response) -> dict[str, Any]:
-    """The error of a 4xx; its shape is the one that OpenAI's clients read."""
-    assert 400 <= response.status_code < 500
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    return error
-
 
 # Answers
 
@@ -108,14 +58,33 @@ def test_every_sampling_field_reaches_the_router() -> None:
         "bad_words_ids": [[1, 2], [3]],
         "n": 2,
         "logprobs": 5,
+        "prompt_logprobs": 3,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
     }
+    form = {"response_format": {"type": "json_object"}}
     speculation = {"chain": ["small", "big"], "depth": 2, "width": 3, "inner_rounds": 4}
-    post(router, {"input_ids": [1, 2], **fields, "speculation": speculation})
+    post(router, {"input_ids": [1, 2], **fields, **form, "speculation": speculation})
     override = Speculation(chain=("small", "big"), depth=2, width=3, inner_rounds=4)
-    assert router.calls == [([1, 2], SamplingParams(**fields), override)]
+    expected = SamplingParams(**fields, structure=Structure("json_object"))
+    assert router.calls == [([1, 2], expected, override)]
     assert router.calls[0][1].logit_bias == ((3, 2.5), (9, -100.0))
     known = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert known - set(fields) == {"logits_processors"}  # which HTTP cannot carry
+    assert known - set(fields) == {"structure", "logits_processors"}  # HTTP cannot carry code
+
+
+def test_a_top_k_of_minus_one_is_off_as_for_other_servers() -> None:
+    router = FakeRouter()
+    post(router, {**PROMPT, "top_k": -1})
+    assert router.calls[0][1].top_k == 0
+
+
+def test_priority_time_and_the_bound_on_waiting_reach_the_router() -> None:
+    router = FakeRouter(server={"max_waiting": 3, "request_timeout_s": 60})
+    post(router, {**PROMPT, "priority": -2, "timeout_s": 1.5})
+    post(router, {**PROMPT, "timeout_s": 90})
+    post(router, PROMPT)
+    assert router.terms == [(-2, 1.5, 3), (0, 60.0, 3), (0, 60.0, 3)]
 
 
 def test_one_stop_string_needs_no_list() -> None:
@@ -138,7 +107,7 @@ def test_speculation_can_be_switched_off() -> None:
 
 
 def test_unknown_fields_are_accepted() -> None:
-    assert post(FakeRouter(), {**PROMPT, "model": "any", "priority": 3}).status_code == 200
+    assert post(FakeRouter(), {**PROMPT, "model": "any", "colour": 3}).status_code == 200
 
 
 def test_several_samples_are_choices_by_index_with_one_seed() -> None:
@@ -209,64 +178,6 @@ def test_unforeseen_exception_is_a_500_in_the_same_shape() -> None:
     response = post(FakeRouter(crash=True), PROMPT)
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
-
-
-def test_health_and_its_end() -> None:
-    router = FakeRouter()
-    response = request(router, "GET", "/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ok"})
-    router.is_healthy = False
-    assert request(router, "GET", "/health").status_code == 503
-
-
-def test_models_lists_the_target_as_openai_does() -> None:
-    listed = request(FakeRouter(), "GET", "/v1/models").json()
-    assert listed["object"] == "list"
-    [model] = listed["data"]
-    assert set(model) == {"id", "object", "created", "owned_by", "root"}
-    assert (model["id"], model["object"], model["root"]) == ("big", "model", "big")
-
-
-def test_the_routers_decisions_are_shown_with_their_alternatives() -> None:
-    response = request(FakeRouter(), "GET", "/router/decisions")
-    assert response.status_code == 200
-    assert response.json() == {"decisions": [DECISION.to_json()]}
-    [decision] = response.json()["decisions"]
-    assert decision["chain"] == ["small", "big"]
-    assert decision["reason"] == "first decision"
-    assert [option["chain"] for option in decision["alternatives"]] == [["big"]]
-
-
-def test_statistics_are_the_routers_totals() -> None:
-    response = request(FakeRouter(), "GET", "/router/statistics")
-    assert response.status_code == 200
-    assert response.json() == dataclasses.asdict(STATISTICS)
-    assert response.json()["forwards"] == {"big": 4}
-
-
-def test_how_true_probabilities_are_is_shown_by_chain() -> None:
-    response = request(FakeRouter(), "GET", "/router/calibration")
-    assert response.json() == {
-        "calibration": [
-            {
-                "proposers": ["small"],
-                "inner_rounds": 1,
-                "verifier": "big",
-                "sampled": True,
-                "nodes": 100.0,
-                "expected_error": 0.02,
-                "brier": 0.1,
-                "base_brier": 0.2,
-            }
-        ]
-    }
-
-
-def test_the_report_of_objectives_is_the_routers() -> None:
-    response = request(FakeRouter(), "GET", "/router/slo")
-    assert response.status_code == 200
-    assert response.json() == dataclasses.asdict(SLO_REPORT)
-    assert response.json()["classes"]["interactive"]["attainment"] == 0.5
 
 
 # Objectives
@@ -455,6 +366,14 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
         ({**PROMPT, "slo": "urgent"}, "slo"),
         ({**PROMPT, "slo": ""}, "slo"),
         ({**PROMPT, "slo": "\ud800"}, "slo"),
+        ({**PROMPT, "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({**PROMPT, "priority": 1001}, "priority"),
+        ({**PROMPT, "priority": 0.5}, "priority"),
+        ({**PROMPT, "timeout_s": 0}, "timeout_s"),
+        ({**PROMPT, "timeout_s": float("inf")}, "timeout_s"),
+        ({**PROMPT, "max_new_tokens": 2**31}, "max_new_tokens"),
+        ({**PROMPT, "stop": [""]}, "stop"),
+        ({**PROMPT, "stop": ["a"] * 65}, "stop"),
         ({**PROMPT, "logits_processors": ["f"]}, "logits_processors"),
         ({**PROMPT, "logits_processors": []}, "logits_processors"),
         ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),
@@ -519,17 +438,8 @@ def test_stream_is_one_event_per_run_then_the_ending_then_done() -> None:
     )
 
 
-def stream_of(router: FakeRouter, **fields: Any) -> list[dict[str, Any]]:
-    """The events before `[DONE]`, which there must be."""
-    response = post(router, {**PROMPT, "stream": True, **fields})
-    assert response.status_code == 200
-    *events, done, end = response.content.decode().split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
 def test_a_stream_of_several_samples_numbers_its_events() -> None:
-    events = stream_of(FakeRouter(), n=3)
+    events = stream_of(FakeRouter(), {**PROMPT, "n": 3}, PATH)
     assert len(events) == 3 * len(RUNS)
     for index in range(3):
         own = [event for event in events if event["index"] == index]
@@ -538,7 +448,7 @@ def test_a_stream_of_several_samples_numbers_its_events() -> None:
 
 
 def test_a_stream_has_the_logprobs_of_each_run() -> None:
-    events = stream_of(FakeRouter(), logprobs=1)
+    events = stream_of(FakeRouter(), {**PROMPT, "logprobs": 1}, PATH)
     for event in events:
         assert [position["token_id"] for position in event["logprobs"]] == event["token_ids"]
         assert all(len(position["top"]) == 1 for position in event["logprobs"])
@@ -546,7 +456,7 @@ def test_a_stream_has_the_logprobs_of_each_run() -> None:
 
 
 def test_an_error_of_one_sample_does_not_end_the_others() -> None:
-    events = stream_of(FakeRouter(error="the engine broke"), n=2)
+    events = stream_of(FakeRouter(error="the engine broke"), {**PROMPT, "n": 2}, PATH)
     assert [event["index"] for event in events if "error" in event] == [1]
     assert [event["index"] for event in events if "finish_reason" in event] == [0]
 
@@ -560,41 +470,20 @@ def test_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) -> No
     assert (done, end) == ("data: [DONE]", "")
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "code"), [("timeout", 408, "timeout"), ("cancelled", 503, "shutting_down")]
+)
+def test_a_text_that_was_cut_short_is_an_error_beside_what_there_is(
+    ends: Any, status: int, code: str
+) -> None:
+    response = post(FakeRouter(ends=ends), PROMPT)
+    assert response.status_code == status
+    assert (response.json()["error"]["code"], response.json()["text"]) == (code, " ab\nc é")
+    *_, last = stream_of(FakeRouter(ends=ends), PROMPT, PATH)
+    assert last["error"]["code"] == code
+
+
 # Clients that leave
-
-
-async def leave(router: FakeRouter, *, stream: bool, after_events: int = 0, n: int = 1) -> None:
-    """Sends a request, and disconnects once the router works on it and `after_events` arrived."""
-    body = json.dumps({**PROMPT, "stream": stream, "n": n}).encode()
-    incoming = [{"type": "http.request", "body": body, "more_body": False}]
-    events = asyncio.Queue[bytes]()
-    gone = asyncio.Event()
-
-    async def receive() -> dict[str, Any]:
-        if incoming:
-            return incoming.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        if message.get("body"):
-            events.put_nowait(message["body"])
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "method": "POST",
-        "path": "/generate",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    answering = asyncio.ensure_future(app_of(router)(scope, receive, cast(Any, send)))
-    for _ in range(after_events):
-        await events.get()
-    while not router.open_requests:
-        await asyncio.sleep(0)
-    gone.set()
-    await asyncio.wait_for(answering, timeout=5)
 
 
 @pytest.mark.parametrize(
@@ -604,6 +493,6 @@ async def leave(router: FakeRouter, *, stream: bool, after_events: int = 0, n: i
 def test_client_that_leaves_cancels_its_request(stream: bool, runs_before: int, n: int) -> None:
     router = FakeRouter(hold_after=runs_before)
     arrived = runs_before if stream else 0
-    asyncio.run(leave(router, stream=stream, after_events=arrived, n=n))
+    asyncio.run(leave(router, {**PROMPT, "stream": stream, "n": n}, PATH, arrived))
     assert len(router.calls) == 1
     assert router.open_requests == 0

@@ -1,0 +1,83 @@
+"""The HTTP service in front of a router: which endpoints there are.
+
+Contract: a request is checked before anything is queued, and a bad one gets a 4xx that names the
+field. Starting and stopping the router is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from specrouter import ChainRouter
+from specrouter.http.chat import add_chat
+from specrouter.http.completions import add_completions
+from specrouter.http.drain import Drain
+from specrouter.http.errors import add_error_handlers
+from specrouter.http.generate import add_generate
+from specrouter.http.generate_request import GenerateRequest
+from specrouter.http.metrics_page import add_metrics
+from specrouter.http.models import add_models
+from specrouter.http.openai_fields import (
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    DetokenizeRequest,
+    Message,
+    StreamOptions,
+    TokenizeChat,
+    TokenizeText,
+)
+from specrouter.http.request_fields import SloRequest, SpeculationRequest
+from specrouter.http.router_pages import add_health, add_router_pages
+from specrouter.http.service import Service, version
+from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
+from specrouter.http.tokens import add_tokens
+
+_BODIES: tuple[type[BaseModel], ...] = (
+    GenerateRequest,
+    SpeculationRequest,
+    SloRequest,
+    CompletionRequest,
+    StreamOptions,
+    ChatRequest,
+    Message,
+    ContentPart,
+    ResponseFormat,
+    NamedSchema,
+    StructuredOutputs,
+    TokenizeText,
+    TokenizeChat,
+    DetokenizeRequest,
+)
+
+
+def create_app(router: ChainRouter, drain: Drain | None = None) -> FastAPI:
+    """The service in front of `router`, which must stay open as long as the app runs.
+
+    Args:
+        drain: whose beginning `/health` tells.
+
+    Raises:
+        ConfigError: for a chat template that is none.
+    """
+    app = FastAPI(title="SpecRouter", summary="Routed speculative decoding", version=version())
+    service = Service(router)
+    add_error_handlers(app, frozenset(_field_names()))
+    add_completions(app, service)
+    add_chat(app, service)
+    add_tokens(app, service)
+    add_models(app, service)
+    add_generate(app, service)
+    add_health(app, router, drain)
+    add_router_pages(app, router)
+    add_metrics(app, router)
+    return app
+
+
+def _field_names() -> Iterator[str]:
+    for body in _BODIES:
+        for name, field in body.model_fields.items():
+            yield field.alias or name

@@ -1,0 +1,167 @@
+"""Errors of the service: one shape for all, `{"error": {message, type, param, code}}`.
+
+Contract: whatever a client sends gets a 4xx that names the field by the name that the client knows,
+never a 500. `param` is a path such as `messages[0].content`. What the engine fails at is a 500; a
+service that takes no requests now answers 503, with `Retry-After` where waiting may help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from specrouter import OverloadedError, RequestError, RequestOutput, UnavailableError
+from specrouter.http.metrics_page import count_refusal
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an accepted request has no answer."""
+
+    status: int
+    code: str
+    message: str
+
+    def payload(self) -> dict[str, Any]:
+        return error_payload(self.status, self.message, code=self.code)
+
+
+def failure_of(output: RequestOutput) -> Failure | None:
+    """None for a text that ended as texts do."""
+    if output.finish_reason == "error":
+        return Failure(500, "generation_failed", output.error or "generation failed")
+    if output.finish_reason == "timeout":
+        made = len(output.token_ids)
+        return Failure(408, "timeout", f"the request's time is up after {made} tokens")
+    if output.finish_reason == "cancelled":
+        return Failure(503, "shutting_down", "the service has stopped before the text was done")
+    return None
+
+
+class UnknownModelError(Exception):
+    """A request for a model that is not served."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"there is no model {asked[:80]!r}; {served!r} is served")
+
+
+def error_payload(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    # A field's name may hold half a surrogate pair, which UTF-8 cannot.
+    message, param = _encodable(message), None if param is None else _encodable(param)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    payload = error_payload(status, message, param, code)
+    return JSONResponse(payload, status_code=status, headers=dict(headers or {}))
+
+
+@contextmanager
+def field_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Within it, `RequestError` names fields as the client does.
+
+    Args:
+        names: the client's by our own. Those with an underscore are no plain words, and are
+            replaced in reasons too.
+    """
+    try:
+        yield
+    except RequestError as error:
+        reason = error.reason
+        for ours, theirs in names.items():
+            if "_" in ours:
+                reason = reason.replace(ours, theirs)
+        raise RequestError(names.get(error.field, error.field), reason) from error
+
+
+def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
+    """`fields`: the names of all fields of all request bodies."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_body(request: Request, error: RequestValidationError) -> Response:
+        count_refusal(request.app, "bad_request")
+        return _invalid_body_response(error.errors(), fields)
+
+    @app.exception_handler(RequestError)
+    async def refused(request: Request, error: RequestError) -> Response:
+        count_refusal(request.app, "bad_request")
+        return error_response(400, str(error), param=error.field, code="invalid_value")
+
+    @app.exception_handler(UnknownModelError)
+    async def unknown_model(request: Request, error: UnknownModelError) -> Response:
+        count_refusal(request.app, "bad_request")
+        return error_response(404, str(error), param="model", code="model_not_found")
+
+    @app.exception_handler(OverloadedError)
+    async def overloaded(request: Request, error: OverloadedError) -> Response:
+        count_refusal(request.app, "overloaded")
+        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return error_response(503, str(error), code="overloaded", headers=retry)
+
+    @app.exception_handler(UnavailableError)
+    async def unavailable(request: Request, error: UnavailableError) -> Response:
+        count_refusal(request.app, "unavailable")
+        return error_response(503, str(error), code="engine_stopped")
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        return error_response(error.status_code, error.detail, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        # Starlette raises it again after this answer, so the server logs the traceback.
+        return error_response(500, f"internal error: {type(error).__name__}", code="internal")
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _invalid_body_response(
+    errors: Sequence[Mapping[str, Any]], fields: Collection[str]
+) -> Response:
+    """400 that names the first bad field.
+
+    A union reports each branch that did not fit: the one that got furthest knows best, and
+    branches that got equally far are joined ("a valid string, or a valid list").
+    """
+    if errors[0]["type"] == "json_invalid":
+        position = f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][-1]}"
+        return error_response(400, f"malformed JSON: {position}", code="invalid_json")
+    paths = [_field_path(error, fields) for error in errors]
+    if not paths[0]:
+        message = "the body must be a JSON object, sent with Content-Type: application/json"
+        return error_response(400, message, code="invalid_value")
+    path = max((path for path in paths if path[:1] == paths[0][:1]), key=len)
+    reasons = [error["msg"] for error, other in zip(errors, paths, strict=True) if other == path]
+    param = str(path[0]) + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[1:]
+    )
+    message = f"{param}: {', or '.join(dict.fromkeys(reasons))}"
+    return error_response(400, message, param=param, code="invalid_value")
+
+
+def _field_path(error: Mapping[str, Any], fields: Collection[str]) -> tuple[Any, ...]:
+    """Pydantic's location without the "body" in front and the names of union branches."""
+    location = error["loc"][1:]
+    unknown = location[-1:] if error["type"] == "extra_forbidden" else ()
+    return tuple(
+        part for part in location if isinstance(part, int) or part in fields or part in unknown
+    )

@@ -1,0 +1,88 @@
+"""`POST /generate`: one prompt under our own names, with the router's metrics of the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from specrouter import Delta, RequestOutput, TokenLogprobs
+from specrouter.http.errors import field_names
+from specrouter.http.generate_request import GenerateRequest
+from specrouter.http.openai_answer import finite
+from specrouter.http.openapi import SLO_PARAMETERS, GenerateAnswerObject, generation_answers
+from specrouter.http.service import Service
+from specrouter.http.streams import Outputs, respond
+from specrouter.http.token_texts import TokenTexts
+
+
+def add_generate(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/generate",
+        responses=generation_answers(GenerateAnswerObject),
+        openapi_extra=SLO_PARAMETERS,
+    )
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        structure, field = body.asked_structure()
+        with field_names({"structure": field}):
+            prompt, params = body.source(), body.sampling_params(structure=structure)
+            service.check_choices(1, params.n)
+            deltas = service.deltas(request, body, [prompt], params)
+            answer = GenerateAnswer(service.texts, numbered=params.n > 1)
+            return await respond(request, deltas, answer, bool(body.stream))
+
+
+@dataclass(frozen=True)
+class GenerateAnswer:
+    """An `Answer`; `numbered` where the prompt has several samples."""
+
+    texts: TokenTexts
+    numbered: bool
+
+    def whole(self, outputs: Outputs) -> dict[str, Any]:
+        if not self.numbered:
+            output = outputs[0][1]
+            return {**self._content(output), **_ending(output)}
+        choices = [{**self._content(output), **_ending(output)} for _, output in outputs]
+        seeds = [choice.pop("seed") for choice in choices]
+        return {"choices": choices, "seed": seeds[0]}
+
+    def chunk(self, prompt: int, delta: Delta) -> dict[str, Any]:
+        ending = {} if delta.output is None else _ending(delta.output)
+        return {**self._content(delta), **ending}
+
+    def last_chunk(self) -> None:
+        return None
+
+    def partial(self, outputs: Outputs) -> dict[str, Any]:
+        return self.whole(outputs)
+
+    def place(self, delta: Delta) -> dict[str, Any]:
+        return {"index": delta.index} if self.numbered else {}
+
+    def _content(self, part: Delta | RequestOutput) -> dict[str, Any]:
+        number = {"index": part.index} if self.numbered else {}
+        content = {**number, "text": part.text, "token_ids": list(part.token_ids)}
+        for name in ("logprobs", "prompt_logprobs"):
+            positions = getattr(part, name)
+            if positions is not None:
+                content[name] = [one and self._position(one) for one in positions]
+        return content
+
+    def _position(self, position: TokenLogprobs) -> dict[str, Any]:
+        top = [self._candidate(token, logprob) for token, logprob in position.top]
+        return {**self._candidate(position.token_id, position.logprob), "top": top}
+
+    def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token_id": token, "token": self.texts.text(token), "logprob": finite(logprob)}
+
+
+def _ending(output: RequestOutput) -> dict[str, Any]:
+    ending = {
+        "finish_reason": output.finish_reason,
+        "metrics": output.metrics.to_json(),
+        "seed": output.seed,
+    }
+    return ending if output.stop_reason is None else {**ending, "stop_reason": output.stop_reason}

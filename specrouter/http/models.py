@@ -1,0 +1,37 @@
+"""`GET /v1/models`: the target alone, since its output is served. `GET /version`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from specrouter.http.openapi import ModelList, ModelObject, VersionAnswer, answers
+from specrouter.http.service import Service, version
+
+
+def add_models(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", responses=answers(ModelList, 401))
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model(service)]})
+
+    @app.get("/v1/models/{model_id:path}", responses=answers(ModelObject, 401, 404))
+    async def model(model_id: str) -> Response:
+        service.check_model(model_id)
+        return JSONResponse(_model(service))
+
+    @app.get("/version", responses=answers(VersionAnswer, 401))
+    async def show_version() -> Response:
+        return JSONResponse({"version": version()})
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "specrouter",
+        "root": service.model,
+        "max_model_len": service.router.max_request_tokens,
+    }

@@ -1,0 +1,160 @@
+"""What answers to completions and chats have in common: the envelope, choices and usage.
+
+Contract: of one request. An answer keeps what a later chunk depends on, so its chunks are made
+in the order in which deltas come.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specrouter import Delta, RequestOutput, TokenLogprobs
+from specrouter.http.openai_fields import OpenAIRequest
+from specrouter.http.streams import Outputs
+from specrouter.http.token_texts import TokenTexts
+from specrouter.http.usage import Usage
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
+_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`text` is None where it was given as ids."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What all objects of an answer begin with."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def to_json(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class OpenAIAnswer(ABC):
+    """An `Answer`; `kind` is its `object`, `chunk_kind` that of its chunks."""
+
+    kind: str
+    chunk_kind: str
+
+    def __init__(
+        self,
+        body: OpenAIRequest,
+        envelope: Envelope,
+        prompts: Sequence[Prompt],
+        texts: TokenTexts,
+    ) -> None:
+        self.body = body
+        self.prompts = prompts
+        self.texts = texts
+        self._envelope = envelope
+        self._chunk_head = envelope.to_json(self.chunk_kind)
+        self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
+        self._begun: set[int] = set()
+        options = body.stream_options
+        self._has_usage = options is not None and bool(options.include_usage)
+        self._has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
+
+    def whole(self, outputs: Outputs) -> dict[str, Any]:
+        for _, output in outputs:
+            self._usage.add(len(output.token_ids), output.metrics)
+        choices = [
+            self.choice(at, index, output)
+            for index, (at, output) in enumerate(self.chosen(outputs))
+        ]
+        return {
+            **self._envelope.to_json(self.kind),
+            "choices": choices,
+            "usage": self._usage.to_json(),
+        }
+
+    def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
+        output = delta.output
+        self._usage.add(len(delta.token_ids), None if output is None else output.metrics)
+        index = prompt * (self.body.n or 1) + delta.index
+        is_first = index not in self._begun
+        self._begun.add(index)
+        if not (delta.text or is_first or output or delta.logprobs or self.body.return_token_ids):
+            return None  # half a character, or what may become a stop text
+        choice = self.choice_delta(prompt, index, delta, is_first)
+        chunk = {**self._chunk_head, "choices": [choice]}
+        if self._has_continuous_usage:
+            chunk["usage"] = self._usage.to_json()
+        elif self._has_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def last_chunk(self) -> dict[str, Any] | None:
+        if not self._has_usage:
+            return None
+        return {**self._chunk_head, "choices": [], "usage": self._usage.to_json()}
+
+    def partial(self, outputs: Outputs) -> dict[str, Any]:
+        return {}
+
+    def place(self, delta: Delta) -> dict[str, Any]:
+        return {}
+
+    def chosen(self, outputs: Outputs) -> Outputs:
+        """Those that the client sees, by prompt."""
+        return outputs
+
+    @abstractmethod
+    def choice(self, prompt: int, index: int, output: RequestOutput) -> dict[str, Any]:
+        """Of a whole answer."""
+
+    @abstractmethod
+    def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
+        """Of a chunk; `is_first` for each index once."""
+
+    def prompt_logprobs(
+        self, prompt: int, positions: Sequence[TokenLogprobs | None] | None
+    ) -> list[Any] | None:
+        """As vLLM has them: by id, the most likely and the prompt's own."""
+        count = self.body.prompt_logprobs
+        if count is None or positions is None:
+            return None
+        return [None if one is None else self._by_id(one, count) for one in positions]
+
+    def _by_id(self, position: TokenLogprobs, count: int) -> dict[str, Any]:
+        own = (position.token_id, position.logprob)
+        ranks = {token: rank for rank, (token, _) in enumerate(position.top, start=1)}
+        return {
+            str(token): {
+                "logprob": finite(logprob),
+                "rank": ranks.get(token),
+                "decoded_token": self.texts.text(token),
+            }
+            for token, logprob in (own, *position.top[:count])
+        }
+
+
+def ending(output: RequestOutput | None) -> dict[str, Any]:
+    """How a choice ends: null where it goes on."""
+    if output is None:
+        return {"finish_reason": None, "stop_reason": None}
+    reason = _FINISH_REASONS[output.finish_reason]
+    return {"finish_reason": reason, "stop_reason": output.stop_reason}
+
+
+def finite(logprob: float) -> float:
+    """What JSON can hold."""
+    return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -1,0 +1,248 @@
+"""The bodies of the endpoints that OpenAI's and vLLM's clients know.
+
+What a body alone can tell is refused here, by `RequestError`s that name the client's field.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from specrouter import RequestError
+from specrouter.http.request_fields import (
+    Count,
+    LogprobCount,
+    RequestFields,
+    Samples,
+    TokenIds,
+    Tokens,
+)
+from specrouter.http.texts import Text
+
+
+def _prompt_kind(prompt: Any) -> str | None:
+    """By the first element, so that a list is read once and its error is the one that matters."""
+    if isinstance(prompt, str):
+        return "one_text"
+    if not isinstance(prompt, list):
+        return None
+    if prompt and isinstance(prompt[0], list):
+        return "several_ids"
+    return "one_ids" if prompt and isinstance(prompt[0], int) else "several_texts"
+
+
+_Ids = Annotated[TokenIds, Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[Text, Tag("one_text")]
+    | Annotated[list[Text], Field(min_length=1, fail_fast=True), Tag("several_texts")]
+    | Annotated[_Ids, Tag("one_ids")]
+    | Annotated[list[_Ids], Field(fail_fast=True), Tag("several_ids")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_kind",
+        custom_error_message="must be a text, a list of token ids, or a list of either",
+    ),
+]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class StreamOptions(_Fields):
+    """`include_usage`: a last chunk with it; `continuous_usage_stats`: in every chunk, so far."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class OpenAIRequest(RequestFields):
+    """What completions and chats have in common. The temperature is 1 unless given."""
+
+    model: Text | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    user: Text | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    def field_names(self) -> dict[str, str]:
+        """What this body calls the fields of `SamplingParams` and the router."""
+        newer = self.max_completion_tokens is not None
+        _, structure = self.asked_structure()
+        return {
+            "max_new_tokens": "max_completion_tokens" if newer else "max_tokens",
+            "structure": structure,
+        }
+
+    def check(self) -> None:
+        """Raises `RequestError` for fields that contradict one another."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options", "goes with stream only")
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Prompt
+    best_of: Samples | None = None
+    echo: bool | None = None
+    logprobs: LogprobCount | None = None
+    suffix: Text | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def samples(self) -> int:
+        return self.best_of or self.n or 1
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+    def field_names(self) -> dict[str, str]:
+        return {**super().field_names(), "input_ids": "prompt"}
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix:
+            raise RequestError("suffix", "is not supported: no text is filled in")
+        if self.asked_tokens == 0 and not self.echo:
+            name = self.field_names()["max_new_tokens"]
+            raise RequestError(name, "must be at least 1 without echo")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise RequestError("best_of", f"must be at least n, which is {self.n}")
+        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+            raise RequestError("best_of", "cannot be streamed when above n")
+
+
+class ContentPart(BaseModel):
+    """A part of another type than text is refused, by its place."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    type: Text
+    text: Text | None = None
+
+
+class Message(BaseModel):
+    """Unknown fields reach the template."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[ContentPart] | None = None
+    name: Text | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: Text | None = None
+
+
+class Conversation(_Fields):
+    """What a chat's prompt is made of."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages as templates read them: contents are texts, arguments of calls objects.
+
+        Raises:
+            RequestError: names the message, and the part of it.
+        """
+        return [_turn(f"messages[{at}]", message) for at, message in enumerate(self.messages)]
+
+
+class ChatRequest(OpenAIRequest, Conversation):
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+
+    def field_names(self) -> dict[str, str]:
+        names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}
+        return {**super().field_names(), **names}
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs", "goes with logprobs only")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice", 'must be "none" or "auto": no call can be forced')
+
+
+class TokenizeText(_Fields):
+    model: Text | None = None
+    prompt: Text
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(Conversation):
+    model: Text | None = None
+    return_token_strs: bool | None = None
+
+
+def _tokenize_kind(body: Any) -> str:
+    return "conversation" if isinstance(body, dict) and "messages" in body else "one_text"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeText, Tag("one_text")] | Annotated[TokenizeChat, Tag("conversation")],
+    Discriminator(_tokenize_kind),
+]
+
+
+class DetokenizeRequest(_Fields):
+    model: Text | None = None
+    tokens: TokenIds
+
+
+def _turn(place: str, message: Message) -> dict[str, Any]:
+    turn = {**message.model_dump(exclude_none=True), "role": message.role}
+    if isinstance(message.content, list):
+        parts = [
+            _part_text(f"{place}.content[{at}]", part) for at, part in enumerate(message.content)
+        ]
+        turn["content"] = "\n".join(parts)
+    elif message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise RequestError(f"{place}.content", "is missing")
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            _call(f"{place}.tool_calls[{at}]", call) for at, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _part_text(place: str, part: ContentPart) -> str:
+    if part.type != "text":
+        raise RequestError(place, f"is of type {part.type[:40]!r}; only text is understood")
+    if part.text is None:
+        raise RequestError(f"{place}.text", "is missing")
+    return part.text
+
+
+def _call(place: str, call: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI has a call's arguments as JSON text, templates as an object."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{place}.function", "must be an object")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{place}.function.arguments", "is no JSON") from None
+    return {**call, "function": {**function, "arguments": parsed}}

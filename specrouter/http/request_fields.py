@@ -1,0 +1,158 @@
+"""The fields that every request for a text has, and what they ask of the router.
+
+Contract: types and ranges are checked here, so that the API's schema shows them; what depends on
+several fields or on the models is refused by `SamplingParams` and the router. A field that is null
+or absent has its default. Unknown fields are accepted, because existing clients send fields that we
+do not have; `speculation` and `slo` are our own, so an unknown key inside them is an error. An
+objective may also come in headers (`x-slo-tpot-ms`, `x-slo-ttft-ms`), which add to the body's and
+must not contradict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
+
+from specrouter import SLO, RequestError, SamplingParams, Speculation
+from specrouter.http.structure_fields import StructureFields
+from specrouter.http.texts import Text
+from specrouter.params import (
+    MAX_DEPTH,
+    MAX_INNER_ROUNDS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_WIDTH,
+)
+from specrouter.request import MAX_PRIORITY
+from specrouter.slo import SloLike, joined
+
+_MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
+MAX_STOPS = 64  # texts: each is looked for after every token
+MAX_BAD_WORDS = 1024
+
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Tokens = Annotated[int, Field(ge=1, le=_MOST)]
+TokenId = Annotated[int, Field(ge=0, le=_MOST)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms"}
+_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
+
+
+class SloRequest(BaseModel):
+    """An objective by value; what is null is not asked for."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    tpot_ms: Positive | None = None
+    ttft_ms: Positive | None = None
+    tpot_ratio: Positive | None = None
+
+
+class SpeculationRequest(BaseModel):
+    """A chain (weakest model first, the target last), a draft depth, the token tree's width, and
+    how often the first intermediate judges a draft. What is null is left open.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    chain: list[Text] | None = None
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
+    width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
+    inner_rounds: Annotated[int, Field(ge=1, le=MAX_INNER_ROUNDS)] | None = None
+
+
+class RequestFields(StructureFields):
+    """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common."""
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None  # 0 and -1 are off
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None  # by token id
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    n: Samples | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words_ids: Annotated[list[TokenIds], Field(max_length=MAX_BAD_WORDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: LogprobCount | None = None
+    logits_processors: Any = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout_s: Positive | None = None
+    speculation: Literal["off"] | SpeculationRequest | None = None
+    slo: Text | SloRequest | None = None  # a class of the configuration, or values
+    stream: bool | None = None
+
+    @property
+    def samples(self) -> int:
+        """Texts that the router makes of each prompt."""
+        return self.n or 1
+
+    def sampling_params(self, **own: Any) -> SamplingParams:
+        """The sampling fields that were given, and `own` instead of what is called so here.
+
+        Raises:
+            RequestError: names the field by the name that `SamplingParams` has for it.
+        """
+        if self.logits_processors is not None:
+            reason = "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
+            raise RequestError("logits_processors", reason)
+        asked = {name: getattr(self, name, None) for name in _SAMPLING_FIELDS} | own
+        given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+        if "stop" in given:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        return SamplingParams(**given)
+
+    def speculation_override(self) -> Literal["off"] | Speculation | None:
+        if self.speculation is None or self.speculation == "off":
+            return self.speculation
+        asked = self.speculation
+        chain = None if asked.chain is None else tuple(asked.chain)
+        return Speculation(chain, asked.depth, asked.width, asked.inner_rounds)
+
+    def objective(self, headers: Headers, classes: Mapping[str, SLO]) -> SloLike:
+        """What the body and the headers ask for together.
+
+        Raises:
+            RequestError: names the field or the header that is no positive number, and the header
+                that contradicts the body.
+        """
+        asked = self.slo
+        slo = SLO(**asked.model_dump()) if isinstance(asked, SloRequest) else asked
+        added = {
+            name: _number_of(headers, header)
+            for name, header in SLO_HEADERS.items()
+            if header in headers
+        }
+        return joined(slo, added, classes, SLO_HEADERS)
+
+
+def _number_of(headers: Headers, name: str) -> float:
+    given = headers.getlist(name)
+    if len(given) > 1:
+        raise RequestError(name, "is given more than once")
+    try:
+        if "_" in given[0]:  # Python would read 1_000
+            raise ValueError
+        return float(given[0])
+    except ValueError:
+        raise RequestError(name, f"must be a number, not {given[0][:40]!r}") from None

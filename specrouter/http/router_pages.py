@@ -1,0 +1,57 @@
+"""`GET /health`, and what the router decided and did: `/router/` `decisions`, `statistics`,
+`calibration`, `slo`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from specrouter import ChainRouter
+from specrouter.http.drain import Drain
+from specrouter.http.errors import error_payload, error_response
+from specrouter.http.openapi import HealthAnswer, answers
+
+
+def add_health(app: FastAPI, router: ChainRouter, drain: Drain | None) -> None:
+    @app.get("/health", responses=answers(HealthAnswer, 503))
+    async def health() -> Response:
+        if not router.is_healthy:
+            return error_response(503, "the engine has stopped", code="engine_stopped")
+        if drain is not None and drain.is_draining:
+            error = error_payload(503, "the service is shutting down", code="shutting_down")
+            return JSONResponse({"status": "draining", **error}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+
+def add_router_pages(app: FastAPI, router: ChainRouter) -> None:
+    @app.get("/router/decisions")
+    async def decisions() -> Response:
+        return JSONResponse({"decisions": [record.to_json() for record in router.decisions()]})
+
+    @app.get("/router/statistics")
+    async def statistics() -> Response:
+        return JSONResponse(asdict(router.statistics()))
+
+    @app.get("/router/calibration")
+    async def calibration() -> Response:
+        return JSONResponse({"calibration": _calibration(router)})
+
+    @app.get("/router/slo")
+    async def slo_report() -> Response:
+        return JSONResponse(asdict(router.slo_report()))
+
+
+def _calibration(router: ChainRouter) -> list[dict[str, Any]]:
+    return [
+        {
+            "proposers": list(proposers),
+            "inner_rounds": rounds,
+            "verifier": verifier,
+            "sampled": sampled,
+            **asdict(figures),
+        }
+        for (proposers, rounds, verifier, sampled), figures in router.calibration().items()
+    ]

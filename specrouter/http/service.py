@@ -1,0 +1,92 @@
+"""Service: what the endpoints share, and the one way from a body to the router.
+
+Contract: everything about a request that can be refused is refused before anything is queued,
+with the client's names of fields. Prompts are tokenized in a thread, since a long one takes long
+and streams must go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import time
+import uuid
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from specrouter import ChainRouter, RequestError, SamplingParams
+from specrouter.http.chat_template import ChatTemplate
+from specrouter.http.errors import UnknownModelError
+from specrouter.http.openai_answer import Envelope
+from specrouter.http.request_fields import RequestFields
+from specrouter.http.streams import Deltas
+from specrouter.http.token_texts import TokenTexts
+from specrouter.router import PromptLike
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("specrouter")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"  # run from a checkout
+
+
+class Service:
+    """Raises `ConfigError` for a chat template that is none."""
+
+    def __init__(self, router: ChainRouter) -> None:
+        self.router = router
+        self.config = router.config.server
+        self.model = router.pool.target
+        self.created = int(time.time())
+        self.tokenizer = router.pool.tokenizer
+        self.texts = TokenTexts(self.tokenizer)
+        self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
+        self._fingerprint = _fingerprint(router)
+
+    def check_model(self, asked: str | None) -> None:
+        """Raises `UnknownModelError`."""
+        if asked is not None and asked != self.model:
+            raise UnknownModelError(asked, self.model)
+
+    def check_choices(self, prompts: int, samples: int) -> None:
+        """Raises `RequestError` for more texts than one request may ask for."""
+        if prompts * samples > self.config.max_choices:
+            reason = (
+                f"{prompts} prompts times {samples} samples of each are more than "
+                f"{self.config.max_choices} (server.max_choices)"
+            )
+            raise RequestError("prompt" if prompts > self.config.max_choices else "n", reason)
+
+    def envelope(self, request: Request, prefix: str) -> Envelope:
+        known = getattr(request.state, "request_id", None)
+        identity = f"{prefix}-{known or uuid.uuid4().hex}"
+        return Envelope(identity, int(time.time()), self.model, self._fingerprint)
+
+    def deltas(
+        self,
+        request: Request,
+        body: RequestFields,
+        prompts: Sequence[PromptLike],
+        params: SamplingParams,
+    ) -> Deltas:
+        """Nothing is queued, nor refused by the router, before the first one is asked for."""
+        limit_s = self.config.request_timeout_s
+        return self.router.astream_all(
+            prompts,
+            params,
+            body.speculation_override(),
+            body.objective(request.headers, self.router.slo_classes),
+            body.priority or 0,
+            limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
+            self.config.max_waiting,
+        )
+
+
+def _fingerprint(router: ChainRouter) -> str:
+    """Of what a text depends on: not on drafters, nor on how they are used."""
+    pool = router.config.pool
+    target = next(model for model in pool.models if model.name == pool.target)
+    digest = hashlib.sha256(f"{version()} {target.model_dump_json()}".encode())
+    return f"fp_{digest.hexdigest()[:12]}"

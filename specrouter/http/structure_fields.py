@@ -1,0 +1,122 @@
+"""The fields that ask for a form of the text, as OpenAI and vLLM spell them.
+
+Contract: at most one form per request. What is inside a form, such as a schema, is checked by
+the router's grammars; what is no JSON at all is refused here, by the name of its field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specrouter import RequestError, Structure
+from specrouter.http.texts import Text
+
+JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
+Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class NamedSchema(_Fields):
+    """OpenAI wraps a schema; its name and strictness mean nothing here."""
+
+    name: Text | None = None
+    json_schema: JsonSchema | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(_Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(_Fields):
+    """vLLM's; one of them."""
+
+    json_: JsonSchema | None = Field(default=None, alias="json")
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class StructureFields(_Fields):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+
+    def asked_structure(self) -> tuple[Structure | None, str]:
+        """What is asked for, and the name of its field.
+
+        Raises:
+            RequestError: names the field: a second one, or one that holds no JSON.
+        """
+        asked = [*self._of_response_format(), *self._of_structured_outputs(), *self._guided()]
+        if not asked:
+            return None, "response_format"
+        if len(asked) > 1:
+            raise RequestError(asked[1][0], f"give either it or {asked[0][0]}, not both")
+        field, structure = asked[0]
+        return structure, field
+
+    def _of_response_format(self) -> Iterator[tuple[str, Structure]]:
+        form = self.response_format
+        if form is None or form.type == "text":
+            return
+        if form.type == "json_object":
+            yield "response_format", Structure("json_object")
+            return
+        field = "response_format.json_schema.schema"
+        if form.json_schema is None or form.json_schema.json_schema is None:
+            raise RequestError(field, "is missing")
+        yield field, _of_schema(field, form.json_schema.json_schema)
+
+    def _of_structured_outputs(self) -> Iterator[tuple[str, Structure]]:
+        asked = self.structured_outputs
+        if asked is None:
+            return
+        prefix = "structured_outputs."
+        yield from _given(prefix, asked.json_, asked.regex, asked.choice, asked.grammar)
+        if asked.json_object:
+            yield f"{prefix}json_object", Structure("json_object")
+
+    def _guided(self) -> Iterator[tuple[str, Structure]]:
+        yield from _given(
+            "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
+        )
+
+
+def _given(
+    prefix: str,
+    schema: JsonSchema | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+) -> Iterator[tuple[str, Structure]]:
+    if schema is not None:
+        yield f"{prefix}json", _of_schema(f"{prefix}json", schema)
+    if regex is not None:
+        yield f"{prefix}regex", Structure("regex", regex)
+    if choice is not None:
+        yield f"{prefix}choice", Structure("choice", json.dumps(choice))
+    if grammar is not None:
+        yield f"{prefix}grammar", Structure("grammar", grammar)
+
+
+def _of_schema(field: str, schema: JsonSchema) -> Structure:
+    try:
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(parsed, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise RequestError(field, "is no JSON, or too deep") from None
+    if not isinstance(parsed, dict):
+        raise RequestError(field, "must be an object")
+    return Structure("json_schema", text)

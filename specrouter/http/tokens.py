@@ -1,0 +1,47 @@
+"""`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from specrouter import RequestError
+from specrouter.http.openai_fields import DetokenizeRequest, TokenizeRequest, TokenizeText
+from specrouter.http.openapi import DetokenizeAnswer, TokenizeAnswer, body_answers
+from specrouter.http.service import Service
+
+
+def add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", responses=body_answers(TokenizeAnswer, 404))
+    async def tokenize(body: TokenizeRequest) -> Response:
+        service.check_model(body.model)
+        tokens = await asyncio.to_thread(_tokens, service, body)
+        pieces = None
+        if body.return_token_strs:
+            pieces = [str(piece) for piece in service.tokenizer.convert_ids_to_tokens(tokens)]
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": service.router.max_request_tokens,
+                "tokens": tokens,
+                "token_strs": pieces,
+            }
+        )
+
+    @app.post("/detokenize", responses=body_answers(DetokenizeAnswer, 404))
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        service.check_model(body.model)
+        known = service.router.pool.vocab_size
+        if any(token >= known for token in body.tokens):
+            raise RequestError("tokens", f"must be from 0 to {known - 1}")
+        text = await asyncio.to_thread(service.texts.of, body.tokens)
+        return JSONResponse({"prompt": text})
+
+
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if not isinstance(body, TokenizeText):
+        return service.template.token_ids(body)
+    special = body.add_special_tokens is not False
+    return list(service.tokenizer(body.prompt, add_special_tokens=special)["input_ids"])

@@ -1,0 +1,100 @@
+"""A client of the service in front of a router, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import httpx
+from fastapi import FastAPI
+
+from specrouter import ChainRouter
+from specrouter.http.app import create_app
+from specrouter.http.drain import Drain
+from tests.specrouter.fake_router import FakeRouter
+
+Headers = Sequence[tuple[str, str]]
+
+
+def app_of(router: FakeRouter | ChainRouter, drain: Drain | None = None) -> FastAPI:
+    return create_app(cast(ChainRouter, router), drain)
+
+
+def post(
+    router: FakeRouter | ChainRouter, body: Any, path: str = "/generate", headers: Headers = ()
+) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return request(router, "POST", path, content, headers)
+
+
+def request(
+    router: FakeRouter | ChainRouter,
+    method: str,
+    path: str,
+    content: bytes | None = None,
+    headers: Headers = (),
+    drain: Drain | None = None,
+) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app_of(router, drain), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            sent = [("Content-Type", "application/json"), *headers]
+            return await client.request(method, path, content=content, headers=sent)
+
+    return asyncio.run(send())
+
+
+def refusal(response: httpx.Response) -> dict[str, Any]:
+    """The error of a 4xx; its shape is the one that OpenAI's clients read."""
+    assert 400 <= response.status_code < 500
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def stream_of(
+    router: FakeRouter | ChainRouter, body: dict[str, Any], path: str
+) -> list[dict[str, Any]]:
+    """The events before `[DONE]`, which there must be."""
+    response = post(router, {**body, "stream": True}, path)
+    assert response.status_code == 200
+    *events, done, end = response.content.decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def leave(router: FakeRouter, body: dict[str, Any], path: str, after_events: int = 0) -> None:
+    """Sends a request, and disconnects once the router works on it and `after_events` arrived."""
+    content = json.dumps(body).encode()
+    incoming = [{"type": "http.request", "body": content, "more_body": False}]
+    events = asyncio.Queue[bytes]()
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if incoming:
+            return incoming.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            events.put_nowait(message["body"])
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    answering = asyncio.ensure_future(app_of(router)(scope, receive, cast(Any, send)))
+    for _ in range(after_events):
+        await events.get()
+    while not router.open_requests:
+        await asyncio.sleep(0)
+    gone.set()
+    await asyncio.wait_for(answering, timeout=5)

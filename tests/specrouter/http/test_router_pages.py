@@ -1,0 +1,67 @@
+"""What the router decided and did, and whether it is well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from specrouter.http.drain import Drain
+from tests.specrouter.fake_router import DECISION, SLO_REPORT, STATISTICS, FakeRouter
+from tests.specrouter.http.client import request
+
+
+def test_health_and_its_end() -> None:
+    router = FakeRouter()
+    response = request(router, "GET", "/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    router.is_healthy = False
+    assert request(router, "GET", "/health").status_code == 503
+
+
+def test_a_service_that_drains_is_not_well() -> None:
+    drain = Drain()
+    assert request(FakeRouter(), "GET", "/health", drain=drain).status_code == 200
+    drain.begin()
+    response = request(FakeRouter(), "GET", "/health", drain=drain)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+
+
+def test_the_routers_decisions_are_shown_with_their_alternatives() -> None:
+    response = request(FakeRouter(), "GET", "/router/decisions")
+    assert response.status_code == 200
+    assert response.json() == {"decisions": [DECISION.to_json()]}
+    [decision] = response.json()["decisions"]
+    assert decision["chain"] == ["small", "big"]
+    assert decision["reason"] == "first decision"
+    assert [option["chain"] for option in decision["alternatives"]] == [["big"]]
+
+
+def test_statistics_are_the_routers_totals() -> None:
+    response = request(FakeRouter(), "GET", "/router/statistics")
+    assert response.status_code == 200
+    assert response.json() == dataclasses.asdict(STATISTICS)
+    assert response.json()["forwards"] == {"big": 4}
+
+
+def test_how_true_probabilities_are_is_shown_by_chain() -> None:
+    response = request(FakeRouter(), "GET", "/router/calibration")
+    assert response.json() == {
+        "calibration": [
+            {
+                "proposers": ["small"],
+                "inner_rounds": 1,
+                "verifier": "big",
+                "sampled": True,
+                "nodes": 100.0,
+                "expected_error": 0.02,
+                "brier": 0.1,
+                "base_brier": 0.2,
+            }
+        ]
+    }
+
+
+def test_the_report_of_objectives_is_the_routers() -> None:
+    response = request(FakeRouter(), "GET", "/router/slo")
+    assert response.status_code == 200
+    assert response.json() == dataclasses.asdict(SLO_REPORT)
+    assert response.json()["classes"]["interactive"]["attainment"] == 0.5
