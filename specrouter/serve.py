@@ -121,7 +121,7 @@ class _Server(uvicorn.Server):
     async def _drained(self) -> None:
         self._drain.begin()
         running = self._drain.in_flight
-        logger.info("stopping; %d requests may go on for %g s", running, self._drain_s)
+        logger.info("stopping: %d requests run, and have %g s to finish", running, self._drain_s)
         ended = await self._drain.wait_until_idle(
             self._drain_s, lambda: self._signals > 1 or not self._is_engine_well()
         )

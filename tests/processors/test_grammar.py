@@ -3,6 +3,7 @@
 import dataclasses
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor
 from tests.modelpool.factories import VOCAB_SIZE
 from tests.processors.tiny import Bench
-from tests.processors.trees import build, by_path, forests, grown, nodes_of, walk
+from tests.processors.trees import Nodes, build, by_path, forests, grown, nodes_of, walk
 
 END = 2  # ends a text
 GREEDY = SamplingSettings()
@@ -58,7 +59,7 @@ class HashGrammar:
 
 @given(forests, st.integers(0, 2))
 def test_pruning_leaves_exactly_the_nodes_whose_whole_path_is_allowed(
-    rows: dict[int, list], spare: int
+    rows: dict[int, Nodes], spare: int
 ) -> None:
     grammars = {row: HashGrammar(vocab_size=3) for row in rows if row % 3}
     left = nodes_of(prune(build(rows, spare), grammars))
@@ -189,7 +190,7 @@ def test_a_verdict_walks_along_what_is_best_of_the_allowed(settings: SamplingSet
         return int(scores.argmax())
 
     random = np.random.default_rng(4)
-    trees = {row: grown(random, 9, lambda path, row=row: says(row, path), 320) for row in (0, 1)}
+    trees = {row: grown(random, 9, partial(says, row), 320) for row in (0, 1)}
     for tree in (build(trees), prune(build(trees), bench.sampler.grammars)):
         verdict = VerifyProcessor().verify(
             bench.model,
@@ -201,6 +202,6 @@ def test_a_verdict_walks_along_what_is_best_of_the_allowed(settings: SamplingSet
             rescore=True,
         )
         for row, nodes in trees.items():
-            wanted = walk(nodes, lambda path, row=row: says(row, path))
+            wanted = walk(nodes, partial(says, row))
             assert tuple(verdict.path(row).tolist()) == wanted
         bench.state.rollback(tree.rows, bench.state.lengths(tree.rows) * 0)

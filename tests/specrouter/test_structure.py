@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path as Folder
 from typing import Any
 
 import jsonschema
@@ -31,7 +32,7 @@ from tests.exact.arrangement import (
 )
 from tests.exact.chi_square import fit_p_value
 from tests.exact.comparison import Case, all_divergences, assert_whole, compare
-from tests.exact.models import NAMES
+from tests.exact.models import NAMES, pool_settings, save_family
 from tests.exact.oracle import Oracle
 
 SCHEMA = {
@@ -395,14 +396,14 @@ def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_under_rejection_follow_the_masked_distribution(
-    temperature: float, small_config: dict[str, Any], tokens: LLTokenizer
+    temperature: float, tmp_path: Folder, tokens: LLTokenizer
 ) -> None:
     structure = Structure("choice", json.dumps(["the fox", "then", "thing", "a", "ab", "fox"]))
-    settings = copy.deepcopy(small_config)
-    settings["engine"] |= {"verification": "rejection", "max_requests": 16}
-    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
-    count = 150 if temperature else 4
-    with ChainRouter.from_config(settings) as router:
+    pool = pool_settings(save_family(tmp_path, noise=0.7))  # models of different minds
+    pool["models"].append({"name": "ngram", "source": "ngram"})
+    engine = {"max_requests": 16, "max_model_len": 64, "verification": "rejection"}
+    count = 250 if temperature else 4
+    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         params = SamplingParams(20, temperature=temperature, structure=structure)
         law = text_law(open_oracle(router, "float64"), params, tokens)
         for number, chain in enumerate((("small", "target"), NAMES, ("ngram", *NAMES[1:]))):

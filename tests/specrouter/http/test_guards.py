@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -12,9 +12,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
 
 from modelpool.errors import ConfigError
+from specrouter import ChainRouter
 from specrouter.config import ServerConfig
+from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from specrouter.http.guards import API_KEY_VARIABLE, OPEN_PATHS, add_guards
+from tests.specrouter.fake_router import FakeRouter
 
 KEY, OTHER_KEY = "first-key", "second-key"
 LIMIT = 2000
@@ -139,6 +142,17 @@ def test_probes_and_scrapers_need_no_key(path: str) -> None:
 @pytest.mark.parametrize("path", ["/healthy", "/health/", "/router/slo", "/v1/models", "/docs"])
 def test_all_else_needs_one(path: str) -> None:
     assert call(guarded(api_keys=[KEY]), "GET", path).status_code == 401
+
+
+def test_every_endpoint_of_the_service_but_two_needs_a_key() -> None:
+    app = create_app(cast(ChainRouter, FakeRouter()))
+    add_guards(app, ServerConfig(api_keys=(KEY,)))
+    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    assert paths.keys() > {"/generate", "/v1/chat/completions", *OPEN_PATHS}
+    for path in paths.keys() - OPEN_PATHS:
+        for method in paths[path]:
+            assert call(app, method.upper(), path).status_code == 401
+    assert call(app, "GET", "/health").status_code == 200
 
 
 # CORS

@@ -1,0 +1,1 @@
+"""Long checks of the running service, from outside: real clients, fuzzing, overload."""
