@@ -394,15 +394,16 @@ def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
     assert compiler.compile(Structure("regex", "a+b")) is first
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+# Drafts by models alike are often refused for their form; those of others for what they say.
+@pytest.mark.parametrize(("temperature", "noise"), [(0.0, 0.05), (1.0, 0.05), (1.0, 0.7)])
 def test_texts_under_rejection_follow_the_masked_distribution(
-    temperature: float, tmp_path: Folder, tokens: LLTokenizer
+    temperature: float, noise: float, tmp_path: Folder, tokens: LLTokenizer
 ) -> None:
     structure = Structure("choice", json.dumps(["the fox", "then", "thing", "a", "ab", "fox"]))
-    pool = pool_settings(save_family(tmp_path, noise=0.7))  # models of different minds
+    pool = pool_settings(save_family(tmp_path, noise=noise))
     pool["models"].append({"name": "ngram", "source": "ngram"})
     engine = {"max_requests": 16, "max_model_len": 64, "verification": "rejection"}
-    count = 250 if temperature else 4
+    count = 200 if temperature else 4
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         params = SamplingParams(20, temperature=temperature, structure=structure)
         law = text_law(open_oracle(router, "float64"), params, tokens)
