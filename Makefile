@@ -4,7 +4,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install serve check test exact bench bench-load wheel-check clean
+.PHONY: install serve check test exact bench bench-load clients fuzz soak structures streaming \
+	wheel-check clean
 
 install: $(INSTALLED)
 
@@ -33,6 +34,22 @@ bench: install
 
 bench-load: install
 	$(PYTHON) -m specrouter bench load --poisson 1
+
+# Long checks of the running service. `clients` and `fuzz` install into an environment of their own.
+clients: install
+	$(PYTHON) -m tests.service.clients
+
+fuzz: install
+	$(PYTHON) -m tests.service.fuzz
+
+soak: install
+	$(PYTHON) -m tests.service.soak
+
+structures: install
+	$(PYTHON) -m tests.service.structures
+
+streaming: install
+	$(PYTHON) -m tests.service.streaming
 
 wheel-check: install
 	$(PYTHON) -m tests.wheel_check

@@ -34,11 +34,11 @@ Result = TypeVar("Result")
 
 _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
-# llguidance follows references by recursion: a chain of as many as a source holds needs 100 MiB.
+# llguidance follows references by recursion: 3,000 of them overflow the usual 8 MiB.
 _STACK_BYTES = 2**28
 _LONGEST_REASON = 300  # characters of llguidance's message
 _WHITE_SPACE = r"( |\n {0,16})?"
-# A tenth of a second and some 100 MiB for the worst grammars that were found; real ones need less.
+# Of the worst grammars that were found: under a second to compile, a tenth of one for a step.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
     step_lexer_fuel=50_000,

@@ -201,7 +201,10 @@ class ChainRouter:
             UnavailableError: the router is closed or has failed.
         """
         asked = [_Asked(one, params, speculation, slo, priority, timeout_s) for one in prompts]
-        accepted = [(i, sample) for i, a in enumerate(asked) for sample in self._accept_samples(a)]
+        # A long prompt, or a structure, takes long, and other streams must go on meanwhile.
+        accepted = await asyncio.to_thread(
+            lambda: [(i, sample) for i, a in enumerate(asked) for sample in self._accept_samples(a)]
+        )
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
 

@@ -81,7 +81,8 @@ class ApiKeys:
             return
         refusal = error_response(
             401,
-            "a valid API key is required, as Authorization: Bearer KEY",
+            # OpenAI's words: LiteLLM knows a refused key by them, and by nothing else.
+            "Incorrect API key provided, or none: send Authorization: Bearer KEY",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )

@@ -1,4 +1,6 @@
-"""A whole GuideLLM benchmark against the service: `... -m tests.service.client_guidellm URL KEY OUT`.
+"""GuideLLM's whole benchmarks against the service.
+
+    python -m tests.service.client_guidellm URL KEY OUT
 
 Runs in an environment that has `guidellm`. Prompts are synthetic, their tokenizer is the target's.
 """
@@ -40,7 +42,7 @@ def run(url: str, key: str, path: str, folder: Path) -> None:
         "--backend", json.dumps(backend),
         "--profile", json.dumps({"kind": "concurrent", "streams": list(_STREAMS)}),
         "--constraint", json.dumps({"kind": "max_requests", "count": _REQUESTS}),
-        "--tokenizer", json.dumps({"kind": "huggingface_auto", "tokenizer": str(_TOKENIZER)}),
+        "--tokenizer", json.dumps({"kind": "huggingface_auto", "model": str(_TOKENIZER)}),
         "--data", json.dumps(data),
         "--disable-console-interactive",
     ]  # fmt: skip

@@ -1,6 +1,8 @@
-"""LiteLLM against the service: `python -m tests.service.client_litellm URL KEY OUT`.
+"""LiteLLM against the service.
 
-Runs in an environment that has `litellm`, with LITELLM_LOCAL_MODEL_COST_MAP set: nothing is fetched.
+    python -m tests.service.client_litellm URL KEY OUT
+
+Runs in an environment that has `litellm`. With LITELLM_LOCAL_MODEL_COST_MAP set it fetches nothing.
 """
 
 import asyncio
@@ -48,9 +50,7 @@ def check_completion(asked: dict[str, Any]) -> str:
 
 
 def check_stream(asked: dict[str, Any], whole: str) -> None:
-    chunks = list(
-        litellm.completion(**asked, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == whole
     assert len([choice for choice in choices if choice.finish_reason]) == 1

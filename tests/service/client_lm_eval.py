@@ -1,4 +1,6 @@
-"""lm-evaluation-harness against the service: `... -m tests.service.client_lm_eval URL KEY OUT`.
+"""lm-evaluation-harness against the service.
+
+    python -m tests.service.client_lm_eval URL KEY OUT
 
 Runs in an environment that has `lm-eval[api]`, without a network: tasks and their data are our own.
 Every log-likelihood is compared with the one that `transformers` computes from the same tokens; the
@@ -50,7 +52,7 @@ class Reference:
 
     def __init__(self) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(_TARGET)
-        self._model = AutoModelForCausalLM.from_pretrained(_TARGET, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(_TARGET, dtype=torch.float32)
 
     @torch.inference_mode()
     def loglikelihood(self, context: Sequence[int], continuation: Sequence[int]) -> float:

@@ -1,4 +1,6 @@
-"""The official OpenAI client against the service: `python -m tests.service.client_openai URL KEY OUT`.
+"""The official OpenAI client against the service.
+
+    python -m tests.service.client_openai URL KEY OUT
 
 Runs in an environment that has `openai`; the service has the API key and serves greedily the same
 text however it is asked.

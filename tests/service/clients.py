@@ -1,4 +1,6 @@
-"""Real clients against the service: `make clients`, or `python -m tests.service.clients [--venv DIR]`.
+"""Real clients against the service: `make clients`.
+
+    python -m tests.service.clients [--venv DIR] [--only CLIENT ...]
 
 The unmodified OpenAI client, LiteLLM, GuideLLM and lm-evaluation-harness, in an environment of
 their own, ask a service that serves the bundled pool in float32 behind an API key. Prints what

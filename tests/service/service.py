@@ -1,6 +1,6 @@
 """A service in a process of its own, started as a user starts it, and what it says of itself.
 
-Contract: it listens on a free port, and is gone when the block ends. Memory is read as Linux has it.
+Contract: it listens on a free port, and is gone when the block ends. Memory is read from Linux.
 """
 
 import os

@@ -129,8 +129,10 @@ class FakeTokenizer:
     ) -> str:
         assert not tokenize
         template = chat_template or self.chat_template
-        rendered, _ = render_jinja_template([conversation], tools, None, template, **variables)
-        return rendered[0]
+        render: Any = render_jinja_template  # its annotation is wrong
+        rendered, _ = render([conversation], tools, None, template, **variables)
+        text: str = rendered[0]
+        return text
 
 
 class FakeRouter:
@@ -291,6 +293,7 @@ class FakeEngine:
         return BASELINE_TPOT_MS
 
     waiting = 0
+    step_s = 0.0
 
     @property
     def has_work(self) -> bool:

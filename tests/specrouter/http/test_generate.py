@@ -334,7 +334,7 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
         ({**PROMPT, "bad_words_ids": [5]}, "bad_words_ids[0]"),
         ({**PROMPT, "bad_words_ids": [[5, "6"]]}, "bad_words_ids[0][1]"),
         ({**PROMPT, "bad_words_ids": [[]]}, "bad_words_ids"),
-        ({**PROMPT, "bad_words_ids": [[-1]]}, "bad_words_ids"),
+        ({**PROMPT, "bad_words_ids": [[-1]]}, "bad_words_ids[0][0]"),
         ({**PROMPT, "n": 0}, "n"),
         ({**PROMPT, "n": 129}, "n"),
         ({**PROMPT, "n": 1.5}, "n"),

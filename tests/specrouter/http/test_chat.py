@@ -1,0 +1,267 @@
+"""`POST /v1/chat/completions` in front of a fake router: templates, answers, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool.errors import ConfigError
+from specrouter import SamplingParams
+from specrouter.http.openai_fields import ChatRequest
+from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
+from tests.specrouter.http.client import app_of, post, refusal, stream_of
+
+PATH = "/v1/chat/completions"
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+CHAT: dict[str, Any] = {"messages": [USER]}
+# Shows all that it is given, and refuses a role.
+TEMPLATE = (
+    "<s>{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{{ m.colour }}{{ m.tool_calls }}{% endfor %}"
+    "{{ tools }}{{ mood }}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def chat(router: FakeRouter | None = None, **fields: Any) -> dict[str, Any]:
+    response = post(router or FakeRouter(), {**CHAT, **fields}, PATH)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def chunks(**fields: Any) -> list[dict[str, Any]]:
+    return stream_of(FakeRouter(), {**CHAT, **fields}, PATH)
+
+
+def asked(**fields: Any) -> SamplingParams:
+    router = FakeRouter()
+    chat(router, **fields)
+    params: SamplingParams = router.calls[0][1]
+    return params
+
+
+def prompt_of(messages: list[dict[str, Any]], template: str | None = None, **fields: Any) -> str:
+    """The text that the router reads."""
+    tokenizer = FakeTokenizer(template)
+    router = FakeRouter(tokenizer=tokenizer)
+    router.max_request_tokens = 1000
+    chat(router, messages=messages, **fields)
+    return tokenizer.decode(router.calls[0][0])
+
+
+# Prompts
+
+
+def test_a_tokenizer_without_a_template_gets_a_plain_one_and_its_special_tokens() -> None:
+    messages = [{"role": "system", "content": "Be kind."}, USER]
+    assert prompt_of(messages) == "<s>System: Be kind.\n\nUser: hi\n\nAssistant:"
+
+
+def test_a_templates_text_gets_no_special_tokens_a_second_time() -> None:
+    tokenizer = FakeTokenizer("{{ '<s>' }}{{ messages[0].content }}")
+    router = FakeRouter(tokenizer=tokenizer)
+    chat(router)
+    assert tokenizer.begin not in router.calls[0][0]  # the fake reads it as three characters
+
+
+def test_the_configured_template_goes_before_the_tokenizers(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("configured {{ messages[0].content }}")
+    router = FakeRouter(tokenizer=FakeTokenizer("own"), server={"chat_template": file})
+    chat(router)
+    assert router.pool.tokenizer.decode(router.calls[0][0]) == "configured hi"
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ nothing.at.all }}", b"\xff"])
+def test_a_file_that_is_no_template_is_an_error_of_the_configuration(
+    source: str | bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_bytes(source.encode() if isinstance(source, str) else source)
+    with pytest.raises(ConfigError, match=r"server\.chat_template"):
+        app_of(FakeRouter(server={"chat_template": file}))
+
+
+def test_text_parts_are_lines_of_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert "User: a\nb\n" in prompt_of([{"role": "user", "content": parts}])
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")],
+)
+def test_a_developer_is_the_system_unless_the_template_knows_one(template: str, role: str) -> None:
+    assert prompt_of([{"role": "developer", "content": "a"}], template) == role
+
+
+def test_the_last_message_can_be_continued() -> None:
+    messages = [USER, {"role": "assistant", "content": "I am"}]
+    assert prompt_of(messages, continue_final_message=True).endswith("Assistant: I am")
+
+
+def test_the_turn_of_the_assistant_can_be_left_out() -> None:
+    assert prompt_of([USER], add_generation_prompt=False).endswith("User: hi")
+
+
+def test_tools_variables_and_calls_reach_the_template() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = prompt_of(messages, TEMPLATE, tools=tools, chat_template_kwargs={"mood": "calm"})
+    assert "'arguments': {'x': 1}" in text
+    assert "'type': 'function'" in text
+    assert text.endswith("calm[assistant]")
+    assert "'type': 'function'" not in prompt_of([USER], TEMPLATE, tools=tools, tool_choice="none")
+
+
+# Answers
+
+
+def test_an_answer_is_a_message_of_the_assistant() -> None:
+    answer = chat()
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"]["completion_tokens"] == 4
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": " ab\nc é", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ]
+
+
+def test_what_fits_is_the_limit_unless_one_is_given() -> None:
+    room = 64 - len(FakeTokenizer()("User: hi\n\nAssistant:")["input_ids"])
+    assert asked() == SamplingParams(max_new_tokens=room, temperature=1.0)
+    assert asked(max_tokens=3).max_new_tokens == 3
+    assert asked(max_completion_tokens=4, max_tokens=3).max_new_tokens == 4
+
+
+def test_null_means_the_default_for_every_optional_field() -> None:
+    names = set(ChatRequest.model_fields) - {"messages"}
+    assert asked(**dict.fromkeys(names)) == asked()
+
+
+def test_logprobs_have_the_bytes_of_each_token() -> None:
+    [choice] = chat(logprobs=True, top_logprobs=1)["choices"]
+    top = [{"token": " a", "logprob": -0.25, "bytes": [32, 97]}]
+    content = choice["logprobs"]["content"]
+    assert content[3] == {
+        "token": " é",
+        "logprob": -2.0,
+        "bytes": [32, 195, 169],
+        "top_logprobs": top,
+    }
+    assert len(content) == 4
+
+
+def test_logprobs_alone_bring_no_others() -> None:
+    [choice] = chat(logprobs=True)["choices"]
+    assert [one["top_logprobs"] for one in choice["logprobs"]["content"]] == [[]] * 4
+    assert asked(logprobs=False, top_logprobs=0).logprobs is None
+
+
+def test_a_stream_names_the_role_once_and_ends_with_a_reason() -> None:
+    found = chunks(stream_options={"include_usage": True})
+    *deltas, last = found
+    assert {chunk["object"] for chunk in found} == {"chat.completion.chunk"}
+    assert [chunk["choices"][0]["delta"] for chunk in deltas] == [
+        {"role": "assistant", "content": " a"},
+        {"content": "b\nc"},
+        {"content": " é"},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in deltas] == [None, None, "length"]
+    assert (last["choices"], last["usage"]) == ([], chat()["usage"])
+
+
+def test_each_choice_of_a_stream_has_its_role() -> None:
+    roles = [
+        chunk["choices"][0]["index"] for chunk in chunks(n=3)
+        if "role" in chunk["choices"][0]["delta"]
+    ]  # fmt: skip
+    assert sorted(roles) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> None:
+    fields: dict[str, Any] = {"return_token_ids": True, "prompt_logprobs": 0}
+    first = chunks(**fields)[0] if stream else chat(**fields)
+    assert first["prompt_token_ids"][0] == FakeTokenizer.begin
+    assert len(first["prompt_logprobs"]) == len(first["prompt_token_ids"])
+    assert first["choices"][0]["token_ids"] == ([5] if stream else [5, 6, 7, 8])
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [3]}, "messages[0]"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ({"tools": [3]}, "tools[0]"),
+        ({"tool_choice": "required", "tools": [{}]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"n": 129}, "n"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ],
+)
+def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
+    router = FakeRouter()
+    response = post(router, {**CHAT, **fields}, PATH)
+    assert (response.status_code, refusal(response)["param"]) == (400, param)
+    assert router.calls == []
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "tool", "content": "a"}],
+        [{**USER, "colour": "\ud800"}],
+    ],
+)
+def test_what_the_template_cannot_take_is_a_400(messages: list[dict[str, Any]]) -> None:
+    router = FakeRouter(tokenizer=FakeTokenizer(TEMPLATE))
+    response = post(router, {"messages": messages}, PATH)
+    assert (response.status_code, refusal(response)["param"]) == (400, "messages")
+
+
+def test_another_model_is_a_404() -> None:
+    assert post(FakeRouter(), {**CHAT, "model": "small"}, PATH).status_code == 404

@@ -1,0 +1,450 @@
+"""`POST /v1/completions` before a fake router: what clients of OpenAI and vLLM send and read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from specrouter import SLO, OverloadedError, SamplingParams, Structure, UnavailableError
+from specrouter.http.openai_fields import CompletionRequest
+from tests.specrouter.fake_router import TOKEN_TEXTS, FakeRouter, FakeTokenizer
+from tests.specrouter.http.client import leave, post, refusal, stream_of
+
+PATH = "/v1/completions"
+PROMPT: dict[str, Any] = {"prompt": "ab"}
+IDS = FakeTokenizer()("ab")["input_ids"]
+TEXT = " ab\nc é"
+
+
+def complete(router: FakeRouter | None = None, **fields: Any) -> dict[str, Any]:
+    response = post(router or FakeRouter(), {**PROMPT, **fields}, PATH)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def choices(**fields: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = complete(**fields)["choices"]
+    return found
+
+
+def streamed(router: FakeRouter | None = None, **fields: Any) -> list[dict[str, Any]]:
+    return stream_of(router or FakeRouter(), {**PROMPT, **fields}, PATH)
+
+
+def asked(**fields: Any) -> SamplingParams:
+    """What reaches the router."""
+    router = FakeRouter()
+    complete(router, **fields)
+    params: SamplingParams = router.calls[0][1]
+    return params
+
+
+# Answers
+
+
+def test_an_answer_has_openais_envelope_one_choice_and_the_usage() -> None:
+    answer = complete()
+    assert answer.pop("id").startswith("cmpl-")
+    assert answer.pop("created") > 1.7e9
+    assert answer.pop("system_fingerprint").startswith("fp_")
+    assert answer == {
+        "object": "text_completion",
+        "model": "big",
+        "choices": [
+            {
+                "index": 0,
+                "text": TEXT,
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 4,
+            "total_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 2,
+                "rejected_prediction_tokens": 3,
+            },
+        },
+    }
+
+
+def test_the_defaults_are_openais() -> None:
+    assert asked() == SamplingParams(max_new_tokens=16, temperature=1.0)
+
+
+def test_null_means_the_default_for_every_optional_field() -> None:
+    names = set(CompletionRequest.model_fields) - {"prompt"}
+    assert asked(**dict.fromkeys(names)) == asked()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_tokens": 3}, {"max_new_tokens": 3}),
+        ({"max_completion_tokens": 4, "max_tokens": 3}, {"max_new_tokens": 4}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"n": 2, "logprobs": 20, "seed": 4}, {"n": 2, "logprobs": 20, "seed": 4}),
+        ({"stop": None, "logit_bias": {"5": -100}}, {"logit_bias": ((5, -100.0),)}),
+        ({"top_k": -1, "min_p": 0.5}, {"min_p": 0.5}),
+        ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
+        ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
+        ({"echo": True, "logprobs": 2}, {"logprobs": 2, "prompt_logprobs": 2}),
+        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
+        ({"best_of": 3}, {"n": 3, "logprobs": 0}),
+        ({"suffix": "", "user": "me", "colour": [1]}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+    ],
+)
+def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    defaults = {"max_new_tokens": 16, "temperature": 1.0}
+    assert asked(**fields) == SamplingParams(**{**defaults, **expected})
+
+
+@pytest.mark.parametrize(
+    ("fields", "structure"),
+    [
+        ({"response_format": {"type": "json_object"}}, Structure("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+            Structure("json_schema", '{"a": 1}'),
+        ),
+        ({"guided_json": {"a": 1}}, Structure("json_schema", '{"a": 1}')),
+        ({"guided_json": '{"a":1}'}, Structure("json_schema", '{"a": 1}')),
+        ({"guided_regex": "a+"}, Structure("regex", "a+")),
+        ({"guided_choice": ["a", "b"]}, Structure("choice", '["a", "b"]')),
+        ({"guided_grammar": "start: A"}, Structure("grammar", "start: A")),
+        ({"structured_outputs": {"regex": "a+"}}, Structure("regex", "a+")),
+        ({"structured_outputs": {"json": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
+        ({"structured_outputs": {"json_object": True}}, Structure("json_object")),
+    ],
+)
+def test_a_form_is_asked_for_as_openai_or_vllm_does(
+    fields: dict[str, Any], structure: Structure
+) -> None:
+    assert asked(**fields).structure == structure
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [IDS]),
+        (["ab", "b"], [IDS, FakeTokenizer()("b")["input_ids"]]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+def test_a_prompt_is_text_or_ids_or_a_list_of_either(prompt: Any, ids: list[list[int]]) -> None:
+    router = FakeRouter()
+    answer = complete(router, prompt=prompt)
+    assert [call[0] for call in router.calls] == ids
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(ids)))
+
+
+def test_special_tokens_are_left_out_where_asked() -> None:
+    router = FakeRouter()
+    complete(router, add_special_tokens=False)
+    assert router.calls[0][0] == IDS[1:]
+
+
+def test_choices_are_numbered_by_prompt_then_by_sample() -> None:
+    answer = complete(prompt=["a", "b"], n=2, echo=True)
+    assert [(c["index"], c["text"][0]) for c in answer["choices"]] == [
+        (0, "a"), (1, "a"), (2, "b"), (3, "b")
+    ]  # fmt: skip
+    assert answer["usage"]["prompt_tokens"] == 4  # a prompt counts once
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("ends", "stop_reason", "finish_reason"),
+    [("eos", None, "stop"), ("stop", "x", "stop"), ("stop", 8, "stop"), ("length", None, "length")],
+)
+def test_endings_are_openais(ends: Any, stop_reason: Any, finish_reason: str) -> None:
+    router = FakeRouter(ends=ends, stop_reason=stop_reason)
+    [choice] = complete(router)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (finish_reason, stop_reason)
+    *earlier, last = streamed(router)
+    assert last["choices"][0]["finish_reason"] == finish_reason
+    assert {chunk["choices"][0]["finish_reason"] for chunk in earlier} == {None}
+
+
+def test_best_of_returns_the_likeliest_by_mean_logprob(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = FakeRouter._sample
+
+    def uneven(router: FakeRouter, params: Any, index: int, prompt: Any) -> Any:
+        deltas = original(router, params, index, prompt)
+        output = deltas[-1].output
+        assert output is not None
+        logprob = [-3.0, -1.0, -2.0][index]
+        for one in output.logprobs or ():
+            object.__setattr__(one, "logprob", logprob)
+        object.__setattr__(output, "text", f"sample {index}")
+        return deltas
+
+    monkeypatch.setattr(FakeRouter, "_sample", uneven)
+    answer = complete(best_of=3, n=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["sample 1", "sample 2"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+    assert answer["usage"]["completion_tokens"] == 12  # all that were made
+
+
+def test_ids_are_returned_where_asked() -> None:
+    [choice] = choices(return_token_ids=True)
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (IDS, [5, 6, 7, 8])
+
+
+# Log-probabilities
+
+
+def test_logprobs_are_lists_by_token_with_offsets_into_the_text() -> None:
+    [choice] = choices(logprobs=1)
+    assert choice["logprobs"] == {
+        "tokens": [" a", "b", "\nc", " é"],
+        "token_logprobs": [-1.25, -1.5, -1.75, -2.0],
+        "top_logprobs": [
+            {" a": -0.25},
+            {" a": -0.25, "b": -1.5},
+            {" a": -0.25, "\nc": -1.75},
+            {" a": -0.25, " é": -2.0},
+        ],
+        "text_offset": [0, 2, 3, 5],
+    }
+
+
+def test_logprobs_of_zero_have_the_tokens_own_alone() -> None:
+    [choice] = choices(logprobs=0)
+    top = choice["logprobs"]["top_logprobs"]
+    assert [list(one) for one in top] == [[text] for text in TOKEN_TEXTS.values()]
+
+
+def test_echo_puts_the_prompt_and_its_logprobs_first() -> None:
+    [choice] = choices(prompt=[5, 6], echo=True, logprobs=1)
+    assert choice["text"] == " ab" + TEXT
+    found = choice["logprobs"]
+    assert found["tokens"] == [" a", "b", *TOKEN_TEXTS.values()]
+    assert found["token_logprobs"][:3] == [None, -0.006, -1.25]
+    assert found["top_logprobs"][:2] == [None, {" a": -0.25, "b": -0.006}]
+    assert found["text_offset"] == [0, 2, 3, 5, 6, 8]
+
+
+def test_echo_of_a_text_is_that_text() -> None:
+    [choice] = choices(echo=True)
+    assert choice["text"] == "ab" + TEXT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_and_echo_read_the_prompt_only(stream: bool) -> None:
+    router = FakeRouter()
+    fields = {"prompt": [5, 6], "echo": True, "logprobs": 1, "max_tokens": 0}
+    found = streamed(router, **fields) if stream else [complete(router, **fields)]
+    [[choice]] = [chunk["choices"] for chunk in found]
+    assert (choice["text"], choice["finish_reason"]) == (" ab", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.006]
+    assert router.calls[0][1].max_new_tokens == 1
+
+
+def test_no_tokens_count_as_none() -> None:
+    usage = complete(echo=True, max_tokens=0)["usage"]
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (0, 3)
+
+
+def test_prompt_logprobs_are_by_id_as_vllm_has_them() -> None:
+    [choice] = choices(prompt=[5, 6], prompt_logprobs=1)
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "6": {"logprob": -0.006, "rank": None, "decoded_token": "b"},
+            "5": {"logprob": -0.25, "rank": 1, "decoded_token": " a"},
+        },
+    ]
+    assert choice["logprobs"] is None
+
+
+# Streams
+
+
+def test_a_stream_is_a_chunk_per_run_with_the_same_envelope() -> None:
+    chunks = streamed()
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == [" a", "b\nc", " é"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 1},
+        {"prompt": [5, 6], "echo": True, "logprobs": 1, "prompt_logprobs": 1},
+        {"prompt": ["a", "b"], "n": 2, "echo": True, "return_token_ids": True},
+    ],
+)
+def test_the_chunks_of_a_choice_add_up_to_the_whole(fields: dict[str, Any]) -> None:
+    whole = choices(**fields)
+    added: list[dict[str, Any]] = [{} for _ in whole]
+    for chunk in streamed(**fields):
+        [part] = chunk["choices"]
+        joined = added[part.pop("index")]
+        for name, value in part.items():
+            if isinstance(value, dict):
+                lists = joined.setdefault(name, {})
+                for inner, more in value.items():
+                    lists[inner] = lists.get(inner, []) + more
+            elif isinstance(value, str | list) and name in joined and joined[name] is not None:
+                joined[name] += value
+            else:
+                joined[name] = value
+    assert [{"index": index, **joined} for index, joined in enumerate(added)] == whole
+
+
+def test_usage_comes_in_a_last_chunk_without_choices() -> None:
+    *chunks, last = streamed(stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"] == complete()["usage"]
+    assert [chunk["usage"] for chunk in chunks] == [None] * 3
+
+
+def test_usage_so_far_comes_in_every_chunk_where_asked() -> None:
+    chunks = streamed(stream_options={"continuous_usage_stats": True})
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 3, 4]
+
+
+@pytest.mark.parametrize("router", [FakeRouter(error="it broke"), FakeRouter(crash=True)])
+def test_an_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) -> None:
+    *_, last = streamed(router)
+    assert last["error"]["code"] == "generation_failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
+    router = FakeRouter(hold_after=2)
+    body = {"prompt": ["a", "b"], "stream": stream}
+    asyncio.run(leave(router, body, PATH, after_events=2 if stream else 0))
+    assert len(router.calls) == 2
+    assert router.open_requests == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [1, "2"]}, "prompt[1]"),
+        ({"prompt": ["a", 2]}, "prompt[1]"),
+        ({"prompt": [[1], [1, -2]]}, "prompt[1][1]"),
+        ({"prompt": [1, True]}, "prompt[1]"),
+        ({"prompt": [10**30]}, "prompt[0]"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a", "b"], "n": 65}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_p": 0}, "top_p"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
+        ({"model": 3}, "model"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": "["}, "guided_json"),
+        ({"guided_json": "[]"}, "guided_json"),
+        ({"guided_json": {"a": float("nan")}}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
+        ({"speculation": {"\ud800": 1}}, "speculation"),
+        ({"speculation": {"colour": 1}}, "speculation.colour"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str, stream: bool) -> None:
+    if not stream and "stream_options" in fields:
+        fields = {**fields, "stream": False}
+    elif "stream" not in fields and "stream_options" not in fields:
+        fields = {**fields, "stream": stream}
+    router = FakeRouter()
+    response = post(router, {**PROMPT, **fields}, PATH)
+    assert (response.status_code, refusal(response)["param"]) == (400, param)
+    assert router.calls == []
+
+
+def test_a_limit_on_new_tokens_is_named_as_the_client_named_it() -> None:
+    message = refusal(post(FakeRouter(), {**PROMPT, "min_tokens": 17}, PATH))["message"]
+    assert message == "min_tokens: must be at most max_tokens, which is 16"
+
+
+def test_no_prompt_is_a_400() -> None:
+    assert refusal(post(FakeRouter(), {}, PATH))["param"] == "prompt"
+
+
+def test_another_model_is_a_404() -> None:
+    response = post(FakeRouter(), {**PROMPT, "model": "small"}, PATH)
+    assert response.status_code == 404
+    error = refusal(response)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert complete(model="big")["model"] == "big"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "code", "retry"),
+    [
+        (OverloadedError(3, 2.5), "overloaded", "3"),
+        (OverloadedError(3, 0.0), "overloaded", "1"),
+        (UnavailableError("the router is closed"), "engine_stopped", None),
+    ],
+)
+def test_a_service_without_room_is_a_503_that_says_when_to_come_back(
+    refusal: Exception, code: str, retry: str | None, stream: bool
+) -> None:
+    response = post(FakeRouter(refuses=refusal), {**PROMPT, "stream": stream}, PATH)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == code
+    assert response.headers.get("retry-after") == retry
+
+
+@pytest.mark.parametrize(
+    ("router", "status", "code"),
+    [
+        (FakeRouter(error="it broke"), 500, "generation_failed"),
+        (FakeRouter(ends="timeout"), 408, "timeout"),
+        (FakeRouter(ends="cancelled"), 503, "shutting_down"),
+    ],
+)
+def test_a_text_that_did_not_come_to_its_end_is_an_error(
+    router: FakeRouter, status: int, code: str
+) -> None:
+    response = post(router, {**PROMPT, "n": 2}, PATH)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert any("error" in chunk and chunk["error"]["code"] == code for chunk in streamed(router))
+
+
+def test_objectives_come_in_headers_and_in_the_body() -> None:
+    router = FakeRouter()
+    post(router, {**PROMPT, "slo": {"tpot_ms": 40}}, PATH, [("x-slo-ttft-ms", "900")])
+    assert router.slos == [SLO(tpot_ms=40, ttft_ms=900)]

@@ -1,0 +1,130 @@
+"""Tokens, models, the version, and what the schema of the API says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
+from tests.specrouter.http.client import app_of, post, refusal, request
+
+IDS = FakeTokenizer()("ab")["input_ids"]
+GENERATION = ("/generate", "/v1/completions", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens", "pieces"),
+    [
+        ({"prompt": "ab"}, IDS, None),
+        ({"prompt": "ab", "add_special_tokens": False}, IDS[1:], None),
+        ({"prompt": "ab", "return_token_strs": True}, IDS, ["<s>", "a", "b"]),
+    ],
+)
+def test_a_text_is_tokenized_as_a_prompt_would_be(
+    body: dict[str, Any], tokens: list[int], pieces: list[str] | None
+) -> None:
+    expected = {"count": len(tokens), "max_model_len": 64, "tokens": tokens, "token_strs": pieces}
+    assert post(FakeRouter(), body, "/tokenize").json() == expected
+
+
+def test_a_chat_is_tokenized_with_its_template() -> None:
+    router = FakeRouter()
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    tokens = post(router, chat, "/tokenize").json()["tokens"]
+    post(router, chat, "/v1/chat/completions")
+    assert tokens == router.calls[0][0]
+
+
+def test_tokens_are_text_again() -> None:
+    assert post(FakeRouter(), {"tokens": IDS}, "/detokenize").json() == {"prompt": "<s>ab"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [FakeTokenizer.vocab_size]}, "tokens"),
+    ],
+)
+def test_bad_field_is_a_400_that_names_it(path: str, body: dict[str, Any], param: str) -> None:
+    response = post(FakeRouter(), body, path)
+    assert (response.status_code, refusal(response)["param"]) == (400, param)
+
+
+def test_models_lists_the_target_as_openai_does() -> None:
+    listed = request(FakeRouter(), "GET", "/v1/models").json()
+    assert listed["object"] == "list"
+    [model] = listed["data"]
+    assert (model["id"], model["object"], model["root"]) == ("big", "model", "big")
+    assert {"created", "owned_by", "max_model_len"} < set(model)
+    assert request(FakeRouter(), "GET", "/v1/models/big").json()["id"] == "big"
+
+
+@pytest.mark.parametrize("name", ["small", "org/name", "%F0%9F"])
+def test_another_model_is_a_404(name: str) -> None:
+    response = request(FakeRouter(), "GET", f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert refusal(response)["code"] == "model_not_found"
+
+
+def test_the_version_is_told() -> None:
+    assert request(FakeRouter(), "GET", "/version").json()["version"]
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = request(FakeRouter(), "GET", "/openapi.json").json()
+    return found
+
+
+def test_the_schema_documents_every_refusal_and_no_422() -> None:
+    paths = schema()["paths"]
+    for path in GENERATION:
+        documented = set(paths[path]["post"]["responses"])
+        assert {"200", "400", "401", "404", "408", "413", "503"} <= documented
+        assert "422" not in documented
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        ("/generate", {"prompt": "a", "logit_bias": {"5": 1}}, {"prompt": "a", "top_p": 1.5}),
+        ("/v1/completions", {"prompt": [[1, 2]], "stop": None}, {"prompt": "a", "logprobs": 21}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            {"messages": [{"role": "robot", "content": "a"}]},
+        ),
+        ("/tokenize", {"prompt": "a"}, {"prompt": 3}),
+    ],
+)
+def test_the_schema_tells_a_good_body_from_a_bad_one(
+    path: str, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    whole = schema()
+    body = whole["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    check = jsonschema.Draft202012Validator({**body, "components": whole["components"]})
+    assert check.is_valid(good)
+    assert not check.is_valid(bad)
+    assert post(FakeRouter(), good, path).status_code == 200
+    assert post(FakeRouter(), bad, path).status_code == 400
+
+
+def test_streams_and_answers_have_an_id_of_their_own() -> None:
+    async def both() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app_of(FakeRouter()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [await client.post("/v1/completions", json={"prompt": "a"}) for _ in range(2)]
+
+    first, second = asyncio.run(both())
+    assert first.json()["id"] != second.json()["id"]
+    assert first.json()["system_fingerprint"] == second.json()["system_fingerprint"]
