@@ -1,0 +1,158 @@
+"""The endpoints with real models: what they say is what the router makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specrouter import ChainRouter, SamplingParams
+from tests.specrouter.http.client import post, request, stream_of
+
+PROMPT = "def fib(n):\n    "
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+MESSAGES = [{"role": "user", "content": "héllo wörld"}]
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[ChainRouter]:
+    models = [
+        {"name": name, "source": f"bundled:{name}", "dtype": "float32"}
+        for name in ("tiny-1m", "tiny-3m")
+    ]
+    settings = {
+        "pool": {"target": "tiny-3m", "models": models},
+        "engine": {"max_requests": 4, "max_model_len": 128},
+    }
+    with ChainRouter.from_config(settings) as router:
+        yield router
+
+
+def ask(router: ChainRouter, path: str, **fields: Any) -> dict[str, Any]:
+    response = post(router, fields, path)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_a_completion_is_the_routers_text_streamed_or_not(router: ChainRouter) -> None:
+    expected = router.generate(PROMPT, SamplingParams(12, ignore_eos=True))[0].text
+    whole = ask(router, COMPLETIONS, **GREEDY)
+    assert whole["choices"][0]["text"] == expected
+    chunks = stream_of(router, {**GREEDY, "n": 2}, COMPLETIONS)
+    for index in range(2):
+        own = [chunk["choices"][0] for chunk in chunks]
+        assert "".join(one["text"] for one in own if one["index"] == index) == expected
+    plain = ask(router, COMPLETIONS, **GREEDY, speculation="off")
+    assert plain["choices"][0]["text"] == expected
+    details = plain["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+
+
+def test_drafted_tokens_are_accepted_or_rejected(router: ChainRouter) -> None:
+    speculation = {"chain": ["tiny-1m", "tiny-3m"], "depth": 3, "width": 1}
+    usage = ask(router, COMPLETIONS, **GREEDY, speculation=speculation)["usage"]
+    details = usage["completion_tokens_details"]
+    assert 0 < details["accepted_prediction_tokens"] < usage["completion_tokens"]
+    assert details["rejected_prediction_tokens"] > 0
+
+
+def test_an_echoed_text_has_the_logprobs_that_it_was_made_with(router: ChainRouter) -> None:
+    made = ask(router, COMPLETIONS, **GREEDY, logprobs=1, return_token_ids=True)["choices"][0]
+    ids = made["prompt_token_ids"] + made["token_ids"]
+    read = ask(router, COMPLETIONS, prompt=ids, echo=True, logprobs=1, max_tokens=0)["choices"][0]
+    assert read["text"] == PROMPT + made["text"]
+    found = read["logprobs"]
+    assert found["token_logprobs"][0] is None
+    own = found["token_logprobs"][-12:]
+    assert own == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-3)
+    # What evaluations ask: is each token the likeliest?
+    assert [max(top.values()) for top in found["top_logprobs"][-12:]] == pytest.approx(own)
+    for offset, text in zip(found["text_offset"], found["tokens"], strict=True):
+        assert read["text"][offset:].startswith(text.rstrip("\ufffd"))
+
+
+def test_the_bytes_of_a_chats_tokens_are_those_of_its_text(router: ChainRouter) -> None:
+    answer = ask(
+        router, CHAT, messages=MESSAGES, logprobs=True, max_tokens=40, ignore_eos=True, seed=3,
+        skip_special_tokens=False,
+    )  # fmt: skip
+    [choice] = answer["choices"]
+    spelled = b"".join(bytes(one["bytes"]) for one in choice["logprobs"]["content"])
+    assert spelled.decode(errors="replace") == choice["message"]["content"]
+    assert answer["usage"]["completion_tokens"] == 40
+
+
+def test_a_chat_reads_the_tokens_that_tokenize_tells(router: ChainRouter) -> None:
+    counted = ask(router, "/tokenize", messages=MESSAGES)
+    answer = ask(router, CHAT, messages=MESSAGES, seed=1)
+    assert answer["usage"]["prompt_tokens"] == counted["count"]
+    assert answer["usage"]["total_tokens"] <= counted["max_model_len"] == 128
+    text = ask(router, "/detokenize", tokens=counted["tokens"])["prompt"]
+    assert text == "User: héllo wörld\n\nAssistant:"
+
+
+def test_a_stop_text_is_told_and_kept_where_asked(router: ChainRouter) -> None:
+    text = ask(router, COMPLETIONS, **GREEDY)["choices"][0]["text"]
+    stop = text[3:5]
+    before = text[: text.index(stop)]
+    for keep in (False, True):
+        fields = {"stop": [stop], "include_stop_str_in_output": keep}
+        [choice] = ask(router, COMPLETIONS, **GREEDY, **fields)["choices"]
+        assert choice["text"] == (before + stop if keep else before)
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+
+
+def test_a_stop_id_is_told(router: ChainRouter) -> None:
+    made = ask(router, COMPLETIONS, **GREEDY, return_token_ids=True)["choices"][0]["token_ids"]
+    [choice] = ask(router, COMPLETIONS, **GREEDY, stop_token_ids=[made[2]])["choices"]
+    assert choice["stop_reason"] == made[2]
+
+
+def test_a_chat_can_have_the_form_of_a_schema(router: ChainRouter) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    answer = ask(router, CHAT, messages=MESSAGES, response_format=form, max_tokens=40, seed=2)
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {**GREEDY, "max_tokens": 200}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a " * 500}, "prompt"),
+        (COMPLETIONS, {"prompt": ""}, "prompt"),
+        (COMPLETIONS, {"prompt": [10**6]}, "prompt"),
+        (COMPLETIONS, {**GREEDY, "guided_regex": "("}, "guided_regex"),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": 200}, "max_completion_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a " * 500}]}, "messages"),
+        (CHAT, {"messages": MESSAGES, "guided_json": {"type": 3}}, "guided_json"),
+        ("/generate", {"prompt": "a", "max_new_tokens": 8, "guided_grammar": "start"}, "guided_grammar"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_models_cannot_serve_is_a_400_that_names_the_clients_field(
+    router: ChainRouter, path: str, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    response = post(router, {**fields, "stream": stream}, path)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_time_that_is_up_is_a_408(router: ChainRouter) -> None:
+    long = {**GREEDY, "max_tokens": 110, "timeout_s": 0.001}
+    response = post(router, long, COMPLETIONS)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "timeout")
+
+
+def test_the_page_of_metrics_is_there(router: ChainRouter) -> None:
+    assert "specrouter_" in request(router, "GET", "/metrics").text
