@@ -34,7 +34,13 @@ from tests.service.load import (
     open_loop,
 )
 from tests.service.report import Finding, Report
-from tests.service.service import Service, running, tiny_pool, wait_until_idle
+from tests.service.service import (
+    Service,
+    requests_inside,
+    running,
+    tiny_pool,
+    wait_until_idle,
+)
 from tests.service.watched_service import WELL
 
 _WATCHED = ("-m", "tests.service.watched_service")
@@ -59,9 +65,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.service.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=180.0, help="of overload (default: 180)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=("overload", "SIGTERM", "faults"))
     arguments = parser.parse_args()
     report, figures = Report("soak"), dict[str, Any]()
-    for name, check in (("overload", overload), ("SIGTERM", stop_in_midstream), ("faults", faults)):
+    checks = {"overload": overload, "SIGTERM": stop_in_midstream, "faults": faults}
+    for name in arguments.only or checks:
+        check = checks[name]
         print(f"\n{name}", flush=True)
         dtype = "float32" if check is faults else "bfloat16"
         with running(tiny_pool(dtype, **_copied(_LIMITS)), _WATCHED) as service:
@@ -127,7 +136,7 @@ async def stop_in_midstream(
         generator = random.Random(arguments.seed)
         streams = [_asked(generator, stream=True, tokens=400) for _ in range(_ROWS)]
         accepted = [asyncio.create_task(ask(client, asked)) for asked in streams]
-        await asyncio.sleep(1.5)
+        await _until_inside(service, sum(one.body.get("n", 1) for one in streams))
         service.signal(signal.SIGTERM)
         began_s = time.monotonic()
         await asyncio.sleep(0.6)  # the signal is looked for every 0.2 s
@@ -140,15 +149,24 @@ async def stop_in_midstream(
         outcomes = await asyncio.gather(*accepted)
     with report.check("running streams finish after SIGTERM") as finding:
         finding.text = f"{len(outcomes)} streams, within {took_s:.1f} s"
-        assert counted(outcomes) == {"complete": len(streams)}, broken(outcomes)[:3]
+        counts = counted(outcomes)
+        assert counts == {"complete": len(streams)}, f"{counts}: {broken(outcomes)[:3]}"
         assert took_s < _LIMITS["server"]["drain_s"]
     with report.check("new requests get 503 meanwhile") as finding:
         counts = counted(refused)
         finding.text = f"{counts['refused']} refused"
         assert counts["refused"]
-        assert set(counts) <= {"refused", "gone"}, counts
+        assert set(counts) <= {"refused", "gone"}, f"{counts}: {broken(refused)[:3]}"
         assert {one.reason for one in refused if one.kind == "refused"} == {"shutting_down"}
     return {"streams": len(outcomes), "refused": counts["refused"], "drain_s": round(took_s, 1)}
+
+
+async def _until_inside(service: Service, count: int) -> None:
+    """A stream that the service has not read yet would be a new one to it."""
+    deadline = time.monotonic() + 60
+    while sum(await asyncio.to_thread(requests_inside, service.url)) < count:
+        assert time.monotonic() < deadline, "the streams do not begin"
+        await asyncio.sleep(0.05)
 
 
 async def faults(service: Service, report: Report, arguments: argparse.Namespace) -> dict[str, Any]:

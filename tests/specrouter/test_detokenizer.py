@@ -147,3 +147,18 @@ def test_text_held_back_at_the_end_is_part_of_the_text() -> None:
 @pytest.mark.parametrize("stop", [["cd", "b"], ["b", "cd"]])
 def test_the_stop_text_that_begins_first_wins(stop: list[str]) -> None:
     assert stream([b"abcd"], stop)[1].text == "a"
+
+
+@pytest.mark.parametrize(("keep", "text"), [(False, "one "), (True, "one END")])
+def test_a_stop_text_is_kept_where_asked_and_named(keep: bool, text: str) -> None:
+    pieces = cast(PreTrainedTokenizerBase, Pieces([b"one E", b"N", b"D two"]))
+    detok = Detokenizer(pieces, ["x", "END"], keep_stop=keep)
+    assert "".join(map(detok.push, (1, 2, 3))) == detok.text == text
+    assert detok.stopped_by == "END"
+
+
+def test_special_tokens_are_text_where_asked() -> None:
+    tokenizer = byte_level()
+    special = tokenizer.eos_token_id
+    for skip, text in ((True, ""), (False, tokenizer.eos_token)):
+        assert Detokenizer(tokenizer, (), skip_special_tokens=skip).push(special) == text

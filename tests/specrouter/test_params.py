@@ -71,6 +71,8 @@ def test_parameters_cannot_change() -> None:
         ("stop_token_ids", 5),
         ("ignore_eos", 1),
         ("ignore_eos", None),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", None),
         ("min_p", -0.1),
         ("min_p", 1.01),
         ("min_p", math.nan),

@@ -137,7 +137,11 @@ def test_a_chat_can_have_the_form_of_a_schema(router: ChainRouter) -> None:
         (CHAT, {"messages": MESSAGES, "max_completion_tokens": 200}, "max_completion_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "a " * 500}]}, "messages"),
         (CHAT, {"messages": MESSAGES, "guided_json": {"type": 3}}, "guided_json"),
-        ("/generate", {"prompt": "a", "max_new_tokens": 8, "guided_grammar": "start"}, "guided_grammar"),
+        (
+            "/generate",
+            {"prompt": "a", "max_new_tokens": 8, "guided_grammar": "start"},
+            "guided_grammar",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from specrouter import SLO, OverloadedError, SamplingParams, Structure, UnavailableError
 from specrouter.http.openai_fields import CompletionRequest
+from specrouter.http.request_log import RequestLog
 from tests.specrouter.fake_router import TOKEN_TEXTS, FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import leave, post, refusal, stream_of
+from tests.specrouter.http.client import app_of, leave, post, refusal, stream_of
 
 PATH = "/v1/completions"
 PROMPT: dict[str, Any] = {"prompt": "ab"}
@@ -448,3 +450,12 @@ def test_objectives_come_in_headers_and_in_the_body() -> None:
     router = FakeRouter()
     post(router, {**PROMPT, "slo": {"tpot_ms": 40}}, PATH, [("x-slo-ttft-ms", "900")])
     assert router.slos == [SLO(tpot_ms=40, ttft_ms=900)]
+
+
+def test_the_id_of_an_answer_is_that_of_its_request() -> None:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(RequestLog(app_of(FakeRouter())))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(PATH, json=PROMPT, headers={"x-request-id": "mine"})
+
+    assert asyncio.run(send()).json()["id"] == "cmpl-mine"
