@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 PromptLike = str | Sequence[int]
 
 _MOST_CRASHES, _CRASHES_S = 3, 600.0  # of the engine within so many seconds; then it stays down
+_PROMPT_FIELDS = ("prompt", "input_ids")
 _LOOK_S = 1.0  # how often, at least, the engine's thread is looked after
 
 
@@ -202,9 +203,7 @@ class ChainRouter:
         """
         asked = [_Asked(one, params, speculation, slo, priority, timeout_s) for one in prompts]
         # A long prompt, or a structure, takes long, and other streams must go on meanwhile.
-        accepted = await asyncio.to_thread(
-            lambda: [(i, sample) for i, a in enumerate(asked) for sample in self._accept_samples(a)]
-        )
+        accepted = await asyncio.to_thread(self._accept_all, asked)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
 
@@ -412,6 +411,18 @@ class ChainRouter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _accept_all(self, asked: Sequence[_Asked]) -> list[tuple[int, Prompt]]:
+        """All samples, each with its prompt's number; the refusal of a prompt tells the number."""
+        accepted: list[tuple[int, Prompt]] = []
+        for number, one in enumerate(asked):
+            try:
+                accepted += [(number, sample) for sample in self._accept_samples(one)]
+            except RequestError as error:
+                if len(asked) == 1 or error.field not in _PROMPT_FIELDS:
+                    raise
+                raise RequestError(f"{error.field}[{number}]", error.reason) from error
+        return accepted
 
     def _accept_samples(self, asked: _Asked) -> list[Prompt]:
         accepted = self._accept(asked)

@@ -88,7 +88,8 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
         for ours, theirs in names.items():
             if "_" in ours:
                 reason = reason.replace(ours, theirs)
-        raise RequestError(names.get(error.field, error.field), reason) from error
+        name, bracket, number = error.field.partition("[")
+        raise RequestError(names.get(name, name) + bracket + number, reason) from error
 
 
 def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:

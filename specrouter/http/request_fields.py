@@ -82,7 +82,7 @@ class RequestFields(StructureFields):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None  # by token id
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # modulo 2**64
     n: Samples | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: TokenIds | None = None
@@ -116,6 +116,8 @@ class RequestFields(StructureFields):
             raise RequestError("logits_processors", reason)
         asked = {name: getattr(self, name, None) for name in _SAMPLING_FIELDS} | own
         given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**64
         if "stop" in given:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if given.get("top_k") == -1:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
@@ -203,9 +204,28 @@ def test_a_request_that_ends_before_its_first_token_has_no_times(
 def test_a_request_ends_once(tokenizer: PreTrainedTokenizerBase) -> None:
     running = Running(tokenizer, max_new_tokens=1)
     running.accept([11], ALONE)
-    with pytest.raises(AssertionError):
-        running.finish("cancelled")
+    assert not running.handle.deliver(running.request.finish("cancelled"))
     assert len(running.deltas) == 1
+    assert running.output.finish_reason == "length"
+
+
+def test_of_two_threads_that_end_a_request_one_is_heard(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    heard: list[Delta] = []
+
+    def listen(delta: Delta) -> None:
+        time.sleep(0.05)
+        heard.append(delta)
+
+    handle = RequestHandle(1, lambda: None, listen)
+    prompt = Prompt((1, 2), (), SamplingParams(), None, seed=0)
+    request = RunningRequest(prompt, handle, tokenizer, frozenset())
+    last = [request.finish("error", cause) for cause in ("stuck", "late")]
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(handle.deliver, last))
+    assert sorted(told) == [False, True]
+    assert [delta.output for delta in heard] == [handle.result(0)]
 
 
 def test_waiting_for_a_result_may_time_out(tokenizer: PreTrainedTokenizerBase) -> None:

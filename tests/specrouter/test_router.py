@@ -9,7 +9,9 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -425,39 +427,40 @@ class Odd(Exception):
 
 
 class LooseCable:
-    """While it is loose, no cycle runs."""
+    """While it is loose, no cycle runs. `once`: it holds again after a failure."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, once: bool = False) -> None:
         self.is_loose = False
         real = Executor.run
 
         def run(executor: Executor, plan: CyclePlan) -> CycleResult:
             if self.is_loose:
+                self.is_loose = not once
                 raise Odd("the cable is loose")
             return real(executor, plan)
 
         monkeypatch.setattr(Executor, "run", run)
 
 
-def test_an_engine_that_crashes_ends_its_requests_with_the_cause_and_begins_anew(
+def test_an_engine_that_crashes_ends_what_runs_with_the_cause_and_begins_anew_with_what_waits(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cable = LooseCable(monkeypatch)
+    cable = LooseCable(monkeypatch, once=True)
     with open_router(small_config, max_requests=1) as router:
         expected = alone(router, PROMPT)
         running = router.submit(PROMPT, LONG, "off")
         next(iter(running))
-        waiting = router.submit(PROMPT, LONG, "off")
+        waiting = router.submit(PROMPT, GREEDY, CHAIN)
         cable.is_loose = True
-        for handle in (running, waiting):
-            output = handle.result(PATIENCE_S)
-            assert output.finish_reason == "error"
-            assert "Odd: the cable is loose" in (output.error or "")
-        cable.is_loose = False
-        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
+        output = running.result(PATIENCE_S)
+        assert output.finish_reason == "error"
+        assert "Odd: the cable is loose" in (output.error or "")
+        assert waiting.result(PATIENCE_S).token_ids == expected
         assert router.is_healthy
         assert router.restarts == 1
         assert_whole(router)
+        report = router.slo_report()
+        assert report.total.requests == 3
 
 
 def test_an_engine_that_keeps_crashing_stays_down_and_every_request_is_told(
@@ -475,6 +478,33 @@ def test_an_engine_that_keeps_crashing_stays_down_and_every_request_is_told(
             router.submit(PROMPT, GREEDY)
 
 
+def test_the_caches_of_an_engine_that_failed_are_gone_before_there_are_others(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores: list[weakref.ref[object]] = []
+    left: list[bool] = []
+    warm_up = Engine.warm_up
+
+    def noting(engine: Engine) -> None:
+        left.extend(store() is not None for store in stores)
+        warm_up(engine)
+
+    cable = LooseCable(monkeypatch, once=True)
+    with open_router(small_config) as router:
+        router.generate([PROMPT], GREEDY, CHAIN)
+        manager = router._engine._manager
+        for name in CHAIN.chain or ():
+            state = manager.state(name)
+            assert state is not None
+            stores.append(weakref.ref(state.store))
+        del manager, state
+        monkeypatch.setattr(Engine, "warm_up", noting)
+        cable.is_loose = True
+        router.submit(PROMPT, GREEDY, CHAIN).result(PATIENCE_S)
+        wait_until(lambda: router.restarts == 1)
+    assert left == [False] * 3
+
+
 def test_an_engine_that_cannot_begin_anew_stays_down(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,9 +514,13 @@ def test_an_engine_that_cannot_begin_anew_stays_down(
         raise MemoryError
 
     monkeypatch.setattr(Engine, "successor", no_memory)
-    with open_router(small_config) as router:
+    with open_router(small_config, max_requests=1) as router:
+        running = router.submit(PROMPT, LONG, "off")
+        next(iter(running))
+        waiting = router.submit(PROMPT, GREEDY)
         cable.is_loose = True
-        assert router.submit(PROMPT, GREEDY).result(PATIENCE_S).finish_reason == "error"
+        for handle in (running, waiting):
+            assert "the cable is loose" in (handle.result(PATIENCE_S).error or "")
         wait_until(lambda: not router.is_healthy)
         assert router.restarts == 0
 
@@ -733,6 +767,24 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Setti
     with pytest.raises(RuntimeError, match="closed"):
         router.submit(PROMPT, GREEDY)
     router.close()  # nothing happens
+
+
+def test_an_errand_that_is_never_run_is_told_so(small_config: Settings, faults: Faults) -> None:
+    faults.delay_s = 0.01
+    router = open_router(small_config)
+    running = router.submit(PROMPT, LONG, "off")
+    next(iter(running))
+    with ThreadPoolExecutor(1) as pool:
+        engine = router._engine
+        with engine._stepping:  # so that the router closes before there is time for it
+            errand = pool.submit(router.run_idle, lambda: None)
+            wait_until(lambda: router._errand is not None)
+            closing = threading.Thread(target=router.close)
+            closing.start()
+            wait_until(lambda: not router.is_healthy)
+        with pytest.raises(UnavailableError, match="closed"):
+            errand.result(PATIENCE_S)
+        closing.join(PATIENCE_S)
 
 
 # Objectives

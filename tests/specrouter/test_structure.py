@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import itertools
 import json
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path as Folder
@@ -377,6 +379,28 @@ def test_references_as_deep_as_a_source_is_long_do_not_crash(compiler: GrammarCo
     source = f'start: r0\n{DEEP}r3000: "a"'
     row = compiler.compile(Structure("grammar", source)).start()
     assert row.mask(()) is not None
+
+
+def test_structures_that_are_compiled_at_once_leave_other_threads_their_stacks(
+    compiler: GrammarCompiler,
+) -> None:
+    usual, interval = threading.stack_size(), sys.getswitchinterval()
+
+    def compile_several(number: int) -> None:
+        for index in range(40):
+            compiler.compile(Structure("regex", f"{number}-{index}"))
+
+    threads = [threading.Thread(target=compile_several, args=(number,)) for number in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        left = threading.stack_size(usual)
+    assert left == usual
 
 
 def test_generated_tokens_that_the_structure_does_not_allow_are_refused(

@@ -160,3 +160,12 @@ def test_time_that_is_up_is_a_408(router: ChainRouter) -> None:
 
 def test_the_page_of_metrics_is_there(router: ChainRouter) -> None:
     assert "specrouter_" in request(router, "GET", "/metrics").text
+
+
+def test_of_several_prompts_the_one_that_is_refused_is_named(router: ChainRouter) -> None:
+    prompts = ["a", "b" * 2000]
+    response = post(router, {"prompt": prompts, "max_tokens": 4}, COMPLETIONS)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt[1]"
+    ids = post(router, {"prompt": [[1], [2], [999_999]], "max_tokens": 4}, COMPLETIONS)
+    assert ids.json()["error"]["param"] == "prompt[2]"

@@ -93,6 +93,7 @@ def test_null_means_the_default_for_every_optional_field() -> None:
         ({"max_completion_tokens": 4, "max_tokens": 3}, {"max_new_tokens": 4}),
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"n": 2, "logprobs": 20, "seed": 4}, {"n": 2, "logprobs": 20, "seed": 4}),
+        ({"seed": -1}, {"seed": 2**64 - 1}),
         ({"stop": None, "logit_bias": {"5": -100}}, {"logit_bias": ((5, -100.0),)}),
         ({"top_k": -1, "min_p": 0.5}, {"min_p": 0.5}),
         ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
