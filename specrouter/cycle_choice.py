@@ -139,7 +139,8 @@ def _option(grid: OptionGrid, at: np.intp, share: float, cycle_ms: float) -> Opt
 def _service_order(rates: Floats, urgent: Bools, lost: Bools, waited: Ints) -> Ints:
     """Who takes part first: who waited too long, who is ahead, the urgent from the one that needs
     least on, who has no objective, who cannot be saved."""
-    tier = np.select([waited >= LONGEST_WAIT, urgent, lost, rates == 0.0], [0, 2, 4, 3], default=1)
+    tier = np.where(urgent, 2, np.where(lost, 4, np.where(rates == 0.0, 3, 1)))
+    tier[waited >= LONGEST_WAIT] = 0
     return np.lexsort((np.where(np.isfinite(rates), rates, 0.0), tier))
 
 
@@ -157,7 +158,8 @@ def _crowds(rates: Floats, urgent: Bools, lost: Bools, active: Ints) -> _Crowds:
     free = rates == 0.0
     place = np.cumsum(urgent) - 1
     bins = np.minimum(place * _BINS // max(1, int(urgent.sum())), _BINS - 1)
-    crowd = np.select([urgent, lost, free], [bins, _BINS + 1, _BINS + 2], default=_BINS)
+    others = np.where(lost, _BINS + 1, np.where(free, _BINS + 2, _BINS))
+    crowd = np.where(urgent, bins, others)
     member = crowd[:, None] == np.arange(_BINS + 3)  # [B, K]
     counts = np.cumsum(member, axis=0)[active - 1].T
     wanted = np.where(lost | free, 0.0, rates)

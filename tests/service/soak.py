@@ -134,9 +134,10 @@ async def stop_in_midstream(
     """Streams run and more keep coming when SIGTERM does."""
     async with new_client(service.url) as client:
         generator = random.Random(arguments.seed)
-        streams = [_asked(generator, stream=True, tokens=400) for _ in range(_ROWS)]
+        bodies = [_asked(generator, stream=True, tokens=400).body for _ in range(_ROWS)]
+        streams = [Asked({**body, "n": 1}) for body in bodies]
         accepted = [asyncio.create_task(ask(client, asked)) for asked in streams]
-        await _until_inside(service, sum(one.body.get("n", 1) for one in streams))
+        await _until_inside(service, len(streams))
         service.signal(signal.SIGTERM)
         began_s = time.monotonic()
         await asyncio.sleep(0.6)  # the signal is looked for every 0.2 s

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -774,17 +773,21 @@ def test_an_errand_that_is_never_run_is_told_so(small_config: Settings, faults: 
     router = open_router(small_config)
     running = router.submit(PROMPT, LONG, "off")
     next(iter(running))
-    with ThreadPoolExecutor(1) as pool:
-        engine = router._engine
-        with engine._stepping:  # so that the router closes before there is time for it
-            errand = pool.submit(router.run_idle, lambda: None)
-            wait_until(lambda: router._errand is not None)
-            closing = threading.Thread(target=router.close)
-            closing.start()
-            wait_until(lambda: not router.is_healthy)
+    is_told = threading.Event()
+
+    def ask() -> None:
         with pytest.raises(UnavailableError, match="closed"):
-            errand.result(PATIENCE_S)
-        closing.join(PATIENCE_S)
+            router.run_idle(lambda: None)
+        is_told.set()
+
+    with router._engine._stepping:  # so that the router closes before there is time for it
+        threading.Thread(target=ask, daemon=True).start()
+        wait_until(lambda: router._errand is not None)
+        closing = threading.Thread(target=router.close)
+        closing.start()
+        wait_until(lambda: not router.is_healthy)
+    closing.join(PATIENCE_S)
+    assert is_told.wait(PATIENCE_S)
 
 
 # Objectives
