@@ -33,8 +33,13 @@ class AdmissionQueue:
 
     def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
         """Those that leave without having been admitted."""
-        out = [request for request in self if leaves(request)]
+        out, staying = list[RunningRequest](), list[tuple[float, int, RunningRequest]]()
+        for item in self._heap:
+            if leaves(item[-1]):
+                out.append(item[-1])
+            else:
+                staying.append(item)
         if out:
-            self._heap = [item for item in self._heap if item[-1] not in out]
-            heapq.heapify(self._heap)
+            heapq.heapify(staying)
+            self._heap = staying
         return out

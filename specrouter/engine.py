@@ -180,9 +180,11 @@ class Engine:
         return 0.0 if began is None else time.monotonic() - began
 
     def successor(self) -> "Engine":
-        """An engine in the place of this one, which has failed: with its policy and its accounts,
-        and nothing of its state."""
+        """An engine in the place of this one, which has failed: with its policy, its accounts and
+        the requests that wait, and nothing of its state, whose memory it gives back."""
+        self._executor.drop_states()
         engine = Engine(self._config, self._pool)
+        engine._waiting = self._waiting
         engine.slo_accounts, engine.meter = self.slo_accounts, self.meter
         engine.set_policy(*self._policy)
         return engine
@@ -202,8 +204,16 @@ class Engine:
 
     def abandon(self, cause: str) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
+        self.abandon_running(cause)
+        self._tell(self._waiting, cause)
+
+    def abandon_running(self, cause: str) -> None:
+        """The same, but those that wait may still be served by the successor."""
         self._is_abandoned = True
-        for request in [*self._waiting, *self._running.values()]:
+        self._tell(self._running.values(), cause)
+
+    def _tell(self, requests: Iterable[RunningRequest], cause: str) -> None:
+        for request in list(requests):
             if not request.handle.is_done:
                 delta = request.finish("error", cause)
                 self._account(request, delta)
@@ -427,7 +437,8 @@ class Engine:
         if request.row is not None:
             self._executor.close(request.row)
         self._account(request, delta)
-        request.handle.deliver(delta)
+        is_heard = request.handle.deliver(delta)
+        assert is_heard or self._is_abandoned, "a request ends once"
         if request.row is not None:
             del self._running[request.row]
             request.row = None

@@ -236,6 +236,12 @@ class Executor:
         self._prompt_logprobs.close(row)
         self._manager.free(row)
 
+    def drop_states(self) -> None:
+        """Gives back all KV memory. Nothing can run here afterwards."""
+        self._touched = []
+        for name in self._pool.names:
+            self._manager.drop_state(name)
+
     def target_lag(self, rows: Ints) -> Ints:
         """Committed tokens that the target has not read, the last one not counted, [R]."""
         state = self._manager.state(self._pool.target)

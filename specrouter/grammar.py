@@ -36,6 +36,7 @@ _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
 # llguidance follows references by recursion: 3,000 of them overflow the usual 8 MiB.
 _STACK_BYTES = 2**28
+_STACK_SIZE = threading.Lock()  # the stack size is one of the whole process
 _LONGEST_REASON = 300  # characters of llguidance's message
 _WHITE_SPACE = r"( |\n {0,16})?"
 # Of the worst grammars that were found: under a second to compile, a tenth of one for a step.
@@ -207,11 +208,12 @@ def _on_deep_stack(call: Callable[[], Result]) -> Result:
         except BaseException as error:
             result.set_exception(error)
 
-    usual = threading.stack_size(_STACK_BYTES)  # of all threads that begin before it is set back
-    try:
-        threading.Thread(target=run, name="specrouter-grammar", daemon=True).start()
-    finally:
-        threading.stack_size(usual)
+    with _STACK_SIZE:
+        usual = threading.stack_size(_STACK_BYTES)  # of all that begin before it is set back
+        try:
+            threading.Thread(target=run, name="specrouter-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
     return result.result()
 
 

@@ -45,6 +45,7 @@ class RequestHandle:
         self._listener = listener
         self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         self._done = threading.Event()
+        self._delivering = threading.Lock()
         self._cancelled = threading.Event()
         self._output: RequestOutput | None = None
 
@@ -75,9 +76,19 @@ class RequestHandle:
     def is_done(self) -> bool:
         return self._done.is_set()
 
-    def deliver(self, delta: Delta) -> None:
-        """For the engine, which a caller's mistake must not reach."""
-        assert not self.is_done, "a request ends once"
+    def deliver(self, delta: Delta) -> bool:
+        """For the engine, which a caller's mistake must not reach.
+
+        Whether it counts: a request ends once, even if two threads end it because one of them
+        seemed to be stuck.
+        """
+        with self._delivering:
+            if self.is_done:
+                return False
+            self._hand_over(delta)
+            return True
+
+    def _hand_over(self, delta: Delta) -> None:
         if self._listener is None:
             self._deltas.put(delta)
         else:

@@ -642,11 +642,11 @@ class ChainRouter:
         return None
 
     def _begins_anew(self, cause: str) -> bool:
-        """Ends the requests of the engine that failed, and puts another one in its place.
+        """Ends the requests that ran when the engine failed, and puts another one in its place.
 
-        Requests that had not reached it are served by the next one. Not if it fails all the time.
+        It serves those that waited. Not if engines fail all the time.
         """
-        self._engine.abandon(cause)
+        self._engine.abandon_running(cause)
         now = time.monotonic()
         self._crashes.append(now)
         if len(self._crashes) == _MOST_CRASHES and now - self._crashes[0] < _CRASHES_S:
@@ -670,12 +670,15 @@ class ChainRouter:
             self._failure = cause
             self._closing = True
             arrived, self._arrived = list(self._arrived), deque()
+            errand, self._errand = self._errand, None
         for request in arrived:
             self._engine.enqueue(request)
         if cause is None:
             self._engine.cancel_all()
         else:
             self._engine.abandon(cause)
+        if errand is not None:
+            errand[1].set_exception(UnavailableError(cause or "the router is closed"))
         self._ended.set()
 
     def _watch(self) -> None:

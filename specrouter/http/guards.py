@@ -107,6 +107,7 @@ class DrainGate:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._drain.is_draining:
+            await _body(0, scope, receive)
             refusal = error_response(
                 503,
                 "the service is shutting down and takes no new requests",
@@ -130,7 +131,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = await self._read(_declared_bytes(scope), receive)
+        body = await _body(self._max_bytes, scope, receive)
         if isinstance(body, bytes):
             await self._app(scope, _replay(body, receive), send)
         elif body == "too large":
@@ -142,22 +143,24 @@ class BodyLimit:
             )
             await refusal(scope, receive, send)
 
-    async def _read(self, declared: int | None, receive: Receive) -> bytes | _NoBody:
-        """The whole body, or why there is none; "gone" is the client."""
-        limit, chunks, count = self._max_bytes, list[bytes](), 0
-        if declared is not None and declared > limit + _DISCARDED_BYTES:
-            return "too large"
-        while count <= limit + _DISCARDED_BYTES:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return "gone"
-            chunk = message.get("body", b"")
-            count += len(chunk)
-            if count <= limit:
-                chunks.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(chunks) if count <= limit else "too large"
+
+async def _body(limit: int, scope: Scope, receive: Receive) -> bytes | _NoBody:
+    """The whole body, of at most `limit` bytes, or why there is none; "gone" is the client."""
+    chunks, count = list[bytes](), 0
+    declared = _declared_bytes(scope)
+    if declared is not None and declared > limit + _DISCARDED_BYTES:
         return "too large"
+    while count <= limit + _DISCARDED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return "gone"
+        chunk = message.get("body", b"")
+        count += len(chunk)
+        if count <= limit:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks) if count <= limit else "too large"
+    return "too large"
 
 
 def _declared_bytes(scope: Scope) -> int | None:

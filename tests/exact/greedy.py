@@ -1,7 +1,7 @@
 """Greedy decoding equals an unpatched model's, however a request is served.
 
-Half of the requests are plain, and their references come from `generate`. The others have
-penalties, biases, bans and least lengths; theirs are decoded step by step.
+The references of plain requests come from `generate`. As many have penalties, biases, bans and
+least lengths, and a quarter of all have structures; theirs are decoded step by step.
 """
 
 import sys
@@ -9,16 +9,17 @@ import sys
 from specrouter import SamplingParams
 from tests.exact.arguments import make_parser, parse
 from tests.exact.array_check import DTYPES, run_array_check
-from tests.exact.settings import edits
+from tests.exact.settings import edits, number_among_plain, structure
 
 
 def greedy_params(index: int, new_tokens: int) -> SamplingParams:
     """The parameters of the request with this index: plain ones, and all edits in turn."""
-    turn, is_edited = divmod(index, 2)
+    form, (turn, is_edited) = structure(index), divmod(number_among_plain(index), 2)
     return SamplingParams(
         max_new_tokens=new_tokens,
         ignore_eos=turn % 2 == 1,
-        **(edits(turn, new_tokens) if is_edited else {}),
+        structure=form,
+        **(edits(turn, new_tokens) if is_edited and form is None else {}),
     )
 
 

@@ -3,22 +3,28 @@
 Contract: nothing of the engine is used but the noise function, whose own distribution
 `tests.exact.distribution` checks. Plain greedy references come from `generate`; others from the
 model's logits, `transformers`' own processors and warpers in the documented order, two lines for
-the presence and frequency penalties, and argmax(processed + Gumbel(seed, position)).
+the presence and frequency penalties, `llguidance` for structures, and argmax(processed +
+Gumbel(seed, position)).
 
-Not covered: stop strings, bad words that are texts, samples but the first.
+Not covered: structures with `min_tokens`, stop strings, bad words that are texts, samples but the
+first.
 """
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
 from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     MinNewTokensLengthLogitsProcessor,
@@ -32,6 +38,7 @@ from transformers import (
 
 from processors.noise import gumbel
 from specrouter import SamplingParams
+from tests.exact.structures import Reference
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Oracle:
         )
         self.model = cast(Any, loaded).eval()
         self.model.generation_config = _generation_config()  # no defaults but ours
+        self._path = path
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         rows = self.model.get_output_embeddings().weight.shape[0]
@@ -135,12 +143,14 @@ class Oracle:
         """
         logits = self.model(contexts).logits[:, -1, : self.vocab_size]
         length = contexts.shape[1] if prompt_length is None else prompt_length
-        return process(logits.double(), params, contexts, length, self.stop_ids(params))
+        asked = self._with_structure(params, length)
+        return process(logits.double(), asked, contexts, length, self.stop_ids(params))
 
     def choose(
         self, logits: Tensor, params: SamplingParams, history: tuple[int, ...], prompt_length: int
     ) -> Choice:
         """`logits` [V] of the model after `history`, which is the prompt and the output so far."""
+        params = self._with_structure(params, prompt_length)
         texts = torch.tensor([history])
         edited = edit(
             logits.double().unsqueeze(0), params, texts, prompt_length, self.stop_ids(params)
@@ -154,8 +164,23 @@ class Oracle:
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """The ids that end a request."""
-        eos = frozenset[int]() if params.ignore_eos else self.eos_token_ids
+        goes_on = params.ignore_eos and params.structure is None
+        eos = frozenset[int]() if goes_on else self.eos_token_ids
         return eos | frozenset(params.stop_token_ids)
+
+    def _with_structure(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        """The same with the last of the logits processors in the place of the structure."""
+        if params.structure is None:
+            return params
+        assert not params.min_tokens, "it is held back only where something else may follow"
+        reference = Reference(params.structure, self._tokens, prompt_length)
+        processors = (*params.logits_processors, reference)
+        return replace(params, structure=None, logits_processors=processors)
+
+    @functools.cached_property
+    def _tokens(self) -> LLTokenizer:
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(str(self._path))
+        return from_tokenizer(tokenizer, self.vocab_size, sorted(self.eos_token_ids))
 
     def _forward(self, tokens: list[int], cache: DynamicCache) -> Tensor:
         """Logits [V] after `tokens`, which follow what the cache holds."""
@@ -262,6 +287,7 @@ def _edits(params: SamplingParams) -> bool:
         or params.bad_words_ids
         or params.min_tokens
         or params.logits_processors
+        or params.structure
     )
 
 

@@ -1,8 +1,8 @@
 """One seed gives the same tokens however a request is served, and those of the oracle.
 
-Every request of an arrangement has other sampling parameters than its neighbours: see
-`tests.exact.settings`. That the tokens are also distributed as they should be is checked by
-`tests.exact.distribution`.
+Every request of an arrangement has other sampling parameters than its neighbours, and some have
+structures: see `tests.exact.settings`. That the tokens are also distributed as they should be is
+checked by `tests.exact.distribution`.
 """
 
 import sys
@@ -10,17 +10,19 @@ import sys
 from specrouter import SamplingParams
 from tests.exact.arguments import make_parser, parse
 from tests.exact.array_check import DTYPES, run_array_check
-from tests.exact.settings import COUNT, edits, warpers
+from tests.exact.settings import COUNT, edits, number_among_plain, structure, warpers
 
 
 def seeded_params(index: int, new_tokens: int) -> SamplingParams:
     """The parameters of the request with this index: all settings in turn, each its own seed."""
+    form, turn = structure(index), number_among_plain(index)
     return SamplingParams(
         max_new_tokens=new_tokens,
         seed=1000 + index,
-        ignore_eos=index // COUNT % 2 == 1,
-        **warpers(index),
-        **edits(index, new_tokens),
+        ignore_eos=turn // COUNT % 2 == 1,
+        structure=form,
+        **warpers(turn),
+        **(edits(turn, new_tokens) if form is None else {}),
     )
 
 

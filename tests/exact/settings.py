@@ -10,10 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
+from specrouter import Structure
+from tests.exact.structures import STRUCTURES
+
 TEMPERATURES = (0.7, 1.0, 1.3)
 _ROWS = 6
 COUNT = _ROWS * len(TEMPERATURES)
 _FREQUENT = (12, 14, 199, 221, 270, 293, 298, 300)
+_STRUCTURED = 4  # one out of so many requests
 _MEMORY = 4  # tokens that `discourage_repeats` looks back
 
 
@@ -56,6 +60,20 @@ def edits(index: int, new_tokens: int) -> dict[str, Any]:
     }
     chosen = [name for name in values if name in _chosen(index)]
     return {key: value for name in chosen for key, value in values[name].items()}
+
+
+def structure(index: int) -> Structure | None:
+    """Of the request with this index: every fourth has one, all kinds in turn.
+
+    Those have no edits, which might leave it nothing to go on with.
+    """
+    turn, place = divmod(index, _STRUCTURED)
+    return STRUCTURES[turn % len(STRUCTURES)] if place == _STRUCTURED - 1 else None
+
+
+def number_among_plain(index: int) -> int:
+    """Of a request without a structure."""
+    return index - index // _STRUCTURED
 
 
 def _bad_words(shift: int) -> tuple[tuple[int, ...], ...]:

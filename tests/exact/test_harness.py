@@ -30,11 +30,14 @@ from tests.exact.array_check import coverage, is_honest, make_cases, serve_all, 
 from tests.exact.chi_square import fit_p_value, independence_p_value
 from tests.exact.comparison import all_divergences, assert_whole, first_difference
 from tests.exact.covering_array import covering_array, pairs_of
+from tests.exact.greedy import greedy_params
 from tests.exact.models import NAMES, SAVERS, pool_settings, save_family
 from tests.exact.oracle import Choice, Oracle, cut_distance, process
 from tests.exact.prompts import encode, load_prompts
 from tests.exact.report import Progress
+from tests.exact.seeded import seeded_params
 from tests.exact.settings import COUNT, TEMPERATURES, edits, warpers
+from tests.exact.structures import STRUCTURES
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
 CHAINS: list[Mode] = [("a", "t"), ("b", "t"), ("a", "b", "t")]
@@ -229,6 +232,20 @@ def test_every_pair_of_options_meets_and_does_not() -> None:
     for name, temperature in itertools.product(names, TEMPERATURES):
         chosen = [i for i in range(COUNT) if warpers(i)["temperature"] == temperature]
         assert {name in {*warpers(i), *edits(i, 8)} for i in chosen} == {True, False}
+
+
+def test_a_quarter_of_the_requests_have_structures_and_the_others_all_settings() -> None:
+    for params_of in (greedy_params, seeded_params):
+        params = [params_of(index, 8) for index in range(2 * COUNT * 4 // 3)]
+        formed = [one.structure for one in params if one.structure is not None]
+        assert len(formed) == len(params) // 4
+        assert set(formed) == set(STRUCTURES)
+        assert not any(one.min_tokens for one in params if one.structure is not None)
+    plain = [one for one in params if one.structure is None]
+    assert [one.temperature for one in plain] == [
+        warpers(turn)["temperature"] for turn in range(2 * COUNT)
+    ]
+    assert {one.ignore_eos for one in plain} == {True, False}
 
 
 # Oracle

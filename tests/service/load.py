@@ -2,7 +2,8 @@
 
 Contract: every request ends in one outcome. "complete": exactly one finish reason for each choice,
 then `[DONE]` and nothing more, or one JSON body. "refused": a 503 with `Retry-After`. "left": the
-client went away on purpose. "gone": nobody listens. Anything else is "broken", with the reason.
+client went away on purpose. "gone": nobody answered, not even in part. Anything else is "broken",
+with the reason.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,22 +45,30 @@ def new_client(url: str) -> httpx.AsyncClient:
 
 
 async def ask(client: httpx.AsyncClient, asked: Asked) -> Outcome:
+    leaves_s = None if asked.body.get("stream") else asked.leaves_after
     try:
-        if asked.body.get("stream"):
-            return await _streamed(client, asked)
-        return await asyncio.wait_for(_whole(client, asked.body), asked.leaves_after)
+        async with asyncio.timeout(leaves_s):
+            return await _ask(client, asked)
     except TimeoutError:
         return Outcome("left")
-    except httpx.ConnectError as error:
-        return Outcome("gone", repr(error))
     except (httpx.HTTPError, ValueError, KeyError) as error:
         return Outcome("broken", repr(error))
 
 
-async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    answer = await client.post("/v1/completions", json=body)
-    if answer.status_code != 200:
-        return _refusal(answer)
+async def _ask(client: httpx.AsyncClient, asked: Asked) -> Outcome:
+    request = client.build_request("POST", "/v1/completions", json=asked.body)
+    try:
+        answer = await client.send(request, stream=True)
+    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+        return Outcome("gone", repr(error))
+    async with aclosing(answer):
+        if answer.status_code == 200 and asked.body.get("stream"):
+            return await _streamed(answer, asked)
+        await answer.aread()
+        return _whole(answer) if answer.status_code == 200 else _refusal(answer)
+
+
+def _whole(answer: httpx.Response) -> Outcome:
     choices = answer.json()["choices"]
     if any(choice["finish_reason"] not in ("stop", "length") for choice in choices):
         return Outcome("broken", f"finish reasons of {choices}"[:300])
@@ -66,16 +76,12 @@ async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
     return Outcome("complete", "", tuple(choice["text"] for choice in choices), tokens)
 
 
-async def _streamed(client: httpx.AsyncClient, asked: Asked) -> Outcome:
-    async with client.stream("POST", "/v1/completions", json=asked.body) as answer:
-        if answer.status_code != 200:
-            await answer.aread()
-            return _refusal(answer)
-        reading = Reading(asked.body.get("n", 1))
-        async for event in _events(answer):
-            reading.take(event)
-            if asked.leaves_after is not None and reading.chunks >= asked.leaves_after:
-                return Outcome("left")
+async def _streamed(answer: httpx.Response, asked: Asked) -> Outcome:
+    reading = Reading(asked.body.get("n", 1))
+    async for event in _events(answer):
+        reading.take(event)
+        if asked.leaves_after is not None and reading.chunks >= asked.leaves_after:
+            return Outcome("left")
     return reading.outcome()
 
 

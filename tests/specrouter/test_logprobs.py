@@ -171,9 +171,10 @@ def test_rejection_sampling_gives_a_prompts_logprobs_too(
     with ChainRouter.from_config({**settings, "engine": engine}) as router:
         [rejecting] = router.generate([LONG[:20]], asked)
     [sharing] = reading_router.generate([LONG[:20]], asked)
-    for one, other in zip(
-        (rejecting.prompt_logprobs or [])[1:], (sharing.prompt_logprobs or [])[1:], strict=True
-    ):
+    assert rejecting.prompt_logprobs is not None
+    assert sharing.prompt_logprobs is not None
+    assert len(rejecting.prompt_logprobs) == 20
+    for one, other in zip(rejecting.prompt_logprobs[1:], sharing.prompt_logprobs[1:], strict=True):
         assert one is not None
         assert other is not None
         assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)

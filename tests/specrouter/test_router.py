@@ -741,11 +741,12 @@ def test_an_error_while_a_hung_thread_is_replaced_is_a_crash_like_any_other(
         expected = alone(router, PROMPT)
         router.generate([PROMPT], GREEDY, CHAIN)
         faults.hanging = {"small"}
-        running, waiting = (router.submit(PROMPT, LONG, CHAIN) for _ in range(2))
-        for handle in (running, waiting):
-            output = handle.result(PATIENCE_S)
-            assert output.finish_reason == "error"
-            assert "OSError: small cannot be left" in (output.error or "")
+        running = router.submit(PROMPT, LONG, CHAIN)
+        waiting = router.submit(PROMPT, GREEDY, "off")
+        output = running.result(PATIENCE_S)
+        assert output.finish_reason == "error"
+        assert "OSError: small cannot be left" in (output.error or "")
+        assert waiting.result(PATIENCE_S).token_ids == expected
         faults.hanging = set()
         faults.released.set()
         assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected

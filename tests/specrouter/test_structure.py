@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path as Folder
 from typing import Any
 
@@ -15,9 +15,8 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
-from torch import Tensor
 
 from processors.grammar import Bits, GrammarError, Path
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
@@ -36,25 +35,8 @@ from tests.exact.chi_square import fit_p_value
 from tests.exact.comparison import Case, all_divergences, assert_whole, compare
 from tests.exact.models import NAMES, pool_settings, save_family
 from tests.exact.oracle import Oracle
+from tests.exact.structures import SCHEMA, STRUCTURES, Reference
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "kind": {"enum": ["jump", "run"]},
-        "count": {"type": "integer", "minimum": 0, "maximum": 99},
-        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
-    },
-    "required": ["kind", "count"],
-    "additionalProperties": False,
-}
-LIST = 'start: "(" item ("," item)* ")"\nitem: /[a-z]{1,3}/ | start'
-STRUCTURES = (
-    Structure("json_object"),
-    Structure("json_schema", json.dumps(SCHEMA)),
-    Structure("regex", r"(the|fox|[0-9]{1,4}-)+[A-Z]?"),
-    Structure("choice", json.dumps(["the quick fox", "the quick brown fox", "jumps", "é"])),
-    Structure("grammar", LIST),
-)
 KINDS = pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.kind)
 PROMPTS = ((17, 230, 41), (5, 301, 64, 99, 12), (250, 1))
 NEW = 14
@@ -78,42 +60,6 @@ def tokens(router: ChainRouter) -> LLTokenizer:
 def compiler(router: ChainRouter) -> GrammarCompiler:
     pool = router.pool
     return GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
-
-
-def definition(structure: Structure) -> str:
-    """As llguidance's documents have it; white space as this router's."""
-    pattern: Any = {"whitespace_pattern": r"( |\n {0,16})?"}
-    if structure.kind == "json_object":
-        return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=pattern)
-    if structure.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(structure.source, overrides=pattern)
-    if structure.kind == "regex":
-        return LLMatcher.grammar_from_regex(structure.source)
-    if structure.kind == "choice":
-        texts = " | ".join(json.dumps(text) for text in json.loads(structure.source))
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
-    return LLMatcher.grammar_from_lark(structure.source)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reference:
-    """A logits processor as any program would write it: every text is read from its beginning."""
-
-    structure: Structure
-    tokens: LLTokenizer
-    prompt_length: int
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        allowed = self.allowed(input_ids[0, self.prompt_length :].tolist())
-        return scores.masked_fill(~torch.from_numpy(allowed), -torch.inf)
-
-    def allowed(self, text: Sequence[int]) -> np.ndarray:
-        """[V]"""
-        matcher = LLMatcher(self.tokens, definition(self.structure), log_level=0)
-        assert matcher.consume_tokens(list(text))
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        assert not matcher.is_error()
-        return np.unpackbits(bits, bitorder="little")[: self.tokens.vocab_size].astype(np.bool_)
 
 
 def ids_in(mask: Bits, size: int) -> list[int]:
@@ -201,17 +147,15 @@ def settings_of(index: int, structure: Structure) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def cases(router: ChainRouter, tokens: LLTokenizer) -> list[Case]:
+def cases(router: ChainRouter) -> list[Case]:
     """Each structure greedy and sampled in some way, and neighbours without a structure."""
     oracle, found = open_oracle(router, "float64"), list[Case]()
     for index, (structure, sampled) in enumerate(itertools.product(STRUCTURES, (False, True))):
         setting = 1 + index // 2 % 3 if sampled else 0
         prompt, params = PROMPTS[index % len(PROMPTS)], settings_of(setting, structure)
-        masked = (Reference(structure, tokens, len(prompt)),)
-        plain = dataclasses.replace(params, structure=None)
-        asked = dataclasses.replace(plain, logits_processors=masked)
-        found.append(Case(prompt, params, oracle.tokens(prompt, asked)))
+        found.append(Case(prompt, params, oracle.tokens(prompt, params)))
         if index < 4:
+            plain = dataclasses.replace(params, structure=None)
             found.append(Case(prompt, plain, oracle.tokens(prompt, plain)))
     return found
 

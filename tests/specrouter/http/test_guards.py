@@ -280,6 +280,23 @@ def test_new_generation_is_refused_while_the_service_drains() -> None:
     assert call(app, "GET", "/router/slo").status_code == 200
 
 
+def test_a_body_is_read_before_its_request_is_refused() -> None:
+    """The connection closes with the refusal; what is unread then would take the answer with it."""
+    drain = Drain()
+    app = guarded(drain)
+    drain.begin()
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(3):
+            sent += 1
+            yield b"x" * LIMIT
+
+    assert call(app, content=body()).status_code == 503
+    assert sent == 3
+
+
 def test_request_is_in_flight_until_its_answer_has_ended() -> None:
     drain = Drain()
     app = FastAPI()
