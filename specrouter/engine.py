@@ -130,6 +130,10 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def free_rows(self) -> int:
+        return self._manager.rows - len(self._running)
+
+    @property
     def running(self) -> int:
         """Requests that have a row."""
         return len(self._running)

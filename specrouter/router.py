@@ -202,6 +202,7 @@ class ChainRouter:
             UnavailableError: the router is closed or has failed.
         """
         asked = [_Asked(one, params, speculation, slo, priority, timeout_s) for one in prompts]
+        self._check_room(max_waiting)  # before anything is done for it, and again at the end
         # A long prompt, or a structure, takes long, and other streams must go on meanwhile.
         accepted = await asyncio.to_thread(self._accept_all, asked)
         loop = asyncio.get_running_loop()
@@ -574,12 +575,16 @@ class ChainRouter:
         with self._wakeup:
             if not self.is_healthy:
                 raise UnavailableError(self._failure or "the router is closed")
-            waiting = len(self._arrived) + self._engine.waiting
-            if max_waiting is not None and waiting >= max_waiting:
-                raise OverloadedError(waiting, self._engine.seconds_until_admitted(waiting))
+            self._check_room(max_waiting)
             self._arrived.extend(requests)
             self._wakeup.notify()
         return [request.handle for request in requests]
+
+    def _check_room(self, max_waiting: int | None) -> None:
+        """Raises `OverloadedError`. Requests that will be admitted at once do not count."""
+        waiting = len(self._arrived) + self._engine.waiting - self._engine.free_rows
+        if max_waiting is not None and waiting >= max_waiting:
+            raise OverloadedError(waiting, self._engine.seconds_until_admitted(waiting))
 
     def _wake(self) -> None:
         with self._wakeup:
