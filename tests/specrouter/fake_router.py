@@ -293,6 +293,7 @@ class FakeEngine:
         return BASELINE_TPOT_MS
 
     waiting = 0
+    free_rows = 1000
     step_s = 0.0
 
     @property

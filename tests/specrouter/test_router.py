@@ -649,6 +649,18 @@ def test_no_more_wait_than_may_wait(small_config: Settings) -> None:
             assert handle.result(PATIENCE_S).finish_reason == "length"
 
 
+def test_requests_that_free_rows_take_do_not_wait(small_config: Settings) -> None:
+    async def burst(router: ChainRouter) -> list[int]:
+        async def one() -> int:
+            together = router.astream_all([PROMPT], GREEDY, max_waiting=1)
+            return sum([len(delta.token_ids) async for _, delta in together])
+
+        return await asyncio.gather(*(one() for _ in range(4)))
+
+    with open_router(small_config, max_requests=4) as router:
+        assert asyncio.run(burst(router)) == [12] * 4
+
+
 def test_several_prompts_come_with_their_numbers(router: ChainRouter) -> None:
     prompts: list[str | list[int]] = [PROMPT, PROMPT[:3], "the quick"]
     expected = [output.token_ids for output in router.generate(prompts, GREEDY)]
