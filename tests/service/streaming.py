@@ -95,14 +95,14 @@ def _work(number: int, streams: int, new_tokens: int) -> Work:
 def _round(router: ChainRouter, line: Connection, work: Work, number: int) -> tuple[float, float]:
     """Tokens per second in-process and over HTTP, in turns first."""
     if number % 2:
-        http = _over_http(line, work)
+        http, load = _over_http(line, work)
         plain = _in_process(router, work)
     else:
         plain = _in_process(router, work)
-        http = _over_http(line, work)
+        http, load = _over_http(line, work)
     print(
         f"round {number + 1}: {plain:.1f} tokens/s in-process, {http:.1f} over HTTP, "
-        f"ratio {http / plain:.3f}",
+        f"ratio {http / plain:.3f}, the clients took {load:.0%} of a core",
         flush=True,
     )
     return plain, http
@@ -120,15 +120,17 @@ def _in_process(router: ChainRouter, work: Work) -> float:
     return work.tokens / took_s
 
 
-def _over_http(line: Connection, work: Work) -> float:
-    """Measured where the clients are, from the first request to the last `[DONE]`."""
+def _over_http(line: Connection, work: Work) -> tuple[float, float]:
+    """Measured where the clients are, from the first request to the last `[DONE]`; and how much of
+    a core the clients themselves took."""
     line.send(work)
     if not line.poll(_PATIENCE_S):
         raise RuntimeError("the clients do not answer")
     answer = line.recv()
     if isinstance(answer, str):
         raise RuntimeError(answer)
-    return work.tokens / float(answer)
+    took_s, load = answer
+    return work.tokens / took_s, load
 
 
 @contextmanager
@@ -176,15 +178,16 @@ async def _answer(url: str, line: Connection) -> None:
     async with new_client(url) as client:
         while (work := line.recv()) is not None:
             requests = [Asked(_body(work, index)) for index in range(len(work.prompts))]
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
             outcomes = await asyncio.gather(*(ask(client, asked) for asked in requests))
             took_s = time.perf_counter() - began_s
+            cpu_s = time.process_time() - began_cpu_s
             reasons = [one.reason or one.kind for one in outcomes if one.kind != "complete"]
             tokens = sum(outcome.tokens for outcome in outcomes)
             if reasons or tokens != work.tokens:
                 line.send(f"{reasons[:3]}, {tokens} tokens of {work.tokens}")
             else:
-                line.send(took_s)
+                line.send((took_s, cpu_s / took_s))
 
 
 def _body(work: Work, index: int) -> dict[str, Any]:
