@@ -138,7 +138,12 @@ class ChainRouter:
             for sample in self._accept_samples(_Asked(*asked, priority, timeout_s))
         ]
         handles = self._enqueue(accepted)
-        return [handle.result() for handle in handles]
+        try:
+            return [handle.result() for handle in handles]
+        except BaseException:  # Ctrl-C: nobody waits for them any more
+            for handle in handles:
+                handle.cancel()
+            raise
 
     def stream(
         self,

@@ -765,6 +765,22 @@ def test_an_error_while_a_hung_thread_is_replaced_is_a_crash_like_any_other(
         assert router.restarts == 1
 
 
+def test_generate_that_is_interrupted_leaves_nothing_running(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(handle: RequestHandle) -> RequestOutput:
+        next(iter(handle))
+        raise KeyboardInterrupt
+
+    with open_router(small_config, max_requests=1) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestHandle, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                router.generate([PROMPT] * 3, LONG, "off")
+        wait_until(lambda: router.engine_state().running + router.engine_state().waiting == 0)
+        assert router.slo_report().total.tokens < 3 * LONG.max_new_tokens
+
+
 def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Settings) -> None:
     router = open_router(small_config, max_requests=1)
     running = router.submit(PROMPT, LONG, "off")
