@@ -194,6 +194,12 @@ def test_python_in_the_documents_compiles_and_imports_what_exists(page: Path) ->
                     exec(line, {})
 
 
+def test_the_documents_have_scenarios_and_python() -> None:
+    languages = [one for page in PAGES for one, _ in _FENCE.findall(page.read_text("utf-8"))]
+    assert languages.count("python") > 2
+    assert sum(len(list(sections(page))) for page in PAGES) > 2
+
+
 # the interfaces
 
 
