@@ -3,9 +3,8 @@
 Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
 `LeanForward` reads the weights of a checked model and computes the same function in far fewer
 operators, through the same `KVView`. Its rounding differs from the model's own: it is for
-members whose logits change the speed and never the text. Architectures are an allow-list, and
-`build` returns None for everything that differs from its shape in the least: hooks, spread or
-quantised weights, partial or length-dependent rotation, other activations.
+members whose logits change the speed and never the text. `build` returns None for every model that
+`llama_shape` does not know.
 
 Layers that are not packed share their memory with the model, which goes on to work; packed ones
 exist twice until `release`.
@@ -21,22 +20,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from modelpool.architecture import max_positions
-from modelpool.lean_norm import LeanRMSNorm
-from modelpool.packed_attention import KVView, QueryGroup, attend
+from modelpool.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.packed_attention import KVView, attend_all
 from modelpool.packed_linear import PackedLinear, can_pack
-from modelpool.packed_model import PackedModel, ProbeView
+from modelpool.packed_model import PackedModel, probed
 
 logger = logging.getLogger(__name__)
 
-_CLASSES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-)
-_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # known not to look at lengths
-_MAX_TABLE = 2**18  # positions whose rotations are kept
-_LAYER_PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-_NORMS = frozenset({"q_norm", "k_norm"})
-_MLP_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 # In float32 oneDNN gains on larger weights only: it costs 10 microseconds a call.
 _PACK_ELEMENTS = 2**17
 _PROBE_TOKENS = 9
@@ -124,7 +114,7 @@ class LeanForward:
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(core.layers[0].self_attn.head_dim)
-        self._rotations = _rotations(core.rotary_emb, self._embedding, max_positions(config))
+        self._rotations = rotations(core.rotary_emb, self._embedding, max_positions(config))
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(self._layer(layer, config) for layer in core.layers)
         self._norm = _norm(core.norm)
@@ -145,7 +135,7 @@ class LeanForward:
         Args:
             vocab_size: logits beyond it are padding and are not computed.
         """
-        return cls(model, vocab_size) if _is_llama_shaped(model) else None
+        return cls(model, vocab_size) if is_llama_shaped(model) else None
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
@@ -191,26 +181,8 @@ class LeanForward:
             both = layer.qk_norm(both)
         both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin)
         view.write(number, both[:, heads:], qkv[:, rotated:])
-        query = both[:, :heads]
-        if len(view.groups) == 1 and view.groups[0].take is None:
-            return self._attend(number, layer, view.groups[0], query, view)
-        merged = query.new_empty(x.shape[0], heads * self._head_dim)
-        for group in view.groups:
-            assert group.take is not None
-            assert group.put is not None
-            assert group.pack_index is not None
-            picked = query.index_select(0, group.take)
-            out = self._attend(number, layer, group, picked, view)
-            merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))
-        return merged
-
-    def _attend(
-        self, number: int, layer: _Layer, group: QueryGroup, query: Tensor, view: KVView
-    ) -> Tensor:
-        """Attention of one group: [B * Q, heads, dim] to [B * Q, heads * dim]."""
-        folded = query.transpose(0, 1)
-        out = attend(view, number, group, folded, layer.scale, layer.window, None)
-        return out.flatten(1)
+        query = both[:, :heads].transpose(0, 1)
+        return attend_all(view, number, query, layer.scale, layer.window, None).flatten(1)
 
     def _layer(self, layer: Any, config: Any) -> _Layer:
         attention = layer.self_attn
@@ -223,14 +195,14 @@ class LeanForward:
             gate_up=self._fused(layer.mlp, "gate_proj", "up_proj"),
             down=self._fused(layer.mlp, "down_proj"),
             scale=float(attention.scaling),
-            window=_window(attention, config),
+            window=attention_window(attention, config),
         )
 
     def _qk_norm(self, attention: Any) -> _Norm:
         query, key = attention.q_norm, attention.k_norm
         parts = ((query.weight, self._heads), (key.weight, self._kv_heads))
         weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
-        return _Norm(weight, _eps(query))
+        return _Norm(weight, norm_eps(query))
 
     def _fused(self, parent: nn.Module, *names: str) -> _Linear:
         """One layer that computes the outputs of several, side by side."""
@@ -265,103 +237,20 @@ def lean_forward_of(packed: PackedModel) -> LeanForward | None:
 
 def check(packed: PackedModel, lean: LeanForward) -> str | None:
     """How the logits or the windows of `lean` differ from those of `packed`, or None."""
-    tokens = (torch.arange(_PROBE_TOKENS, device=packed.device) * 7919 + 11) % packed.vocab_size
-    logits: list[Tensor] = []
-    windows: list[dict[int, int | None]] = []
-    for forward in (packed.forward, lean):
-        probe, parts = ProbeView(_PROBE_TOKENS), []
-        for start, stop in ((0, 6), (6, _PROBE_TOKENS)):
-            probe.begin(start, stop)
-            positions = torch.arange(start, stop, device=packed.device)
-            parts.append(forward(tokens[start:stop], positions, probe, positions - start))
-        logits.append(torch.cat(parts).double())
-        windows.append(probe.windows)
-    if windows[0] != windows[1]:
-        return f"it would attend within {windows[1]}, not {windows[0]}"
-    difference = float((logits[0] - logits[1]).abs().mean() / logits[0].std())
+    parts = ((0, 6), (6, _PROBE_TOKENS))
+    expected, windows = probed(packed.forward, packed, parts)
+    got, own_windows = probed(lean, packed, parts)
+    if own_windows != windows:
+        return f"it would attend within {own_windows}, not {windows}"
+    difference = float((expected.double() - got.double()).abs().mean() / expected.double().std())
     allowed = min(300.0 * max(torch.finfo(packed.dtype).eps, 4e-9), 0.2)  # as `PackedModel.wrap`
     if not difference <= allowed:
         return f"its logits differ by {difference:.2g} of their spread, {allowed:.2g} allowed"
     return None
 
 
-def _is_llama_shaped(model: PreTrainedModel) -> bool:
-    kind = type(model)
-    if kind.__name__ not in _CLASSES or not kind.__module__.startswith("transformers.models."):
-        return False
-    core: Any = model.model
-    config: Any = model.config
-    rotary = core.rotary_emb
-    return (
-        config.hidden_act == "silu"
-        and getattr(model, "hf_quantizer", None) is None
-        and rotary.rope_type in _ROPE_TYPES
-        and max_positions(config) <= _MAX_TABLE
-        and 2 * rotary.inv_freq.numel() == core.layers[0].self_attn.head_dim
-        and len(core.layers) == config.num_hidden_layers
-        and type(core.embed_tokens) is nn.Embedding
-        and core.embed_tokens.max_norm is None
-        and _is_norm(core.norm)
-        and _is_linear(model.lm_head)
-        and all(_is_known_layer(layer, number) for number, layer in enumerate(core.layers))
-        and not any(_is_hooked(module) for module in model.modules())
-        and len({(p.device, p.dtype) for p in model.parameters()}) == 1
-    )
-
-
-def _is_known_layer(layer: Any, number: int) -> bool:
-    if _parts(layer) != _LAYER_PARTS or _parts(layer.mlp) != _MLP_PARTS:
-        return False
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = _parts(attention) - set(_PROJECTIONS)
-    linears: list[Any] = [getattr(attention, name, None) for name in _PROJECTIONS]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    fused = (linears[:3], linears[4:6])
-    return (
-        norms in (frozenset(), _NORMS)
-        and all(_is_norm(getattr(attention, name)) for name in norms)
-        and _is_norm(layer.input_layernorm)
-        and _is_norm(layer.post_attention_layernorm)
-        and all(_is_linear(linear) for linear in linears)
-        # Biased together or not at all.
-        and all(len({part.bias is None for part in parts}) == 1 for parts in fused)
-        and attention.layer_idx == number
-        and (not norms or _eps(attention.q_norm) == _eps(attention.k_norm))
-    )
-
-
-def _parts(module: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, _ in module.named_children())
-
-
-def _is_norm(module: Any) -> bool:
-    own = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-    return type(module) is LeanRMSNorm or own
-
-
-def _is_linear(module: Any) -> bool:
-    return type(module) in (nn.Linear, PackedLinear)
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    """By `register_forward_hook`, or as `accelerate` does it: another `forward` in its place."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or hasattr(module, "_hf_hook") or "forward" in vars(module)
-
-
-def _window(attention: Any, config: Any) -> int | None:
-    """What the layer passes to its attention; `check` compares."""
-    if config.model_type == "mistral":  # in all layers, and said nowhere else
-        return getattr(config, "sliding_window", None)
-    return getattr(attention, "sliding_window", None)
-
-
-def _eps(norm: Any) -> float:
-    return float(norm.eps if type(norm) is LeanRMSNorm else norm.variance_epsilon)
-
-
 def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), _eps(module))
+    return _Norm(module.weight.detach(), norm_eps(module))
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
@@ -372,11 +261,3 @@ def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
     if pays and weight.device.type == "cpu" and can_pack():
         return _Packed(weight, bias)
     return _Plain(weight, bias)
-
-
-def _rotations(rotary: Any, like: Tensor, positions: int) -> Tensor:
-    """[positions, 2, 1, head_dim] cosines and sines, these with the signs of `rotate_half`."""
-    index = torch.arange(positions, device=like.device).unsqueeze(0)
-    cos, sin = rotary(like, index)  # [1, positions, head_dim], scaled as the model wants it
-    sin[..., : sin.shape[-1] // 2].neg_()
-    return torch.stack((cos[0], sin[0]), dim=1).unsqueeze(2)

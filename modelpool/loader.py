@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
+from modelpool.direct_forward import direct_forward_of
 from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.lean_forward import lean_forward_of
 from modelpool.packed_model import PackedModel
@@ -54,8 +55,7 @@ def load_model(
         packed = PackedModel.wrap(config.name, model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
-    if tuning.lean:
-        packed.lean = lean_forward_of(packed)
+    packed.shortcut = lean_forward_of(packed) if tuning.lean else direct_forward_of(packed)
     logger.info(
         "loaded %s: %.1fM parameters, %s, on %s, %.1f s",
         config.name,

@@ -121,20 +121,32 @@ def packed_attention_forward(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     view.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend_all(view, layer, query[0], scale, sliding_window, softcap).unsqueeze(0), None
+
+
+def attend_all(
+    view: KVView,
+    layer: int,
+    query: Tensor,  # [heads, T, head_dim]
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of a whole pack. Returns [T, heads, head_dim]."""
     if len(view.groups) == 1 and view.groups[0].take is None:
-        group = view.groups[0]
-        out = attend(view, layer, group, query[0], scale, sliding_window, softcap)
-        return out.unsqueeze(0), None
-    heads, tokens, _ = query[0].shape
-    merged = query.new_empty(tokens, heads, value.shape[-1])
+        return attend(view, layer, view.groups[0], query, scale, window, softcap)
+    merged: Tensor | None = None
     for group in view.groups:
         assert group.take is not None
         assert group.put is not None
         assert group.pack_index is not None
-        picked = query[0].index_select(1, group.take)
-        out = attend(view, layer, group, picked, scale, sliding_window, softcap)
+        picked = query.index_select(1, group.take)
+        out = attend(view, layer, group, picked, scale, window, softcap)
+        if merged is None:
+            merged = out.new_empty(query.shape[1], *out.shape[1:])
         merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))
-    return merged.unsqueeze(0), None
+    assert merged is not None, "a pack without rows"
+    return merged
 
 
 def attend(

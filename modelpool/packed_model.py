@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 9
 
+# tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
+Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class KVLayer:
@@ -68,8 +71,8 @@ class PackedModel:
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
         # of the pack, and the pairs of query and slot that attention computes.
         self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
-        # A shorter way to the same logits, up to rounding; of drafters only.
-        self.lean: Callable[[Tensor, Tensor, KVView, Tensor], Tensor] | None = None
+        # A shorter way to the same logits: to the bit, or up to rounding for drafters.
+        self.shortcut: Forward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(
@@ -130,7 +133,7 @@ class PackedModel:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
-        run = self.lean or self._forward
+        run = self.shortcut or self._forward
         with self.watch(len(tokens), view.attended), _cpu_threads(self.threads):
             return run(tokens, positions, view, logit_index)
 
@@ -226,6 +229,20 @@ class _ProbeGroup:
     take: Tensor | None = None
     put: Tensor | None = None
     pack_index: Tensor | None = None
+
+
+def probed(
+    forward: Forward, packed: PackedModel, parts: Sequence[tuple[int, int]]
+) -> tuple[Tensor, dict[int, int | None]]:
+    """All logits of a short text that `forward` reads in parts, and the windows of its layers."""
+    length = parts[-1][1]
+    tokens = (torch.arange(length, device=packed.device) * 7919 + 11) % packed.vocab_size
+    probe, logits = ProbeView(length), []
+    for start, stop in parts:
+        probe.begin(start, stop)
+        positions = torch.arange(start, stop, device=packed.device)
+        logits.append(forward(tokens[start:stop], positions, probe, positions - start))
+    return torch.cat(logits), probe.windows
 
 
 class ProbeView:

@@ -1,14 +1,15 @@
 """Trains the bundled family: `python -m examples.train_family.train --data DIR --work DIR`.
 
-Three stages, each a share of the wall-clock budget `--minutes`:
+Stages, each a share of the wall-clock budget `--minutes`:
 
 1. `together`: the target learns from the text; the smaller generalists learn from the target's
    current distribution on the same batch. The teacher's forward is paid for once, and the
    students follow it to the end of its learning-rate schedule.
-2. `frozen`: the target stands still; the students learn its final distribution on longer
-   windows. Total variation joins the loss, since it is what acceptance depends on.
-3. one stage per specialist: a copy of the smallest generalist learns the target's distribution
-   on one domain.
+2. one stage per student, the target standing still: each learns its final distribution, half
+   on the text, half on what the target itself goes on with after some of it (`own_text.py`),
+   since that is what a drafter meets when it serves. Total variation joins the loss, since it is
+   what acceptance depends on. The specialists begin as copies of the smallest generalist and
+   learn on one domain.
 
 Schedules follow the wall clock, so a slow machine trains less, not longer. The run keeps a
 checkpoint and goes on from it; at the end it writes `WORK/models/<name>` in bfloat16.
@@ -27,11 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, VOCAB_SIZE, Corpus, load_corpus
+from examples.train_family.own_text import WINDOW, load_own_text
 
 logger = logging.getLogger(__name__)
 
@@ -127,26 +130,63 @@ def learning_rate_scale(progress: float) -> float:
 
 
 def sample_batch(
-    corpus: Corpus, stage: Stage, tokens: int, rng: np.random.Generator
+    arrays: dict[str, NDArray[np.uint16]],
+    stage: Stage,
+    tokens: int,
+    rng: np.random.Generator,
+    step: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Random windows. Returns inputs and next tokens, both [B, window] int64."""
+    """Random windows of `arrays`, by domain, that begin at multiples of `step`.
+
+    Returns inputs and next tokens, both [B, window].
+    """
     domains = rng.choice(DOMAINS, size=tokens // stage.window, p=[MIX[d] for d in DOMAINS])
     rows = []
     for domain in domains:
-        array = corpus.train[stage.domain or str(domain)]
-        start = rng.integers(0, len(array) - stage.window - 1)
+        array = arrays[stage.domain or str(domain)]
+        start = step * rng.integers(0, (len(array) - stage.window - 1) // step + 1)
         rows.append(array[start : start + stage.window + 1].astype(np.int64))
     batch = torch.from_numpy(np.stack(rows))
     return batch[:, :-1], batch[:, 1:]
 
 
+class _Distillation(torch.autograd.Function):
+    """KL(teacher || student) up to the teacher's entropy, plus total variation if asked.
+
+    The gradient is worked out beside the loss, some rows at a time: over thousands of rows of
+    the vocabulary's width, autograd's own takes as long as the small student's layers.
+    """
+
+    ROWS = 128  # of 4,096 float32: what a core's cache holds
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, with_tv: bool) -> Tensor:
+        total = student.new_zeros((), dtype=torch.float32)
+        gradient = torch.empty_like(student)
+        for first in range(0, len(student), _Distillation.ROWS):
+            rows = slice(first, first + _Distillation.ROWS)
+            log_q = F.log_softmax(student[rows].float(), dim=-1)
+            p = F.softmax(teacher[rows].float(), dim=-1)
+            total -= (p * log_q).sum()
+            q = log_q.exp_()
+            slope = q - p
+            if with_tv:
+                total += 0.5 * slope.abs().sum()
+                sign = slope.sign()
+                slope += 0.5 * q * (sign - (q * sign).sum(-1, keepdim=True))
+            gradient[rows] = slope
+        ctx.save_for_backward(gradient.div_(len(student)))
+        return total / len(student)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_outputs[0], None, None
+
+
 def distillation_loss(student: Tensor, teacher: Tensor, with_tv: bool) -> Tensor:
     """KL(teacher || student), plus their total variation if asked. Logits [N, V] -> scalar."""
-    log_q = F.log_softmax(student.float(), dim=-1)
-    p = F.softmax(teacher.float(), dim=-1)
-    loss = -(p * log_q).sum(-1).mean()  # KL up to the teacher's entropy, a constant here
-    if with_tv:
-        loss = loss + 0.5 * (p - log_q.exp()).abs().sum(-1).mean()
+    loss: Tensor = _Distillation.apply(student, teacher, with_tv)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -164,6 +204,7 @@ class Trainer:
         self.batch_tokens = tokens
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.progress = Progress()
+        self._own: dict[str, NDArray[np.uint16]] | None = None
         self.models = {
             name: build(name, corpus.tokenizer.eos_token_id).to(self.device)  # type: ignore[arg-type]
             for name in SHAPES
@@ -189,9 +230,10 @@ class Trainer:
                 self.models[name] = copy.deepcopy(self.models[SMALL])
                 self.progress.tokens[name] = self.progress.tokens.get(SMALL, 0)
         if not stage.teacher_learns:  # a new stage is a new schedule, from a lower peak
+            self._own_text()  # made outside the stage's time
             for name in stage.students:
                 base = LEARNING_RATE[SMALL if name in SPECIALISTS else name]
-                self.optimizers[name] = Optimizer(self.models[name], base / 3)
+                self.optimizers[name] = Optimizer(self.models[name], base / 2)
 
     def _run_stage(self, stage: Stage) -> None:
         rng = np.random.default_rng([self.progress.stage, self.progress.steps])
@@ -211,7 +253,12 @@ class Trainer:
                 self._save()
 
     def _step(self, stage: Stage, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        inputs, labels = sample_batch(self.corpus, stage, self.batch_tokens, rng)
+        own = not stage.teacher_learns and self.progress.steps % 2 == 1
+        if own:
+            batch = sample_batch(self._own_text(), stage, self.batch_tokens, rng, step=WINDOW)
+        else:
+            batch = sample_batch(self.corpus.train, stage, self.batch_tokens, rng)
+        inputs, labels = batch
         inputs, labels = inputs.to(self.device), labels.to(self.device)
         scale = learning_rate_scale(progress)
         losses: dict[str, float] = {}
@@ -230,6 +277,11 @@ class Trainer:
             losses[name] = loss.item()
             self._update(name, scale, labels.numel())
         return losses
+
+    def _own_text(self) -> dict[str, NDArray[np.uint16]]:
+        if self._own is None:
+            self._own = load_own_text(self.models[TARGET], self.corpus, self.work_dir)
+        return self._own
 
     def _update(self, name: str, scale: float, tokens: int) -> None:
         torch.nn.utils.clip_grad_norm_(self.models[name].parameters(), 1.0)
@@ -257,7 +309,7 @@ class Trainer:
         for name in state["models"]:
             if name in SPECIALISTS:
                 self.models[name] = copy.deepcopy(self.models[SMALL])
-                self.optimizers[name] = Optimizer(self.models[name], LEARNING_RATE[SMALL] / 3)
+                self.optimizers[name] = Optimizer(self.models[name], LEARNING_RATE[SMALL] / 2)
             self.models[name].load_state_dict(state["models"][name])
         for name, states in state["optimizers"].items():
             self.optimizers[name].load_state_dict(states)
@@ -273,14 +325,14 @@ class Trainer:
 
 
 def make_stages(minutes: float) -> list[Stage]:
-    per_specialist = 0.06 * minutes
+    def frozen(name: str, share: float, domain: str | None = None) -> Stage:
+        return Stage(name, share * minutes, (name,), False, WINDOW - 1, domain)
+
     return [
-        Stage("together", 0.74 * minutes, (MIDDLE, SMALL), teacher_learns=True, window=256),
-        Stage("frozen", 0.14 * minutes, (MIDDLE, SMALL), teacher_learns=False, window=1024),
-        *(
-            Stage(name, per_specialist, (name,), False, 512, domain)
-            for name, domain in SPECIALISTS.items()
-        ),
+        Stage("together", 0.6 * minutes, (MIDDLE, SMALL), teacher_learns=True, window=256),
+        frozen(SMALL, 0.15),
+        *(frozen(name, 0.07, domain) for name, domain in SPECIALISTS.items()),
+        frozen(MIDDLE, 0.11),
     ]
 
 

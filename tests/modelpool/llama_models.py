@@ -1,0 +1,179 @@
+"""Small random decoders of Llama's shape and others, and packs of tokens to feed them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PhiConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from modelpool.packed_model import PackedModel
+from statemgr import ModelState
+from statemgr.forward_view import TreeMask
+
+VOCAB = 90  # of 96: the rest is padding
+SLOTS = 128
+COMMON: dict[str, Any] = {"vocab_size": 96, "bos_token_id": 0, "eos_token_id": 0}
+SHAPE: dict[str, Any] = {
+    **COMMON,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+LLAMA_SHAPED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "llama-tied": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "llama-biased": lambda: LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+    "llama-one-kv-head": lambda: LlamaConfig(**{**SHAPE, "num_key_value_heads": 1}),
+    "llama-no-groups": lambda: LlamaConfig(**{**SHAPE, "num_key_value_heads": 4}),
+    "llama-wide-heads": lambda: LlamaConfig(**SHAPE, head_dim=16),
+    "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=_YARN),
+    "llama3": lambda: LlamaConfig(**SHAPE, rope_parameters=_LLAMA3),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=5),
+    "mistral-full": lambda: MistralConfig(**SHAPE, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**SHAPE),
+    "qwen2-windows": lambda: Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=5, layer_types=_KINDS
+    ),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=8),
+}
+
+OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gpt2": lambda: GPT2Config(**COMMON, n_embd=32, n_layer=2, n_head=4),
+    "opt": lambda: OPTConfig(**{**SHAPE, "pad_token_id": 1}, ffn_dim=48, word_embed_proj_dim=32),
+    "phi": lambda: PhiConfig(**SHAPE),
+    "gemma2": lambda: Gemma2Config(**SHAPE, head_dim=8),
+    "another activation": lambda: LlamaConfig(**SHAPE, hidden_act="gelu"),
+    "rotation by length": lambda: LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    ),
+}
+
+
+def make_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Random in all of its parameters, and loud enough that attention shows in the logits."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        factory: Any = AutoModelForCausalLM
+        model = factory.from_config(config)
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                nn.init.uniform_(parameter, 0.7, 1.3)
+            else:
+                nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
+    ready: PreTrainedModel = model.to(dtype).eval().requires_grad_(False)
+    return ready
+
+
+def texts(rows: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(2, VOCAB, size=(rows, 40)))
+
+
+class Feeder:
+    """Feeds rows of `texts` to a forward, through a state of its own."""
+
+    def __init__(self, forward: Callable[..., Tensor], packed: PackedModel, rows: int = 4) -> None:
+        self.forward = forward
+        self.state = ModelState(packed.kv_layers, rows, SLOTS)
+        self.texts = texts(rows)
+        self.fed = dict.fromkeys(range(rows), 0)
+
+    def feed(self, counts: dict[int, int], wanted: list[int] | None = None) -> Tensor:
+        """The next `counts[row]` tokens of each row; logits [n, V] of the `wanted` of the pack."""
+        rows = np.array(sorted(counts))
+        parts = [np.arange(self.fed[r], self.fed[r] + counts[r]) for r in rows.tolist()]
+        drawn = zip(rows.tolist(), parts, strict=True)
+        tokens = np.concatenate([self.texts[row].numpy()[part] for row, part in drawn])
+        positions = np.concatenate(parts)
+        amounts = np.array([len(part) for part in parts])
+        slots = self.state.append(rows, amounts, tokens, positions)
+        view = self.state.view(rows, amounts, positions, slots)
+        index = torch.tensor(range(len(tokens)) if wanted is None else wanted, dtype=torch.int64)
+        for row in counts:
+            self.fed[row] += counts[row]
+        with torch.inference_mode():
+            return self.forward(torch.from_numpy(tokens), torch.from_numpy(positions), view, index)
+
+
+def feed_tree(forward: Callable[..., Tensor], packed: PackedModel) -> Tensor:
+    """Logits [15, V] of a tree of five nodes after seven tokens of each of three rows."""
+    lines = [[0], [1], [0, 2], [0, 3], [1, 4]]  # from a root to each node of a row
+    feeder = Feeder(forward, packed)
+    feeder.feed(dict.fromkeys(range(3), 7))
+    rows, counts = np.arange(3), np.full(3, len(lines))
+    positions = np.tile([6 + len(line) for line in lines], 3)
+    visible = torch.zeros(len(positions), len(lines), dtype=torch.bool)
+    for token in range(len(positions)):
+        visible[token, lines[token % len(lines)]] = True
+    tokens = torch.arange(len(positions)) + 5
+    slots = feeder.state.append(rows, counts, tokens.numpy(), positions)
+    tree = TreeMask(np.array([7, 7, 7, SLOTS]), visible)
+    view = feeder.state.view(rows, counts, positions, slots, tree)
+    with torch.inference_mode():
+        return forward(tokens, torch.from_numpy(positions), view, torch.arange(len(tokens)))
+
+
+def _hook(model: Any) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+
+
+def _replace_forward(model: Any) -> None:  # as accelerate does
+    linear = model.model.layers[0].self_attn.q_proj
+    linear.forward = linear.forward
+
+
+def _replace_linear(model: Any) -> None:  # as quantisation does
+    class Quantised(nn.Linear):
+        pass
+
+    model.model.layers[2].mlp.up_proj = Quantised(32, 48, bias=False, dtype=torch.float64)
+
+
+def _spread(model: Any) -> None:
+    model.model.layers[2].to("meta")
+
+
+def _replace_norm(model: Any) -> None:
+    model.model.norm = nn.LayerNorm(32, dtype=torch.float64)
+
+
+CHANGES: list[Callable[[Any], None]] = [
+    _hook,
+    _replace_forward,
+    _replace_linear,
+    _spread,
+    _replace_norm,
+]  # after which a model is of Llama's shape no more
