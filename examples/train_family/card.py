@@ -36,7 +36,8 @@ they are very small: their text looks like its sources and means nothing. Do not
 anything else.
 
 - **Generalists** `tiny-1m`, `tiny-3m` and `tiny-8m`, the target. The two smaller ones were
-  distilled from the target while it was trained, and after that from its final state.
+  distilled from the target while it was trained, and after that from its final state, half on text
+  and half on the target's own continuations of it.
 - **Specialists** `tiny-1m-code` and `tiny-1m-math`: copies of `tiny-1m`, further distilled from the
   target on Python code and on mathematics.
 
