@@ -76,8 +76,7 @@ class PoolConfig(BaseModel):
         target: the name of the model whose output is served.
         models: the target, and the models that may draft for it, all with the same tokenizer.
         max_loaded_models: past it, idle models are evicted, the least recently used first.
-        memory_limit_mb: the same for weights and reserved KV of the loaded models, all devices
-            together.
+        memory_limit_mb: the same for weights and KV of the loaded models, all devices together.
         pack_weights: lays out linear weights once where that is faster: bfloat16 on the CPU, with
             the same bits.
     """

@@ -2,7 +2,8 @@
 
 `place` is a pure function over what devices have and models need. An accelerator is preferred
 to the CPU. A model too large for one accelerator is spread over several; a drafter that finds no
-room on any goes to the CPU, with a warning; the target never does so unasked.
+room on any goes to the CPU, with a warning; the target never does so unasked. A model's KV store is
+taken as a whole, on any device, and where its layers are.
 """
 
 import logging
@@ -45,9 +46,9 @@ class DeviceInfo:
 class Placement:
     """Where a model goes: one device, or several.
 
-    `max_memory` (bytes of weights per device) is set for a model that is spread with
-    `accelerate`; `device` is then the first of them. `warning` says why a model is not where
-    one would expect it.
+    `max_memory` (the most bytes of weights per device) is set for a model that is spread with
+    `accelerate`, which fills them in this order; `device` is then the first of them. `warning`
+    says why a model is not where one would expect it.
     """
 
     device: str
@@ -59,7 +60,7 @@ class DeviceManager:
     """Places a pool on the devices of this machine, and keeps the account of it."""
 
     def __init__(self, devices: Sequence[DeviceInfo] | None = None, *, kv_tokens: int = 0) -> None:
-        """`kv_tokens`: how many tokens of KV are reserved in each model."""
+        """`kv_tokens`: how many tokens each model's KV store has memory for."""
         self.devices = tuple(read_devices() if devices is None else devices)
         self.kv_tokens = kv_tokens
 
@@ -94,11 +95,17 @@ def place(
     return placements
 
 
-def bytes_by_device(placement: Placement, need: int) -> dict[str, int]:
-    """What each device gives of a model's `need` in bytes."""
-    shares = dict(placement.max_memory) or {placement.device: need}
-    whole = max(sum(shares.values()), 1)
-    return {name: -(-need * share // whole) for name, share in shares.items()}
+def bytes_by_device(placement: Placement, model: ModelFootprint, kv_tokens: int) -> dict[str, int]:
+    """What a model takes of each of its devices, weights and KV; the most of one that is spread."""
+    if not placement.max_memory:
+        return {placement.device: model.total_bytes(kv_tokens)}
+    taken, left = {}, model.weight_bytes
+    for name, most in placement.max_memory:
+        part = min(most, left)
+        if part:
+            taken[name] = model.part_bytes(part, kv_tokens)
+        left -= part
+    return taken
 
 
 def read_devices() -> tuple[DeviceInfo, ...]:
@@ -132,13 +139,15 @@ def _place_one(
         return Placement(best.name)
     if not any(device.is_accelerator for device in wanted):
         return _on_cpu(model, state, is_target, kv_tokens)
-    if len(wanted) > 1 and sum(device.usable_bytes for device in wanted) >= need:
-        return _spread(model, wanted, need)
+    together = sum(device.usable_bytes for device in wanted)
+    if len(wanted) > 1 and together >= model.part_bytes(model.weight_bytes, kv_tokens):
+        return _spread(model, wanted, kv_tokens)
     if is_target:
         raise DoesNotFitError(
             f"{model.field}.device",
             f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
-            f"{_room(wanted)}; choose a smaller dtype or KV budget, or say device: cpu",
+            f"{_room(wanted)}; choose a smaller dtype, less KV (fewer or shorter requests), or say "
+            "device: cpu",
         )
     on_cpu = _on_cpu(model, state, is_target, kv_tokens)
     reason = (
@@ -182,18 +191,20 @@ def _on_cpu(
     )
 
 
-def _spread(model: ModelFootprint, devices: Sequence[DeviceInfo], need: int) -> Placement:
-    """Weights in proportion to what each device has, its share of the KV kept free."""
-    usable = sum(device.usable_bytes for device in devices)
-    weights = usable - (need - model.weight_bytes)
-    shares = tuple((d.name, weights * d.usable_bytes // usable) for d in devices)
-    return Placement(devices[0].name, max_memory=tuple(share for share in shares if share[1]))
+def _spread(model: ModelFootprint, devices: Sequence[DeviceInfo], kv_tokens: int) -> Placement:
+    """On each device as many weights as it has room for together with the KV of their layers.
+
+    Not counted: that a layer is not divided.
+    """
+    shares = [(d.name, model.part_within(d.usable_bytes, kv_tokens)) for d in devices]
+    most = tuple(share for share in shares if share[1])
+    return Placement(most[0][0], max_memory=most)
 
 
 def _charge(
     state: dict[str, DeviceInfo], placement: Placement, model: ModelFootprint, kv_tokens: int
 ) -> None:
-    for name, taken in bytes_by_device(placement, model.total_bytes(kv_tokens)).items():
+    for name, taken in bytes_by_device(placement, model, kv_tokens).items():
         device = state[name]
         state[name] = replace(
             device, free_bytes=max(0, device.free_bytes - taken), load=device.load + 1

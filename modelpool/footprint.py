@@ -6,6 +6,7 @@ building the model, even on the meta device, costs seconds.
 
 import json
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 
 # Constants that old checkpoints store beside their weights (GPT-2's causal mask, rotary tables).
 _NOT_PARAMETERS = (".attn.bias", ".attn.masked_bias", ".inv_freq")
+_LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 
@@ -27,8 +29,8 @@ _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I
 class ModelFootprint:
     """What placing a model needs to know of it.
 
-    `field` is its place in the configuration; `device` what that asks for ("auto", "cpu",
-    "cuda", "cuda:1").
+    `outer_bytes` are those of the weights that are in no layer: embeddings, the head. `field` is
+    its place in the configuration; `device` what that asks for ("auto", "cpu", "cuda", "cuda:1").
     """
 
     name: str
@@ -37,10 +39,26 @@ class ModelFootprint:
     parameter_count: int = 0
     field: str = "pool"
     device: str = "auto"
+    outer_bytes: int = 0
 
     def total_bytes(self, kv_tokens: int) -> int:
-        """Weights, and the KV of `kv_tokens` reserved tokens."""
+        """Weights, and a KV store for `kv_tokens` tokens."""
         return self.weight_bytes + self.kv_bytes_per_token * kv_tokens
+
+    def part_bytes(self, weight_bytes: int, kv_tokens: int) -> int:
+        """The most that a part of the weights takes, the KV of its layers included."""
+        layers, kv = self._layers_and_kv(kv_tokens)
+        return -(-weight_bytes * (layers + kv) // layers)
+
+    def part_within(self, room_bytes: int, kv_tokens: int) -> int:
+        """The most bytes of weights that have room with the KV of their layers."""
+        layers, kv = self._layers_and_kv(kv_tokens)
+        return room_bytes * layers // (layers + kv)
+
+    def _layers_and_kv(self, kv_tokens: int) -> tuple[int, int]:
+        """Bytes of the layers, among which the KV is divided, and of the KV."""
+        layers = max(self.weight_bytes - self.outer_bytes, 1)
+        return layers, self.kv_bytes_per_token * kv_tokens
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class CheckpointFacts:
 
     parameter_count: int
     weight_bytes: int
+    outer_bytes: int  # of the weights, those in no layer
     kv_bytes_per_token: int
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
@@ -63,6 +82,7 @@ class CheckpointFacts:
             parameter_count=self.parameter_count,
             field=field,
             device=device,
+            outer_bytes=self.outer_bytes,
         )
 
 
@@ -92,12 +112,13 @@ def _read(directory: Path, dtype: Dtype, trust_remote_code: bool) -> CheckpointF
     config = read_config(directory, trust_remote_code)
     tensors = _tensors(directory)
     text = config.get_text_config(decoder=True)
-    count = sum(math.prod(shape) for shape, _ in tensors)
-    stored_bytes = sum(math.prod(shape) * width for shape, width in tensors)
+    count = sum(tensor.count for tensor in tensors)
+    stored_bytes = sum(tensor.count * tensor.width for tensor in tensors)
     width = _DTYPE_BYTES[dtype] if dtype != "auto" else stored_bytes / max(count, 1)
     return CheckpointFacts(
         parameter_count=count,
         weight_bytes=round(count * width),
+        outer_bytes=round(sum(tensor.count for tensor in tensors if not tensor.in_layer) * width),
         kv_bytes_per_token=round(_kv_elements_per_token(text) * width),
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
@@ -105,8 +126,16 @@ def _read(directory: Path, dtype: Dtype, trust_remote_code: bool) -> CheckpointF
     )
 
 
-def _tensors(directory: Path) -> list[tuple[list[int], int]]:
-    """Shape and bytes per element of each stored parameter."""
+@dataclass(frozen=True)
+class _Stored:
+    """A stored parameter: its elements, and the bytes of each."""
+
+    count: int
+    width: int
+    in_layer: bool
+
+
+def _tensors(directory: Path) -> list[_Stored]:
     found = []
     for file in _weight_files(directory):
         with file.open("rb") as stream:
@@ -114,7 +143,9 @@ def _tensors(directory: Path) -> list[tuple[list[int], int]]:
             header = json.loads(stream.read(length))
         for name, entry in header.items():
             if name != "__metadata__" and not name.endswith(_NOT_PARAMETERS):
-                found.append((entry["shape"], _STORED_BYTES.get(entry["dtype"], 1)))
+                width = _STORED_BYTES.get(entry["dtype"], 1)
+                in_layer = _LAYER.search(name) is not None
+                found.append(_Stored(math.prod(entry["shape"]), width, in_layer))
     return found
 
 

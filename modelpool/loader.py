@@ -73,7 +73,7 @@ def _from_pretrained(
     """The model, and transformers' report of which weights were found."""
     options: dict[str, Any] = {}
     if placement.max_memory:
-        options["device_map"] = "auto"
+        options["device_map"] = "sequential"  # as was accounted; "auto" evens the parts out
         options["max_memory"] = {_accelerate_key(name): n for name, n in placement.max_memory}
     elif placement.device != "cpu":
         options["device_map"] = {"": placement.device}  # straight there, not through the CPU

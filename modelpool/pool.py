@@ -61,7 +61,13 @@ class MemberPlan:
     threads: int | None
 
 
+# How many tokens of KV each loaded model takes, where sequences have at most so many tokens.
+KVTokens = Callable[[int], int]
 Loader = Callable[[ModelConfig, Path, Placement, int, str, Tuning], "PackedModel"]
+
+
+def _no_kv(longest: int) -> int:
+    return 0
 
 
 class ModelPool:
@@ -71,13 +77,14 @@ class ModelPool:
         self,
         config: PoolConfig,
         *,
-        kv_tokens: int = 0,
+        kv_tokens: KVTokens = _no_kv,
         devices: Sequence[DeviceInfo] | None = None,
         loader: Loader | None = None,
     ) -> None:
         """
         Args:
-            kv_tokens: tokens of KV that each model's place must have room for.
+            kv_tokens: tokens of KV that each model's place must have room for, a function of
+                `longest_sequence`.
             devices: what to place on; by default this machine's devices.
             loader: `modelpool.loader.load_model`, or a stand-in for it.
         """
@@ -94,7 +101,7 @@ class ModelPool:
         self.tokenizer: PreTrainedTokenizerBase = _tokenizer(target)
         self.vocab_size = len(self.tokenizer)
         _check_tokenizers(self._members, config.target, self.tokenizer)
-        self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens)
+        self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens(self.longest_sequence))
         self._settle_dtypes()
         self._placements = self.device_manager.place(self._footprints(), config.target)
         self._loader = loader
@@ -106,7 +113,7 @@ class ModelPool:
 
     @classmethod
     def from_config(
-        cls, config: PoolConfig | Mapping[str, Any], *, kv_tokens: int = 0
+        cls, config: PoolConfig | Mapping[str, Any], *, kv_tokens: KVTokens = _no_kv
     ) -> "ModelPool":
         """A pool from the `pool:` section of a configuration. Raises `ConfigError`."""
         return cls(validate_config(PoolConfig, config, "pool"), kv_tokens=kv_tokens)
@@ -134,6 +141,11 @@ class ModelPool:
     def max_positions(self, name: str) -> int:
         """The longest sequence that a model can be used at, in tokens."""
         return _UNLIMITED if self.is_weightless(name) else self._member(name).facts.max_positions
+
+    @property
+    def longest_sequence(self) -> int:
+        """The most tokens of a sequence that every model can be used at."""
+        return min(member.facts.max_positions for member in self._members.values())
 
     def placement(self, name: str) -> Placement:
         """Where a model is, or will be loaded."""

@@ -9,7 +9,8 @@ from processors.pack import FedTree
 from processors.prefill import PrefillProcessor, share_chunk
 from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
-from processors.sampler import Sampler, SamplingSettings
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree, join
 from processors.verify import Verdict, VerifyProcessor
 

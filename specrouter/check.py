@@ -3,7 +3,7 @@
 Contract: reads configurations, tokenizers and the headers of checkpoints, never weights (a `hub:`
 source that is not in the cache is downloaded, as when it is served). What is invalid raises
 `ConfigError`; what does not fit is in the report. Memory is counted as the device manager does:
-weights, and for each model the KV of all tokens that requests may reserve.
+weights, and for each model a KV store of all rows, which is taken as a whole.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
 from modelpool.footprint import read_config
-from specrouter.config import EngineConfig, RouterConfig, ServerConfig
+from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.guards import api_keys
 from specrouter.serve import check_server
+from statemgr import row_tokens
 
 _MIB = 2**20
 _ROOMY = 2**60  # bytes; for the figures of a pool that does not fit
@@ -59,7 +60,10 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What would be served, with what. `problems` say what does not fit and what would help."""
+    """What would be served, with what. `problems` say what does not fit and what would help.
+
+    `kv_tokens`: slots of each model's KV store, for the tokens of all requests and their trees.
+    """
 
     target: str
     max_requests: int
@@ -101,17 +105,15 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
     return CheckReport(
         target=pool.target,
         max_requests=config.engine.max_requests,
-        max_request_tokens=min(
-            config.engine.max_model_len, *(pool.max_positions(name) for name in pool.names)
-        ),
-        kv_tokens=config.engine.kv_tokens,
+        max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence),
+        kv_tokens=pool.device_manager.kv_tokens,
         members=members,
         weightless=tuple(name for name in pool.names if pool.is_weightless(name)),
         devices=reports,
         slo_classes={
             name: one.model_dump(exclude_none=True) for name, one in config.slo_classes.items()
         },
-        problems=_problems(too_large, reports, members, config.engine),
+        problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(*_pool_warnings(config, pool, members), *_server_warnings(config.server, pool)),
     )
 
@@ -131,7 +133,7 @@ def _pool(
 def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
     plan = pool.plan(model.name)
     footprint, kv_tokens = plan.footprint, pool.device_manager.kv_tokens
-    taken = bytes_by_device(plan.placement, footprint.total_bytes(kv_tokens))
+    taken = bytes_by_device(plan.placement, footprint, kv_tokens)
     stored = read_config(pool.path(model.name), model.trust_remote_code).dtype
     return MemberReport(
         name=model.name,
@@ -157,17 +159,20 @@ def _problems(
     devices: Sequence[DeviceReport],
     members: Sequence[MemberReport],
     engine: EngineConfig,
+    longest: int,
 ) -> tuple[str, ...]:
     problems = [
         f"{device.name} has {_size(device.usable_bytes)} to give and {_size(device.needed_bytes)} "
-        f"are needed: {_advice(device, members, engine)}"
+        f"are needed: {_advice(device, members, engine, longest)}"
         for device in devices
         if device.is_too_small
     ]
     return tuple(problems or ([str(too_large)] if too_large else []))
 
 
-def _advice(device: DeviceReport, members: Sequence[MemberReport], engine: EngineConfig) -> str:
+def _advice(
+    device: DeviceReport, members: Sequence[MemberReport], engine: EngineConfig, longest: int
+) -> str:
     """What to change so that the device is large enough."""
     here = [member for member in members if device.name in member.bytes_by_device]
     per_token = sum(_share(member, device) * member.kv_bytes_per_token for member in here)
@@ -176,13 +181,13 @@ def _advice(device: DeviceReport, members: Sequence[MemberReport], engine: Engin
     tokens = int((device.usable_bytes - weights) / per_token) if per_token else 0
     if tokens < 2:
         return f"the weights alone leave no room for KV; choose {others}"
+    requests = tokens // engine.row_slots(longest)
+    length = row_tokens(tokens // engine.max_requests, TREE_SLOTS)
     ways = []
-    if tokens >= engine.max_model_len:
-        ways.append(f"engine.max_requests: {tokens // engine.max_model_len}")
-    if tokens // engine.max_requests >= 2:
-        ways.append(f"engine.max_model_len: {tokens // engine.max_requests}")
-    if device.name == "cpu":  # where memory is taken as it is used, not at once
-        ways.append(f"engine.kv_budget_tokens: {tokens}")
+    if requests >= 1:
+        ways.append(f"engine.max_requests: {requests}")
+    if length >= 2:
+        ways.append(f"engine.max_model_len: {length}")
     return f"{tokens} tokens of KV fit, so set {', or '.join([*ways, others])}"
 
 
@@ -205,11 +210,9 @@ def _pool_warnings(
         yield (
             f"engine.max_model_len: {shortest!r} ends at {longest} tokens, and so do all requests"
         )
-    if engine.kv_tokens < min(engine.max_model_len, longest):
-        yield (
-            "engine.kv_budget_tokens: requests of more than "
-            f"{engine.kv_tokens} tokens are always refused"
-        )
+    budget = engine.kv_budget_tokens
+    if budget is not None and budget < engine.max_request_tokens(longest):
+        yield f"engine.kv_budget_tokens: requests of more than {budget} tokens are always refused"
     limit_mb = config.pool.memory_limit_mb
     needed = sum(member.weight_bytes + member.kv_bytes for member in members)
     if limit_mb is not None and needed > limit_mb * _MIB:
@@ -242,7 +245,8 @@ def _is_loopback(host: str) -> bool:
 def _lines(report: CheckReport) -> Iterator[str]:
     yield (
         f"{report.target} serves up to {report.max_requests} requests of up to "
-        f"{report.max_request_tokens} tokens, {report.kv_tokens} tokens of KV per model."
+        f"{report.max_request_tokens} tokens; KV of {report.kv_tokens} tokens per model, trees "
+        "included."
     )
     yield ""
     yield from _table(

@@ -12,7 +12,10 @@ from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH, RequestError
 from specrouter.slo import BY_VALUE, NO_OBJECTIVE, SLO
+from statemgr import row_slots
 
+# Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
+TREE_SLOTS = MAX_TREE_TOKENS + 16
 _API_KEY = re.compile(r"[!-~]+")
 # The host is a name, an IPv4 or, in brackets, an IPv6 address.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -131,7 +134,8 @@ class EngineConfig(_Strict):
         max_requests: rows, that is, requests that run at the same time; others wait.
         max_model_len: the most tokens of a request, prompt and output.
         prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle.
-        kv_budget_tokens: the most tokens that all running requests may reserve together.
+        kv_budget_tokens: the most tokens that all running requests may reserve together; others
+            wait. It saves no memory, which each loaded model takes for all rows at once.
         verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
             text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
             distribution, but the text of a seed depends on the chains.
@@ -152,10 +156,17 @@ class EngineConfig(_Strict):
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 
-    @property
-    def kv_tokens(self) -> int:
-        """That each model's place must have KV memory for."""
-        return self.kv_budget_tokens or self.max_requests * self.max_model_len
+    def max_request_tokens(self, longest: int) -> int:
+        """Of a request, prompt and output, where models can be used at `longest` tokens."""
+        return min(self.max_model_len, longest)
+
+    def row_slots(self, longest: int) -> int:
+        """Slots that each request has in every model's KV store, its trees included."""
+        return row_slots(self.max_request_tokens(longest), TREE_SLOTS)
+
+    def kv_tokens(self, longest: int) -> int:
+        """That each model's place must have KV memory for: all slots of all rows."""
+        return self.max_requests * self.row_slots(longest)
 
 
 class ServerConfig(_Strict):

@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from modelpool import ModelPool
 from processors import share_chunk
 from specrouter.admission_queue import AdmissionQueue
-from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
-from specrouter.decision_record import DecisionRecord
-from specrouter.decode_counts import Gain
-from specrouter.executor import (
+from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.cycle_plan import (
     ChainGroup,
     Commit,
     CyclePlan,
     CycleResult,
-    Executor,
     ModelFailure,
     TargetError,
 )
+from specrouter.decision_record import DecisionRecord
+from specrouter.decode_counts import Gain
+from specrouter.executor import Executor
 from specrouter.hang_guard import Abandoned, HangGuard
 from specrouter.output import Delta, FinishReason
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.params import MAX_DEPTH
 from specrouter.planner import Reading, RoutePlanner
 from specrouter.prediction import Chain, Workload, target_only
 from specrouter.profiler import PerformanceProfiler
@@ -51,8 +51,6 @@ _FIRST_QUARANTINE = 4  # cycles; doubled by every further failure
 _LONGEST_QUARANTINE = 1024
 _RECENT_ENDS = 64  # of requests, whose rate tells how long others will wait
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-# Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
-_TREE_SLOTS = MAX_TREE_TOKENS + 16
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,14 @@ class Engine:
         self._config = config
         self._pool = pool
         parameters = {name: pool.parameter_count(name) for name in pool.names}
-        self.max_request_tokens = min(
-            engine.max_model_len, *(pool.max_positions(name) for name in pool.names)
-        )
+        self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence)
         self.profiler = PerformanceProfiler(parameters)
         self.slo_accounts = SloAccounts()
         self.meter = RequestMeter(pool.target, config.slo_classes)
         self._parameters = parameters
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
-            engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, _TREE_SLOTS
+            engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, TREE_SLOTS
         )
         # Each verifier of a chain may add a token to what was drafted.
         window = MAX_DEPTH + len(pool.names) + 2
@@ -186,7 +182,7 @@ class Engine:
     def successor(self) -> "Engine":
         """An engine in the place of this one, which has failed: with its policy, its accounts and
         the requests that wait, and nothing of its state, whose memory it gives back."""
-        self._executor.drop_states()
+        self._executor.states.drop_all()
         engine = Engine(self._config, self._pool)
         engine._waiting = self._waiting
         engine.slo_accounts, engine.meter = self.slo_accounts, self.meter
@@ -197,7 +193,7 @@ class Engine:
         """Goes on in another thread than the one that hangs in a forward of the model `hung`."""
         self._stepping = threading.Lock()  # the old one stays with the thread that hangs
         self._step_began = None
-        self._executor.abandon_cycle(hung)
+        self._executor.states.abandon(hung)
         error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
         self._quarantine(ModelFailure(hung, error))
 
@@ -268,7 +264,7 @@ class Engine:
     def warm_up(self) -> None:
         """Takes the target's times, or finds those of an earlier process."""
         with self._stepping:
-            self._executor.prepare(self._pool.target)
+            self._executor.states.prepare(self._pool.target)
 
     def _new_planner(self, config: SchedulerConfig, trees: TreesConfig) -> RoutePlanner:
         engine = self._config.engine
@@ -308,7 +304,7 @@ class Engine:
             return
         self._planner.learn_requests(plan, result, self._running)
         self._deliver(result)
-        self._executor.forget_evicted()
+        self._executor.states.forget_evicted()
         elapsed_ms = (time.perf_counter() - started) * 1000
         self._planner.learn(plan, result, elapsed_ms)
 
@@ -335,7 +331,7 @@ class Engine:
     def _plan(self) -> CyclePlan:
         """Rows whose prompt the target has read decode; the others share the prefill chunk."""
         rows = np.array(sorted(self._running), dtype=np.int64)
-        lags = self._executor.target_lag(rows)
+        lags = self._executor.states.target_lag(rows)
         # A verified row lags by nothing; the last chunk of a prompt brings the first token.
         chunks = share_chunk(np.where(lags > 0, lags + 1, 0), self._config.engine.prefill_chunk)
         ends_prompt = (lags > 0) & (chunks == lags + 1)
@@ -347,7 +343,7 @@ class Engine:
             {row: self._running[row] for row in decoding.tolist()},
             self._cycle,
             self._available(),
-            self._executor,
+            self._executor.states,
             Reading(prompt_tokens, len(rows) - len(decoding)),
             time.perf_counter(),
         )

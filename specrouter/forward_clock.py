@@ -61,5 +61,13 @@ class ForwardClock:
             self._report(model, tokens, attended, sum(times_ms) / len(times_ms), len(times_ms))
         return sum(map(sum, seen.values()))
 
+    def own_ms(self, started: float) -> float:
+        """The time since `started`, by `time.perf_counter`, that was not spent in forwards.
+
+        For after a stage has waited for them; `take_ms` was called when it started.
+        """
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        return max(elapsed_ms - self.take_ms(), 1e-3)
+
     def _note(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
         self._seen.setdefault((model, tokens, attended), []).append(elapsed_ms)

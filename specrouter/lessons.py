@@ -18,11 +18,13 @@ from processors import Proposal, TokenTree, Verdict
 from processors.ngram import context_distribution
 from processors.token_tree import ROOT
 from specrouter.acceptance import JudgedTrees, shape_index
+from specrouter.group_draft import GroupDraft
 from specrouter.prediction import Chain, Pair
 from specrouter.profiler import PerformanceProfiler
 from statemgr import NgramTable, StateManager
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _NODES = 4  # of a verified tree, whose distributions are compared
@@ -31,20 +33,15 @@ _EVERY = 4  # a pair is compared in one of so many cycles: distributions cost ti
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class _Lesson:
     """Trees of one group, [B, W], and what a verifier said of the nodes that it saw."""
 
     proposers: Chain
-    inner_rounds: int
     verifier: str
-    depth: int  # that was asked for, and the width
-    width: int
-    heights: Ints  # [B] as deep as each row was drafted
     tree: TokenTree
     judged: Bools
     accepted: Bools
     counts: Bools  # [B] rows whose verdict is sound
-    sampled: Bools  # [B] rows that are not greedy
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,67 +67,46 @@ class Teacher:
         self._compared: Counter[Pair] = Counter()
         self._prompt_ends: dict[int, _PromptEnd] = {}
 
-    def teach(self, lesson: Lesson) -> None:
-        """Acceptances, sampled and greedy rows apart."""
-        proposers, tree = lesson.proposers, lesson.tree
-        is_plain = len(proposers) == 1 and not self._pool.is_weightless(proposers[0])
-        exact = None if is_plain else shape_index(lesson.depth, lesson.width)
-        for mode in (True, False):
-            which = lesson.counts & (lesson.sampled == mode)
-            if not which.any():
-                continue
-            trees = JudgedTrees(
-                tree.parents[which],
-                tree.depths[which],
-                np.where(tree.real, tree.log_probs, -np.inf)[which],
-                lesson.judged[which],
-                lesson.accepted[which],
-                lesson.heights[which],
-                lesson.width,
-            )
-            key = (proposers, lesson.inner_rounds, lesson.verifier, mode)
-            self._profiler.record_trees(key, trees, exact)
+    def learn_from_target(self, draft: GroupDraft, verdict: Verdict) -> None:
+        """What the target said of a group's trees, in a verdict of all groups."""
+        proposal, tree = draft.proposal, draft.candidates
+        if proposal is None or tree is None or draft.selected is None:
+            return
+        target, used = self._pool.target, tuple(draft.used)
+        if draft.group.branching is None:  # a fixed form says nothing of beams
+            index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
+            on_walk = verdict.accepted[index][:, : proposal.tree.tokens.shape[1]]
+            accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
+            accepted[draft.selected] = on_walk[proposal.tree.real]
+            sound = verdict.sound[index]
+            self._teach(draft, _Lesson(used, target, tree, draft.selected, accepted, sound))
+        self._compare(proposal, used[-1], target, verdict)
 
-    def worth(
-        self, proposers: Chain, inner_rounds: int, tree: TokenTree, sampled: Bools
-    ) -> NDArray[np.float64]:
+    def learn_from_judge(
+        self, draft: GroupDraft, proposal: Proposal, judge: str, verdict: Verdict
+    ) -> None:
+        """What an intermediate said of the trees that it was offered."""
+        tree, used = proposal.tree, draft.used
+        proposers = tuple(used[: used.index(judge)] if judge in used else used)
+        if draft.inner_rounds == 1 and draft.group.branching is None:
+            accepted = verdict.accepted[:, : tree.tokens.shape[1]]
+            self._teach(draft, _Lesson(proposers, judge, tree, tree.real, accepted, verdict.sound))
+        self._compare(proposal, proposers[-1], judge, verdict)
+
+    def worth(self, draft: GroupDraft) -> Floats:
         """[B, W] how likely each node is to be on the target's walk, by what was seen so far."""
+        assert draft.proposal is not None
+        tree = draft.proposal.tree
         worth = np.zeros(tree.tokens.shape)
         log_probs = np.where(tree.real, tree.log_probs, -np.inf)
         for mode in (True, False):
-            which = sampled == mode
+            which = draft.sampled == mode
             if which.any():
-                key = (proposers, inner_rounds, self._pool.target, mode)
+                key = (tuple(draft.used), draft.inner_rounds, self._pool.target, mode)
                 worth[which] = self._profiler.worth(
                     key, tree.parents[which], tree.depths[which], log_probs[which]
                 )
-        return worth
-
-    def compare(self, proposal: Proposal, proposer: str, verifier: str, verdict: Verdict) -> None:
-        """The total variation between proposer and verifier, at nodes that both computed."""
-        pair = (proposer, verifier)
-        self._compared[pair] += 1
-        if self._compared[pair] % _EVERY != 1:
-            return
-        index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
-        sound = verdict.sound[index]
-        ours: list[Tensor] = []
-        theirs: list[Tensor] = []
-        for own, row in enumerate(index[:_NODES].tolist()):
-            if not sound[own]:
-                continue
-            walk = verdict.walk(row)
-            for depth, node in enumerate((ROOT, *walk.tolist())):
-                if len(ours) == _NODES:
-                    break
-                path = verdict.tree.tokens[row, walk[:depth]].tolist()
-                logits = self._proposed(proposal, proposer, own, node, path)
-                if logits is not None:
-                    ours.append(logits)
-                    theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
-        if ours:
-            q, p = torch.stack(ours), torch.stack(theirs)
-            self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
+        return np.where(np.isfinite(tree.log_probs) & tree.real, worth, 0.0)
 
     def keep_prompt_ends(self, verdict: Verdict) -> None:
         """The target has read prompts to their ends: what drafters are compared with later."""
@@ -156,6 +132,53 @@ class Teacher:
 
     def forget(self, row: int) -> None:
         self._prompt_ends.pop(row, None)
+
+    def _teach(self, draft: GroupDraft, lesson: _Lesson) -> None:
+        """Acceptances, sampled and greedy rows apart."""
+        proposers, tree, width = lesson.proposers, lesson.tree, draft.group.width
+        is_plain = len(proposers) == 1 and not self._pool.is_weightless(proposers[0])
+        exact = None if is_plain else shape_index(draft.group.depth, width)
+        for mode in (True, False):
+            which = lesson.counts & (draft.sampled == mode)
+            if not which.any():
+                continue
+            trees = JudgedTrees(
+                tree.parents[which],
+                tree.depths[which],
+                np.where(tree.real, tree.log_probs, -np.inf)[which],
+                lesson.judged[which],
+                lesson.accepted[which],
+                draft.heights[which],
+                width,
+            )
+            key = (proposers, draft.inner_rounds, lesson.verifier, mode)
+            self._profiler.record_trees(key, trees, exact)
+
+    def _compare(self, proposal: Proposal, proposer: str, verifier: str, verdict: Verdict) -> None:
+        """The total variation between proposer and verifier, at nodes that both computed."""
+        pair = (proposer, verifier)
+        self._compared[pair] += 1
+        if self._compared[pair] % _EVERY != 1:
+            return
+        index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
+        sound = verdict.sound[index]
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for own, row in enumerate(index[:_NODES].tolist()):
+            if not sound[own]:
+                continue
+            walk = verdict.walk(row)
+            for depth, node in enumerate((ROOT, *walk.tolist())):
+                if len(ours) == _NODES:
+                    break
+                path = verdict.tree.tokens[row, walk[:depth]].tolist()
+                logits = self._proposed(proposal, proposer, own, node, path)
+                if logits is not None:
+                    ours.append(logits)
+                    theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
+        if ours:
+            q, p = torch.stack(ours), torch.stack(theirs)
+            self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
 
     def _proposed(
         self, proposal: Proposal, proposer: str, index: int, node: int, path: Sequence[int]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cost_model import demanded_rates
+from specrouter.cycle_plan import ChainGroup, CyclePlan, CycleResult
 from specrouter.decision_record import DecisionRecord
-from specrouter.executor import ChainGroup, CyclePlan, CycleResult
 from specrouter.params import Speculation
 from specrouter.prediction import (
     Chain,

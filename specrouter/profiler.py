@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from specrouter.acceptance import AcceptanceEstimator, Floats, Ints, JudgedTrees, SimilarityMap
 from specrouter.decode_counts import DecodeCounts, DecodeFigures, Gain
+from specrouter.machine_speed import MachineTimes
 from specrouter.prediction import (
     Chain,
     Mode,
@@ -24,7 +25,7 @@ from specrouter.prediction import (
     TreeKey,
     load_of,
 )
-from specrouter.time_curve import MachineTimes, TimeEstimator
+from specrouter.time_curve import TimeEstimator
 
 _SIMILARITY_WEIGHT = 0.05
 _OUTCOME_WEIGHT = 0.05  # of a cycle's time against its prediction

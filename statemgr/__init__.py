@@ -4,7 +4,7 @@ from statemgr.forward_view import ForwardView, TreeMask
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
-from statemgr.state_manager import StateManager
+from statemgr.state_manager import StateManager, row_slots, row_tokens
 
 __all__ = [
     "ForwardView",
@@ -14,4 +14,6 @@ __all__ = [
     "NgramTable",
     "StateManager",
     "TreeMask",
+    "row_slots",
+    "row_tokens",
 ]

@@ -20,10 +20,23 @@ from statemgr.model_state import ModelState
 Ints = NDArray[np.int64]
 
 
+def row_slots(max_tokens: int, tree_tokens: int = 0) -> int:
+    """Slots of a row for so many tokens and the nodes of a tree beside them: whole quanta.
+
+    A store takes the memory of all slots of all rows when it is made, on any device.
+    """
+    return -(-(max_tokens + tree_tokens) // KV_QUANTUM) * KV_QUANTUM
+
+
+def row_tokens(slots: int, tree_tokens: int = 0) -> int:
+    """The most tokens that a row may have for `row_slots` to be at most `slots`; 0: none."""
+    return max(0, slots // KV_QUANTUM * KV_QUANTUM - tree_tokens)
+
+
 class StateManager:
     """Args:
     max_tokens: of a row, committed and drafted ones up to the request's length.
-    budget_tokens: that all rows may reserve together; None: no bound.
+    budget_tokens: that all rows may reserve together; None: no bound. It saves no memory.
     tree_tokens: slots of each row beyond `max_tokens`, for the nodes of a token tree.
     """
 
@@ -32,7 +45,7 @@ class StateManager:
     ) -> None:
         self.rows = rows
         self.max_tokens = max_tokens
-        self.slots = -(-(max_tokens + tree_tokens) // KV_QUANTUM) * KV_QUANTUM
+        self.slots = row_slots(max_tokens, tree_tokens)
         self.budget_tokens = budget_tokens
         self.tokens: Ints = np.zeros((rows, self.slots), dtype=np.int64)  # committed
         self.counts: Ints = np.zeros(rows, dtype=np.int64)  # n, committed tokens of each row

@@ -22,7 +22,7 @@ from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
 from specrouter.http.token_texts import TokenTexts
-from specrouter.router import PromptLike
+from specrouter.intake import PromptLike
 
 
 def version() -> str:

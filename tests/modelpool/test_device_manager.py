@@ -3,8 +3,18 @@
 import logging
 
 import pytest
+import torch
+from accelerate import infer_auto_device_map
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place, read_devices
+from modelpool.device_manager import (
+    DeviceInfo,
+    DeviceManager,
+    Placement,
+    bytes_by_device,
+    place,
+    read_devices,
+)
 from modelpool.errors import ConfigError
 from modelpool.footprint import ModelFootprint
 
@@ -17,6 +27,10 @@ def gpu(index: int, free: int, load: int = 0) -> DeviceInfo:
 
 def model(name: str, size: int, kv: int = 0, device: str = "auto") -> ModelFootprint:
     return ModelFootprint(name, size, kv, field=f"pool.models[{name}]", device=device)
+
+
+def size(tensor: torch.Tensor) -> int:
+    return tensor.nbytes
 
 
 def devices_of(
@@ -83,19 +97,56 @@ def test_a_target_too_large_for_the_cpu_is_refused() -> None:
         place([model("t", 2000)], [CPU], target="t", kv_tokens=0)
 
 
-def test_a_model_too_large_for_one_device_is_spread_with_room_for_its_kv() -> None:
-    placed = place([model("t", 90, kv=1)], [gpu(0, 80), gpu(1, 40), CPU], target="t", kv_tokens=12)
-    shares = dict(placed["t"].max_memory)
-    assert set(shares) == {"cuda:0", "cuda:1"}
-    assert 90 <= sum(shares.values()) <= 120 - 12
-    assert shares["cuda:0"] < 80
-    assert shares["cuda:1"] < 40
+@pytest.mark.parametrize(("weights", "kv"), [(90, 12), (90, 30), (50, 50), (10, 99)])
+def test_each_part_of_a_spread_model_leaves_room_for_its_own_kv(weights: int, kv: int) -> None:
+    free = {"cuda:0": 8000, "cuda:1": 4000}
+    devices = [*(DeviceInfo(name, room, 0) for name, room in free.items()), CPU]
+    large = model("t", 100 * weights, kv=1)
+    placed = place([large], devices, target="t", kv_tokens=100 * kv)
+    most = dict(placed["t"].max_memory)
+    assert most.keys() == free.keys()
+    assert sum(most.values()) >= 100 * weights - len(most)  # they are rounded down
+    for name, part in most.items():  # KV is where the layers are
+        assert part + part * kv // weights <= free[name]
+
+
+@pytest.mark.parametrize("rooms", [(0.7, 0.7), (0.9, 0.5), (0.5, 0.9), (0.5, 0.5, 0.5)])
+def test_accelerate_puts_no_more_on_a_device_than_its_weights_and_kv_have_room_for(
+    rooms: tuple[float, ...],
+) -> None:
+    config = LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=172)
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(config)
+    weights, kv = sum(map(size, llama.parameters())), 10_000_000
+    need = weights + kv
+    layers = sum(map(size, llama.model.layers.parameters()))
+    large = ModelFootprint("t", weights, 1, outer_bytes=weights - layers)
+    devices = [gpu(index, int(room * need)) for index, room in enumerate(rooms)]
+    placed = place([large], [*devices, CPU], target="t", kv_tokens=kv)["t"]
+    most = {int(name.removeprefix("cuda:")): part for name, part in placed.max_memory}
+    where = infer_auto_device_map(llama, most, no_split_module_classes=["LlamaDecoderLayer"])
+    taken = dict.fromkeys(range(len(rooms)), 0)
+    for name, index in where.items():
+        is_layer = name.startswith("model.layers.")
+        kv_bytes = kv // config.num_hidden_layers if is_layer else 0
+        taken[index] += sum(map(size, llama.get_submodule(name).parameters())) + kv_bytes
+    assert all(taken[index] <= device.free_bytes for index, device in enumerate(devices))
+    charged = bytes_by_device(placed, large, kv)
+    for index, device in enumerate(devices):  # to within the layers that do not divide
+        assert charged.get(device.name, 0) == pytest.approx(taken[index], abs=0.15 * need)
+
+
+def test_a_spread_model_fills_its_devices_in_turn() -> None:
+    spread = Placement("cuda:0", (("cuda:0", 60), ("cuda:1", 50), ("cuda:2", 40)))
+    taken = bytes_by_device(spread, model("t", 100, kv=1), kv_tokens=50)
+    assert taken == {"cuda:0": 90, "cuda:1": 60}
+    assert bytes_by_device(Placement("cpu"), model("t", 100, kv=1), kv_tokens=50) == {"cpu": 150}
 
 
 def test_what_a_spread_model_takes_is_charged_to_its_devices() -> None:
     models = [model("a", 15), model("t", 90)]
     assert devices_of(models, [gpu(0, 60), gpu(1, 40), CPU])["a"] == "cpu"
-    assert devices_of(models, [gpu(0, 80), gpu(1, 40), CPU])["a"] == "cuda:0"
+    assert devices_of(models, [gpu(0, 80), gpu(1, 40), CPU])["a"] == "cuda:1"
 
 
 def test_a_device_that_is_asked_for_is_given_or_refused() -> None:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from modelpool.errors import ConfigError, UnsupportedModelError
-from modelpool.footprint import read_checkpoint
+from modelpool.footprint import ModelFootprint, read_checkpoint
 from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama, save_qwen3
 
 
@@ -26,6 +27,25 @@ def test_parameters_and_bytes_are_those_of_the_loaded_model(
     wide = read_checkpoint(tmp_path, field="pool.models[0]", dtype="float32")
     assert wide.weight_bytes == 4 * facts.parameter_count
     assert wide.kv_bytes_per_token == 2 * facts.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
+def test_weights_outside_of_layers_are_told_apart(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    save(tmp_path, layers=2, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    (layers,) = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    inner = sum(p.nbytes for p in layers.parameters())
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    assert facts.weight_bytes - facts.outer_bytes == inner
+
+
+def test_a_part_of_a_model_takes_the_kv_of_its_layers() -> None:
+    model = ModelFootprint("m", weight_bytes=120, kv_bytes_per_token=1, outer_bytes=20)
+    assert model.part_bytes(50, kv_tokens=30) == 50 + 15  # if it is layers alone
+    assert model.part_within(65, kv_tokens=30) == 50
+    assert model.part_within(64, kv_tokens=30) == 49
 
 
 def test_kv_is_counted_per_kv_head(tmp_path: Path) -> None:

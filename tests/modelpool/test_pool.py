@@ -149,10 +149,22 @@ def test_a_memory_limit_counts_weights_and_kv(models: Path) -> None:
     for name in pool.names:
         pool.get(name)
     assert all(pool.is_loaded(name) for name in pool.names)
-    pool, _ = counted(raw, kv_tokens=2000)  # the target's 4 layers alone: 1 MB of KV
+    pool, _ = counted(raw, kv_tokens=lambda _: 2000)  # the target's 4 layers alone: 1 MB of KV
     pool.get("small")
     pool.get("large")
     assert not pool.is_loaded("small")
+
+
+def test_kv_is_counted_for_sequences_that_every_member_can_read(
+    models: Path, tmp_path: Path
+) -> None:
+    short = json.loads((save_llama(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(short | {"max_position_embeddings": 300}))
+    raw = with_ngram(config(models, ("large", "small"), "large"))
+    raw["models"].append({"name": "short", "source": str(tmp_path)})
+    pool = ModelPool.from_config(raw, kv_tokens=lambda longest: 2 * longest)
+    assert pool.longest_sequence == 300
+    assert pool.device_manager.kv_tokens == 600
 
 
 def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(
@@ -177,7 +189,7 @@ def test_a_small_half_precision_drafter_runs_in_float32_and_is_accounted_so(
     names = ("large", "small")
     for name in names:
         save_llama(tmp_path / name, dtype="bfloat16")
-    pool = ModelPool.from_config(config(tmp_path, names, "large"), kv_tokens=100)
+    pool = ModelPool.from_config(config(tmp_path, names, "large"), kv_tokens=lambda _: 100)
     small, large = pool.get("small"), pool.get("large")
     assert (small.dtype, large.dtype) == (torch.float32, torch.bfloat16)
     assert small.threads == 1
@@ -247,7 +259,7 @@ def with_ngram(raw: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_weightless_member_is_the_weakest_and_always_there(models: Path) -> None:
     raw = with_ngram(config(models, ("large", "small"), "large"))
-    pool = ModelPool.from_config(raw, kv_tokens=1000)
+    pool = ModelPool.from_config(raw, kv_tokens=lambda _: 1000)
     assert pool.names == ("quoter", "small", "large")
     assert [pool.is_weightless(name) for name in pool.names] == [True, False, False]
     assert pool.parameter_count("quoter") == 0

@@ -12,7 +12,7 @@ from processors.errors import NonFiniteLogits
 from processors.pack import NO_SLOT, lag
 from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
-from processors.sampler import SamplingSettings
+from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree
 from tests.processors.tiny import (
     GREEDY,

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from processors.contexts import Contexts
 from processors.grammar import Bits, GrammarError, Path, allows, exclude_others, prune
-from processors.sampler import Sampler, SamplingSettings
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor
 from tests.modelpool.factories import VOCAB_SIZE

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,93 +9,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from processors.contexts import Contexts
 from processors.noise import gumbel, uniform
-from processors.sampler import Sampler, SamplingSettings
-
-VOCAB = 50
-GREEDY = SamplingSettings()
-PROMPT = (3, 4, 5, 6)
-OUTPUT = (7, 7, 8)
-WORDS = ((9,), (7, 8, 10), (8, 10), (8, 11), (20, 21), (3, 4, 5, 6, 7, 7, 8, 12))
-FULL = SamplingSettings(
-    temperature=0.8,
-    top_k=12,
-    top_p=0.9,
-    seed=3,
-    min_p=0.05,
-    repetition_penalty=1.3,
-    presence_penalty=0.4,
-    frequency_penalty=0.3,
-    logit_bias=((7, 2.0), (30, -5.0)),
-    min_tokens=5,
-    end_token_ids=(0, 1),
-    bad_words_ids=WORDS,
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
+from tests.processors.sampling import (
+    FULL,
+    GREEDY,
+    PROMPT,
+    VOCAB,
+    WORDS,
+    Broken,
+    Shift,
+    contexts_at,
+    edited,
+    open_rows,
+    random_logits,
+    scores_of,
+    warped,
 )
-
-
-def random_logits(count: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    drawn = torch.Generator().manual_seed(seed)
-    return (3 * torch.randn(count, VOCAB, generator=drawn, dtype=torch.float64)).to(dtype)
-
-
-def edited(logits: Tensor, s: SamplingSettings, prompt: Sequence[int], output: list[int]) -> Tensor:
-    """[1, V] what `transformers` makes of [1, V] before the temperature."""
-    text = torch.tensor([[*prompt, *output]], dtype=torch.int64)
-    scores: Tensor = logits.double().clone()
-    for token, bias in s.logit_bias:
-        scores[:, token] += bias
-    scores = RepetitionPenaltyLogitsProcessor(s.repetition_penalty)(text, scores)
-    counts = torch.tensor(np.bincount(output, minlength=VOCAB)).double()
-    scores = scores - s.frequency_penalty * counts - s.presence_penalty * counts.clamp(max=1)
-    if s.bad_words_ids:
-        scores = NoBadWordsLogitsProcessor([list(word) for word in s.bad_words_ids])(text, scores)
-    if s.end_token_ids:
-        ends = list(s.end_token_ids)
-        scores = MinNewTokensLengthLogitsProcessor(len(prompt), s.min_tokens, ends)(text, scores)
-    return scores
-
-
-def warped(logits: Tensor, s: SamplingSettings) -> Tensor:
-    """[1, V] what `transformers` makes of [1, V]: temperature, top-k, top-p, min-p."""
-    scores: Tensor = logits.double() / s.temperature
-    nothing = torch.zeros(1, 0, dtype=torch.int64)
-    if s.top_k:
-        scores = TopKLogitsWarper(s.top_k)(nothing, scores)
-    if s.top_p < 1.0:
-        scores = TopPLogitsWarper(s.top_p)(nothing, scores)
-    if s.min_p > 0.0:
-        scores = cast(Any, MinPLogitsWarper(s.min_p))(nothing, scores)
-    return scores
-
-
-def open_rows(*rows: SamplingSettings, prompt: Sequence[int] = ()) -> Sampler:
-    sampler = Sampler(VOCAB, window=16)
-    for row, one in enumerate(rows):
-        sampler.open(row, one, prompt)
-    return sampler
-
-
-def contexts_at(
-    rows: list[int], positions: list[int], paths: list[list[int]] | None = None
-) -> Contexts:
-    """`paths`: of any lengths; the rest of each line is filled with what must not matter."""
-    if paths is None:
-        return Contexts(np.array(rows), np.array(positions), np.zeros(len(rows), dtype=np.int64))
-    depths = [len(path) for path in paths]
-    filled = torch.full((len(rows), max(depths) + 1), -1)
-    for line, path in zip(filled, paths, strict=True):
-        line[: len(path)] = torch.tensor(path, dtype=torch.int64)
-    return Contexts(np.array(rows), np.array(positions), np.array(depths), filled)
 
 
 def choose(sampler: Sampler, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
@@ -105,74 +36,7 @@ def choose(sampler: Sampler, logits: Tensor, rows: list[int], positions: list[in
     return chosen
 
 
-def scores_of(
-    one: SamplingSettings,
-    logits: Tensor,
-    position: int,
-    path: list[int] | None = None,
-    prompt: Sequence[int] = PROMPT,
-    output: Sequence[int] = OUTPUT,
-) -> Tensor:
-    """[V] of a row that is alone."""
-    sampler = Sampler(VOCAB, window=16)
-    sampler.open(0, one, prompt, output)
-    paths = None if path is None else [path]
-    return sampler.scores(logits, contexts_at([0], [position], paths))[0]
-
-
 # Processing
-
-
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
-@pytest.mark.parametrize("top_k", [0, 1, 5, VOCAB, 10 * VOCAB])
-@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.1])
-def test_warping_equals_that_of_transformers(
-    temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
-    one = SamplingSettings(temperature, top_k, top_p, seed=0, min_p=min_p)
-    logits, noise = random_logits(20), torch.from_numpy(gumbel(0, 2, VOCAB))
-    got = open_rows(one).scores(logits, contexts_at([0] * 20, [2] * 20))
-    for index in range(20):
-        wanted = warped(logits[index : index + 1], one)[0] + noise
-        torch.testing.assert_close(got[index], wanted, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"logit_bias": ((7, 2.0), (30, -5.0), (49, -math.inf))},
-        {"repetition_penalty": 1.7},
-        {"repetition_penalty": 0.6},
-        {"presence_penalty": -1.2},
-        {"frequency_penalty": 0.7},
-        {"bad_words_ids": ((9,), (11,))},
-        {"bad_words_ids": WORDS},
-        {"min_tokens": 4, "end_token_ids": (0, 1)},
-        {"min_tokens": 3, "end_token_ids": (0, 1)},
-        {"min_tokens": 2},
-        {field.name: getattr(FULL, field.name) for field in dataclasses.fields(FULL)},
-    ],
-)
-def test_every_setting_equals_that_of_transformers(
-    changed: dict[str, Any], temperature: float
-) -> None:
-    one = SamplingSettings(**{**changed, "temperature": temperature, "seed": 3})
-    for seed in range(10):
-        logits = random_logits(1, seed)
-        wanted = edited(logits, one, PROMPT, list(OUTPUT))
-        if temperature > 0:
-            wanted = warped(wanted, one) + torch.from_numpy(gumbel(3, 3, VOCAB))
-        got = scores_of(one, logits, position=3)
-        assert torch.equal(got.isfinite(), wanted[0].isfinite())
-        torch.testing.assert_close(got, wanted[0], rtol=1e-13, atol=1e-13)
-
-
-def test_a_phrase_is_held_back_only_where_the_text_ends_with_its_beginning() -> None:
-    one = SamplingSettings(bad_words_ids=((7, 8, 10), (8, 8, 11), (5, 5, 5, 5, 5, 7, 7, 8, 12)))
-    kept = scores_of(one, random_logits(1), 3).isfinite()
-    assert kept.logical_not().nonzero().flatten().tolist() == [10]
 
 
 def test_processing_leaves_the_logits_as_they_are() -> None:
@@ -263,22 +127,11 @@ def test_a_closed_row_takes_its_settings_and_text_along() -> None:
     assert torch.equal(got, scores_of(FULL, random_logits(1), 1, prompt=(), output=()))
 
 
-class Shift:
-    """A processor whose result depends on the whole text."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores.roll(int(input_ids.sum()) % 7, dims=-1)
-
-
-class Broken:
-    def __init__(self, result: Any = None) -> None:
-        self._result = result
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
-        scores.zero_()
-        if self._result is None:
-            raise RuntimeError("broken")
-        return self._result
+def test_errors_end_with_their_row() -> None:
+    sampler = open_rows(SamplingSettings(logits_processors=(Broken(),)))
+    choose(sampler, random_logits(1), [0], [0])
+    sampler.close(0)
+    assert sampler.take_errors() == {}
 
 
 some_settings = st.builds(
@@ -476,75 +329,6 @@ def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
         uniform(0, 4, 2 * 2**32, draw=5),
         uniform(5, 5, stream, draw=5),
     ]
-
-
-# Processors of the caller
-
-
-def test_processors_run_in_order_on_the_whole_text() -> None:
-    seen = list[list[int]]()
-
-    def note(input_ids: Tensor, scores: Tensor) -> Tensor:
-        seen.append(input_ids[0].tolist())
-        return scores + 1.0
-
-    def double(input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores.mul_(2.0)
-
-    one = SamplingSettings(logits_processors=(note, double))
-    logits = random_logits(1)
-    got = scores_of(one, logits, 3, path=[9, 9])
-    assert seen == [[*PROMPT, *OUTPUT, 9, 9]]
-    assert torch.equal(got, (logits[0] + 1.0) * 2.0)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        Broken(),
-        Broken("scores"),
-        Broken(torch.zeros(VOCAB)),
-        Broken(torch.full((1, VOCAB), math.nan)),
-    ],
-)
-def test_where_a_processor_fails_nothing_may_be_chosen_and_it_is_reported(broken: Broken) -> None:
-    shift = Shift()
-    rows = [
-        dataclasses.replace(FULL, logits_processors=(broken, shift)),
-        dataclasses.replace(FULL, logits_processors=(shift,)),
-        GREEDY,
-    ]
-    sampler, logits = open_rows(*rows, prompt=PROMPT), random_logits(3)
-    got = sampler.scores(logits, contexts_at([0, 1, 2], [3, 3, 3]))
-    assert bool((got[0] == -math.inf).all())
-    for index, row in ((1, rows[1]), (2, GREEDY)):
-        alone = scores_of(row, logits[index : index + 1], 3, output=())
-        assert torch.equal(got[index], alone)
-    errors = sampler.take_errors()
-    assert list(errors) == [0]
-    assert isinstance(errors[0], RuntimeError | ValueError)
-    assert sampler.take_errors() == {}
-
-
-def test_errors_end_with_their_row() -> None:
-    sampler = open_rows(SamplingSettings(logits_processors=(Broken(),)))
-    choose(sampler, random_logits(1), [0], [0])
-    sampler.close(0)
-    assert sampler.take_errors() == {}
-
-
-def test_nan_of_the_model_is_not_blamed_on_a_processor() -> None:
-    sampler = open_rows(SamplingSettings(logits_processors=(Shift(),)))
-    logits = torch.full((1, VOCAB), math.nan)
-    assert sampler.choose(logits, contexts_at([0], [0]))[1].isnan().all()
-    assert sampler.take_errors() == {}
-
-
-def test_paths_that_are_needed_must_be_known() -> None:
-    sampler = open_rows(SamplingSettings(repetition_penalty=1.1))
-    contexts = Contexts(np.array([0]), np.array([1]), np.array([1]))
-    with pytest.raises(AssertionError):
-        sampler.scores(random_logits(1), contexts)
 
 
 # Many contexts, large vocabularies, drafts

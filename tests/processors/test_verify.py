@@ -10,7 +10,7 @@ from processors.draft import DraftProcessor
 from processors.pack import FedTree
 from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
-from processors.sampler import SamplingSettings
+from processors.sampling_row import SamplingSettings
 from processors.token_tree import ROOT, TokenTree, join
 from processors.verify import Verdict, VerifyProcessor
 from tests.modelpool.factories import VOCAB_SIZE

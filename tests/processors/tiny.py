@@ -15,7 +15,8 @@ from modelpool.packed_attention import KVView
 from modelpool.packed_model import PackedModel
 from processors.contexts import Contexts
 from processors.pack import PackPlan, run_pack
-from processors.sampler import Sampler, SamplingSettings
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree
 from statemgr import ModelState, StateManager
 from tests.modelpool.factories import VOCAB_SIZE, save_llama

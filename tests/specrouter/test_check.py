@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 
 from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
+from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.check import CheckReport, check_config
 from specrouter.cli import default_config, main
 from specrouter.config import RouterConfig
 
 GIB = 2**30
+ROW = 384  # slots for 256 tokens and a tree of up to 80, in whole quanta of 128
 Settings = dict[str, Any]
 
 
@@ -32,6 +36,11 @@ def gpu(usable: int) -> DeviceInfo:
     return DeviceInfo("cuda:0", free_bytes=usable, total_bytes=0)
 
 
+def machine(device: DeviceInfo) -> tuple[DeviceInfo, ...]:
+    """Every machine has a CPU."""
+    return (device, cpu(8 * GIB)) if device.is_accelerator else (device,)
+
+
 @pytest.fixture
 def settings(small_config: Settings) -> Settings:
     """Three Llamas in float64 on automatic devices; 8 requests of up to 256 tokens."""
@@ -40,6 +49,12 @@ def settings(small_config: Settings) -> Settings:
         model.pop("device", None)
     changed["server"] = {"chat_template": None}
     return changed
+
+
+def target_alone(settings: Settings) -> Settings:
+    pool = settings["pool"]
+    models = [model for model in pool["models"] if model["name"] == pool["target"]]
+    return settings | {"pool": pool | {"models": models}}
 
 
 def sizes(report: CheckReport) -> tuple[int, int]:
@@ -52,9 +67,9 @@ def test_report_counts_weights_and_kv_of_every_model(settings: Settings) -> None
     report = check(settings)
     assert report.fits
     assert (report.max_requests, report.max_request_tokens) == (8, 256)
-    assert report.kv_tokens == 8 * 256
+    assert report.kv_tokens == 8 * ROW
     weights, per_token = sizes(report)
-    assert [device.needed_bytes for device in report.devices] == [weights + per_token * 8 * 256]
+    assert [device.needed_bytes for device in report.devices] == [weights + per_token * 8 * ROW]
     assert sorted(member.role for member in report.members) == ["draft", "draft", "target"]
     for member in report.members:
         assert member.devices == ("cpu",)
@@ -63,31 +78,50 @@ def test_report_counts_weights_and_kv_of_every_model(settings: Settings) -> None
         assert member.weight_bytes == 8 * member.parameters
 
 
-def test_pool_that_does_not_fit_is_told_what_would(settings: Settings) -> None:
-    weights, per_token = sizes(check(settings))
-    tokens = 3 * 256 + 10
-    report = check(settings, cpu(weights + tokens * per_token))
-    assert not report.fits
-    (problem,) = report.problems
-    assert f"{tokens} tokens of KV fit" in problem
-    for advice in (
-        "engine.max_requests: 3",
-        f"engine.max_model_len: {tokens // 8}",
-        f"engine.kv_budget_tokens: {tokens}",
-        "dtype",
-    ):
-        assert advice in problem
-
-
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [("max_requests", 3), ("max_model_len", (3 * 256 + 10) // 8), ("kv_budget_tokens", 778)],
+    "change", [{}, {"kv_budget_tokens": 100}, {"max_model_len": 100}, {"max_model_len": 100_000}]
 )
-def test_advice_helps(setting: str, value: int, settings: Settings) -> None:
+def test_kv_that_is_counted_is_what_served_models_take(
+    change: Settings, settings: Settings
+) -> None:
+    settings["engine"].update(change)
+    counted = {member.name: member.kv_bytes for member in check(settings).members}
+    with ChainRouter.from_config(settings) as router:
+        whole_chain = Speculation(router.pool.names, depth=2)
+        router.generate([[1, 2, 3]], SamplingParams(max_new_tokens=4), whole_chain)
+        assert router.engine_state().kv_bytes == counted
+
+
+@pytest.mark.parametrize("device", [cpu, gpu])
+def test_budget_of_requests_saves_no_memory(
+    device: Callable[[int], DeviceInfo], settings: Settings
+) -> None:
+    settings = target_alone(settings)
     weights, per_token = sizes(check(settings))
-    room = cpu(weights + (3 * 256 + 10) * per_token)
-    settings["engine"][setting] = value
-    assert check(settings, room).fits
+    settings["engine"]["kv_budget_tokens"] = 100
+    needed = weights + 8 * ROW * per_token
+    assert check(settings, *machine(device(needed))).fits
+    (problem,) = check(settings, *machine(device(needed - 1))).problems
+    assert "kv_budget_tokens" not in problem
+
+
+@pytest.mark.parametrize("device", [cpu, gpu])
+def test_pool_that_does_not_fit_is_told_what_would(
+    device: Callable[[int], DeviceInfo], settings: Settings
+) -> None:
+    settings = target_alone(settings)
+    weights, per_token = sizes(check(settings))
+    tokens = 3 * ROW + 10
+    room = machine(device(weights + tokens * per_token))
+    (problem,) = check(settings, *room).problems
+    assert f"{tokens} tokens of KV fit" in problem
+    assert "dtype" in problem
+    advice = dict(re.findall(r"engine\.(\w+): (\d+)", problem))
+    assert advice == {"max_requests": "3", "max_model_len": str(128 - 80)}
+    for setting, value in advice.items():
+        changed = copy.deepcopy(settings)
+        changed["engine"][setting] = int(value)
+        assert check(changed, *room).fits
 
 
 def test_weights_alone_can_be_too_large(settings: Settings) -> None:
@@ -120,8 +154,8 @@ def test_target_too_large_for_the_accelerator_does_not_fit(settings: Settings) -
 
 def test_spread_target_is_counted_on_each_of_its_devices(settings: Settings) -> None:
     target = next(member for member in check(settings).members if member.role == "target")
-    half = (target.weight_bytes + target.kv_bytes) * 6 // 10
-    devices = (DeviceInfo("cuda:0", half, 0), DeviceInfo("cuda:1", half, 0), cpu(8 * GIB))
+    most = (target.weight_bytes + target.kv_bytes) * 9 // 10
+    devices = (DeviceInfo("cuda:0", most, 0), DeviceInfo("cuda:1", most, 0), cpu(8 * GIB))
     report = check(settings, *devices)
     placed = next(member for member in report.members if member.role == "target")
     assert placed.devices == ("cuda:0", "cuda:1")
@@ -203,9 +237,13 @@ def test_drafter_without_weights_takes_nothing(capsys: pytest.CaptureFixture[str
 
 
 def test_pool_that_does_not_fit_ends_with_code_1(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: Settings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings["engine"].update(max_requests=1024, max_model_len=2**31)
+    monkeypatch.setattr("specrouter.check.read_devices", lambda: (cpu(2**20),))
     path = tmp_path / "scenario.yaml"
     path.write_text(json.dumps(settings, default=str))
     assert main(["check", str(path)]) == 1

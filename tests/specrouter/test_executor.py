@@ -17,13 +17,8 @@ from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, VerifyProcessor
 from specrouter.acceptance import shape_index
-from specrouter.executor import (
-    ChainGroup,
-    CyclePlan,
-    CycleResult,
-    Executor,
-    TargetError,
-)
+from specrouter.cycle_plan import ChainGroup, CyclePlan, CycleResult, TargetError
+from specrouter.executor import Executor
 from specrouter.lessons import total_variation
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
@@ -61,11 +56,12 @@ class Bench:
         max_new_tokens: int = 30,
         prompts: Sequence[list[int]] = PROMPTS,
         params: SamplingParams | None = None,
+        rejection: bool = False,
     ) -> None:
         self.manager = StateManager(len(prompts), 128, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
         window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
-        self.executor = Executor(pool, self.manager, self.profiler, 32, window)
+        self.executor = Executor(pool, self.manager, self.profiler, 32, window, rejection)
         self.prompts = prompts
         params = params or SamplingParams(max_new_tokens, ignore_eos=True)
         for prompt in prompts:
@@ -147,7 +143,7 @@ def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
     for chain in (*CHAINS, *reversed(CHAINS)):
         bench.cycle(chain)  # asserts it
         rows = np.arange(len(PROMPTS))
-        assert not bench.executor.target_lag(rows).any()
+        assert not bench.executor.states.target_lag(rows).any()
         for name in chain:
             state = bench.manager.state(name)
             assert state is not None
@@ -478,8 +474,7 @@ def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
 
 
 def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
-    bench = Bench(pool, params=SETTINGS["sampled"])
-    bench.executor._rejection = True
+    bench = Bench(pool, params=SETTINGS["sampled"], rejection=True)
     selector = Noting(nothing)
     bench.run([group(("small", "target"), [0, 1, 2], width=1)], selector)
     assert not selector.asked

@@ -58,6 +58,17 @@ def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, told:
     assert clock.take_ms() == 0.0
 
 
+def test_a_stages_own_time_is_what_is_left_beside_its_forwards(clock: ForwardClock) -> None:
+    inside = clock.watch("big", CPU)
+    started = time.perf_counter()
+    with inside(1, 0.0):
+        time.sleep(0.05)
+    time.sleep(0.01)
+    own_ms = clock.own_ms(started)
+    assert 10 <= own_ms <= (time.perf_counter() - started) * 1000 - 50
+    assert clock.take_ms() == 0.0
+
+
 def test_a_forward_that_raises_is_not_timed(clock: ForwardClock, told: Told) -> None:
     with pytest.raises(RuntimeError, match="broken"), clock.watch("big", CPU)(1, 0.0):
         raise RuntimeError("broken")

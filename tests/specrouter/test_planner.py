@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle_choice import LONGEST_WAIT
-from specrouter.executor import (
+from specrouter.cycle_plan import (
     ChainGroup,
     Commit,
     CyclePlan,

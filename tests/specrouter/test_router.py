@@ -32,8 +32,9 @@ from specrouter import (
     Speculation,
     UnavailableError,
 )
+from specrouter.cycle_plan import CyclePlan, CycleResult
 from specrouter.engine import Engine
-from specrouter.executor import CyclePlan, CycleResult, Executor
+from specrouter.executor import Executor
 from specrouter.hang_guard import HangGuard
 from specrouter.prediction import Workload, target_only
 from specrouter.request import Prompt, RunningRequest
@@ -562,7 +563,7 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
         router.submit(PROMPT, GREEDY)
     router.close()  # does not wait for the thread that hangs
     released.set()  # nobody hears of it any more
-    stuck = router._threads["engine"]
+    stuck = router._thread._threads["engine"]
     stuck.join(PATIENCE_S)
     assert not stuck.is_alive()
 
@@ -811,7 +812,7 @@ def test_an_errand_that_is_never_run_is_told_so(small_config: Settings, faults: 
 
     with router._engine._stepping:  # so that the router closes before there is time for it
         threading.Thread(target=ask, daemon=True).start()
-        wait_until(lambda: router._errand is not None)
+        wait_until(lambda: router._thread._errand is not None)
         closing = threading.Thread(target=router.close)
         closing.start()
         wait_until(lambda: not router.is_healthy)

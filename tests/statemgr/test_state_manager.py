@@ -1,11 +1,14 @@
 """Rows and memory are promised at admission; every model's cache is a prefix of the tokens."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from modelpool.packed_model import KVLayer
-from statemgr import ModelState, StateManager
+from statemgr import ModelState, StateManager, row_slots, row_tokens
 
 LAYERS = (KVLayer(torch.device("cpu"), torch.float32, 1, 2),)
 
@@ -17,7 +20,34 @@ def cache(state: ModelState, row: int, tokens: list[int]) -> None:
 
 
 def test_rows_are_whole_quanta_of_slots() -> None:
-    assert StateManager(rows=1, max_tokens=129).slots == 256
+    assert [row_slots(tokens) for tokens in (1, 128, 129)] == [128, 128, 256]
+    assert StateManager(rows=1, max_tokens=129).slots == row_slots(129)
+
+
+@pytest.mark.parametrize("slots", [128, 255, 256, 1000])
+def test_the_most_tokens_that_slots_are_enough_for_are_known(slots: int) -> None:
+    most = row_tokens(slots, tree_tokens=9)
+    assert row_slots(most, tree_tokens=9) <= slots < row_slots(most + 1, tree_tokens=9)
+
+
+def test_slots_for_less_than_a_tree_are_enough_for_no_token() -> None:
+    assert row_tokens(127) == row_tokens(128, tree_tokens=200) == 0
+
+
+def test_a_models_memory_is_taken_for_all_rows_at_once() -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("nothing here says what memory a process has")
+
+    def resident_bytes() -> int:
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    layer = KVLayer(torch.device("cpu"), torch.float32, 4, 64)
+    manager = StateManager(rows=32, max_tokens=1024, budget_tokens=2)
+    before = resident_bytes()
+    store = manager.open_state("draft", [layer]).store
+    assert store.nbytes == 32 * 1024 * (2 * 4 * 64 * 4)  # K and V, heads, dim, float32
+    assert resident_bytes() - before > 0.9 * store.nbytes
 
 
 def test_a_tree_has_slots_beside_the_tokens_and_is_not_reserved() -> None:

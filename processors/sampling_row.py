@@ -1,0 +1,142 @@
+"""How one row chooses its tokens: what was asked for, and what that needs to know of its text.
+
+Contract: `SamplingSettings` is asked for, once and for all. `SamplingRow` holds it in the shape in
+which batches of rows take it up, together with the committed text where that is looked at.
+Not here: what is done to scores (`processors.score_edits`), and the choice (`processors.sampler`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from processors.contexts import Ints
+from processors.grammar import Bits, TokenGrammar
+from processors.logits import NO_TOKEN
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Of one row. The defaults are greedy, and everything else off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()  # excluded while fewer than min_tokens were chosen
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    # of `transformers`: (input_ids [1, L], scores [1, V]) -> [1, V]
+    logits_processors: tuple[Any, ...] = ()
+    stream: int = 0  # distinguishes samples that share a seed, below 2**32
+    # At its beginning. `min_tokens` then holds an end back only where something else may follow.
+    grammar: TokenGrammar | None = field(default=None, compare=False)
+
+
+@dataclass
+class TokenCounts:
+    """Of a row's committed text, on one device."""
+
+    in_prompt: Tensor  # [vocab_size] bool
+    in_output: Tensor  # [vocab_size] int32
+    length: int  # of the text that was counted
+
+
+class SamplingRow:
+    """An open row: its settings, what they ask for, and its text if they look at that.
+
+    Attributes:
+        biased, biases: [b] ids, and what is added to their scores (float64).
+        penalized: whether a penalty is on, so that `counts` are needed.
+        excludes: whether `excluded` holds anything at any position.
+        endings: [p] the last ids of bad words of several tokens.
+        beginnings: [p, L] the ids before them, `NO_TOKEN` in front of the shorter ones.
+        end_bits: the ids that end a text, of a row with a grammar.
+        reads_text: whether any setting looks at the text.
+        edits: whether scores change before the temperature, a grammar aside.
+        warps: whether ids are excluded after the temperature.
+        text: prompt and output so far; empty where no setting looks at it.
+    """
+
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        vocab_size: int,
+    ) -> None:
+        self.settings = settings
+        self.biased: Ints = np.array([token for token, _ in settings.logit_bias], dtype=np.int64)
+        self.biases = np.array([bias for _, bias in settings.logit_bias], dtype=np.float64)
+        self.penalized = (
+            settings.repetition_penalty != 1.0
+            or settings.presence_penalty != 0.0
+            or settings.frequency_penalty != 0.0
+        )
+        words = set(settings.bad_words_ids)
+        self._bad = np.array(sorted(word[0] for word in words if len(word) == 1), dtype=np.int64)
+        self._bad_or_end = np.union1d(self._bad, np.array(settings.end_token_ids, dtype=np.int64))
+        is_held = settings.grammar is None and settings.min_tokens > 0  # else its mask sees to it
+        self._held_until = settings.min_tokens if is_held else 0
+        self.excludes = len(self._bad) > 0 or (is_held and len(settings.end_token_ids) > 0)
+        ends = np.isin(np.arange(vocab_size if settings.grammar else 0), settings.end_token_ids)
+        self.end_bits: Bits = np.packbits(ends, bitorder="little")
+        self.beginnings, self.endings = _split(word for word in words if len(word) > 1)
+        self.reads_text = (
+            self.penalized or len(self.endings) > 0 or len(settings.logits_processors) > 0
+        )
+        self.edits = self.reads_text or self.excludes or len(self.biased) > 0
+        self.warps = settings.temperature > 0 and (
+            settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
+        )
+        self.text = [*prompt, *output] if self.reads_text else []
+        self._prompt_length = len(prompt)
+        self._vocab_size = vocab_size
+        self._counts: dict[torch.device, TokenCounts] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Output tokens were committed."""
+        if self.reads_text:
+            self.text.extend(tokens)
+
+    def excluded(self, position: int) -> Ints:
+        """Ids that may not stand at an output position, whatever stands before it."""
+        return self._bad_or_end if position < self._held_until else self._bad
+
+    def counts(self, device: torch.device) -> TokenCounts:
+        """Of the committed text, brought up to date. Only of a row that `reads_text`."""
+        with torch.inference_mode(False):  # they are changed outside of inference, too
+            if device not in self._counts:
+                in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
+                in_prompt[self.text[: self._prompt_length]] = True
+                self._counts[device] = TokenCounts(
+                    in_prompt.to(device, non_blocking=True),
+                    torch.zeros(self._vocab_size, dtype=torch.int32, device=device),
+                    self._prompt_length,
+                )
+            counts = self._counts[device]
+            new = torch.tensor(self.text[counts.length :], dtype=torch.int64)
+            if len(new):
+                ones = torch.ones(len(new), dtype=torch.int32, device=device)
+                counts.in_output.index_add_(0, new.to(device, non_blocking=True), ones)
+                counts.length = len(self.text)
+        return counts
+
+
+def _split(phrases: Iterable[tuple[int, ...]]) -> tuple[Ints, Ints]:
+    """What stands before the last id of each phrase [p, L], `NO_TOKEN` in front; the last ids."""
+    ordered = sorted(phrases)
+    longest = max((len(phrase) - 1 for phrase in ordered), default=0)
+    endings = np.array([phrase[-1] for phrase in ordered], dtype=np.int64)
+    beginnings = np.full((len(ordered), longest), NO_TOKEN, dtype=np.int64)
+    for index, phrase in enumerate(ordered):
+        beginnings[index, longest - len(phrase) + 1 :] = phrase[:-1]
+    return beginnings, endings

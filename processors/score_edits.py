@@ -1,0 +1,195 @@
+"""What rows' settings change in scores before a token is chosen: which rows, in which order.
+
+Contract: `edit` is all that comes before the temperature, `warp` the temperature and all that comes
+after it. Places are independent of one another, but each step takes all that need it at once. The
+order is told in `processors.sampler`, the arithmetic of a step in `processors.logits`. Nothing here
+waits for the device but a row's own processors.
+Not here: noise, and the choice.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from processors.contexts import Contexts, Ints
+from processors.grammar import exclude_others
+from processors.logits import (
+    NO_TOKEN,
+    add_entries,
+    change_rows,
+    column,
+    ends_with,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    on_device,
+    penalize,
+)
+from processors.sampling_row import SamplingRow, SamplingSettings
+
+Rows = Sequence[SamplingRow]  # [n] that of each place
+
+
+def edit(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]:
+    """Changes scores [n, V] float64 in place, as rows and `contexts.masks` ask for.
+
+    Returns:
+        The first error of each row, by its number, whose own processors failed. No id is left
+        where one did.
+    """
+    if any(contexts.depths[i] for i, row in enumerate(rows) if row.reads_text):
+        assert contexts.paths is not None, "settings look at the text, but paths are unknown"
+    biased = [index for index, row in enumerate(rows) if len(row.biased)]
+    if biased:
+        _add_biases(scores, rows, biased)
+    penalized = [index for index, row in enumerate(rows) if row.penalized]
+    if penalized:
+        _penalize(scores, rows, penalized, contexts)
+    excluded = [index for index, row in enumerate(rows) if row.excludes]
+    if excluded:
+        _exclude_ids(scores, rows, excluded, contexts)
+    phrased = [index for index, row in enumerate(rows) if len(row.endings)]
+    if phrased:
+        _exclude_endings(scores, rows, phrased, contexts)
+    errors = _run_processors(scores, rows, contexts)
+    if contexts.masks is not None:
+        restrained = [index for index, row in enumerate(rows) if row.settings.grammar]
+        masks = _pick(contexts.masks, restrained)
+        change_rows(scores, restrained, lambda part: exclude_others(part, masks))
+    return errors
+
+
+def warp(scores: Tensor, settings: Sequence[SamplingSettings], precision: torch.dtype) -> Tensor:
+    """Scores [n, V] of memory of their own, those at temperature 0 as they were but for precision.
+
+    Args:
+        settings: [n] that of each place.
+        precision: float64 or float32.
+    """
+    # A greedy row's divisor is 1.
+    divisors = [s.temperature if s.temperature > 0 else 1.0 for s in settings]
+    device, size = scores.device, scores.shape[-1]
+    warped = scores.to(precision) / column(divisors, device, precision)
+    sampled = [(index, s) for index, s in enumerate(settings) if s.temperature > 0]
+    limits = [(index, s.top_k) for index, s in sampled if 0 < s.top_k < size]
+    if limits:
+        top_k = [k for _, k in limits]
+        change_rows(warped, [index for index, _ in limits], lambda part: keep_top_k(part, top_k))
+    shares = [(index, s.top_p) for index, s in sampled if s.top_p < 1.0]
+    if shares:
+        top_p = column([p for _, p in shares], device)
+        change_rows(warped, [index for index, _ in shares], lambda part: keep_top_p(part, top_p))
+    ratios = [(index, s.min_p) for index, s in sampled if s.min_p > 0.0]
+    if ratios:
+        min_p = column([p for _, p in ratios], device)
+        change_rows(warped, [index for index, _ in ratios], lambda part: keep_min_p(part, min_p))
+    return warped
+
+
+def _add_biases(scores: Tensor, rows: Rows, which: list[int]) -> None:
+    ids = np.concatenate([rows[index].biased for index in which])
+    biases = np.concatenate([rows[index].biases for index in which])
+    places = np.repeat(which, [len(rows[index].biased) for index in which])
+    known = ids < scores.shape[-1]
+    add_entries(scores, places[known], ids[known], on_device(biases[known], scores.device))
+
+
+def _penalize(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) -> None:
+    device, size = scores.device, scores.shape[-1]
+    counted = [rows[index].counts(device) for index in which]
+    in_prompt = torch.stack([one.in_prompt for one in counted])
+    in_output = torch.stack([one.in_output for one in counted])
+    depths = contexts.depths[which]
+    if contexts.paths is not None and depths.any():
+        paths = _pick(contexts.paths, which)
+        steps = torch.arange(paths.shape[1], device=device)
+        real = steps < on_device(depths, device).unsqueeze(1)
+        in_output.scatter_add_(1, paths.where(real, 0), real.to(in_output.dtype))
+    settings = [rows[index].settings for index in which]
+    repetition = column([s.repetition_penalty for s in settings], device)
+    presence = column([s.presence_penalty for s in settings], device)
+    frequency = column([s.frequency_penalty for s in settings], device)
+
+    def change(part: Tensor) -> None:
+        penalize(part, in_prompt[:, :size], in_output[:, :size], repetition, presence, frequency)
+
+    change_rows(scores, which, change)
+
+
+def _exclude_ids(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) -> None:
+    """Bad words of one token, and ends that come too early."""
+    excluded = [rows[index].excluded(int(contexts.positions[index])) for index in which]
+    ids = np.concatenate(excluded)
+    places = np.repeat(which, [len(one) for one in excluded])
+    known = ids < scores.shape[-1]
+    values = scores.new_full((int(known.sum()),), -math.inf)
+    add_entries(scores, places[known], ids[known], values)
+
+
+def _exclude_endings(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) -> None:
+    """The last ids of bad words whose other ids the text ends with."""
+    device, size = scores.device, max(rows[index].beginnings.shape[1] for index in which)
+    committed = np.full((len(which), size), NO_TOKEN, dtype=np.int64)
+    patterns = list[Ints]()
+    for line, index in enumerate(which):
+        tail = rows[index].text[-size:]
+        committed[line, size - len(tail) :] = tail
+        beginnings = rows[index].beginnings
+        padding = ((0, 0), (size - beginnings.shape[1], 0))
+        patterns.append(np.pad(beginnings, padding, constant_values=NO_TOKEN))
+    tails, depths = on_device(committed, device), contexts.depths[which]
+    if contexts.paths is not None and depths.any():
+        texts = torch.cat((tails, _pick(contexts.paths, which)), dim=1)
+        tails = texts.gather(1, on_device(depths[:, None] + np.arange(size), device))
+    ids = np.concatenate([rows[index].endings for index in which])
+    owners = np.repeat(np.arange(len(which)), [len(one) for one in patterns])
+    known = ids < scores.shape[-1]
+    owners = owners[known]
+    matching = ends_with(
+        tails.index_select(0, on_device(owners, device)),
+        on_device(np.concatenate(patterns)[known], device),
+    )
+    values = scores.new_zeros(len(owners)).masked_fill_(matching, -math.inf)
+    add_entries(scores, np.array(which)[owners], ids[known], values)
+
+
+def _run_processors(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]:
+    """Those of the caller, place by place; see `edit` for what is returned."""
+    errors: dict[int, Exception] = {}
+    for index, row in enumerate(rows):
+        if not row.settings.logits_processors:
+            continue
+        text = torch.tensor([row.text], dtype=torch.int64, device=scores.device)
+        depth = int(contexts.depths[index])
+        if contexts.paths is not None and depth:
+            text = torch.cat((text, contexts.paths[index : index + 1, :depth]), dim=1)
+        place = scores[index : index + 1]
+        try:
+            for processor in row.settings.logits_processors:
+                place.copy_(_result(processor, text, place))
+        except Exception as error:  # the caller's code: it may raise anything
+            errors.setdefault(int(contexts.rows[index]), error)
+            place.fill_(-math.inf)
+    return errors
+
+
+def _result(processor: Any, text: Tensor, scores: Tensor) -> Tensor:
+    """What a processor makes of `scores` [1, V], which it cannot change itself."""
+    result = processor(text, scores.clone())
+    if not isinstance(result, Tensor) or result.shape != scores.shape:
+        shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        name = type(processor).__name__
+        raise ValueError(f"{name} must return scores {tuple(scores.shape)}, not {shape}")
+    if bool(result.isnan().any()) and not bool(scores.isnan().any()):
+        raise ValueError(f"{type(processor).__name__} returned NaN")
+    return result
+
+
+def _pick(tensor: Tensor, which: list[int]) -> Tensor:
+    if len(which) == len(tensor):
+        return tensor
+    return tensor.index_select(0, on_device(np.array(which, dtype=np.int64), tensor.device))

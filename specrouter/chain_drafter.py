@@ -1,0 +1,236 @@
+"""ChainDrafter: runs a chain up to its target, and returns what it offers there.
+
+The first member drafts; each intermediate verifies what was proposed and makes it its own proposal,
+the first of them for as many rounds as the group asks. A member that fails is passed over: what the
+others have proposed is still good.
+
+Not here: which of the drafted nodes the target verifies (`leave_selected`), and what it says.
+"""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from processors import (
+    DraftProcessor,
+    NgramDraftProcessor,
+    NonFiniteLogits,
+    PrefillProcessor,
+    Proposal,
+    TokenTree,
+    VerifyProcessor,
+)
+from processors.grammar import prune
+from processors.pack import lag
+from specrouter.cycle_plan import ChainGroup
+from specrouter.decoding_rows import DecodingRows
+from specrouter.forward_clock import ForwardClock
+from specrouter.group_draft import GroupDraft
+from specrouter.lessons import Teacher
+from specrouter.model_states import CATCH_UP_TOKENS, ModelStates, StageError
+from specrouter.params import MAX_TREE_TOKENS
+from specrouter.profiler import PerformanceProfiler
+from statemgr import ModelState, StateManager
+
+Ints = NDArray[np.int64]
+
+
+class ChainDrafter:
+    """Args: `rejection`: draw drafts by noise of their own, and judge them by Leviathan's rule."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        states: ModelStates,
+        rows: DecodingRows,
+        teacher: Teacher,
+        profiler: PerformanceProfiler,
+        clock: ForwardClock,
+        prefill_chunk: int,
+        rejection: bool,
+    ) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._states = states
+        self._rows = rows
+        self._sampler = rows.sampler
+        self._teacher = teacher
+        self._profiler = profiler
+        self._clock = clock
+        self._rejection = rejection
+        self._prefill = PrefillProcessor(prefill_chunk)
+        self._draft = DraftProcessor()
+        self._verify = VerifyProcessor()
+        self._ngram = NgramDraftProcessor()
+
+    def draft(self, group: ChainGroup) -> GroupDraft:
+        """What a group offers the target. A model that fails is passed over."""
+        limits = self._rows.remaining(group.rows) - 1
+        drafting = limits > 0  # a row's last token is the target's own
+        rows = group.rows[drafting]
+        heights = np.minimum(group.depth, limits[drafting])
+        positions = self._rows.output_positions(rows)
+        draft = GroupDraft(group, rows, heights, positions, self._rows.sampled(rows))
+        if bool((heights < group.depth).any()) or not drafting.all():
+            draft.is_regular = False
+        for name in group.chain[:-1] if len(rows) else ():
+            try:
+                self._advance(draft, name)
+                draft.used.append(name)
+                if len(draft.used) == 2 and not group.hard_rejection:
+                    self._go_round(draft)
+            except StageError as stage:
+                draft.failures.append(stage.failure)
+                draft.is_regular = False
+        return draft
+
+    def _advance(self, draft: GroupDraft, name: str) -> None:
+        """One more level of the chain."""
+        if draft.proposal is None:
+            self._offer(draft, self._propose(name, draft))
+        else:
+            self._judge(draft, name)
+
+    def _offer(self, draft: GroupDraft, proposal: Proposal) -> None:
+        """Hands a proposal on, without what grammars do not allow.
+
+        Rejection sampling needs all that was drawn: its verifiers refuse it in their own way.
+        """
+        if self._sampler.grammars and not self._rejection:
+            proposal = replace(proposal, tree=prune(proposal.tree, self._sampler.grammars))
+        draft.proposal = proposal
+
+    def _go_round(self, draft: GroupDraft) -> None:
+        """Inner rounds after the first: the drafter goes on from the path that the intermediate
+        accepted, which judges it anew with what was added."""
+        group, rows = draft.group, draft.rows
+        drafter, judge = draft.used
+        if self._rejection or self._pool.is_weightless(drafter):
+            return
+        while draft.inner_rounds < group.inner_rounds:
+            assert draft.proposal is not None
+            stem = draft.proposal.tree
+            heights = np.minimum(group.depth, self._rows.remaining(rows) - 1 - stem.sizes)
+            if (heights < 1).any() or not stem.sizes.all():
+                return
+            draft.inner_rounds += 1
+            for name in (drafter, judge):
+                self._states.forget_draft(name, rows)
+            before = draft.heights, draft.proposal
+            draft.heights = heights
+            try:
+                self._offer(draft, self._propose(drafter, draft, _as_stem(stem)))
+                self._judge(draft, judge)
+            except StageError:  # what the earlier rounds accepted is still good
+                draft.heights, draft.proposal = before
+                draft.inner_rounds -= 1
+                raise
+            draft.heights = before[0]
+
+    def _propose(self, name: str, draft: GroupDraft, stem: TokenTree | None = None) -> Proposal:
+        if self._pool.is_weightless(name):
+            return self._propose_from_text(name, draft)
+        group, rows = draft.group, draft.rows
+        width = 1 if self._rejection else group.width
+        with self._states.stage(name, rows) as (model, state):
+            self._catch_up(model, state, draft)
+            started = time.perf_counter()
+            proposal = self._draft.draft(
+                model,
+                state,
+                self._manager,
+                self._sampler,
+                rows,
+                draft.positions,
+                draft.heights,
+                width,
+                purpose=1 if self._rejection else 0,
+                stem=stem,
+                branching=None if self._rejection else group.branching,
+            )
+            steps = int(draft.heights.max())
+            own_ms = self._clock.own_ms(started)
+            self._profiler.record_stage("draft", len(rows) * width, own_ms, steps)
+            self._states.touch(state, rows, proposal.fed)
+        if stem is not None:
+            return proposal
+        nodes = draft.heights * group.width
+        return replace(proposal, tree=proposal.tree.select(nodes, draft.heights))
+
+    def _propose_from_text(self, name: str, draft: GroupDraft) -> Proposal:
+        group, rows = draft.group, draft.rows
+        started = time.perf_counter()
+        try:
+            tree = self._ngram.draft(
+                self._rows.ngrams,
+                self._manager,
+                _no_noise if self._rejection else self._sampler.noise_at,
+                rows,
+                draft.positions,
+                draft.heights,
+                1 if self._rejection else group.width,
+            )
+        except Exception as error:
+            raise StageError(name, error) from error
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        step_ms = elapsed_ms / group.depth
+        self._profiler.record_forward(name, len(rows) * group.width, 0.0, step_ms, group.depth)
+        return Proposal.without_logits(tree)
+
+    def _judge(self, draft: GroupDraft, name: str) -> None:
+        """An intermediate verifies what was proposed, and makes it its own proposal."""
+        group, rows, before = draft.group, draft.rows, draft.proposal
+        assert before is not None
+        level = len(draft.used)
+        with self._states.stage(name, rows) as (model, state):
+            self._catch_up(model, state, draft)
+            started = time.perf_counter()
+            arguments = (model, state, self._manager, self._sampler, before.tree, draft.positions)
+            if self._rejection:
+                verdict = self._verify.verify_by_rejection(*arguments, [before], level)
+            else:
+                verdict = self._verify.verify(*arguments, rescore=True)
+            places = int((verdict.places >= 0).sum())
+            self._profiler.record_stage("verify", places, self._clock.own_ms(started))
+            if verdict.broken.any():
+                raise NonFiniteLogits(f"{name} gave logits that are not numbers")
+            self._states.touch(state, rows, verdict.fed)
+        self._teacher.learn_from_judge(draft, before, name, verdict)
+        is_path = self._rejection or group.width == 1 or draft.inner_rounds < group.inner_rounds
+        after = verdict.proposal(group.hard_rejection and not self._rejection, is_path)
+        size = group.depth * group.width * draft.inner_rounds
+        nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size + len(group.chain)))
+        limits = self._rows.remaining(rows) - 1
+        tree = after.tree.select(nodes, limits)
+        if self._rejection:  # from where no token is allowed, nothing can be drawn
+            tree = tree.keep(tree.real & verdict.sound[:, None])
+        self._offer(draft, replace(after, tree=tree))
+
+    def _catch_up(self, model: PackedModel, state: ModelState, draft: GroupDraft) -> None:
+        """A drafter reads what it has missed, prompts included, but for the last tokens."""
+        behind = int(lag(state, self._manager, draft.rows).max(initial=0))
+        draft.is_regular &= behind <= 2
+        self._compare_at_prompts(model, state, draft.rows)
+        self._prefill.catch_up(model, state, self._manager, draft.rows, CATCH_UP_TOKENS)
+        self._clock.take_ms()
+
+    def _compare_at_prompts(self, model: PackedModel, state: ModelState, rows: Ints) -> None:
+        """Of prompts that the model reads only now: how alike it is to the target at their ends."""
+        known, lengths, counts = self._teacher.prompt_ends(rows[state.lengths(rows) == 0])
+        if len(known):
+            logits = self._prefill.read(model, state, self._manager, known, lengths, counts)
+            self._teacher.compare_prompt_ends(model.name, known, logits)
+
+
+def _as_stem(tree: TokenTree) -> TokenTree:
+    return TokenTree.path(tree.rows, tree.tokens, tree.sizes)
+
+
+def _no_noise(row: int, position: int, ids: Ints) -> NDArray[np.float64]:
+    """Of rejection sampling: what is drawn without chance is accepted by the verifier's alone."""
+    return np.zeros(len(ids))

@@ -1,0 +1,90 @@
+"""What a decoding cycle is asked to do, and what comes of it: the executor's data, and no more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.output import TokenLogprobs
+from specrouter.prediction import Chain
+from specrouter.tree_selection import TreeSelector
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ChainGroup:
+    """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
+
+    `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
+    `inner_rounds`: how often the first intermediate judges a draft. `branching`: of trees of a
+    fixed form, see `DraftProcessor.draft`.
+    """
+
+    chain: Chain
+    depth: int
+    rows: Ints  # ascending
+    width: int = 1
+    hard_rejection: bool = False
+    whole: bool = True
+    inner_rounds: int = 1
+    branching: tuple[int, ...] | None = None
+
+    @property
+    def leaves_choice(self) -> bool:
+        """A selector may pick among its nodes."""
+        return not (self.whole or self.hard_rejection)
+
+
+@dataclass(frozen=True, eq=False)
+class CyclePlan:
+    groups: Sequence[ChainGroup]
+    prefill_rows: Ints  # ascending, none of them in a group
+    prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
+    selector: TreeSelector | None = None  # of groups that do not verify whole trees
+
+
+@dataclass(frozen=True, eq=False)
+class Commit:
+    """What a row gained in a cycle. `drafted`: tokens that the target verified for it."""
+
+    row: int
+    tokens: list[int]
+    chain: Chain  # as it was used, shorter than planned after a failure
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    drafted: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFailure:
+    model: str
+    error: Exception
+
+
+@dataclass
+class CycleResult:
+    """What a cycle brought.
+
+    Attributes:
+        errors: why rows cannot go on, whose requests alone are affected.
+        is_regular: nothing but the planned drafting and verifying took time: no model caught up or
+            failed, no tree was cut short by the end of its text.
+    """
+
+    commits: list[Commit] = field(default_factory=list)
+    failures: list[ModelFailure] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    is_regular: bool = True
+
+
+class TargetError(RuntimeError):
+    """The target failed; the requests that were in its pack cannot go on.
+
+    `failures`: of other models, before it in the same cycle.
+    """
+
+    def __init__(self, reason: str, failures: Sequence[ModelFailure]) -> None:
+        super().__init__(reason)
+        self.failures = tuple(failures)

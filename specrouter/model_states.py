@@ -1,0 +1,181 @@
+"""ModelStates: the models in use and their KV states, through a cycle and its failures.
+
+Contract: a model is used inside `stage`, which loads it and opens its state; what goes wrong there
+is put down to the model, as a `StageError`. What a stage has added to a state is told by `touch`,
+and `settle` leaves of it what was committed, whatever happened in between.
+
+Not here: what models compute, and what a failure costs the requests.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from processors import FedTree, NonFiniteLogits, RollbackProcessor
+from processors.pack import lag
+from specrouter.cycle_plan import ModelFailure
+from specrouter.forward_clock import ForwardClock
+from specrouter.hang_guard import Abandoned, HangGuard
+from specrouter.model_times import ModelTimes
+from statemgr import ModelState, StateManager
+from statemgr.forward_view import KV_QUANTUM
+
+Ints = NDArray[np.int64]
+
+CATCH_UP_TOKENS = 8  # a drafter that lags by more catches up in chunks of its own first
+
+
+class StageError(Exception):
+    """A model failed, or could not be had."""
+
+    def __init__(self, model: str, error: Exception) -> None:
+        super().__init__(model)
+        self.failure = ModelFailure(model, error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Touched:
+    """Rows of a state that a cycle has added to."""
+
+    state: ModelState
+    rows: Ints
+    fed: FedTree | None  # None: nothing of it is of use
+
+
+class ModelStates:
+    """Args: `guard`: told of every forward of a model other than the target."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        times: ModelTimes,
+        clock: ForwardClock,
+        guard: HangGuard | None = None,
+    ) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._times = times
+        self._clock = clock
+        self._guard = guard
+        self._rollback = RollbackProcessor()
+        self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
+        self._touched: list[_Touched] = []  # in this cycle
+        self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
+
+    # Through a cycle
+
+    def begin(self) -> None:
+        """A cycle begins: what is committed now is where its models go back to."""
+        self._bases = self._manager.counts.copy()
+        self._touched = []
+
+    @contextmanager
+    def stage(self, name: str, rows: Ints) -> Iterator[tuple[PackedModel, ModelState]]:
+        """A model in use for `rows`, with its state. Raises `StageError` for what goes wrong."""
+        state: ModelState | None = None
+        try:
+            model = self._pool.acquire(name)
+            try:
+                state = self._open(name, model)
+                yield model, state
+            except Abandoned:  # whoever took over has released it
+                raise
+            except BaseException:
+                self._pool.release(name)
+                raise
+            else:
+                self._pool.release(name)
+        except Exception as error:
+            if state is not None and isinstance(error, NonFiniteLogits):
+                for row in rows.tolist():  # its keys and values may be no numbers either
+                    state.free(row)
+            elif state is not None:
+                self.touch(state, rows, None)
+            raise StageError(name, error) from error
+
+    def touch(self, state: ModelState, rows: Ints, fed: FedTree | None) -> None:
+        """A stage has added `fed` to these rows of a state; None: nothing of it is of use."""
+        self._touched.append(_Touched(state, rows, fed))
+
+    def forget_draft(self, name: str, rows: Ints) -> None:
+        """A model's state is as it was before the cycle: only committed tokens."""
+        state = self._manager.state(name)
+        assert state is not None
+        kept = self._manager.counts[rows] - 1
+        state.rollback(rows, np.minimum(kept, state.lengths(rows)))
+        same = [t for t in self._touched if t.state is state and np.array_equal(t.rows, rows)]
+        self._touched = [touched for touched in self._touched if touched not in same]
+
+    def settle(self) -> None:
+        """Every model that took part keeps what was committed, and nothing else."""
+        for touched in self._touched:
+            fed = () if touched.fed is None else (touched.fed,)
+            bases = self._bases[touched.rows]
+            self._rollback.rollback(touched.state, self._manager, touched.rows, bases, fed)
+        self._touched = []
+
+    def abandon(self, name: str) -> None:
+        """Takes over from a thread that hangs in a forward of a model, whose cache is forgotten."""
+        self._pool.release(name)
+        self._manager.drop_state(name)
+        self._loaded.pop(name, None)
+        self.settle()
+
+    # Between cycles
+
+    def prepare(self, name: str) -> None:
+        """Loads a model and takes its times, or finds those that were kept of it."""
+        with self.stage(name, np.zeros(0, dtype=np.int64)):
+            pass
+
+    def forget_evicted(self) -> None:
+        """Frees the caches of models that the pool no longer holds."""
+        for name in [name for name in self._loaded if not self._pool.is_loaded(name)]:
+            del self._loaded[name]
+            self._manager.drop_state(name)
+
+    def drop_all(self) -> None:
+        """Gives back all KV memory. Nothing can run here afterwards."""
+        self._touched = []
+        for name in self._pool.names:
+            self._manager.drop_state(name)
+
+    def target_lag(self, rows: Ints) -> Ints:
+        """Committed tokens that the target has not read, the last one not counted, [R]."""
+        return self._lag(self._pool.target, rows)
+
+    def lags(self, rows: Ints) -> dict[str, float]:
+        """By model: tokens that it has not read of these rows, the last two of each not counted."""
+        return {
+            name: float(np.maximum(self._lag(name, rows) - 1, 0).sum())
+            for name in self._pool.names
+            if name != self._pool.target and not self._pool.is_weightless(name)
+        }
+
+    def slots_read(self, rows: Ints) -> int:
+        """KV slots that attention reads for each of the rows in the mean, padding included."""
+        lengths = self._manager.counts[rows] + CATCH_UP_TOKENS
+        padded = -(-lengths // KV_QUANTUM) * KV_QUANTUM
+        return round(float(padded.mean())) if len(rows) else KV_QUANTUM
+
+    def _lag(self, name: str, rows: Ints) -> Ints:
+        state = self._manager.state(name)
+        return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
+
+    def _open(self, name: str, model: PackedModel) -> ModelState:
+        if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
+            self._manager.drop_state(name)
+            guarded = self._guard is not None and name != self._pool.target
+            around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
+            model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
+            self._times.learn(name, model)
+            model.watch = self._clock.watch(name, model.device, around)
+            self._loaded[name] = model
+        return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)

@@ -1,0 +1,126 @@
+"""States of models through failures: what a failed model leaves behind is never read."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from modelpool import ModelPool
+from processors import NonFiniteLogits, PrefillProcessor
+from specrouter.forward_clock import ForwardClock
+from specrouter.model_states import ModelStates, StageError
+from specrouter.model_times import ModelTimes
+from statemgr import StateManager
+
+ROWS = np.array([0, 1])
+TEXTS = ([5, 17, 300, 42, 9], [3, 4])
+BROKEN = RuntimeError("broken")
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: dict[str, Any]) -> ModelPool:
+    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
+
+
+@pytest.fixture
+def manager() -> StateManager:
+    manager = StateManager(2, 64)
+    for text in TEXTS:
+        manager.allocate(text, 32)
+    return manager
+
+
+@pytest.fixture
+def states(pool: ModelPool, manager: StateManager) -> Iterator[ModelStates]:
+    times = mock.create_autospec(ModelTimes, instance=True)
+    states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
+    states.begin()
+    yield states
+    assert all(pool.evict(name) for name in ("small", "middle") if pool.is_loaded(name))
+
+
+def read(states: ModelStates, manager: StateManager, name: str) -> None:
+    """A model reads all texts, but for their last tokens."""
+    with states.stage(name, ROWS) as (model, state), torch.inference_mode():
+        PrefillProcessor(32).catch_up(model, state, manager, ROWS, 0)
+
+
+def lengths(manager: StateManager, name: str) -> list[int]:
+    state = manager.state(name)
+    assert state is not None
+    return [int(length) for length in state.lengths(ROWS)]
+
+
+def test_what_goes_wrong_is_put_down_to_the_model(
+    states: ModelStates, manager: StateManager
+) -> None:
+    with pytest.raises(StageError) as raised, states.stage("small", ROWS):
+        raise BROKEN
+    assert raised.value.failure.model == "small"
+    assert raised.value.failure.error is BROKEN
+    with pytest.raises(StageError) as raised, states.stage("nobody", ROWS):
+        pass
+    assert raised.value.failure.model == "nobody"
+
+
+def test_a_model_that_failed_keeps_what_it_has_read_of_the_committed_text(
+    states: ModelStates, manager: StateManager
+) -> None:
+    read(states, manager, "small")
+    with pytest.raises(StageError), states.stage("small", ROWS):
+        raise BROKEN
+    states.settle()
+    assert lengths(manager, "small") == [4, 1]
+
+
+def test_a_model_whose_logits_are_no_numbers_reads_everything_anew(
+    states: ModelStates, manager: StateManager
+) -> None:
+    read(states, manager, "small")
+    with pytest.raises(StageError), states.stage("small", ROWS[:1]):
+        raise NonFiniteLogits("broken")
+    states.settle()
+    assert lengths(manager, "small") == [0, 1]
+
+
+def test_a_model_lags_by_what_it_has_not_read(states: ModelStates, manager: StateManager) -> None:
+    assert states.target_lag(ROWS).tolist() == [4, 1]
+    assert states.lags(ROWS) == {"small": 3.0, "middle": 3.0}  # the last two are not counted
+    read(states, manager, "small")
+    assert states.lags(ROWS) == {"small": 0.0, "middle": 3.0}
+    assert states.target_lag(ROWS).tolist() == [4, 1]
+
+
+def test_the_cache_of_a_model_that_was_evicted_is_forgotten(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    read(states, manager, "middle")
+    assert pool.evict("small")
+    states.forget_evicted()
+    assert manager.state("small") is None
+    assert lengths(manager, "middle") == [4, 1]
+
+
+def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    assert pool.evict("small")
+    with states.stage("small", ROWS) as (_, state):
+        assert state.lengths(ROWS).tolist() == [0, 0]
+
+
+def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    read(states, manager, "middle")
+    pool.acquire("small")  # as the thread has that hangs
+    states.abandon("small")
+    assert manager.state("small") is None
+    assert lengths(manager, "middle") == [4, 1]
