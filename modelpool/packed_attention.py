@@ -36,7 +36,10 @@ _HARMLESS = frozenset(
 
 
 class QueryGroup(Protocol):
-    """Requests whose queries are attended in one kernel call: B rows with Q queries each."""
+    """Requests whose queries are attended in one kernel call: B rows with Q queries each.
+
+    The groups of a view stand in the order of the pack, and their tokens are all of it.
+    """
 
     @property
     def rows(self) -> int: ...  # B, idle rows between used ones included
@@ -49,9 +52,6 @@ class QueryGroup(Protocol):
 
     @property
     def put(self) -> Tensor | None: ...  # [n] index into B * Q of the group's real tokens
-
-    @property
-    def pack_index(self) -> Tensor | None: ...  # [n] where those stand in the pack
 
 
 class KVView(Protocol):
@@ -135,18 +135,14 @@ def attend_all(
     """Attention of a whole pack. Returns [T, heads, head_dim]."""
     if len(view.groups) == 1 and view.groups[0].take is None:
         return attend(view, layer, view.groups[0], query, scale, window, softcap)
-    merged: Tensor | None = None
+    parts = []
     for group in view.groups:
         assert group.take is not None
         assert group.put is not None
-        assert group.pack_index is not None
         picked = query.index_select(1, group.take)
         out = attend(view, layer, group, picked, scale, window, softcap)
-        if merged is None:
-            merged = out.new_empty(query.shape[1], *out.shape[1:])
-        merged.index_copy_(0, group.pack_index, out.index_select(0, group.put))
-    assert merged is not None, "a pack without rows"
-    return merged
+        parts.append(out.index_select(0, group.put))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend(

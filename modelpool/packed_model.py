@@ -228,7 +228,6 @@ class _ProbeGroup:
     rows: int = 1
     take: Tensor | None = None
     put: Tensor | None = None
-    pack_index: Tensor | None = None
 
 
 def probed(

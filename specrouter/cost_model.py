@@ -114,6 +114,8 @@ def choose_nodes(
         most: nodes of one tree.
     """
     batch = len(rates)
+    if not (rates > 0.0).any():
+        return _fastest(candidates, cost_ms, prompt_tokens, most)
     gains = candidates.gains[:, :most]
     sums = np.concatenate((np.zeros((batch, 1)), np.cumsum(gains, axis=1)), axis=1)
     count = (gains > 0.0).sum(axis=1)
@@ -127,6 +129,19 @@ def choose_nodes(
     best = int(np.argmax(rate + PROMPT_TOKEN * prompt_tokens / cost_ms[budgets]))
     nodes = int(taken[best].sum())
     return Choice(candidates.best(taken[best]), nodes, float(cost_ms[nodes]))
+
+
+def _fastest(candidates: Candidates, cost_ms: Floats, prompt_tokens: int, most: int) -> Choice:
+    """Where nobody has an objective: the best nodes of all, as many as bring most tokens per ms."""
+    batch, width = candidates.worth.shape
+    gains = candidates.gains[:, :most].ravel()
+    best = np.argsort(-gains, kind="stable")[: len(cost_ms) - 1]
+    best = best[gains[best] > 0.0]
+    tokens = batch + np.concatenate(([0.0], np.cumsum(gains[best])))
+    weighed = THROUGHPUT_TOKEN * tokens + PROMPT_TOKEN * prompt_tokens
+    nodes = int(np.argmax(weighed / cost_ms[: len(tokens)]))
+    counts = np.bincount(best[:nodes] // max(1, min(width, most)), minlength=batch)
+    return Choice(candidates.best(counts), nodes, float(cost_ms[nodes]))
 
 
 def _budgets(most: int) -> Ints:

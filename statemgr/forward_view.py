@@ -43,7 +43,6 @@ class RowGroup:
     positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
     take: Tensor | None
     put: Tensor | None
-    pack_index: Tensor | None
     source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
 
 
@@ -213,8 +212,7 @@ class GroupPlanner:
         if sole and len(rows) == reach and len(self.positions) == reach * queries:
             positions = self.positions.reshape(reach, queries)
             source = np.arange(len(self.positions)).reshape(reach, queries)
-            return RowGroup(first, reach, queries, length, positions, None, None, None, source)
-        pack = slice(self._offsets[span.first], self._offsets[span.stop])
+            return RowGroup(first, reach, queries, length, positions, None, None, source)
         # Row i's tokens fill the head of its Q places; the rest repeat its last token.
         place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
         source = self._offsets[span.first : span.stop, None] + place
@@ -232,7 +230,6 @@ class GroupPlanner:
             positions,
             self._tensor(take.reshape(-1)),
             self._tensor(put),
-            self._tensor(np.arange(pack.start, pack.stop)),
             take,
         )
 

@@ -236,7 +236,7 @@ def test_without_objectives_the_nodes_are_the_best_of_all_requests() -> None:
         )
 
 
-def test_where_not_all_budgets_are_compared_the_choice_is_nearly_as_good() -> None:
+def test_without_objectives_the_best_of_many_budgets_is_found() -> None:
     worst = 1.0
     for forest in forests(seed=3, count=40, most=24, nodes=20):
         batch = len(forest.worth)
@@ -247,7 +247,7 @@ def test_where_not_all_budgets_are_compared_the_choice_is_nearly_as_good() -> No
             totals = batch + np.concatenate(([0.0], np.cumsum(ranked)))[: len(cost_ms)]
             best = (totals / cost_ms[: len(totals)]).max()
             worst = min(worst, expected(forest, choice).sum() / choice.cycle_ms / best)
-    assert worst > 0.97
+    assert worst > 1.0 - 1e-9
 
 
 def test_nodes_that_cost_nothing_are_all_taken() -> None:
