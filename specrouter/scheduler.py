@@ -40,6 +40,8 @@ FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is
 # jitter, and a change of chain costs the catching up of a drafter.
 _HYSTERESIS = 0.96
 _WORTH_IT = 0.985  # of target-only's time: what speculation must promise to be worth its risk
+# What a model must promise that never ran: to load it takes seconds, and to read all prompts.
+_WORTH_LOADING = 0.9
 _PROBE_SHARE = 0.01  # of the time, at most, that goes into probes
 _STALE_CYCLES = 256  # after which a drafter that nobody used is to be tried again
 _EXPLAINED = 6  # alternatives that a decision names
@@ -208,7 +210,9 @@ class ModelChainScheduler:
             if key not in grids:  # it did not look better than fewer rounds
                 grids[key] = OptionGrid(*key, snapshot, workload, limits)
         ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
-        best, reason = ranked[0], "fastest as predicted"
+        promised = _WORTH_LOADING * alone.ms_per_token
+        worth = [o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot)]
+        best, reason = worth[0], "fastest as predicted"
         kept = _kept(current, alone, grids)
         if current is None:
             reason = "first decision"
@@ -329,6 +333,11 @@ class ModelChainScheduler:
 
     def _usable(self, chain: Chain, available: Collection[str]) -> Chain:
         return tuple(name for name in chain if name in available or name == self.target)
+
+
+def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:
+    """Whether the time of all drafting models is known; the n-gram drafter is no model."""
+    return all(name in snapshot.times or not snapshot.parameters[name] for name in chain[:-1])
 
 
 def _kept(

@@ -9,7 +9,14 @@ import pytest
 
 from specrouter.config import SchedulerConfig
 from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
-from specrouter.prediction import Chain, Option, Pair, PerformanceSnapshot, Workload
+from specrouter.prediction import (
+    Chain,
+    Option,
+    Pair,
+    PerformanceSnapshot,
+    Workload,
+    curve_of,
+)
 from specrouter.scheduler import (
     ChainDecision,
     ModelChainScheduler,
@@ -102,6 +109,21 @@ def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() 
 
 def test_an_untried_chain_is_tried() -> None:
     assert len(choose(snapshot({"big": flat(100.0)})).chain) > 1
+
+
+def test_a_model_that_never_ran_is_loaded_for_a_clear_gain_only() -> None:
+    mine, drafts = frozenset({"small"}), set()
+    for each_ms in range(40):
+        never = snapshot({"big": rising(100.0, float(each_ms))}, alpha=all_pairs(0.3))
+        small = curve_of(never, "small", "big")  # what is assumed of it
+        ran = replace(never, times={**never.times, "small": small})
+        predicted = choose(never, available=mine).predicted_ms
+        gain = predicted[PAIR] / predicted[ALONE]
+        for known, least in ((never, 0.9), (ran, 0.985)):
+            has_drafts = choose(known, available=mine).chain == PAIR
+            assert has_drafts == (gain <= least)
+            drafts.add((known is ran, has_drafts))
+    assert len(drafts) == 4
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "paper"])
