@@ -16,7 +16,7 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench.conditions import checkpoint_dtype
+from specrouter.bench.conditions import checkpoint_dtype, request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
 from specrouter.bench.options import Options
@@ -98,10 +98,7 @@ def _checkpoint(pool: ModelPool, name: str, dtype: str | None = None) -> Checkpo
 
 def _longest_prompt(config: RouterConfig, pool: ModelPool, new_tokens: int) -> int:
     """Tokens of a prompt that leaves room for the output."""
-    engine = config.engine
-    limits = [engine.max_model_len, *(pool.max_positions(name) for name in pool.names)]
-    if engine.kv_budget_tokens is not None:
-        limits.append(engine.kv_budget_tokens)
-    if min(limits) <= new_tokens:
-        raise ConfigError("--new-tokens", f"must be below the model's length of {min(limits)}")
-    return min(limits) - new_tokens
+    limit = request_limit(config, pool)
+    if limit <= new_tokens:
+        raise ConfigError("--new-tokens", f"must be below the model's length of {limit}")
+    return limit - new_tokens

@@ -11,6 +11,7 @@ import transformers
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
 from specrouter.bench.contenders import Router
+from specrouter.config import RouterConfig
 
 
 def conditions(router: Router) -> dict[str, Any]:
@@ -66,3 +67,9 @@ def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
 def _checkpoint_config(path: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return config
+
+
+def request_limit(config: RouterConfig, pool: ModelPool) -> int:
+    """Tokens of a request, prompt and output, that every model can read and the memory can hold."""
+    longest = config.engine.max_request_tokens(pool.longest_sequence)
+    return min(longest, config.engine.kv_budget_tokens or longest)

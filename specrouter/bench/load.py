@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench import traces
-from specrouter.bench.conditions import conditions, cpu_name
+from specrouter.bench.conditions import conditions, cpu_name, request_limit
 from specrouter.bench.load_figures import figures, medians, over_baselines, series
 from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_plot import plot_path, write_load_plots
@@ -141,12 +141,6 @@ def sweep(trace: Sequence[Arrival], options: LoadOptions, limit: int) -> list[Po
         arrivals = traces.with_slo_scale(traces.stretched(mixed, scale), slo_scale)
         points.append(Point(scale, shown, slo_scale, tuple(arrivals)))
     return points
-
-
-def request_limit(config: RouterConfig, pool: ModelPool) -> int:
-    """Tokens of a request, prompt and output, that every model can read and the memory can hold."""
-    limits = [config.engine.max_model_len, *(pool.max_positions(name) for name in pool.names)]
-    return min([*limits, config.engine.kv_budget_tokens or limits[0]])
 
 
 class LoadBench:
