@@ -15,7 +15,8 @@ class Contexts:
     """n places. Each stands after its row's committed tokens and the tokens of its path.
 
     Rows, positions and depths are known on the host; the paths may be on the device alone.
-    Drafters' places have no masks: what they draft is free.
+    Drafters' places have no masks: what they draft is free. Those of `are_past` stand within the
+    committed text instead, before tokens that are there already, and have no paths.
     """
 
     rows: Ints  # [n]
@@ -23,13 +24,15 @@ class Contexts:
     depths: Ints  # [n] tokens of the path
     paths: Tensor | None = None  # [n, L]; of path i the first depths[i]. None: nobody needs them
     masks: Tensor | None = None  # [n, ceil(V / 8)] what grammars allow there, `grammar.Bits`
+    are_past: bool = False
 
     def part(self, start: int, stop: int) -> "Contexts":
         """Places `start .. stop`, not copied."""
         paths = None if self.paths is None else self.paths[start:stop]
         masks = None if self.masks is None else self.masks[start:stop]
         rows, positions, depths = self.rows, self.positions, self.depths
-        return Contexts(rows[start:stop], positions[start:stop], depths[start:stop], paths, masks)
+        own = slice(start, stop)
+        return Contexts(rows[own], positions[own], depths[own], paths, masks, self.are_past)
 
     def take(self, index: Ints) -> "Contexts":
         """Some of the places, in the order of `index`."""
@@ -37,4 +40,5 @@ class Contexts:
             None if part is None else part[torch.from_numpy(index).to(part.device)]
             for part in (self.paths, self.masks)
         )
-        return Contexts(self.rows[index], self.positions[index], self.depths[index], paths, masks)
+        rows, positions, depths = self.rows[index], self.positions[index], self.depths[index]
+        return Contexts(rows, positions, depths, paths, masks, self.are_past)

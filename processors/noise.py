@@ -117,6 +117,22 @@ class NoiseBank:
             self._rounded.copy_(self._values)
         return self._rounded.index_select(0, index)
 
+    def recall(self, rows: Ints, positions: Ints, dtype: torch.dtype = torch.float64) -> Tensor:
+        """[n, vocab_size] as `take`, of positions that may be long past: the ring keeps those that
+        are ahead."""
+        values = np.empty((len(rows), self._vocab_size))
+        places = self._blocks[rows] * self._window + positions % self._window
+        is_kept = (self._tags[places, 0] == positions) & (self._tags[places, 1] == 0)
+        for index in np.flatnonzero(~is_kept).tolist():
+            seed, stream = self._keys[int(rows[index])]
+            gumbel(seed, int(positions[index]), self._vocab_size, stream, out=values[index])
+        found = torch.from_numpy(values).to(self._device, dtype, non_blocking=True)
+        if is_kept.any():
+            where, kept = np.flatnonzero(is_kept), torch.from_numpy(places[is_kept])
+            ring = self._values.index_select(0, kept.to(self._device))
+            found[torch.from_numpy(where).to(self._device)] = ring.to(dtype)
+        return found
+
     def peek(self, row: int, position: int) -> Tensor:
         """[vocab_size] of one place, not copied."""
         return self._values[int(self._find(np.array([row]), np.array([position]), None)[0])]

@@ -89,6 +89,14 @@ class Sampler:
         """Whether the settings of any of the rows look at the text."""
         return any(self._rows[row].reads_text for row in rows.tolist())
 
+    def can_look_back(self, rows: Ints) -> NDArray[np.bool_]:
+        """[R] rows whose earlier choices can be made again: no setting of theirs looks at the text,
+        which is longer now."""
+        able = [
+            not self._rows[row].reads_text and row not in self.grammars for row in rows.tolist()
+        ]
+        return np.array(able, dtype=np.bool_)
+
     def masks(self, rows: Ints, positions: Ints, depths: Ints, texts: Ints) -> Bits | None:
         """What grammars allow at n places, [n, ceil(V / 8)]; None if no row has a grammar.
 
@@ -246,6 +254,9 @@ class Sampler:
         """[len(sampled), V] of the sampled ones among the contexts, of its own memory."""
         bank = self._bank(like.device, purpose)
         rows, positions = contexts.rows[sampled], contexts.positions[sampled]
+        if contexts.are_past:
+            assert not purpose, "only the shared noise is asked for again"
+            return bank.recall(rows, positions, dtype)[:, : like.shape[-1]]
         draws = _draws(contexts)[sampled] if purpose else None
         return bank.take(rows, positions, draws, dtype)[:, : like.shape[-1]]
 

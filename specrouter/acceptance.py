@@ -12,6 +12,11 @@ A node's probability given its parent counts for what such probabilities turned 
 and right about its third. So nodes that nobody verified teach too, and trees are cut down to the
 nodes that are worth the most.
 
+Texts change, so how often best children were accepted is kept twice: over a long time, together
+with the rank rates, and over the last cycles. Where the two differ by more than chance explains,
+the rank rates are moved as a tree's would that grows by the one instead of the other
+(`drifted_rates`).
+
 Pure bookkeeping: no clock, no tensors.
 """
 
@@ -42,9 +47,13 @@ RANKS = MAX_TREE_TOKENS
 UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will be tried
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
 _TREES = 150.0  # after which older trees have faded
+_TRIALS = 400.0  # best children, after which older ones have faded
 _PRIOR_TREES = 3.0  # that weigh as much as what the similarity promises
 _PRIOR_TRIALS = 12.0
 _HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
+_RECENT_HALF_LIFE = 16.0  # cycles after which what was seen of the text of now counts half
+_MOST_DRIFT = 3.0  # factor by which a rank rate is moved at most
+_USUAL_TRIALS = 16.0  # of recent ones that count as if they had come out as usual
 _MOST_ROWS = 4  # of a cycle that teach rank rates; more cost time and say little
 
 
@@ -65,7 +74,8 @@ class JudgedTrees:
 class TreeAcceptance:
     """A snapshot. `rates[o, j]`: rank rate of the j-th node in shape o, of `trees[o]` seen trees.
 
-    `alpha`: how often the best child of a walked node was accepted, of `trials`.
+    `alpha`: how often the best child of a walked node was accepted, of `trials`; `recent_accepted`
+    of `recent_trials` in the last cycles.
     """
 
     rates: Floats  # [len(SHAPES), RANKS]
@@ -73,6 +83,14 @@ class TreeAcceptance:
     alpha: float
     trials: float
     calibration: CalibrationFigures = field(default_factory=CalibrationFigures)
+    recent_accepted: float = 0.0
+    recent_trials: float = 0.0
+
+    @property
+    def alpha_now(self) -> float:
+        """On the text of now, drawn to the usual where there is little evidence."""
+        usual = _USUAL_TRIALS * self.alpha
+        return (self.recent_accepted + usual) / (self.recent_trials + _USUAL_TRIALS)
 
 
 class AcceptanceEstimator:
@@ -84,6 +102,7 @@ class AcceptanceEstimator:
         self._calibration = Calibration()
         self._trials = 0.0
         self._accepted = 0.0
+        self._recent = np.zeros(2)  # accepted, judged
         self._cycle = 0
 
     def record(
@@ -100,18 +119,34 @@ class AcceptanceEstimator:
         stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
-        self._calibration.record(stated[asked], place[asked], trees.accepted[asked])
-        asked &= place == 0
-        count = float(asked.sum())
-        fade = max(0.0, 1.0 - count / 400.0)
-        self._trials = self._trials * fade + count
-        accepted = float((asked & trees.accepted).sum())
-        self._accepted = self._accepted * fade + accepted
+        accepted, count = self._learn(stated[asked], place[asked], trees.accepted[asked])
         first = cycle % max(1, len(real) - _MOST_ROWS + 1)  # not always the same rows
         few = slice(first, first + _MOST_ROWS)
         worth = self.worth(trees.parents[few], trees.depths[few], trees.log_probs[few])
         self._rank(trees, few, worth, real[few], exact)
         return accepted, count
+
+    def record_choices(self, stated: Floats, accepted: Bools, cycle: int) -> tuple[float, float]:
+        """Learns what the proposers would have drafted at places [n, w] of the committed text.
+
+        Args:
+            stated: probabilities of the best w tokens after each place, best first.
+            accepted: which of them was the verifier's choice.
+        """
+        self._fade(cycle)
+        place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
+        return self._learn(stated.ravel(), place.ravel(), accepted.ravel())
+
+    def _learn(self, stated: Floats, place: Ints, accepted: Bools) -> tuple[float, float]:
+        """Of nodes [n] whose parents were accepted; see `record` for what it returns."""
+        self._calibration.record(stated, place, accepted)
+        best = place == 0
+        hits, count = float((best & accepted).sum()), float(best.sum())
+        fade = max(0.0, 1.0 - count / _TRIALS)
+        self._trials = self._trials * fade + count
+        self._accepted = self._accepted * fade + hits
+        self._recent += hits, count
+        return hits, count
 
     def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
         """[B, n] how likely each node is on the verifier's walk; 0 for padding.
@@ -127,15 +162,21 @@ class AcceptanceEstimator:
 
     def snapshot(self, cycle: int) -> TreeAcceptance:
         rates = self._mass / np.maximum(self._trees, 1e-12)[:, None]
-        age = 0.5 ** ((cycle - self._cycle) / _HALF_LIFE)
+        passed = cycle - self._cycle
+        age = 0.5 ** (passed / _HALF_LIFE)
         alpha = self._accepted / self._trials if self._trials else math.nan
         figures = self._calibration.figures()
-        return TreeAcceptance(rates, self._trees * age, alpha, self._trials * age, figures)
+        recent = self._recent * 0.5 ** (passed / _RECENT_HALF_LIFE)
+        return TreeAcceptance(
+            rates, self._trees * age, alpha, self._trials * age, figures, recent[0], recent[1]
+        )
 
     def _fade(self, cycle: int) -> None:
-        age = 0.5 ** (max(0, cycle - self._cycle) / _HALF_LIFE)
+        passed = max(0, cycle - self._cycle)
+        age = 0.5 ** (passed / _HALF_LIFE)
         for part in (self._mass, self._trees):
             part *= age
+        self._recent *= 0.5 ** (passed / _RECENT_HALF_LIFE)
         self._calibration.fade(age)
         self._cycle = cycle
 
@@ -215,6 +256,13 @@ def rank_rates(seen: TreeAcceptance | None, prior: Floats) -> Floats:
     return np.asarray(np.minimum(mixed, 1.0))
 
 
+def drifted_rates(rates: Floats, usual: Floats, now: Floats) -> Floats:
+    """Rank rates moved as those of the text of now lie to the usual ones; all of one shape."""
+    ratio = np.divide(now, usual, out=np.ones_like(rates), where=usual > 1e-6)
+    moved: Floats = np.minimum(rates * np.clip(ratio, 1.0 / _MOST_DRIFT, _MOST_DRIFT), 1.0)
+    return moved
+
+
 @functools.lru_cache(maxsize=256)
 def _tree_rates(alpha_percent: int) -> Floats:
     alpha = alpha_percent / 100
@@ -248,11 +296,12 @@ def path_rates(alpha: float, lengths: Floats) -> Floats:
     return np.asarray(there * alpha ** (place + 1))
 
 
-def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
+def blended_alpha(seen: TreeAcceptance | None, prior: float, usual: bool = False) -> float:
+    """Of the text of now, or the usual one."""
     if seen is None or not seen.trials:
         return prior
     share = seen.trials / (seen.trials + _PRIOR_TRIALS)
-    return share * seen.alpha + (1.0 - share) * prior
+    return share * (seen.alpha if usual else seen.alpha_now) + (1.0 - share) * prior
 
 
 def shape_index(depth: int, width: int) -> int:

@@ -37,12 +37,23 @@ class ChainGroup:
         return not (self.whole or self.hard_rejection)
 
 
+@dataclass(frozen=True)
+class Audition:
+    """An idle drafter reads what it has missed of a row, and says what it would have drafted before
+    each of the last `tokens` output tokens."""
+
+    model: str
+    row: int
+    tokens: int
+
+
 @dataclass(frozen=True, eq=False)
 class CyclePlan:
     groups: Sequence[ChainGroup]
     prefill_rows: Ints  # ascending, none of them in a group
     prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
     selector: TreeSelector | None = None  # of groups that do not verify whole trees
+    audition: Audition | None = None  # held before the drafts
 
 
 @dataclass(frozen=True, eq=False)

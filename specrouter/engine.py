@@ -343,13 +343,14 @@ class Engine:
             {row: self._running[row] for row in decoding.tolist()},
             self._cycle,
             self._available(),
-            self._executor.states,
+            self._executor,
             Reading(prompt_tokens, len(rows) - len(decoding)),
             time.perf_counter(),
         )
         if len(first_tokens):
             groups.append(ChainGroup((self._pool.target,), 1, first_tokens))
-        return CyclePlan(groups, rows[reading], prefill_counts, selector)
+        audition = self._planner.audition
+        return CyclePlan(groups, rows[reading], prefill_counts, selector, audition)
 
     def _available(self) -> frozenset[str]:
         """Models that may be used: a quarantined one may be tried again after its time."""

@@ -21,8 +21,9 @@ from processors import TokenTree, Verdict, VerifyProcessor, join
 from processors.grammar import GrammarError
 from processors.pack import lag
 from processors.token_tree import ROOT
+from specrouter.auditor import Auditor
 from specrouter.chain_drafter import ChainDrafter
-from specrouter.cycle_plan import Commit, CyclePlan, CycleResult, TargetError
+from specrouter.cycle_plan import Audition, Commit, CyclePlan, CycleResult, TargetError
 from specrouter.decoding_rows import DecodingRows
 from specrouter.forward_clock import ForwardClock
 from specrouter.group_draft import GroupDraft, leave_selected
@@ -80,6 +81,17 @@ class Executor:
             rejection,
         )
 
+        self._auditor = Auditor(
+            pool,
+            manager,
+            self.states,
+            self._rows,
+            profiler,
+            self._clock,
+            prefill_chunk,
+            rejection,
+        )
+
     def open(self, row: int, request: Prompt) -> None:
         """Prepares a row that the state manager has allocated for a request."""
         self._rows.open(row, request)
@@ -103,12 +115,26 @@ class Executor:
         self.states.settle()
         return result
 
+    # What a planner asks of the rows
+
+    def lags(self, rows: Ints) -> dict[str, float]:
+        return self.states.lags(rows)
+
+    def slots_read(self, rows: Ints) -> int:
+        return self.states.slots_read(rows)
+
+    def unheard(self, model: str, rows: Ints) -> Ints:
+        return self._auditor.unheard(model, rows)
+
+    # A cycle
+
     def _cycle(self, plan: CyclePlan) -> CycleResult:
+        result = CycleResult()
+        if plan.audition is not None:
+            self._hear(plan.audition, result)
         drafts = [self._drafter.draft(group) for group in plan.groups]
-        result = CycleResult(
-            failures=[failure for draft in drafts for failure in draft.failures],
-            is_regular=all(draft.is_regular for draft in drafts),
-        )
+        result.failures += [failure for draft in drafts for failure in draft.failures]
+        result.is_regular &= all(draft.is_regular for draft in drafts)
         selector = None if self._rejection else plan.selector
         leave_selected(drafts, selector, self._teacher.worth)
         if not plan.groups and not len(plan.prefill_rows):
@@ -123,6 +149,13 @@ class Executor:
             self._teacher.learn_from_target(draft, verdict)
         self._commit(verdict, drafts, result)
         return result
+
+    def _hear(self, audition: Audition, result: CycleResult) -> None:
+        result.is_regular = False  # it takes time beside the planned
+        try:
+            self._auditor.hold(audition)
+        except StageError as stage:
+            result.failures.append(stage.failure)
 
     def _verify_with_target(self, plan: CyclePlan, drafts: Sequence[GroupDraft]) -> Verdict:
         """Raises `StageError` where the target fails."""

@@ -130,6 +130,10 @@ class ModelStates:
 
     # Between cycles
 
+    def is_open(self, name: str) -> bool:
+        """Whether a model can be used at once: it has run, and is still held."""
+        return name in self._loaded and self._pool.is_loaded(name)
+
     def prepare(self, name: str) -> None:
         """Loads a model and takes its times, or finds those that were kept of it."""
         with self.stage(name, np.zeros(0, dtype=np.int64)):
@@ -149,12 +153,12 @@ class ModelStates:
 
     def target_lag(self, rows: Ints) -> Ints:
         """Committed tokens that the target has not read, the last one not counted, [R]."""
-        return self._lag(self._pool.target, rows)
+        return self.lag(self._pool.target, rows)
 
     def lags(self, rows: Ints) -> dict[str, float]:
         """By model: tokens that it has not read of these rows, the last two of each not counted."""
         return {
-            name: float(np.maximum(self._lag(name, rows) - 1, 0).sum())
+            name: float(np.maximum(self.lag(name, rows) - 1, 0).sum())
             for name in self._pool.names
             if name != self._pool.target and not self._pool.is_weightless(name)
         }
@@ -165,7 +169,8 @@ class ModelStates:
         padded = -(-lengths // KV_QUANTUM) * KV_QUANTUM
         return round(float(padded.mean())) if len(rows) else KV_QUANTUM
 
-    def _lag(self, name: str, rows: Ints) -> Ints:
+    def lag(self, name: str, rows: Ints) -> Ints:
+        """[R] committed tokens that a model has not read, the last one not counted."""
         state = self._manager.state(name)
         return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
 

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.audition_policy import next_audition
 from specrouter.cost_model import demanded_rates
-from specrouter.cycle_plan import ChainGroup, CyclePlan, CycleResult
+from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan, CycleResult
 from specrouter.decision_record import DecisionRecord
 from specrouter.params import Speculation
 from specrouter.prediction import (
@@ -47,6 +48,7 @@ _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _AUDITION_CYCLES = 2  # of each of the drafters that a new request tries, with groups of requests
 _AUDITIONED = 3
 _AUDITION_LOSS = 1.15  # how much slower than the best a drafter may be and still be tried
+_AUDITION_EVERY = 4  # cycles: how often it is asked whether a drafter is to be heard
 _RECORDS = 256
 
 _Override = tuple[int | None, int | None, int | None]  # depth, width, inner rounds
@@ -58,6 +60,7 @@ class Reader(Protocol):
 
     def lags(self, rows: Ints) -> dict[str, float]: ...
     def slots_read(self, rows: Ints) -> int: ...
+    def unheard(self, model: str, rows: Ints) -> Ints: ...
 
 
 @dataclass
@@ -119,6 +122,8 @@ class RoutePlanner:
     trees: TreePlanner
     # Draft tokens that the cycle's plan is good for; None where whole drafts are verified.
     budget_tokens: int | None = None
+    audition: Audition | None = None  # of the cycle that was planned last
+    _heard_at: int = -1  # cycle of the last audition
     _in_use: dict[_Override, _InUse] = field(default_factory=dict)
     _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _snapshot: PerformanceSnapshot | None = None
@@ -154,12 +159,14 @@ class RoutePlanner:
         """
         self._reading = reading
         self.budget_tokens = None
+        self.audition = None
         if not requests:
             self._expected = {}
             return [], None
         progress = progress_of(requests, self._waited, now)
         members, predicted = self._members(requests, cycle, available, reader, progress)
         self._foresee(members, predicted, requests, cycle, reader)
+        self.audition = self._next_audition(requests, cycle, reader)
         self._expected = {
             index: predicted[route]
             for index, route in enumerate(members)
@@ -231,6 +238,34 @@ class RoutePlanner:
             self.trees.branching if len(option.chain) > 1 and key == _SCHEDULED else None,
         )
 
+    def _next_audition(
+        self, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
+    ) -> Audition | None:
+        """An idle drafter that is to be heard beside this cycle, on a text that is routed here."""
+        main = self._in_use.get(_SCHEDULED)
+        is_due = cycle % _AUDITION_EVERY == 0 and self._probe is None and not self._reading.tokens
+        if main is None or not is_due:
+            return None
+        decision = main.decision
+        if decision.predicted is None:
+            return None
+        routed = [row for row in sorted(requests) if requests[row].prompt.speculation is None]
+        if not routed or self.scheduler.config.policy != "adaptive":
+            return None
+        snapshot, rows = self._fresh_snapshot(cycle, _INTERVAL), np.array(routed, dtype=np.int64)
+        found = next_audition(
+            snapshot,
+            decision.predicted,
+            decision.predicted_ms,
+            rows,
+            _workload([requests[row] for row in routed], rows, reader),
+            reader.lags,
+            reader.unheard,
+        )
+        if found is not None:
+            self._heard_at = cycle
+        return found
+
     def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
         return len(chain) == 1 or hard_rejection or self.trees.selection == "whole"
 
@@ -285,6 +320,8 @@ class RoutePlanner:
             if self._probe.cycles <= 0 or self._probe.request.finished:
                 self._probe = None
                 self._snapshot = None  # it may still say that the drafter is idle
+        if plan.audition is not None:
+            self._snapshot = None  # there is news
         if not result.is_regular or result.failures or len(plan.prefill_rows):
             return
         for index, option in self._expected.items():
@@ -423,6 +460,8 @@ class RoutePlanner:
         decision = in_use.decision
         target = self.scheduler.target
         if any(name not in available and name != target for name in decision.chain):
+            return True
+        if in_use.cycle <= self._heard_at < cycle:
             return True
         eager = cycle - in_use.since < _EAGER_CYCLES
         if cycle - in_use.cycle >= (_EAGER_INTERVAL if eager else _INTERVAL):

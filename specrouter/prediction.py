@@ -12,9 +12,9 @@ Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in t
 Pure functions of a snapshot: no clock, no tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from specrouter.acceptance import (
     UNTRIED_ALPHA,
     TreeAcceptance,
     blended_alpha,
+    drifted_rates,
     expected_tokens,
     path_rates,
     rank_rates,
@@ -75,8 +76,8 @@ class PerformanceSnapshot:
     outcomes: Mapping[tuple[Chain, int], Outcome] = field(default_factory=dict)  # by chain and load
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # how slow the machine is now, against its quiet self
-    probe_share: float = 0.0  # of the time so far that probes have cost
-    cycle_ms: float = 0.0  # time of all cycles so far
+    learning_ms: float = 0.0  # time of all cycles so far that taught
+    probe_share: float = 0.0  # of it that probes and auditions have cost
     # What follows from the fields above alone is found once.
     memo: dict[Any, tuple[Floats, Floats]] = field(default_factory=dict, repr=False)
 
@@ -368,12 +369,16 @@ def similarity_to_acceptance(similarity: float) -> float:
 
 
 def acceptance_rate(
-    proposer: str, verifier: str, snapshot: PerformanceSnapshot, sampled: Mode = True
+    proposer: str,
+    verifier: str,
+    snapshot: PerformanceSnapshot,
+    sampled: Mode = True,
+    usual: bool = False,
 ) -> float:
-    """Of the best draft token whose parent was accepted: as observed, blended by evidence with what
-    the similarity promises."""
+    """Of the best draft token whose parent was accepted, on the text of now: as observed, blended
+    by evidence with what the similarity promises. `usual`: on texts of all the time."""
     prior = snapshot.promised_alpha.get((proposer, verifier, sampled), UNTRIED_ALPHA)
-    return blended_alpha(snapshot.trees.get(((proposer,), 1, verifier, sampled)), prior)
+    return blended_alpha(snapshot.trees.get(((proposer,), 1, verifier, sampled)), prior, usual)
 
 
 def _offer(
@@ -394,20 +399,33 @@ def _find_offer(
     chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
 ) -> tuple[Floats, Floats]:
     proposers, verifier = chain[:-1], chain[-1]
-    alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled)
+    # What was seen is of all the time; what that is worth now comes last.
+    alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled, usual=True)
+    seen = snapshot.trees.get((proposers, rounds, verifier, sampled))
+    promised: Callable[[float], Floats] = tree_rates
     if len(proposers) == 1:
-        prior, offered = tree_rates(alpha), SHAPE_NODES.astype(np.float64)
+        offered = SHAPE_NODES.astype(np.float64)
     else:
         before, nodes = _offer(proposers, 1, snapshot, sampled)
         sums = np.take_along_axis(
             expected_tokens(before), np.minimum(nodes.astype(np.int64), 64)[:, None], axis=1
         )
         lengths = sums[:, 0] * rounds
-        prior = path_rates(alpha, lengths)
+        promised = partial(path_rates, lengths=lengths)
         offered = np.where((SHAPE_WIDTHS == 1) | (rounds > 1), lengths, SHAPE_NODES * 1.0)
         offered = np.maximum(1.0, offered)
-    seen = snapshot.trees.get((proposers, rounds, verifier, sampled))
-    return rank_rates(seen, prior), offered
+    rates = rank_rates(seen, promised(alpha))
+    if seen is not None and seen.recent_trials:
+        rates = drifted_rates(rates, promised(seen.alpha), promised(seen.alpha_now))
+    return rates, offered
+
+
+def forward_ms(
+    snapshot: PerformanceSnapshot, name: str, target: str, workload: Workload, tokens: float
+) -> float:
+    """Of a model over so many tokens of one request, on the machine as it is now."""
+    one = Workload(1, workload.slots)
+    return snapshot.machine * float(_forward(snapshot, name, target, one, np.array([tokens]))[0])
 
 
 def _forward(

@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from specrouter.acceptance import AcceptanceEstimator, Floats, Ints, JudgedTrees, SimilarityMap
+from specrouter.acceptance import (
+    AcceptanceEstimator,
+    Bools,
+    Floats,
+    Ints,
+    JudgedTrees,
+    SimilarityMap,
+)
 from specrouter.decode_counts import DecodeCounts, DecodeFigures, Gain
 from specrouter.machine_speed import MachineTimes
 from specrouter.prediction import (
@@ -85,6 +92,7 @@ def _within(factor: float) -> float:
 @dataclass
 class _Totals:
     cycle_ms: float = 0.0
+    learning_ms: float = 0.0  # of it, while the profiler learned
     probe_ms: float = 0.0
     logits_ms: float = 0.0
     control_ms: float = 0.0
@@ -167,6 +175,7 @@ class PerformanceProfiler:
         with self._lock:
             totals = self._totals
             totals.end_cycle(elapsed_ms)
+            totals.learning_ms += elapsed_ms if self.is_learning else 0.0
             totals.committed += committed
             totals.passes += requests
             self._counts.cycle_times.add(elapsed_ms / 1000)
@@ -190,7 +199,7 @@ class PerformanceProfiler:
             self._totals.probes += 1
 
     def record_probe(self, extra_ms: float) -> None:
-        """Time that a cycle took beyond what the best chain would have taken."""
+        """Time that a cycle took beyond what the best chain would have taken, or an audition."""
         with self._lock:
             self._totals.probe_ms += max(0.0, extra_ms)
 
@@ -244,11 +253,22 @@ class PerformanceProfiler:
             return
         with self._lock:
             estimator = self._trees.setdefault(key, AcceptanceEstimator())
-            accepted, judged = estimator.record(trees, self._cycle, exact)
-            pair = (key[0][-1], key[2])
-            if pair in self._similarity:
-                fitted = self._maps.setdefault((*pair, key[3]), SimilarityMap())
-                fitted.record(self._similarity[pair], accepted, judged)
+            self._fit_map(key, *estimator.record(trees, self._cycle, exact))
+
+    def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
+        """What proposers would have drafted along committed text; see
+        `AcceptanceEstimator.record_choices`."""
+        if not self.is_learning:
+            return
+        with self._lock:
+            estimator = self._trees.setdefault(key, AcceptanceEstimator())
+            self._fit_map(key, *estimator.record_choices(stated, accepted, self._cycle))
+
+    def _fit_map(self, key: TreeKey, accepted: float, judged: float) -> None:
+        pair = (key[0][-1], key[2])
+        if pair in self._similarity:
+            fitted = self._maps.setdefault((*pair, key[3]), SimilarityMap())
+            fitted.record(self._similarity[pair], accepted, judged)
 
     def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
         """[B, n] how likely drafted nodes are to be on the verifier's walk."""
@@ -278,8 +298,8 @@ class PerformanceProfiler:
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),
                 machine=self._times.speed.factor,
-                probe_share=totals.probe_ms / max(totals.cycle_ms, 1e-9),
-                cycle_ms=totals.cycle_ms,
+                probe_share=totals.probe_ms / max(totals.learning_ms, 1e-9),
+                learning_ms=totals.learning_ms,
             )
 
     def statistics(self) -> EngineStatistics:

@@ -144,3 +144,24 @@ def test_a_row_without_noise_is_refused() -> None:
         bank.close(row)
         with pytest.raises(AssertionError):
             bank.take([row], [0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_bank_recalls_positions_that_its_ring_has_lost(dtype: torch.dtype) -> None:
+    bank = make_bank(window=4)
+    bank.open(1, seed=5, stream=2)
+    ahead = bank.take([1] * 4, [6, 7, 8, 9])
+    positions = np.array([0, 9, 3, 6, 5])
+    found = bank.recall(np.ones(5, dtype=np.int64), positions, dtype)
+    expected = [gumbel(5, position, VOCAB, stream=2) for position in positions.tolist()]
+    assert torch.equal(found, torch.from_numpy(np.stack(expected)).to(dtype))
+    assert torch.equal(bank.take([1] * 4, [6, 7, 8, 9]), ahead)
+
+
+def test_what_a_bank_recalls_is_never_that_of_another_draw() -> None:
+    bank = make_bank()
+    bank.open(0, seed=5)
+    bank.take([0], [3], draws=[2])
+    assert torch.equal(
+        bank.recall(np.array([0]), np.array([3]))[0], torch.from_numpy(gumbel(5, 3, VOCAB))
+    )

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from specrouter.acceptance import (
     SimilarityMap,
     TreeAcceptance,
     blended_alpha,
+    drifted_rates,
     expected_tokens,
     path_rates,
     rank_rates,
@@ -355,3 +357,61 @@ def test_the_map_rises_with_the_similarity_whatever_it_was_taught(
     alphas = [fitted.alpha(s) for s in (0.0, 0.2, 0.5, 0.8, 1.0)]
     assert alphas == sorted(alphas)
     assert all(0.0 <= alpha <= 1.0 for alpha in alphas)
+
+
+# Texts change
+
+
+def choices(accepted: int, count: int, width: int = 2) -> tuple[Floats, NDArray[np.bool_]]:
+    """Places at which the best token was said to have a chance of 0.6, and so many were right."""
+    stated = np.tile([0.6, 0.2, 0.1][:width], (count, 1))
+    said = np.zeros((count, width), dtype=np.bool_)
+    said[:accepted, 0] = True
+    return stated, said
+
+
+def test_choices_along_a_text_teach_what_trees_would() -> None:
+    estimator = AcceptanceEstimator()
+    assert estimator.record_choices(*choices(30, 40), cycle=0) == (30.0, 40.0)
+    seen = estimator.snapshot(0)
+    assert (seen.alpha, seen.trials) == (0.75, 40.0)
+    assert not seen.trees.any()  # they say nothing of deeper trees
+    worth = estimator.worth(
+        np.array([[ROOT, ROOT]]), np.ones((1, 2), dtype=np.int64), np.log([[0.6, 0.2]])
+    )
+    assert worth[0, 0] > 0.65
+    assert worth[0, 1] < 0.1
+
+
+def test_what_was_seen_just_now_tells_of_the_text_of_now() -> None:
+    estimator = AcceptanceEstimator()
+    for cycle in range(200):
+        estimator.record_choices(*choices(2, 3), cycle)
+    steady = estimator.snapshot(199)
+    assert steady.alpha_now == pytest.approx(steady.alpha) == pytest.approx(2 / 3)
+    for cycle in range(200, 230):
+        estimator.record_choices(*choices(1, 3), cycle)
+    turned = estimator.snapshot(229)
+    assert turned.alpha > 0.58
+    assert turned.alpha_now < 0.46
+    assert estimator.snapshot(229 + 240).alpha_now == pytest.approx(turned.alpha, abs=0.01)
+
+
+def test_little_evidence_of_the_text_of_now_changes_little() -> None:
+    usual = TreeAcceptance(np.zeros((1, 1)), np.zeros(1), 0.6, 400.0)
+    assert usual.alpha_now == 0.6
+    assert 0.45 < replace(usual, recent_accepted=0.0, recent_trials=4.0).alpha_now < 0.6
+    assert replace(usual, recent_accepted=0.0, recent_trials=400.0).alpha_now < 0.1
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
+def test_drifted_rates_follow_the_law_of_trees(usual: float, now: float) -> None:
+    rates = 0.9 * tree_rates(usual)
+    moved = drifted_rates(rates, tree_rates(usual), tree_rates(now))
+    assert ((moved >= 0.0) & (moved <= 1.0)).all()
+    assert not moved[rates == 0.0].any()
+    towards = np.sign(round(now, 2) - round(usual, 2))
+    assert (towards * (expected_tokens(moved) - expected_tokens(rates)) >= -1e-9).all()
+    if abs(now - usual) < 0.1 and usual > 0.4:  # far from what is bounded
+        assert moved[:, :3] == pytest.approx(np.minimum(0.9 * tree_rates(now), 1.0)[:, :3])
+    assert drifted_rates(rates, tree_rates(now), tree_rates(now)) == pytest.approx(rates)

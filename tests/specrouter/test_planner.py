@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle_choice import LONGEST_WAIT
 from specrouter.cycle_plan import (
+    Audition,
     ChainGroup,
     Commit,
     CyclePlan,
@@ -82,11 +83,17 @@ class Profiler:
 
 
 class Reader:
+    def __init__(self, new_tokens: int = 0) -> None:
+        self.new_tokens = new_tokens  # of each row, that a drafter may be heard on
+
     def lags(self, rows: Ints) -> dict[str, float]:
         return dict.fromkeys(NAMES, 0.0)
 
     def slots_read(self, rows: Ints) -> int:
         return 128
+
+    def unheard(self, model: str, rows: Ints) -> Ints:
+        return np.full_like(rows, self.new_tokens)
 
 
 class Request:
@@ -137,6 +144,7 @@ class Plan:
         self.now_s = 0.0
         self.reading = Reading()
         self.available = ALL
+        self.reader = Reader()
         self.selector: TreeSelector | None = None  # of the last cycle
 
     @property
@@ -146,7 +154,7 @@ class Plan:
     def groups(self, cycle: int | None = None) -> list[ChainGroup]:
         self.at = self.at + 1 if cycle is None else cycle
         groups, self.selector = self.planner.plan(
-            self.running, self.at, self.available, Reader(), self.reading, self.now_s
+            self.running, self.at, self.available, self.reader, self.reading, self.now_s
         )
         return groups
 
@@ -170,10 +178,11 @@ class Plan:
         gained: Mapping[int, int],
         elapsed_ms: float = 60.0,
         prefill: Ints = NOBODY,
+        audition: Audition | None = None,
         **result: Any,
     ) -> None:
         commits = [Commit(row, [7] * count, PAIR) for row, count in gained.items()]
-        plan = CyclePlan(groups, prefill, prefill)
+        plan = CyclePlan(groups, prefill, prefill, audition=audition)
         came = CycleResult(commits, **result)
         self.planner.learn_requests(plan, came, self.running)
         self.planner.learn(plan, came, elapsed_ms)
@@ -362,6 +371,56 @@ def test_requests_that_ask_for_something_are_not_probed() -> None:
     plan = Plan(Request(Speculation(depth=4)), known=STALE)
     [group] = plan.groups()
     assert group.chain == PAIR
+
+
+# Auditions
+
+ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.55})
+QUIET = replace(ALIKE, idle_cycles={"twin": 20}, learning_ms=1e6)
+
+
+def heard(plan: Plan, cycles: int = 8) -> list[int]:
+    """Cycles in which somebody is heard."""
+    found = []
+    for _ in range(cycles):
+        plan.groups()
+        if plan.planner.audition is not None:
+            found.append(plan.at)
+    return found
+
+
+def listening(*requests: Request, known: PerformanceSnapshot = QUIET, **settings: Any) -> Plan:
+    plan = Plan(*requests, known=known, **settings)
+    plan.reader = Reader(new_tokens=30)
+    return plan
+
+
+def test_an_idle_drafter_is_heard_in_one_cycle_of_four() -> None:
+    plan = listening(Request(Speculation(chain=PAIR)), Request())
+    assert heard(plan) == [4, 8]
+    plan.groups(12)
+    assert plan.planner.audition == Audition("twin", 1, 16)  # whose text is routed here
+
+
+def test_a_decision_is_due_after_an_audition() -> None:
+    plan = listening(Request())
+    plan.settle()
+    assert plan.chains() == {0: PAIR}
+    groups = plan.groups(LATE + 4)
+    assert plan.planner.audition is not None
+    plan.profiler.known = TURNED
+    plan.learn(groups, {0: 2}, audition=plan.planner.audition)
+    assert plan.chains() == {0: TWIN}
+
+
+def test_nobody_is_heard_beside_prompts_or_where_nobody_chooses() -> None:
+    plan = listening(Request())
+    plan.reading = Reading(tokens=5)
+    assert not heard(plan)
+    assert not heard(listening(Request(), policy="static", chain=PAIR))
+    assert not heard(listening(Request(Speculation(chain=PAIR))))
+    assert not heard(listening(Request("off")))
+    assert not heard(Plan(Request(), known=QUIET))
 
 
 # Outcomes

@@ -36,7 +36,7 @@ def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
     known = profiler.snapshot()
     for part in (known.times, known.similarity, known.trees, known.promised_alpha, known.outcomes):
         assert dict(part) == {}
-    assert (known.machine, known.probe_share, known.cycle_ms) == (1.0, 0.0, 0.0)
+    assert (known.machine, known.probe_share, known.learning_ms) == (1.0, 0.0, 0.0)
     assert known.parameters == {"small": 10, "big": 100}
 
 

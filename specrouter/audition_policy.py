@@ -1,0 +1,98 @@
+"""Which idle drafter is heard next, and on whose text.
+
+An audition (`specrouter.auditor`) costs a forward of the drafter over what it has missed, so all of
+them together, and probes, may take at most `_MOST_SHARE` of the time. Half of that goes into
+listening around while nothing happens; the rest is kept for when the drafter in use is accepted
+less than it usually is: the text has changed, and another may know it better.
+
+Pure decisions: no clock, no tensors.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cycle_plan import Audition
+from specrouter.prediction import (
+    Chain,
+    Mode,
+    Option,
+    PerformanceSnapshot,
+    Workload,
+    forward_ms,
+)
+
+Ints = NDArray[np.int64]
+
+HEARD_TOKENS = 16  # of one audition
+_LEAST_TOKENS = 8  # fewer say too little
+_MOST_SHARE = 0.01  # of the time, of auditions and probes
+_ROUTINE_SHARE = 0.005  # of it while the drafter in use does as well as usual
+_SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed
+_QUIET_CYCLES = 8  # after which a drafter may be heard again
+_STALE_CYCLES = 256  # after which even a drafter is heard of which little is expected
+_HOPEFUL = 1.2  # how much slower than the best a drafter may be to be heard earlier
+_OWN_MS_PER_TOKEN = 0.1  # of the choice, beside the forward
+
+
+def next_audition(
+    snapshot: PerformanceSnapshot,
+    main: Option,
+    predicted_ms: Mapping[Chain, float],
+    rows: Ints,
+    workload: Workload,
+    lags: Callable[[Ints], Mapping[str, float]],
+    unheard: Callable[[str, Ints], Ints],
+) -> Audition | None:
+    """None: nobody is worth hearing now, or the budget is spent.
+
+    Args:
+        main: in use.
+        predicted_ms: per token, by chain.
+        rows: [R] of the requests that are routed by the scheduler.
+        lags: tokens that models have not read of some rows, see `Workload`.
+        unheard: see `Auditor.unheard`.
+    """
+    surprised = is_surprised(snapshot, main.chain, workload.sampled)
+    limit = _MOST_SHARE if surprised else _ROUTINE_SHARE
+    left_ms = (limit - snapshot.probe_share) * snapshot.learning_ms
+    if left_ms <= 0.0:
+        return None
+    for name in _by_silence(snapshot, main, predicted_ms, surprised):
+        new = unheard(name, rows)
+        able = np.flatnonzero(new >= _LEAST_TOKENS)
+        if not len(able):
+            continue
+        behind = np.array([lags(rows[i : i + 1]).get(name, 0.0) for i in able])
+        best = int(np.argmin(behind))
+        tokens = min(HEARD_TOKENS, int(new[able[best]]))
+        lag = max(float(behind[best]), float(tokens))
+        cost_ms = forward_ms(snapshot, name, main.chain[-1], workload, lag)
+        if cost_ms + _OWN_MS_PER_TOKEN * tokens <= left_ms:
+            return Audition(name, int(rows[able[best]]), tokens)
+    return None
+
+
+def is_surprised(snapshot: PerformanceSnapshot, chain: Chain, sampled: Mode) -> bool:
+    """Whether the drafts in use are accepted less than they usually are."""
+    seen = snapshot.trees.get((chain[:-1], 1, chain[-1], sampled))
+    return seen is not None and seen.trials > 0.0 and seen.alpha - seen.alpha_now > _SURPRISE
+
+
+def _by_silence(
+    snapshot: PerformanceSnapshot,
+    main: Option,
+    predicted_ms: Mapping[Chain, float],
+    surprised: bool,
+) -> list[str]:
+    """Drafters that may be heard, first who was not for longest."""
+    found = []
+    for chain, ms_per_token in predicted_ms.items():
+        if len(chain) != 2 or chain[0] in main.chain:
+            continue
+        idle = snapshot.idle_cycles.get(chain[0], 0)
+        hopeful = ms_per_token <= _HOPEFUL * main.ms_per_token
+        if idle >= (_QUIET_CYCLES if surprised or hopeful else _STALE_CYCLES):
+            found.append((-idle, chain[0]))
+    return [name for _, name in sorted(found)]
