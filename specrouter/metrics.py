@@ -247,10 +247,10 @@ def _chains(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric
         "Times that another chain or shape of trees came into use.",
         totals.switches,
     )
-    yield _counter("specrouter_probes", "Times that an idle drafter was tried.", totals.probes)
+    yield _counter("specrouter_probes", "Times that an idle drafter was heard or tried.", totals.probes)
     yield _counter(
         "specrouter_probe_seconds",
-        "Time that probes cost beyond the best chain's.",
+        "Time that this cost beyond the best chain's.",
         totals.probe_ms / 1000,
     )
 

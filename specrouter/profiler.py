@@ -56,7 +56,7 @@ class EngineStatistics:
         committed_tokens: of all requests.
         target_passes: cycles in which a request was verified, summed over requests.
         switches: times that another chain or another shape of trees came into use.
-        probes: times that an idle drafter was tried; `probe_ms` is what that cost.
+        probes: times that an idle drafter was heard or tried; `probe_ms` is what that cost.
     """
 
     cycles: int
