@@ -54,6 +54,7 @@ _HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
 _RECENT_HALF_LIFE = 16.0  # cycles after which what was seen of the text of now counts half
 _MOST_DRIFT = 3.0  # factor by which a rank rate is moved at most
 _USUAL_TRIALS = 16.0  # of recent ones that count as if they had come out as usual
+_WELL_KNOWN_TREES, _RANK_EVERY = 100.0, 3  # beyond so many, trees of one cycle in three are ranked
 _MOST_ROWS = 4  # of a cycle that teach rank rates; more cost time and say little
 
 
@@ -120,6 +121,8 @@ class AcceptanceEstimator:
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
         accepted, count = self._learn(stated[asked], place[asked], trees.accepted[asked])
+        if self._trees.max() > _WELL_KNOWN_TREES and cycle % _RANK_EVERY:
+            return accepted, count  # ranking takes longer than all the rest
         first = cycle % max(1, len(real) - _MOST_ROWS + 1)  # not always the same rows
         few = slice(first, first + _MOST_ROWS)
         worth = self.worth(trees.parents[few], trees.depths[few], trees.log_probs[few])

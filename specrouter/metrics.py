@@ -247,7 +247,9 @@ def _chains(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric
         "Times that another chain or shape of trees came into use.",
         totals.switches,
     )
-    yield _counter("specrouter_probes", "Times that an idle drafter was heard or tried.", totals.probes)
+    yield _counter(
+        "specrouter_probes", "Times that an idle drafter was heard or tried.", totals.probes
+    )
     yield _counter(
         "specrouter_probe_seconds",
         "Time that this cost beyond the best chain's.",
