@@ -28,10 +28,10 @@ Ints = NDArray[np.int64]
 HEARD_TOKENS = 16  # of one audition
 _LEAST_TOKENS = 8  # fewer say too little
 _MOST_SHARE = 0.01  # of the time, of auditions and probes
-_ROUTINE_SHARE = 0.005  # of it while the drafter in use does as well as usual
+_ROUTINE_SHARE = 0.005  # while the drafter in use does as well as usual
 _SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed
 _QUIET_CYCLES = 8  # after which a drafter may be heard again
-_STALE_CYCLES = 256  # after which even a drafter is heard of which little is expected
+_STALE_CYCLES = 64  # after which even a drafter is heard of which little is expected
 _HOPEFUL = 1.2  # how much slower than the best a drafter may be to be heard earlier
 _OWN_MS_PER_TOKEN = 0.1  # of the choice, beside the forward
 
@@ -42,7 +42,7 @@ def next_audition(
     predicted_ms: Mapping[Chain, float],
     rows: Ints,
     workload: Workload,
-    lags: Callable[[Ints], Mapping[str, float]],
+    missed: Callable[[str, Ints], Ints],
     unheard: Callable[[str, Ints], Ints],
 ) -> Audition | None:
     """None: nobody is worth hearing now, or the budget is spent.
@@ -51,8 +51,8 @@ def next_audition(
         main: in use.
         predicted_ms: per token, by chain.
         rows: [R] of the requests that are routed by the scheduler.
-        lags: tokens that models have not read of some rows, see `Workload`.
-        unheard: see `Auditor.unheard`.
+        missed: tokens that a model has not read of each of some rows.
+        unheard: output tokens of each that it could be heard on, see `Auditor.unheard`.
     """
     surprised = is_surprised(snapshot, main.chain, workload.sampled)
     limit = _MOST_SHARE if surprised else _ROUTINE_SHARE
@@ -64,11 +64,10 @@ def next_audition(
         able = np.flatnonzero(new >= _LEAST_TOKENS)
         if not len(able):
             continue
-        behind = np.array([lags(rows[i : i + 1]).get(name, 0.0) for i in able])
+        behind = missed(name, rows[able])
         best = int(np.argmin(behind))
         tokens = min(HEARD_TOKENS, int(new[able[best]]))
-        lag = max(float(behind[best]), float(tokens))
-        cost_ms = forward_ms(snapshot, name, main.chain[-1], workload, lag)
+        cost_ms = forward_ms(snapshot, name, main.chain[-1], workload, int(behind[best]))
         if cost_ms + _OWN_MS_PER_TOKEN * tokens <= left_ms:
             return Audition(name, int(rows[able[best]]), tokens)
     return None

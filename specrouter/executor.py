@@ -123,6 +123,9 @@ class Executor:
     def slots_read(self, rows: Ints) -> int:
         return self.states.slots_read(rows)
 
+    def missed(self, model: str, rows: Ints) -> Ints:
+        return self.states.lag(model, rows)
+
     def unheard(self, model: str, rows: Ints) -> Ints:
         return self._auditor.unheard(model, rows)
 

@@ -60,6 +60,7 @@ class Reader(Protocol):
 
     def lags(self, rows: Ints) -> dict[str, float]: ...
     def slots_read(self, rows: Ints) -> int: ...
+    def missed(self, model: str, rows: Ints) -> Ints: ...
     def unheard(self, model: str, rows: Ints) -> Ints: ...
 
 
@@ -259,7 +260,7 @@ class RoutePlanner:
             decision.predicted_ms,
             rows,
             _workload([requests[row] for row in routed], rows, reader),
-            reader.lags,
+            reader.missed,
             reader.unheard,
         )
         if found is not None:

@@ -32,19 +32,19 @@ def text_has_turned(known: PerformanceSnapshot, accepted: float = 30.0) -> Perfo
 def choice(
     known: PerformanceSnapshot = USUAL,
     predicted_ms: Mapping[Chain, float] = PREDICTED,
-    lags: Mapping[int, float] | None = None,
+    lags: Mapping[int, int] | None = None,
     new: Mapping[str, int] | None = None,
     main: Option = MAIN,
 ) -> Audition | None:
     """`lags`: by row, of every model; `new`: tokens of each row that a model may be heard on."""
 
-    def lag_of(rows: Ints) -> dict[str, float]:
-        return dict.fromkeys(TIMES, sum((lags or {}).get(row, 40.0) for row in rows.tolist()))
+    def missed(model: str, rows: Ints) -> Ints:
+        return np.array([(lags or {}).get(row, 40) for row in rows.tolist()])
 
     def unheard(model: str, rows: Ints) -> Ints:
         return np.full_like(rows, (new or {}).get(model, 30))
 
-    return next_audition(known, main, predicted_ms, ROWS, Workload(2), lag_of, unheard)
+    return next_audition(known, main, predicted_ms, ROWS, Workload(2), missed, unheard)
 
 
 def test_who_was_idle_for_longest_is_heard_first() -> None:
@@ -64,7 +64,7 @@ def test_a_drafter_that_never_ran_is_not_heard() -> None:
 
 
 def test_the_text_that_takes_least_to_read_is_taken() -> None:
-    assert choice(lags={2: 300.0, 5: 20.0}) == Audition("middle", 5, HEARD_TOKENS)
+    assert choice(lags={2: 300, 5: 20}) == Audition("middle", 5, HEARD_TOKENS)
 
 
 def test_who_has_read_all_there_is_gives_way_to_the_next() -> None:
@@ -93,7 +93,7 @@ def test_who_promises_little_is_heard_when_the_text_turns_or_after_long() -> Non
     worse = {**PREDICTED, TWIN: 30.0, MIDDLE: 30.0}
     assert choice(predicted_ms=worse) is None
     assert choice(text_has_turned(USUAL), worse) is not None
-    late = replace(USUAL, idle_cycles={**IDLE, "twin": 256})
+    late = replace(USUAL, idle_cycles={**IDLE, "twin": 64})
     assert choice(late, worse) == Audition("twin", 2, HEARD_TOKENS)
 
 

@@ -92,6 +92,9 @@ class Reader:
     def slots_read(self, rows: Ints) -> int:
         return 128
 
+    def missed(self, model: str, rows: Ints) -> Ints:
+        return np.full_like(rows, self.new_tokens)
+
     def unheard(self, model: str, rows: Ints) -> Ints:
         return np.full_like(rows, self.new_tokens)
 
