@@ -58,9 +58,11 @@ class Intake:
             try:
                 accepted += [(number, sample) for sample in self.accept_samples(one)]
             except RequestError as error:
-                if len(asked) == 1 or error.field not in _PROMPT_FIELDS:
+                if len(asked) == 1:
                     raise
-                raise RequestError(f"{error.field}[{number}]", error.reason) from error
+                if error.field in _PROMPT_FIELDS:
+                    raise RequestError(f"{error.field}[{number}]", error.reason) from error
+                raise RequestError(error.field, f"{error.reason} (prompt {number})") from error
         return accepted
 
     def accept_samples(self, asked: Asked) -> list[Prompt]:

@@ -81,10 +81,11 @@ class ChainRouter:
             timeout_s: after which a request ends with what it has, "timeout" its finish reason.
 
         Raises:
-            RequestError: a prompt or a parameter is refused; none of the prompts is served then.
+            RequestError: a prompt or a parameter is refused, and of several prompts which; none of
+                them is served then.
         """
         each = ask_each(prompts, params, speculation, slo, priority, timeout_s)
-        accepted = [sample for asked in each for sample in self._intake.accept_samples(asked)]
+        accepted = [sample for _, sample in self._intake.accept_all(each)]
         handles = self._enqueue(accepted)
         try:
             return [handle.result() for handle in handles]

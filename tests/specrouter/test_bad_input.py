@@ -284,7 +284,14 @@ def test_an_unknown_class_of_objectives_is_refused(router: ChainRouter, slo: Any
 def test_one_bad_prompt_of_many_leaves_nothing_queued(router: ChainRouter) -> None:
     with pytest.raises(RequestError) as caught:
         router.generate([PROMPT, []], GREEDY)
-    assert caught.value.field == "input_ids"
+    assert caught.value.field == "input_ids[1]"
+    _assert_serves(router)
+
+
+def test_of_several_prompts_the_refused_one_is_named(router: ChainRouter) -> None:
+    with pytest.raises(RequestError, match=r"never fit in.*\(prompt 2\)") as caught:
+        router.generate([PROMPT, PROMPT, [1] * 150], SamplingParams(100))
+    assert caught.value.field == "max_new_tokens"
     _assert_serves(router)
 
 
