@@ -26,8 +26,9 @@ from specrouter.prediction import (
     Workload,
     outcome_of,
 )
-from specrouter.profiler import PerformanceProfiler, RequestRates
+from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
+from specrouter.request_drafters import RequestDrafters
 from specrouter.scheduler import (
     FIXED_DEPTH,
     ChainDecision,
@@ -45,9 +46,6 @@ _EAGER_CYCLES, _EAGER_INTERVAL = 48, 3  # decisions are due in one cycle of so m
 _INTERVAL = 16  # and of so many later,
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
-_AUDITION_CYCLES = 2  # of each of the drafters that a new request tries, with groups of requests
-_AUDITIONED = 3
-_AUDITION_LOSS = 1.15  # how much slower than the best a drafter may be and still be tried
 _AUDITION_EVERY = 4  # cycles: how often it is asked whether a drafter is to be heard
 _RECORDS = 256
 
@@ -116,6 +114,19 @@ class Reading:
     requests: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class _Steady:
+    """The plan of a cycle after which nothing has changed that it depends on."""
+
+    requests: list[tuple[int, RunningRequest]]
+    available: Collection[str]
+    main: _InUse
+    slots: int  # that attention reads
+    budget_tokens: int | None
+    groups: list[ChainGroup]
+    selector: TreeSelector | None
+
+
 @dataclass
 class RoutePlanner:
     scheduler: ModelChainScheduler
@@ -131,9 +142,10 @@ class RoutePlanner:
     _snapshot_cycle: int = 0
     _reading: Reading = Reading()
     _probe: _Probe | None = None
-    _rates: dict[RunningRequest, RequestRates] = field(default_factory=dict)
+    _drafters: RequestDrafters = field(default_factory=RequestDrafters)
     _foreseen_options: dict[_Route, tuple[int, Option | None]] = field(default_factory=dict)
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
+    _steady: _Steady | None = None
     # Requests that sit out, and for how many cycles in a row.
     _waited: dict[RunningRequest, int] = field(default_factory=dict)
 
@@ -164,6 +176,12 @@ class RoutePlanner:
         if not requests:
             self._expected = {}
             return [], None
+        before = self._as_before(requests, cycle, available, reader)
+        if before is not None:
+            self.budget_tokens = before.budget_tokens
+            self.audition = self._next_audition(requests, cycle, reader)
+            return before.groups, before.selector
+        self._steady = None
         progress = progress_of(requests, self._waited, now)
         members, predicted = self._members(requests, cycle, available, reader, progress)
         self._foresee(members, predicted, requests, cycle, reader)
@@ -174,9 +192,55 @@ class RoutePlanner:
             if route in predicted and predicted[route].plain_ms
         }
         groups = [route.group(rows) for route, rows in members.items()]
-        if all(route.whole for route in members):
-            return groups, None
-        return groups, self._selector(members, predicted, progress, reader, cycle)
+        selector = None
+        if not all(route.whole for route in members):
+            selector = self._selector(members, predicted, progress, reader, cycle)
+        main = self._in_use.get(_SCHEDULED)
+        if main is not None and self._is_plain(requests):
+            slots = reader.slots_read(progress.rows)
+            self._steady = _Steady(
+                list(requests.items()),
+                available,
+                main,
+                slots,
+                self.budget_tokens,
+                groups,
+                selector,
+            )
+        return groups, selector
+
+    def _is_plain(self, requests: Mapping[int, RunningRequest]) -> bool:
+        """Whether a cycle depends on nothing but the decision in use: all requests are routed by
+        it, none has an objective, no prompt is read and no drafter is tried."""
+        return (
+            not self._reading.tokens
+            and self._probe is None
+            and self.scheduler.config.groups == "one"
+            and all(
+                request.objective is None and request.prompt.speculation is None
+                for request in requests.values()
+            )
+        )
+
+    def _as_before(
+        self,
+        requests: Mapping[int, RunningRequest],
+        cycle: int,
+        available: Collection[str],
+        reader: Reader,
+    ) -> _Steady | None:
+        """The last plan, if this cycle is like the one it was made for: planning takes time."""
+        steady, main = self._steady, self._in_use.get(_SCHEDULED)
+        if steady is None or main is not steady.main or self._reading.tokens or self._probe:
+            return None
+        rows = np.fromiter(sorted(requests), np.int64)
+        is_same = (
+            steady.requests == list(requests.items())
+            and steady.available == available
+            and steady.slots == reader.slots_read(rows)
+            and not self._is_due(main, cycle, len(rows) + self._reading.requests, available)
+        )
+        return steady if is_same else None
 
     def _members(
         self,
@@ -348,11 +412,10 @@ class RoutePlanner:
         for index, option in self._expected.items():
             for row in plan.groups[index].rows.tolist():
                 if row in gained:
-                    rates = self._rates.setdefault(requests[row], RequestRates())
-                    rates.record(option.chain[:-1], gained[row] - 1.0, option.tokens - 1.0)
+                    self._drafters.learn(requests[row], option, gained[row])
 
     def forget(self, request: RunningRequest) -> None:
-        self._rates.pop(request, None)
+        self._drafters.forget(request)
         self._waited.pop(request, None)
 
     def _foreseen(
@@ -417,7 +480,9 @@ class RoutePlanner:
         main, waiting = self._for_cycle(decision, main, progress.of(rows), len(progress.rows))
         chosen = dict.fromkeys(requests, main)
         if self.scheduler.config.groups == "requests" and decision.predicted is not None:
-            chosen = self._split(decision, requests, reader, rows)
+            snapshot = self._snapshot or self.profiler.snapshot()
+            workload = _workload(list(requests.values()), rows, reader)
+            chosen = self._drafters.split(self.scheduler, snapshot, workload, decision, requests)
         if self._probe is not None and key == _SCHEDULED:
             for row, request in requests.items():
                 if request is self._probe.request:
@@ -503,41 +568,6 @@ class RoutePlanner:
             self.profiler.record_probe_begun()
             self._snapshot = None  # it says that the drafter is idle
         return in_use
-
-    def _split(
-        self,
-        decision: ChainDecision,
-        requests: Mapping[int, RunningRequest],
-        reader: Reader,
-        rows: Ints,
-    ) -> dict[int, Option]:
-        assert decision.predicted is not None
-        main = decision.predicted
-        if len(main.chain) != 2:
-            return dict.fromkeys(requests, main)
-        tried = [
-            option
-            for option in (main, *decision.alternatives)
-            if len(option.chain) == 2 and option.ms_per_token < _AUDITION_LOSS * main.ms_per_token
-        ][:_AUDITIONED]
-        chosen: dict[int, Option] = {}
-        settled: list[int] = []
-        for row, request in requests.items():
-            turn = request.cycles // _AUDITION_CYCLES
-            if turn < len(tried):
-                chosen[row] = tried[turn]
-            else:
-                settled.append(row)
-        factors = []
-        for row in settled:
-            rates = self._rates.get(requests[row], RequestRates())
-            factors.append({option.chain[:-1]: rates.factor(option.chain[:-1]) for option in tried})
-        workload = _workload([requests[row] for row in settled], rows, reader) if settled else None
-        if workload is not None:
-            snapshot = self._snapshot or self.profiler.snapshot()
-            options = self.scheduler.split(snapshot, workload, decision, factors)
-            chosen.update(zip(settled, options, strict=True))
-        return chosen
 
 
 def progress_of(

@@ -41,7 +41,6 @@ _OUTCOME_TOKENS = 600.0  # after which older tokens have faded
 _LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
 _LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
-_REQUEST_PRIOR = 24.0  # tokens of a request that count as everybody's
 
 
 @dataclass(frozen=True)
@@ -326,20 +325,3 @@ class PerformanceProfiler:
 
 
 _UNFITTED, _UNTAUGHT = SimilarityMap(), AcceptanceEstimator()
-
-
-class RequestRates:
-    """How well each chain's trees serve one request, against everybody: a factor on the tokens that
-    drafts bring, drawn to 1 where there is little evidence."""
-
-    def __init__(self) -> None:
-        self._sums: dict[Chain, tuple[float, float]] = {}
-
-    def record(self, proposers: Chain, accepted: float, expected: float) -> None:
-        seen, foreseen = self._sums.get(proposers, (0.0, 0.0))
-        fade = 1.0 - min(0.5, expected / 200.0)
-        self._sums[proposers] = (seen * fade + accepted, foreseen * fade + expected)
-
-    def factor(self, proposers: Chain) -> float:
-        seen, foreseen = self._sums.get(proposers, (0.0, 0.0))
-        return (seen + _REQUEST_PRIOR) / (foreseen + _REQUEST_PRIOR)

@@ -1,7 +1,7 @@
 """Groups of a cycle, and what is remembered of decisions and of how they came out."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -85,12 +85,13 @@ class Profiler:
 class Reader:
     def __init__(self, new_tokens: int = 0) -> None:
         self.new_tokens = new_tokens  # of each row, that a drafter may be heard on
+        self.slots = 128
 
     def lags(self, rows: Ints) -> dict[str, float]:
         return dict.fromkeys(NAMES, 0.0)
 
     def slots_read(self, rows: Ints) -> int:
-        return 128
+        return self.slots
 
     def missed(self, model: str, rows: Ints) -> Ints:
         return np.full_like(rows, self.new_tokens)
@@ -215,6 +216,39 @@ def test_a_decision_is_kept_between_due_cycles() -> None:
     assert changed.index(True) == 15  # the sixteenth cycle after the last decision
     assert all(changed[15:])
     assert plan.profiler.looks < 8
+
+
+def changed(plan: Plan, change: Callable[[Plan], object]) -> bool:
+    """Whether a cycle is planned anew after a change; those without one are not."""
+    plan.settle()
+    first = plan.groups()
+    assert plan.groups() is first
+    change(plan)
+    return plan.groups() is not first
+
+
+def test_a_cycle_like_the_one_before_is_not_planned_again() -> None:
+    assert not changed(Plan(Request(), Request()), lambda plan: None)
+    changes: list[Callable[[Plan], object]] = [
+        lambda plan: plan.requests.pop(1),
+        lambda plan: plan.requests.update({1: Request()}),
+        lambda plan: plan.requests.update({2: Request()}),
+        lambda plan: setattr(plan, "reading", Reading(tokens=8, requests=1)),
+        lambda plan: setattr(plan, "available", ALL - {"small"}),
+        lambda plan: setattr(plan.reader, "slots", 256),
+        lambda plan: setattr(plan, "at", plan.at + 16),  # a decision is due
+    ]
+    for change in changes:
+        assert changed(Plan(Request(), Request()), change)
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(tpot_ms=40.0), Request("off"), Request(Speculation())]
+)
+def test_cycles_with_requests_that_ask_for_something_are_planned_each(request_: Request) -> None:
+    plan = Plan(Request(), request_)
+    plan.settle()
+    assert plan.groups() is not plan.groups()
 
 
 def test_decisions_are_frequent_at_first() -> None:

@@ -11,7 +11,8 @@ from specrouter.acceptance import SHAPES, JudgedTrees
 from specrouter.decode_counts import OTHER_CHAINS, TIME_BOUNDS_S, ChainCounts, Gain
 from specrouter.params import MAX_DEPTH
 from specrouter.prediction import Outcome, TreeKey
-from specrouter.profiler import EngineStatistics, PerformanceProfiler, RequestRates
+from specrouter.profiler import EngineStatistics, PerformanceProfiler
+from specrouter.request_drafters import RequestRates
 from specrouter.time_curve import TimeEstimator, TimeSample
 
 PAIR = ("small", "big")
