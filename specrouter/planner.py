@@ -1,15 +1,14 @@
 """RoutePlanner: from the scheduler's decisions to the groups of a cycle.
 
-It keeps the decision that is in use, asks for a new one when it is due, honours what single
-requests ask for, tries stale drafters on one request, and tells the profiler how predictions came
-out. Every switch leaves a record with its alternatives.
+It honours what single requests ask for, gives one cycle the trees that suit it, has idle drafters
+heard, and tells the profiler how predictions came out.
+
+Not here: when a decision is made (`specrouter.decision_keeper`).
 """
 
-import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,18 @@ from numpy.typing import NDArray
 from specrouter.audition_policy import next_audition
 from specrouter.cost_model import demanded_rates
 from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan, CycleResult
+from specrouter.decision_keeper import (
+    INTERVAL,
+    SCHEDULED,
+    DecisionKeeper,
+    InUse,
+    Override,
+    Reader,
+    workload_of,
+)
 from specrouter.decision_record import DecisionRecord
 from specrouter.params import Speculation
-from specrouter.prediction import (
-    Chain,
-    Option,
-    PerformanceSnapshot,
-    Workload,
-    outcome_of,
-)
+from specrouter.prediction import Chain, Option, Workload, outcome_of
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.request_drafters import RequestDrafters
@@ -41,42 +43,7 @@ from specrouter.tree_selection import TreeSelector
 
 Ints = NDArray[np.int64]
 
-_SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
-_EAGER_CYCLES, _EAGER_INTERVAL = 48, 3  # decisions are due in one cycle of so many at first,
-_INTERVAL = 16  # and of so many later,
-_OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
-_PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _AUDITION_EVERY = 4  # cycles: how often it is asked whether a drafter is to be heard
-_RECORDS = 256
-
-_Override = tuple[int | None, int | None, int | None]  # depth, width, inner rounds
-_SCHEDULED: _Override = (None, None, None)
-
-
-class Reader(Protocol):
-    """What the planner must know of the state."""
-
-    def lags(self, rows: Ints) -> dict[str, float]: ...
-    def slots_read(self, rows: Ints) -> int: ...
-    def missed(self, model: str, rows: Ints) -> Ints: ...
-    def unheard(self, model: str, rows: Ints) -> Ints: ...
-
-
-@dataclass
-class _InUse:
-    """The decision for requests that leave the same things open."""
-
-    decision: ChainDecision
-    requests: int
-    cycle: int  # of the decision
-    since: int  # cycle at which decisions began
-
-
-@dataclass
-class _Probe:
-    option: Option
-    request: RunningRequest
-    cycles: int
 
 
 class _Route(NamedTuple):
@@ -120,7 +87,7 @@ class _Steady:
 
     requests: list[tuple[int, RunningRequest]]
     available: Collection[str]
-    main: _InUse
+    main: InUse
     slots: int  # that attention reads
     budget_tokens: int | None
     groups: list[ChainGroup]
@@ -135,13 +102,8 @@ class RoutePlanner:
     # Draft tokens that the cycle's plan is good for; None where whole drafts are verified.
     budget_tokens: int | None = None
     audition: Audition | None = None  # of the cycle that was planned last
-    _heard_at: int = -1  # cycle of the last audition
-    _in_use: dict[_Override, _InUse] = field(default_factory=dict)
-    _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
-    _snapshot: PerformanceSnapshot | None = None
-    _snapshot_cycle: int = 0
+    _keeper: DecisionKeeper = field(init=False)
     _reading: Reading = Reading()
-    _probe: _Probe | None = None
     _drafters: RequestDrafters = field(default_factory=RequestDrafters)
     _foreseen_options: dict[_Route, tuple[int, Option | None]] = field(default_factory=dict)
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
@@ -149,9 +111,12 @@ class RoutePlanner:
     # Requests that sit out, and for how many cycles in a row.
     _waited: dict[RunningRequest, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._keeper = DecisionKeeper(self.scheduler, self.profiler)
+
     @property
     def records(self) -> list[DecisionRecord]:
-        return list(self._records)
+        return self._keeper.records
 
     def plan(
         self,
@@ -174,7 +139,7 @@ class RoutePlanner:
         self.budget_tokens = None
         self.audition = None
         if not requests:
-            self._expected = {}
+            self._expected, self._steady = {}, None
             return [], None
         before = self._as_before(requests, cycle, available, reader)
         if before is not None:
@@ -195,18 +160,11 @@ class RoutePlanner:
         selector = None
         if not all(route.whole for route in members):
             selector = self._selector(members, predicted, progress, reader, cycle)
-        main = self._in_use.get(_SCHEDULED)
+        main = self._keeper.main
         if main is not None and self._is_plain(requests):
-            slots = reader.slots_read(progress.rows)
-            self._steady = _Steady(
-                list(requests.items()),
-                available,
-                main,
-                slots,
-                self.budget_tokens,
-                groups,
-                selector,
-            )
+            slots, budget = reader.slots_read(progress.rows), self.budget_tokens
+            together = list(requests.items())
+            self._steady = _Steady(together, available, main, slots, budget, groups, selector)
         return groups, selector
 
     def _is_plain(self, requests: Mapping[int, RunningRequest]) -> bool:
@@ -214,7 +172,7 @@ class RoutePlanner:
         it, none has an objective, no prompt is read and no drafter is tried."""
         return (
             not self._reading.tokens
-            and self._probe is None
+            and self._keeper.probe is None
             and self.scheduler.config.groups == "one"
             and all(
                 request.objective is None and request.prompt.speculation is None
@@ -230,15 +188,15 @@ class RoutePlanner:
         reader: Reader,
     ) -> _Steady | None:
         """The last plan, if this cycle is like the one it was made for: planning takes time."""
-        steady, main = self._steady, self._in_use.get(_SCHEDULED)
-        if steady is None or main is not steady.main or self._reading.tokens or self._probe:
+        steady, keeper = self._steady, self._keeper
+        if steady is None or keeper.main is not steady.main or self._reading.tokens or keeper.probe:
             return None
         rows = np.fromiter(sorted(requests), np.int64)
         is_same = (
             steady.requests == list(requests.items())
             and steady.available == available
             and steady.slots == reader.slots_read(rows)
-            and not self._is_due(main, cycle, len(rows) + self._reading.requests, available)
+            and not keeper.is_due(steady.main, cycle, len(rows) + self._reading.requests, available)
         )
         return steady if is_same else None
 
@@ -253,7 +211,7 @@ class RoutePlanner:
         """Rows by route, and what the scheduler predicts of its own."""
         members: dict[_Route, list[int]] = {}
         predicted: dict[_Route, Option] = {}
-        scheduled: dict[_Override, dict[int, RunningRequest]] = {}
+        scheduled: dict[Override, dict[int, RunningRequest]] = {}
         for row, request in requests.items():
             override = request.prompt.speculation
             if override == "off":
@@ -261,7 +219,7 @@ class RoutePlanner:
             elif isinstance(override, Speculation) and override.chain is not None:
                 members.setdefault(self._asked(override, available), []).append(row)
             else:
-                key = _SCHEDULED
+                key = SCHEDULED
                 if isinstance(override, Speculation):
                     key = (override.depth, override.width, override.inner_rounds)
                 scheduled.setdefault(key, {})[row] = request
@@ -290,7 +248,7 @@ class RoutePlanner:
                 if foreseen is not None:
                     predicted[route] = foreseen
 
-    def _route(self, key: _Override, option: Option, decision: ChainDecision) -> _Route:
+    def _route(self, key: Override, option: Option, decision: ChainDecision) -> _Route:
         depth, width, _ = key
         return _Route(
             option.chain,
@@ -300,15 +258,15 @@ class RoutePlanner:
             decision.hard_rejection,
             self._is_whole(option.chain, decision.hard_rejection),
             # Who asks for another depth or width gets no tree of the fixed form.
-            self.trees.branching if len(option.chain) > 1 and key == _SCHEDULED else None,
+            self.trees.branching if len(option.chain) > 1 and key == SCHEDULED else None,
         )
 
     def _next_audition(
         self, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
     ) -> Audition | None:
         """An idle drafter that is to be heard beside this cycle, on a text that is routed here."""
-        main = self._in_use.get(_SCHEDULED)
-        is_due = cycle % _AUDITION_EVERY == 0 and self._probe is None and not self._reading.tokens
+        main, probe = self._keeper.main, self._keeper.probe
+        is_due = cycle % _AUDITION_EVERY == 0 and probe is None and not self._reading.tokens
         if main is None or not is_due:
             return None
         decision = main.decision
@@ -317,18 +275,18 @@ class RoutePlanner:
         routed = [row for row in sorted(requests) if requests[row].prompt.speculation is None]
         if not routed or self.scheduler.config.policy != "adaptive":
             return None
-        snapshot, rows = self._fresh_snapshot(cycle, _INTERVAL), np.array(routed, dtype=np.int64)
+        snapshot, rows = self._keeper.snapshot(cycle), np.array(routed, dtype=np.int64)
         found = next_audition(
             snapshot,
             decision.predicted,
             decision.predicted_ms,
             rows,
-            _workload([requests[row] for row in routed], rows, reader),
+            workload_of([requests[row] for row in routed], rows, reader),
             reader.missed,
             reader.unheard,
         )
         if found is not None:
-            self._heard_at = cycle
+            self._keeper.heard_at = cycle
         return found
 
     def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
@@ -343,7 +301,7 @@ class RoutePlanner:
         cycle: int,
     ) -> TreeSelector:
         """For groups that do not verify whole trees."""
-        snapshot = self._fresh_snapshot(cycle, _INTERVAL)
+        snapshot = self._keeper.snapshot(cycle)
         known = [(predicted[route], rows) for route, rows in members.items() if route in predicted]
         active = sum(map(len, members.values()))
         main = max(known, key=lambda each: len(each[1]))[0] if known else None
@@ -365,11 +323,6 @@ class RoutePlanner:
             return max(0, budget_tokens - active - self._reading.tokens)
         return sum(option.nodes * len(rows) for option, rows in known)
 
-    def _fresh_snapshot(self, cycle: int, age: int) -> PerformanceSnapshot:
-        if self._snapshot is None or cycle - self._snapshot_cycle >= age:
-            self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
-        return self._snapshot
-
     def learn(self, plan: CyclePlan, result: CycleResult, elapsed_ms: float) -> None:
         """How a cycle came out."""
         gained = {commit.row: len(commit.tokens) for commit in result.commits}
@@ -377,16 +330,7 @@ class RoutePlanner:
         self.profiler.record_cycle(
             elapsed_ms, sum(gained.values()), sum(row in gained for row in decoded)
         )
-        if self._probe is not None:
-            main = self._in_use.get(_SCHEDULED)
-            if main is not None and main.decision.predicted is not None:
-                self.profiler.record_probe(elapsed_ms - main.decision.predicted.cycle_ms)
-            self._probe.cycles -= 1
-            if self._probe.cycles <= 0 or self._probe.request.finished:
-                self._probe = None
-                self._snapshot = None  # it may still say that the drafter is idle
-        if plan.audition is not None:
-            self._snapshot = None  # there is news
+        self._keeper.end_cycle(plan, elapsed_ms)
         if not result.is_regular or result.failures or len(plan.prefill_rows):
             return
         for index, option in self._expected.items():
@@ -422,12 +366,12 @@ class RoutePlanner:
         self, route: _Route, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
     ) -> Option | None:
         """The prediction for a route that nobody predicted, so that its outcomes teach too."""
-        asked_at, option = self._foreseen_options.get(route, (-_INTERVAL, None))
-        if cycle - asked_at >= _INTERVAL:
+        asked_at, option = self._foreseen_options.get(route, (-INTERVAL, None))
+        if cycle - asked_at >= INTERVAL:
             if route.hard_rejection:
                 return None
             rows = np.array(sorted(requests), dtype=np.int64)
-            workload = _workload(list(requests.values()), rows, reader)
+            workload = workload_of(list(requests.values()), rows, reader)
             option = self.scheduler.predict(
                 self.profiler.snapshot(),
                 workload,
@@ -462,7 +406,7 @@ class RoutePlanner:
 
     def _scheduled(
         self,
-        key: _Override,
+        key: Override,
         requests: Mapping[int, RunningRequest],
         cycle: int,
         available: Collection[str],
@@ -471,24 +415,22 @@ class RoutePlanner:
     ) -> "list[tuple[int, Option, ChainDecision]]":
         """What each of the requests goes through that leave the chain to the scheduler."""
         rows = np.array(sorted(requests), dtype=np.int64)
-        in_use = self._in_use.get(key)
-        load = len(rows) + self._reading.requests
-        if in_use is None or self._is_due(in_use, cycle, load, available):
-            in_use = self._decide(key, in_use, requests, rows, cycle, available, reader)
-        decision = in_use.decision
+        decision = self._keeper.in_use(
+            key, requests, rows, self._reading.requests, cycle, available, reader
+        )
         main = decision.predicted or _unpredicted(decision)
         main, waiting = self._for_cycle(decision, main, progress.of(rows), len(progress.rows))
         chosen = dict.fromkeys(requests, main)
         if self.scheduler.config.groups == "requests" and decision.predicted is not None:
-            snapshot = self._snapshot or self.profiler.snapshot()
-            workload = _workload(list(requests.values()), rows, reader)
+            snapshot = self._keeper.latest
+            workload = workload_of(list(requests.values()), rows, reader)
             chosen = self._drafters.split(self.scheduler, snapshot, workload, decision, requests)
-        if self._probe is not None and key == _SCHEDULED:
-            for row, request in requests.items():
-                if request is self._probe.request:
-                    chosen[row] = self._probe.option
-        if self._probe is not None:  # it is paid for, so it takes part
-            waiting = frozenset(r for r in waiting if requests[r] is not self._probe.request)
+        probe = self._keeper.probe
+        if probe is not None:  # it is paid for, so it takes part
+            waiting = frozenset(row for row in waiting if requests[row] is not probe.request)
+            if key == SCHEDULED:
+                probed = [row for row, request in requests.items() if request is probe.request]
+                chosen.update(dict.fromkeys(probed, probe.option))
         self._note_waiting(requests, waiting)
         return [(row, option, decision) for row, option in chosen.items() if row not in waiting]
 
@@ -508,7 +450,7 @@ class RoutePlanner:
 
         `decoding`: requests, those included that go another way.
         """
-        snapshot = self._snapshot or self.profiler.snapshot()
+        snapshot = self._keeper.latest
         chain: Chain | None = main.chain
         if len(main.chain) == 1:
             chain = decision.alternatives[0].chain if decision.alternatives else None
@@ -519,55 +461,6 @@ class RoutePlanner:
         if others or self._reading.tokens or not choice.active.all():
             alone = replace(alone, plain_ms=0.0)  # predicted for another cycle
         return choice.option or alone, frozenset(progress.rows[~choice.active].tolist())
-
-    def _is_due(
-        self, in_use: _InUse, cycle: int, requests: int, available: Collection[str]
-    ) -> bool:
-        decision = in_use.decision
-        target = self.scheduler.target
-        if any(name not in available and name != target for name in decision.chain):
-            return True
-        if in_use.cycle <= self._heard_at < cycle:
-            return True
-        eager = cycle - in_use.since < _EAGER_CYCLES
-        if cycle - in_use.cycle >= (_EAGER_INTERVAL if eager else _INTERVAL):
-            return True
-        low, high = sorted((requests, in_use.requests))
-        return high > _OTHER_LOAD * low
-
-    def _decide(
-        self,
-        key: _Override,
-        before: _InUse | None,
-        requests: Mapping[int, RunningRequest],
-        rows: Ints,
-        cycle: int,
-        available: Collection[str],
-        reader: Reader,
-    ) -> _InUse:
-        depth, width, rounds = key
-        snapshot = self._fresh_snapshot(cycle, _SNAPSHOT_CYCLES)
-        workload = _workload(list(requests.values()), rows, reader)
-        workload = replace(workload, requests=len(rows) + self._reading.requests)
-        current = None if before is None else before.decision
-        decision = self.scheduler.choose(
-            snapshot, workload, available, current, depth, width, rounds
-        )
-        in_use = _InUse(
-            decision, workload.requests, cycle, cycle if before is None else before.since
-        )
-        self._in_use[key] = in_use
-        if current is None or decision.route != current.route:
-            self.profiler.record_switch()
-            kept = replace(decision, grids={})  # megabytes of predictions that nobody asks for
-            able = tuple(sorted(available))
-            self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
-        if decision.probe is not None and self._probe is None and key == _SCHEDULED:
-            shortest = min(requests.values(), key=lambda request: len(request.prompt.committed))
-            self._probe = _Probe(decision.probe, shortest, _PROBE_CYCLES)
-            self.profiler.record_probe_begun()
-            self._snapshot = None  # it says that the drafter is idle
-        return in_use
 
 
 def progress_of(
@@ -588,18 +481,6 @@ def progress_of(
         np.array([waited.get(request, 0) for request in ordered]),
         tpot_ms,
         demanded_rates(decode_ms, decoded, remaining, tpot_ms),
-    )
-
-
-def _workload(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:
-    sampled = sum(request.prompt.params.temperature > 0 for request in requests)
-    remaining = sum(request.remaining for request in requests) / max(1, len(requests))
-    return Workload(
-        len(requests),
-        reader.slots_read(rows),
-        remaining,
-        reader.lags(rows),
-        2 * sampled >= len(requests),
     )
 
 

@@ -1,0 +1,168 @@
+"""DecisionKeeper: the decisions in use, and when they are made anew.
+
+It asks the scheduler for a decision when one is due, keeps it for all requests that leave the same
+things open, leaves a record of every switch with its alternatives, and has stale drafters tried on
+one request (a probe) where they cannot be heard (`specrouter.auditor`).
+
+Not here: what a single cycle makes of a decision (`specrouter.planner`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cycle_plan import CyclePlan
+from specrouter.decision_record import DecisionRecord
+from specrouter.prediction import Option, PerformanceSnapshot, Workload
+from specrouter.profiler import PerformanceProfiler
+from specrouter.request import RunningRequest
+from specrouter.scheduler import ChainDecision, ModelChainScheduler
+
+Ints = NDArray[np.int64]
+
+INTERVAL = 16  # cycles after which a decision is due again,
+_EAGER_CYCLES, _EAGER_INTERVAL = 48, 3  # and in the first cycles of all,
+_OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
+_SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
+_PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
+_RECORDS = 256
+
+Override = tuple[int | None, int | None, int | None]  # depth, width, inner rounds
+SCHEDULED: Override = (None, None, None)
+
+
+class Reader(Protocol):
+    """What must be known of the state."""
+
+    def lags(self, rows: Ints) -> dict[str, float]: ...
+    def slots_read(self, rows: Ints) -> int: ...
+    def missed(self, model: str, rows: Ints) -> Ints: ...
+    def unheard(self, model: str, rows: Ints) -> Ints: ...
+
+
+@dataclass(frozen=True, eq=False)
+class InUse:
+    """The decision for requests that leave the same things open."""
+
+    decision: ChainDecision
+    requests: int
+    cycle: int  # of the decision
+    since: int  # cycle at which decisions began
+
+
+@dataclass
+class Probe:
+    option: Option
+    request: RunningRequest
+    cycles: int
+
+
+@dataclass
+class DecisionKeeper:
+    scheduler: ModelChainScheduler
+    profiler: PerformanceProfiler
+    probe: Probe | None = None
+    heard_at: int = -1  # cycle of the last audition
+    _in_use: dict[Override, InUse] = field(default_factory=dict)
+    _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
+    _snapshot: PerformanceSnapshot | None = None
+    _snapshot_cycle: int = 0
+
+    @property
+    def records(self) -> list[DecisionRecord]:
+        return list(self._records)
+
+    @property
+    def main(self) -> InUse | None:
+        """Of requests that leave everything open."""
+        return self._in_use.get(SCHEDULED)
+
+    @property
+    def latest(self) -> PerformanceSnapshot:
+        """What decisions were made from last."""
+        return self._snapshot or self.profiler.snapshot()
+
+    def snapshot(self, cycle: int, age: int = INTERVAL) -> PerformanceSnapshot:
+        """At most so many cycles old."""
+        if self._snapshot is None or cycle - self._snapshot_cycle >= age:
+            self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
+        return self._snapshot
+
+    def end_cycle(self, plan: CyclePlan, elapsed_ms: float) -> None:
+        """What a cycle with a probe or an audition leaves behind."""
+        if self.probe is not None:
+            if self.main is not None and self.main.decision.predicted is not None:
+                self.profiler.record_probe(elapsed_ms - self.main.decision.predicted.cycle_ms)
+            self.probe.cycles -= 1
+            if self.probe.cycles <= 0 or self.probe.request.finished:
+                self.probe = None
+                self._snapshot = None  # it may still say that the drafter is idle
+        if plan.audition is not None:
+            self._snapshot = None  # there is news
+
+    def in_use(
+        self,
+        key: Override,
+        requests: Mapping[int, RunningRequest],
+        rows: Ints,
+        reading: int,
+        cycle: int,
+        available: Collection[str],
+        reader: Reader,
+    ) -> ChainDecision:
+        """For the requests of a key, by row; made anew if it is due.
+
+        Args:
+            reading: further requests, whose prompts are not read yet.
+        """
+        before, load = self._in_use.get(key), len(rows) + reading
+        if before is not None and not self.is_due(before, cycle, load, available):
+            return before.decision
+        depth, width, rounds = key
+        snapshot = self.snapshot(cycle, _SNAPSHOT_CYCLES)
+        workload = replace(workload_of(list(requests.values()), rows, reader), requests=load)
+        current = None if before is None else before.decision
+        decision = self.scheduler.choose(
+            snapshot, workload, available, current, depth, width, rounds
+        )
+        self._in_use[key] = InUse(decision, load, cycle, cycle if before is None else before.since)
+        if current is None or decision.route != current.route:
+            self.profiler.record_switch()
+            kept = replace(decision, grids={})  # megabytes of predictions that nobody asks for
+            able = tuple(sorted(available))
+            self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
+        if decision.probe is not None and self.probe is None and key == SCHEDULED:
+            shortest = min(requests.values(), key=lambda request: len(request.prompt.committed))
+            self.probe = Probe(decision.probe, shortest, _PROBE_CYCLES)
+            self.profiler.record_probe_begun()
+            self._snapshot = None  # it says that the drafter is idle
+        return decision
+
+    def is_due(self, in_use: InUse, cycle: int, requests: int, available: Collection[str]) -> bool:
+        decision, target = in_use.decision, self.scheduler.target
+        if any(name not in available and name != target for name in decision.chain):
+            return True
+        if in_use.cycle <= self.heard_at < cycle:
+            return True
+        eager = cycle - in_use.since < _EAGER_CYCLES
+        if cycle - in_use.cycle >= (_EAGER_INTERVAL if eager else INTERVAL):
+            return True
+        low, high = sorted((requests, in_use.requests))
+        return high > _OTHER_LOAD * low
+
+
+def workload_of(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:
+    sampled = sum(request.prompt.params.temperature > 0 for request in requests)
+    remaining = sum(request.remaining for request in requests) / max(1, len(requests))
+    return Workload(
+        len(requests),
+        reader.slots_read(rows),
+        remaining,
+        reader.lags(rows),
+        2 * sampled >= len(requests),
+    )
