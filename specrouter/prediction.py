@@ -79,7 +79,8 @@ class PerformanceSnapshot:
     learning_ms: float = 0.0  # time of all cycles so far that taught
     probe_share: float = 0.0  # of it that probes and auditions have cost
     # What follows from the fields above alone is found once.
-    memo: dict[Any, tuple[Floats, Floats]] = field(default_factory=dict, repr=False)
+    offers: dict[Any, tuple[Floats, Floats]] = field(default_factory=dict, init=False, repr=False)
+    target_ms: dict[Any, Floats] = field(default_factory=dict, init=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +206,7 @@ class OptionGrid:
         rates, offered = _offer(chain, rounds, snapshot, workload.sampled)
         sizes = np.ceil(offered)[:, None]  # nodes that there are to select from
         nodes = np.broadcast_to(_NODES, (len(SHAPE_NODES), len(_NODES)))
+        self._is_open = not limits.whole_trees and limits.nodes is None
         if limits.whole_trees:
             nodes = np.broadcast_to(sizes.astype(np.int64), nodes.shape)
         elif limits.nodes is not None:
@@ -306,9 +308,15 @@ class OptionGrid:
         return np.asarray(total + self.rounds * drafting)[:, None]
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
-        """[O, G]"""
-        places = workload.requests * (1 + self.nodes)
-        return verification_ms(snapshot, workload, self.chain[-1], places)
+        """[O, G], or [1, G] where it is the same for all shapes."""
+        target, requests = self.chain[-1], workload.requests
+        if not self._is_open:
+            return verification_ms(snapshot, workload, target, requests * (1 + self.nodes))
+        key = (target, requests, workload.slots)
+        if key not in snapshot.target_ms:  # all chains of a decision ask for it
+            places = requests * (1 + _NODES)[None, :]
+            snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
+        return snapshot.target_ms[key]
 
 
 def verification_ms(
@@ -390,9 +398,9 @@ def _offer(
     accepted and its own next token; in wider trees the drafter's nodes in its own judgement.
     """
     key = (chain, rounds, sampled)
-    if key not in snapshot.memo:
-        snapshot.memo[key] = _find_offer(chain, rounds, snapshot, sampled)
-    return snapshot.memo[key]
+    if key not in snapshot.offers:
+        snapshot.offers[key] = _find_offer(chain, rounds, snapshot, sampled)
+    return snapshot.offers[key]
 
 
 def _find_offer(

@@ -48,7 +48,7 @@ MIX = {"code": 0.42, "prose": 0.38, "math": 0.20}
 SHAPES = {
     TARGET: (256, 9, 736, 8, 2),
     MIDDLE: (160, 7, 448, 5, 1),
-    SMALL: (96, 3, 768, 3, 1),
+    SMALL: (96, 3, 256, 3, 1),
 }
 LEARNING_RATE = {TARGET: 2.5e-3, MIDDLE: 3e-3, SMALL: 4e-3}
 
