@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from processors import gumbel
+from specrouter import ChainRouter, Speculation, audition_policy, planner
 from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan
 from specrouter.params import SamplingParams
 from tests.specrouter.test_executor import NOBODY, PROMPTS, Bench, _break
@@ -121,3 +122,25 @@ def test_a_drafter_that_fails_in_its_audition_costs_nobody_a_token(
     assert [failure.model for failure in result.failures] == ["small"]
     assert (bench.manager.counts == before + 1).all()
     assert not bench.profiler.snapshot().trees
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_texts_are_the_same_however_often_drafters_are_heard(
+    params: SamplingParams, small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_AUDITION_EVERY", 1)
+    monkeypatch.setattr(audition_policy, "_MOST_SHARE", 1e9)
+    monkeypatch.setattr(audition_policy, "_ROUTINE_SHARE", 1e9)
+    monkeypatch.setattr(audition_policy, "_QUIET_CYCLES", 0)
+    monkeypatch.setattr(audition_policy, "_STALE_CYCLES", 0)
+    monkeypatch.setattr(audition_policy, "_LEAST_TOKENS", 1)
+    each = [dataclasses.replace(params, seed=seed) for seed in range(len(PROMPTS))]
+    with ChainRouter.from_config(copy.deepcopy(small_config)) as router:
+        for name in ("small", "middle"):  # who never ran is not heard
+            chain = Speculation(chain=(name, "target"))
+            router.generate(PROMPTS, each, chain)
+        plain = router.generate(PROMPTS, each, "off")
+        before = router.statistics().probes
+        routed = router.generate(PROMPTS, each)
+        assert [output.token_ids for output in routed] == [output.token_ids for output in plain]
+        assert router.statistics().probes > before + 3
