@@ -25,8 +25,8 @@ from specrouter.prediction import (
 
 Ints = NDArray[np.int64]
 
-HEARD_TOKENS = 16  # of one audition
-_LEAST_TOKENS = 8  # fewer say too little
+HEARD_TOKENS = 32  # of one audition, at most: its price is mostly the text before them
+_LEAST_TOKENS = 12  # fewer say too little
 _MOST_SHARE = 0.01  # of the time, of auditions and probes
 _ROUTINE_SHARE = 0.005  # while the drafter in use does as well as usual
 _SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed

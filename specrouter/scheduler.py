@@ -39,7 +39,7 @@ FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is
 # What is in use is kept unless something else promises to be faster by this factor: predictions
 # jitter, and a change of chain costs the catching up of a drafter.
 _HYSTERESIS = 0.96
-_WORTH_IT = 0.985  # of target-only's time: what speculation must promise to be worth its risk
+_WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
 # What a model must promise that never ran: to load it takes seconds, and to read all prompts.
 _WORTH_LOADING = 0.9
 _PROBE_SHARE = 0.01  # of the time, at most, that goes into probes

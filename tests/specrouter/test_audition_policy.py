@@ -42,7 +42,7 @@ def choice(
         return np.array([(lags or {}).get(row, 40) for row in rows.tolist()])
 
     def unheard(model: str, rows: Ints) -> Ints:
-        return np.full_like(rows, (new or {}).get(model, 30))
+        return np.full_like(rows, (new or {}).get(model, 60))
 
     return next_audition(known, main, predicted_ms, ROWS, Workload(2), missed, unheard)
 
@@ -69,14 +69,14 @@ def test_the_text_that_takes_least_to_read_is_taken() -> None:
 
 def test_who_has_read_all_there_is_gives_way_to_the_next() -> None:
     assert choice(new={"middle": 5}) == Audition("twin", 2, HEARD_TOKENS)
-    assert choice(new={"middle": 5, "twin": 10}) == Audition("twin", 2, 10)
+    assert choice(new={"middle": 5, "twin": 15}) == Audition("twin", 2, 15)
     assert choice(new={"middle": 5, "twin": 5}) is None
 
 
 def test_auditions_keep_within_half_a_percent_of_the_time() -> None:
     one = replace(USUAL, idle_cycles={"middle": 20})
     assert choice(one) is not None
-    assert choice(replace(one, probe_share=0.0049)) is None  # 12 ms do not fit any more
+    assert choice(replace(one, probe_share=0.0049)) is None  # 13 ms do not fit any more
     assert choice(replace(one, learning_ms=2_000.0)) is None
     assert choice(replace(USUAL, probe_share=0.0049)) == Audition("twin", 2, HEARD_TOKENS)
 

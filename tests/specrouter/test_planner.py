@@ -437,7 +437,7 @@ def test_an_idle_drafter_is_heard_in_one_cycle_of_four() -> None:
     plan = listening(Request(Speculation(chain=PAIR)), Request())
     assert heard(plan) == [4, 8]
     plan.groups(12)
-    assert plan.planner.audition == Audition("twin", 1, 16)  # whose text is routed here
+    assert plan.planner.audition == Audition("twin", 1, 30)  # whose text is routed here
 
 
 def test_a_decision_is_due_after_an_audition() -> None:
