@@ -12,10 +12,10 @@ A node's probability given its parent counts for what such probabilities turned 
 and right about its third. So nodes that nobody verified teach too, and trees are cut down to the
 nodes that are worth the most.
 
-Texts change, so how often best children were accepted is kept twice: over a long time, together
-with the rank rates, and over the last cycles. Where the two differ by more than chance explains,
-the rank rates are moved as a tree's would that grows by the one instead of the other
-(`drifted_rates`).
+Texts change, so how often best children were accepted is kept for the last cycles too, drawn to
+what is usual while there is little of it. Where that is not what the rank rates were made of, the
+mean worth of best children, they are moved as those of a tree that grows by the one instead of the
+other (`drifted_rates`).
 
 Pure bookkeeping: no clock, no tensors.
 """
@@ -76,7 +76,8 @@ class TreeAcceptance:
     """A snapshot. `rates[o, j]`: rank rate of the j-th node in shape o, of `trees[o]` seen trees.
 
     `alpha`: how often the best child of a walked node was accepted, of `trials`; `recent_accepted`
-    of `recent_trials` in the last cycles.
+    of `recent_trials` in the last cycles. `rates_alpha`: of the best children in the trees that the
+    rates are of, by their worth; NaN without such trees.
     """
 
     rates: Floats  # [len(SHAPES), RANKS]
@@ -86,6 +87,7 @@ class TreeAcceptance:
     calibration: CalibrationFigures = field(default_factory=CalibrationFigures)
     recent_accepted: float = 0.0
     recent_trials: float = 0.0
+    rates_alpha: float = math.nan
 
     @property
     def alpha_now(self) -> float:
@@ -104,6 +106,7 @@ class AcceptanceEstimator:
         self._trials = 0.0
         self._accepted = 0.0
         self._recent = np.zeros(2)  # accepted, judged
+        self._ranked = np.zeros(2)  # worth of best children, and of their parents
         self._cycle = 0
 
     def record(
@@ -127,6 +130,11 @@ class AcceptanceEstimator:
         few = slice(first, first + _MOST_ROWS)
         worth = self.worth(trees.parents[few], trees.depths[few], trees.log_probs[few])
         self._rank(trees, few, worth, real[few], exact)
+        best = real[few] & (place[few] == 0)
+        above = np.concatenate((np.ones((len(worth), 1)), worth), axis=1)
+        parents = np.take_along_axis(above, trees.parents[few] + 1, axis=1)
+        self._ranked *= max(0.0, 1.0 - len(worth) / _TREES)
+        self._ranked += worth[best].sum(), parents[best].sum()
         return accepted, count
 
     def record_choices(self, stated: Floats, accepted: Bools, cycle: int) -> tuple[float, float]:
@@ -170,8 +178,16 @@ class AcceptanceEstimator:
         alpha = self._accepted / self._trials if self._trials else math.nan
         figures = self._calibration.figures()
         recent = self._recent * 0.5 ** (passed / _RECENT_HALF_LIFE)
+        ranked, parents = self._ranked.tolist()
         return TreeAcceptance(
-            rates, self._trees * age, alpha, self._trials * age, figures, recent[0], recent[1]
+            rates,
+            self._trees * age,
+            alpha,
+            self._trials * age,
+            figures,
+            recent[0],
+            recent[1],
+            ranked / parents if parents else math.nan,
         )
 
     def _fade(self, cycle: int) -> None:

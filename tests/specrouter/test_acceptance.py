@@ -415,3 +415,22 @@ def test_drifted_rates_follow_the_law_of_trees(usual: float, now: float) -> None
     if abs(now - usual) < 0.1 and usual > 0.4:  # far from what is bounded
         assert moved[:, :3] == pytest.approx(np.minimum(0.9 * tree_rates(now), 1.0)[:, :3])
     assert drifted_rates(rates, tree_rates(now), tree_rates(now)) == pytest.approx(rates)
+
+
+def test_rank_rates_tell_what_they_were_made_of() -> None:
+    seen = taught(3, 2).snapshot(300)
+    assert seen.rates_alpha == pytest.approx(seen.alpha, abs=0.05)
+    assert seen.rates_alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.08)
+    assert math.isnan(AcceptanceEstimator().snapshot(0).rates_alpha)
+
+
+def test_rates_of_old_trees_follow_what_is_heard_long_after() -> None:
+    estimator = taught(3, 2)
+    for cycle in range(300, 1300, 20):  # auditions only; the usual alpha is of the new text by then
+        estimator.record_choices(*choices(3, 16), cycle)
+    heard = estimator.snapshot(1300)
+    assert heard.alpha == pytest.approx(3 / 16, abs=0.05)
+    assert heard.rates_alpha > 0.5
+    moved = drifted_rates(heard.rates, tree_rates(heard.rates_alpha), tree_rates(heard.alpha_now))
+    first = moved[SHAPES.index((1, 1)), 0]
+    assert first == pytest.approx(heard.alpha_now, abs=0.05)
