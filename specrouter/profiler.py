@@ -121,7 +121,8 @@ class PerformanceProfiler:
     parameters: Mapping[str, int]
     is_learning: bool = True  # else nothing but totals is recorded
     _cycle: int = 0
-    _used: dict[str, int] = field(default_factory=dict)  # the cycle of each model's last forward
+    # The cycle of each model's last forward that taught.
+    _used: dict[str, int] = field(default_factory=dict)
     _times: MachineTimes = field(default_factory=MachineTimes)
     _stages: MachineTimes = field(default_factory=MachineTimes)
     _similarity: dict[Pair, float] = field(default_factory=dict)
@@ -146,7 +147,8 @@ class PerformanceProfiler:
         `attended`: pairs of query and slot, see `TimeCurve`.
         """
         with self._lock:
-            self._used[model] = self._cycle
+            if self.is_learning:
+                self._used[model] = self._cycle
             self._totals.model_ms[model] += elapsed_ms * times
             self._totals.forwards[model] += times
             self._totals.pack_tokens[model] += tokens * times

@@ -365,3 +365,14 @@ def test_a_request_that_differs_is_found_out(factor: float) -> None:
         seen.append(rates.factor(("small",)))
     assert rates.factor(("small",)) == pytest.approx(factor, abs=0.2)
     assert sorted(seen, reverse=factor < 1.0) == seen
+
+
+def test_a_drafter_that_runs_while_nothing_is_learned_stays_idle(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    for _ in range(5):
+        profiler.begin_cycle()
+    profiler.is_learning = False
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    assert profiler.snapshot().idle_cycles == {"small": 5}
