@@ -27,7 +27,7 @@ from specrouter.decision_keeper import (
 )
 from specrouter.decision_record import DecisionRecord
 from specrouter.params import Speculation
-from specrouter.prediction import Chain, Option, OptionGrid, Workload, load_of, outcome_of
+from specrouter.prediction import Chain, Option, Workload, outcome_of
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.request_drafters import RequestDrafters
@@ -107,7 +107,6 @@ class RoutePlanner:
     _drafters: RequestDrafters = field(default_factory=RequestDrafters)
     _foreseen_options: dict[_Route, tuple[int, Option | None]] = field(default_factory=dict)
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
-    _grid: OptionGrid | None = None  # what the decision's chain promises with any number of nodes
     _steady: _Steady | None = None
     # Requests that sit out, and for how many cycles in a row.
     _waited: dict[RunningRequest, int] = field(default_factory=dict)
@@ -147,7 +146,7 @@ class RoutePlanner:
             self.budget_tokens = before.budget_tokens
             self.audition = self._next_audition(requests, cycle, reader)
             return before.groups, before.selector
-        self._steady = self._grid = None
+        self._steady = None
         progress = progress_of(requests, self._waited, now)
         members, predicted = self._members(requests, cycle, available, reader, progress)
         self._foresee(members, predicted, requests, cycle, reader)
@@ -306,23 +305,13 @@ class RoutePlanner:
         known = [(predicted[route], rows) for route, rows in members.items() if route in predicted]
         active = sum(map(len, members.values()))
         main = max(known, key=lambda each: len(each[1]))[0] if known else None
-        factor, undrafted = snapshot.machine, None
+        factor = snapshot.machine
         if main is not None:
             factor *= outcome_of(snapshot, main.chain, active).time
-            alone = (self.scheduler.target,)
-            if (alone, load_of(active)) in snapshot.outcomes:
-                undrafted = snapshot.machine * outcome_of(snapshot, alone, active).time
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         workload = Workload(active, reader.slots_read(progress.rows))
         cost = cycle_cost(
-            snapshot,
-            workload,
-            self.scheduler.target,
-            levels_ms,
-            self._reading.tokens,
-            factor,
-            sum(option.nodes * len(rows) for option, rows in known),
-            undrafted,
+            snapshot, workload, self.scheduler.target, levels_ms, self._reading.tokens, factor
         )
         budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
         return self.trees.selector(progress, cost, budget_nodes, self._reading.tokens)
@@ -344,22 +333,16 @@ class RoutePlanner:
         self._keeper.end_cycle(plan, elapsed_ms)
         if not result.is_regular or result.failures or len(plan.prefill_rows):
             return
-        drafted = {commit.row: commit.drafted for commit in result.commits}
         for index, option in self._expected.items():
             rows = [row for row in plan.groups[index].rows.tolist() if row in gained]
             extra = float(sum(gained[row] - 1 for row in rows))
             alone = len(plan.groups) == 1
-            plain_ms, plain_tokens = option.plain_ms, option.plain_tokens
-            if self._grid is not None and self._grid.holds(option) and rows:
-                # The selection may have left fewer nodes, or more, than were foreseen.
-                nodes = sum(drafted[row] for row in rows) / len(rows)
-                plain_ms, plain_tokens = self._grid.plain_of(option, nodes)
             self.profiler.record_outcome(
                 option.chain,
                 len(plan.groups[index].rows),
-                plain_ms if alone else 0.0,
+                option.plain_ms if alone else 0.0,
                 elapsed_ms,
-                (plain_tokens - 1.0) * len(rows),
+                (option.plain_tokens - 1.0) * len(rows),
                 extra,
             )
 
@@ -435,8 +418,6 @@ class RoutePlanner:
         decision = self._keeper.in_use(
             key, requests, rows, self._reading.requests, cycle, available, reader
         )
-        if key == SCHEDULED:
-            self._grid = decision.grids.get(decision.chain)
         main = decision.predicted or _unpredicted(decision)
         main, waiting = self._for_cycle(decision, main, progress.of(rows), len(progress.rows))
         chosen = dict.fromkeys(requests, main)

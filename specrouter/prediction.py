@@ -231,7 +231,6 @@ class OptionGrid:
         self.allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
         self.ms_per_token = np.where(self.allowed, self.ms_per_token, np.inf)
         self.workload = workload
-        self._snapshot = snapshot
 
     def best(self) -> Option:
         return self.option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
@@ -244,27 +243,6 @@ class OptionGrid:
             return None
         found = self.option(where[0][0], where[0][1])
         return found if np.isfinite(found.ms_per_token) else None
-
-    def holds(self, option: Option) -> bool:
-        """Whether it is an option of this grid's drafts, with any number of nodes."""
-        return option.chain == self.chain and option.inner_rounds == self.rounds
-
-    def plain_of(self, option: Option, nodes: float) -> tuple[float, float]:
-        """Milliseconds and tokens of a cycle with an option's drafts, when so many of their nodes
-        are verified for each request; before earlier outcomes correct them."""
-        same = np.equal(SHAPE_DEPTHS, option.depth) & np.equal(SHAPE_WIDTHS, option.width)
-        row = int(np.argmax(same))
-        known = np.concatenate(([0], self.nodes[row]))
-        levels_ms = float(self.levels_ms[row, 0])
-        ms = np.concatenate(([levels_ms + self._undrafted_ms], self._plain_ms[row]))
-        tokens = np.concatenate(([1.0], self._plain_tokens[row]))
-        return float(np.interp(nodes, known, ms)), float(np.interp(nodes, known, tokens))
-
-    @cached_property
-    def _undrafted_ms(self) -> float:
-        workload = self.workload
-        places = np.array([workload.requests])
-        return float(verification_ms(self._snapshot, workload, self.chain[-1], places)[0])
 
     def option(self, shape: int | np.intp, place: int | np.intp) -> Option:
         """Of a row and a column."""

@@ -227,22 +227,14 @@ def cycle_cost(
     levels_ms: float,
     prompt_tokens: int,
     factor: float,
-    nodes: int = 0,
-    undrafted_factor: float | None = None,
 ) -> CycleCost:
     """The cost of a cycle of `workload.requests` judged rows.
 
     Args:
         levels_ms: of drafts and intermediates, which comes before.
         factor: that earlier outcomes and the machine's state put on the target's pass.
-        nodes: that such outcomes were about; with fewer of them the factor changes towards
-            `undrafted_factor`, that of passes without drafts, if that is known.
     """
     most = min(MAX_NODES, workload.requests * MAX_TREE_TOKENS)
     places = workload.requests + np.arange(most + 1)
     ms = verification_ms(snapshot, workload, target, places, prompt_tokens)
-    factors: Floats | float = factor
-    if undrafted_factor is not None and nodes > 0:
-        share = np.minimum(1.0, np.arange(most + 1) / nodes)
-        factors = undrafted_factor + share * (factor - undrafted_factor)
-    return CycleCost(levels_ms + np.maximum.accumulate(factors * ms))
+    return CycleCost(levels_ms + factor * np.maximum.accumulate(ms))

@@ -183,10 +183,9 @@ class Plan:
         elapsed_ms: float = 60.0,
         prefill: Ints = NOBODY,
         audition: Audition | None = None,
-        drafted: int = 0,
         **result: Any,
     ) -> None:
-        commits = [Commit(row, [7] * count, PAIR, drafted=drafted) for row, count in gained.items()]
+        commits = [Commit(row, [7] * count, PAIR) for row, count in gained.items()]
         plan = CyclePlan(groups, prefill, prefill, audition=audition)
         came = CycleResult(commits, **result)
         self.planner.learn_requests(plan, came, self.running)
@@ -469,26 +468,12 @@ def test_a_regular_cycle_tells_how_the_prediction_came_out() -> None:
     groups = plan.groups()
     predicted = plan.planner.records[0].decision.predicted
     assert predicted is not None
-    plan.learn(groups, {0: 3, 1: 1}, elapsed_ms=66.0, drafted=predicted.nodes)
+    plan.learn(groups, {0: 3, 1: 1}, elapsed_ms=66.0)
     assert plan.profiler.cycles == [(66.0, 4, 2)]
     [(chain, _, predicted_ms, elapsed_ms, expected, gained)] = plan.profiler.outcomes
     assert (chain, elapsed_ms, gained) == (PAIR, 66.0, 2.0)
     assert predicted_ms == pytest.approx(predicted.plain_ms)
     assert expected == pytest.approx(2 * (predicted.plain_tokens - 1))
-
-
-def test_an_outcome_is_held_against_the_nodes_that_were_verified() -> None:
-    found = []
-    for drafted in (0, 1, 2, 4):
-        plan = Plan(Request(), Request())
-        plan.learn(plan.groups(), {0: 2, 1: 1}, drafted=drafted)
-        [(_, _, predicted_ms, _, expected, _)] = plan.profiler.outcomes
-        found.append((predicted_ms, expected))
-    assert found == sorted(set(found))  # more nodes take longer, and bring more
-    assert found[0][1] == 0.0
-    drafting_ms = 3.0  # beside the target's pass over the two roots, 51 ms
-    assert found[0][0] == pytest.approx(51.0 + drafting_ms, abs=3.0)
-    assert found[1][0] - found[0][0] == pytest.approx(2.0)  # a node each, at a millisecond
 
 
 @pytest.mark.parametrize(

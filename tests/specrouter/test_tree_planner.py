@@ -268,18 +268,6 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
     assert len(cycle_cost(known, Workload(1), "big", 0.0, 0, 1.0).ms) == MAX_TREE_TOKENS + 1
 
 
-def test_a_cycle_of_few_nodes_is_corrected_as_passes_without_any_came_out() -> None:
-    known = snapshot({"big": rising(10.0)})
-    plain = cycle_cost(known, Workload(3), "big", 0.0, 0, 1.0).ms
-    cost = cycle_cost(known, Workload(3), "big", 0.0, 0, 1.2, nodes=8, undrafted_factor=1.4).ms
-    assert cost[0] == pytest.approx(1.4 * plain[0])
-    assert cost[4] == pytest.approx(1.3 * plain[4])
-    assert cost[8:] == pytest.approx(1.2 * plain[8:])
-    assert (np.diff(cost) >= 0.0).all()  # whatever the factors
-    steep = cycle_cost(known, Workload(3), "big", 0.0, 0, 0.7, nodes=8, undrafted_factor=1.4).ms
-    assert (np.diff(steep) >= 0.0).all()
-
-
 def test_nodes_that_are_given_count_as_paid() -> None:
     assert np.array_equal(COST.beside(0), COST.ms)
     assert np.array_equal(COST.beside(5), COST.ms[5:])
