@@ -27,7 +27,7 @@ from specrouter.decision_keeper import (
 )
 from specrouter.decision_record import DecisionRecord
 from specrouter.params import Speculation
-from specrouter.prediction import Chain, Option, Workload, outcome_of
+from specrouter.prediction import Chain, Option, Workload, load_of, outcome_of
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.request_drafters import RequestDrafters
@@ -307,7 +307,11 @@ class RoutePlanner:
         main = max(known, key=lambda each: len(each[1]))[0] if known else None
         factor = snapshot.machine
         if main is not None:
-            factor *= outcome_of(snapshot, main.chain, active).time
+            # A chain's outcomes are of what a selection left of its drafts; what the target's pass
+            # costs in itself is told by cycles without drafts.
+            alone = (self.scheduler.target,)
+            has_run = (alone, load_of(active)) in snapshot.outcomes
+            factor *= outcome_of(snapshot, alone if has_run else main.chain, active).time
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         workload = Workload(active, reader.slots_read(progress.rows))
         cost = cycle_cost(
