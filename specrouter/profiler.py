@@ -38,6 +38,7 @@ _SIMILARITY_WEIGHT = 0.05
 _OUTCOME_WEIGHT = 0.05  # of a cycle's time against its prediction
 _OUTCOME_PRIOR = 60.0  # tokens that count as if they had come as predicted
 _OUTCOME_TOKENS = 600.0  # after which older tokens have faded
+_OUTCOME_HALF_LIFE = 256.0  # cycles without a chain, after which it is half forgotten
 _LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
 _LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
@@ -78,10 +79,15 @@ class _Outcome:
     cycles: int = 0
     expected: float = 0.0
     committed: float = 0.0
+    last: int = 0  # cycle
 
-    def view(self) -> Outcome:
-        ratio = (self.committed + _OUTCOME_PRIOR) / (self.expected + _OUTCOME_PRIOR)
-        return Outcome(_within(math.exp(self.log_time)), _within(ratio))
+    def view(self, cycle: int) -> Outcome:
+        """What is in use is corrected all the time; what is not must not be held for slow for ever
+        because it once was."""
+        age = 0.5 ** ((cycle - self.last) / _OUTCOME_HALF_LIFE)
+        expected, committed = age * self.expected, age * self.committed
+        ratio = (committed + _OUTCOME_PRIOR) / (expected + _OUTCOME_PRIOR)
+        return Outcome(_within(math.exp(age * self.log_time)), _within(ratio))
 
 
 def _within(factor: float) -> float:
@@ -224,6 +230,7 @@ class PerformanceProfiler:
         with self._lock:
             known = self._outcomes.setdefault((chain, load_of(requests)), _Outcome())
             known.cycles += 1
+            known.last = self._cycle
             if predicted_ms > 0.0:
                 slow = self._times.speed.factor * predicted_ms
                 error = math.log(max(elapsed_ms, 1e-3) / slow) - known.log_time
@@ -294,7 +301,9 @@ class PerformanceProfiler:
                 ),
                 promised_alpha=MappingProxyType(promised),
                 stages=MappingProxyType(dict(self._stages.curves())),
-                outcomes=MappingProxyType({k: known.view() for k, known in self._outcomes.items()}),
+                outcomes=MappingProxyType(
+                    {key: known.view(self._cycle) for key, known in self._outcomes.items()}
+                ),
                 idle_cycles=MappingProxyType(
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),

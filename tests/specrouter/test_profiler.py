@@ -376,3 +376,18 @@ def test_a_drafter_that_runs_while_nothing_is_learned_stays_idle(
     profiler.is_learning = False
     profiler.record_forward("small", 1, 0.0, 1.0)
     assert profiler.snapshot().idle_cycles == {"small": 5}
+
+
+def test_outcomes_of_what_is_not_in_use_are_forgotten(profiler: PerformanceProfiler) -> None:
+    found = []
+    for _ in range(60):
+        profiler.record_outcome(PAIR, 4, 10.0, 13.0, 2.0, 1.0)
+    for _ in range(3):
+        found.append(profiler.snapshot().outcomes[PAIR, 4])
+        for _ in range(1000):
+            profiler.begin_cycle()
+    assert found[0].time > 1.2
+    assert found[0].tokens < 0.8
+    assert [outcome.time for outcome in found] == sorted((o.time for o in found), reverse=True)
+    assert found[2].time == pytest.approx(1.0, abs=0.02)
+    assert found[2].tokens == pytest.approx(1.0, abs=0.02)
