@@ -90,10 +90,15 @@ class TreeAcceptance:
     rates_alpha: float = math.nan
 
     @property
+    def alpha_usual(self) -> float:
+        """That the rates were made of."""
+        return self.alpha if math.isnan(self.rates_alpha) else self.rates_alpha
+
+    @property
     def alpha_now(self) -> float:
         """On the text of now, drawn to the usual where there is little evidence."""
-        usual = _USUAL_TRIALS * self.alpha
-        return (self.recent_accepted + usual) / (self.recent_trials + _USUAL_TRIALS)
+        accepted = self.recent_accepted + _USUAL_TRIALS * self.alpha_usual
+        return accepted / (self.recent_trials + _USUAL_TRIALS)
 
 
 class AcceptanceEstimator:
@@ -123,7 +128,11 @@ class AcceptanceEstimator:
         stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
-        accepted, count = self._learn(stated[asked], place[asked], trees.accepted[asked])
+        # A selection that leaves out first choices leaves the better ones: no measure of a text.
+        first_choices = real & (place == 0) & (trees.parents < 0)
+        is_fair = bool((first_choices & trees.judged).any(axis=1).all())
+        judged = stated[asked], place[asked], trees.accepted[asked]
+        accepted, count = self._learn(*judged, is_fair)
         if self._trees.max() > _WELL_KNOWN_TREES and cycle % _RANK_EVERY:
             return accepted, count  # ranking takes longer than all the rest
         first = cycle % max(1, len(real) - _MOST_ROWS + 1)  # not always the same rows
@@ -146,9 +155,11 @@ class AcceptanceEstimator:
         """
         self._fade(cycle)
         place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
-        return self._learn(stated.ravel(), place.ravel(), accepted.ravel())
+        return self._learn(stated.ravel(), place.ravel(), accepted.ravel(), True)
 
-    def _learn(self, stated: Floats, place: Ints, accepted: Bools) -> tuple[float, float]:
+    def _learn(
+        self, stated: Floats, place: Ints, accepted: Bools, is_fair: bool
+    ) -> tuple[float, float]:
         """Of nodes [n] whose parents were accepted; see `record` for what it returns."""
         self._calibration.record(stated, place, accepted)
         best = place == 0
@@ -156,7 +167,8 @@ class AcceptanceEstimator:
         fade = max(0.0, 1.0 - count / _TRIALS)
         self._trials = self._trials * fade + count
         self._accepted = self._accepted * fade + hits
-        self._recent += hits, count
+        if is_fair:
+            self._recent += hits, count
         return hits, count
 
     def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:

@@ -12,7 +12,6 @@ Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in t
 Pure functions of a snapshot: no clock, no tensors.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -425,8 +424,7 @@ def _find_offer(
         offered = np.maximum(1.0, offered)
     rates = rank_rates(seen, promised(alpha))
     if seen is not None and seen.trials:
-        made_of = seen.alpha if math.isnan(seen.rates_alpha) else seen.rates_alpha
-        rates = drifted_rates(rates, promised(made_of), promised(seen.alpha_now))
+        rates = drifted_rates(rates, promised(seen.alpha_usual), promised(seen.alpha_now))
     return rates, offered
 
 

@@ -434,3 +434,16 @@ def test_rates_of_old_trees_follow_what_is_heard_long_after() -> None:
     moved = drifted_rates(heard.rates, tree_rates(heard.rates_alpha), tree_rates(heard.alpha_now))
     first = moved[SHAPES.index((1, 1)), 0]
     assert first == pytest.approx(heard.alpha_now, abs=0.05)
+
+
+def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() -> None:
+    rng, estimator = np.random.default_rng(3), AcceptanceEstimator()
+    trees = judged(rng, 2, 2, 4)
+    estimator.record(trees, 0)
+    before = estimator.snapshot(0).recent_trials
+    assert before >= 4
+    seen = trees.judged.copy()
+    seen[1] = False  # all of one request's nodes
+    estimator.record(replace(trees, judged=seen), 0)
+    assert estimator.snapshot(0).recent_trials == before
+    assert estimator.snapshot(0).trials > before
