@@ -37,9 +37,29 @@ def test_the_values_are_the_plain_ones_for_any_number_of_rows(
     plain = linear(inputs, outputs, bias)
     packed = PackedLinear(plain)
     with torch.inference_mode():
+        x = draw(1, 128, inputs)
+        expected = plain(x)
         for rows in (1, 2, 3, 5, 8, 16, 17, 33, 64, 128):
-            x = draw(1, rows, inputs)
-            assert torch.equal(packed(x), plain(x)), rows
+            assert torch.equal(packed(x[:, :rows]), expected[:, :rows]), rows
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 512), (1152, 512), (2816, 1024)])
+def test_a_row_alone_has_the_bits_that_it_has_among_others(inputs: int, outputs: int) -> None:
+    # oneDNN's own kernels differ in some 10 of these elements beyond 1,024 inputs.
+    packed = PackedLinear(linear(inputs, outputs))
+    rows = draw(96, inputs)
+    with torch.inference_mode():
+        together = packed(rows)
+        for row, expected in zip(rows, together, strict=True):
+            assert torch.equal(packed(row), expected)
+        for count in (2, 15, 16, 33):
+            assert torch.equal(packed(rows[:count]), together[:count])
+
+
+@pytest.mark.parametrize("shape", [(2816,), (1, 2816), (1, 1, 2816)])
+def test_a_wide_row_alone_keeps_its_leading_shape(shape: tuple[int, ...]) -> None:
+    packed = PackedLinear(linear(2816, 64, bias=True))
+    assert packed(draw(*shape)).shape == (*shape[:-1], 64)
 
 
 @pytest.mark.parametrize("leading", [(), (0,), (1, 0), (3,), (2, 3, 4)])
