@@ -1,11 +1,11 @@
 """Linear layers whose weights oneDNN has laid out once, for bfloat16 on the CPU.
 
-Contract: a row has the same bits whatever stands beside it, and they are those that `F.linear` gives
-it among others. oneDNN re-orders a plain bfloat16 weight at every call; without that a forward of
-200M parameters takes 0.65 of its time for 4 tokens and 0.87 for 64 (one thread). A single row beyond
-1,024 inputs it sums in another order than two and more (torch 2.13, AVX-512): a text would depend on
-whether its request stood alone, so such a row is computed twice. Everything else stays as it was: other
-dtypes (in float32 small layers lose 10 microseconds each), other devices, subclasses of
+Contract: a row has the same bits whatever stands beside it, and they are those that `F.linear`
+gives it among others. oneDNN re-orders a plain bfloat16 weight at every call; without that a
+forward of 200M parameters takes 0.65 of its time for 4 tokens and 0.87 for 64 (one thread). A row
+alone it sums in another order beyond 1,024 inputs (torch 2.13, AVX-512): a text would depend on
+whether its request stood alone, so such a row is computed twice. Everything else stays as it was:
+other dtypes (in float32 small layers lose 10 microseconds each), other devices, subclasses of
 `nn.Linear`, and layers with hooks, such as those that `accelerate` has spread.
 """
 
