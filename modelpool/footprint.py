@@ -7,7 +7,6 @@ building the model, even on the meta device, costs seconds.
 import json
 import math
 import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 _NOT_PARAMETERS = (".attn.bias", ".attn.masked_bias", ".inv_freq")
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 
 
@@ -92,7 +92,9 @@ def read_checkpoint(
     """The facts of a checkpoint as loaded in `dtype`. Raises `ConfigError` for `{field}.source`."""
     try:
         return _read(directory, dtype, trust_remote_code)
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except ConfigError as error:
+        raise ConfigError(f"{field}.source", error.reason) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"cannot read the checkpoint in {str(directory)!r}: {error}"
         raise ConfigError(f"{field}.source", reason) from error
     except AttributeError as error:  # a state-space model has no heads to count
@@ -138,15 +140,38 @@ class _Stored:
 def _tensors(directory: Path) -> list[_Stored]:
     found = []
     for file in _weight_files(directory):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__" and not name.endswith(_NOT_PARAMETERS):
+        for name, entry in _header(file).items():
+            if not name.endswith(_NOT_PARAMETERS):
                 width = _STORED_BYTES.get(entry["dtype"], 1)
                 in_layer = _LAYER.search(name) is not None
                 found.append(_Stored(math.prod(entry["shape"]), width, in_layer))
     return found
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """What a safetensors file says of each tensor. Raises `ConfigError` for one that is not whole.
+
+    Its length tells: it is 8 bytes, the header, and the data up to the last tensor's end.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            reason = "is a Git LFS pointer, not weights: run `git lfs pull`, or use hub:ORG/NAME"
+            raise ConfigError("", f"{str(file)!r} {reason}")
+        data = 8 + int.from_bytes(start[:8], "little")  # where it begins
+        if size < data:
+            reason = "is incomplete, or no safetensors file: download it again"
+            raise ConfigError("", f"{str(file)!r} {reason}")
+        stream.seek(8)
+        header: dict[str, Any] = json.loads(stream.read(data - 8))
+    header.pop("__metadata__", None)
+    whole = data + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != whole:
+        state = "is incomplete" if size < whole else "is longer than its header says"
+        sizes = f"({size / 1e6:.1f} of {whole / 1e6:.1f} MB)"
+        raise ConfigError("", f"{str(file)!r} {state} {sizes}: download it again")
+    return header
 
 
 def _weight_files(directory: Path) -> list[Path]:

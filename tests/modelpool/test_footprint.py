@@ -69,3 +69,54 @@ def test_a_broken_checkpoint_names_the_source(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_checkpoint(tmp_path, field="pool.models[0]")
         assert caught.value.field == "pool.models[0].source"
+
+
+LFS_POINTER = """\
+version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 15200000
+"""
+
+
+def broken_weights(directory: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_checkpoint(directory, field="pool.models[0]")
+    assert caught.value.field == "pool.models[0].source"
+    assert repr(str(directory / "model.safetensors")) in caught.value.reason
+    return caught.value.reason
+
+
+def test_a_git_lfs_pointer_in_place_of_weights_is_told_as_one(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "model.safetensors").write_text(LFS_POINTER)
+    assert "Git LFS pointer, not weights: run `git lfs pull`" in broken_weights(tmp_path)
+
+
+def test_weights_of_another_length_than_their_header_says_are_refused(tmp_path: Path) -> None:
+    file = save_llama(tmp_path, hidden=128) / "model.safetensors"
+    whole = file.read_bytes()
+    megabytes = f"{len(whole) / 1e6:.1f}"
+    file.write_bytes(whole[:1_500_000])
+    assert f"is incomplete (1.5 of {megabytes} MB): download it again" in broken_weights(tmp_path)
+    file.write_bytes(whole[:-1])
+    assert "is incomplete" in broken_weights(tmp_path)
+    file.write_bytes(whole + b"\0")
+    assert "is longer than its header says" in broken_weights(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 7, b"<!DOCTYPE html><html>404</html>"])
+def test_what_is_too_short_for_its_header_is_refused(content: bytes, tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert "incomplete, or no safetensors file" in broken_weights(tmp_path)
+
+
+def test_a_truncated_part_of_divided_weights_is_named(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    last = sorted(tmp_path.glob("model-*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match=f"{last.name}' is incomplete"):
+        read_checkpoint(tmp_path, field="pool.models[0]")

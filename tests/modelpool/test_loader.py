@@ -44,6 +44,14 @@ def test_weights_that_cannot_be_read_name_the_source(tmp_path: Path) -> None:
     assert caught.value.field == f"{FIELD}.source"
 
 
+def test_weights_that_are_not_whole_name_the_source(tmp_path: Path) -> None:
+    file = save_llama(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match="cannot load") as caught:
+        load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
+    assert caught.value.field == f"{FIELD}.source"
+
+
 def test_weights_that_are_missing_are_refused_and_not_invented(tmp_path: Path) -> None:
     save_llama(tmp_path)
     file = tmp_path / "model.safetensors"
