@@ -61,6 +61,8 @@ class DraftProcessor:
         """
         stem = TokenTree.empty(rows) if stem is None else stem
         behind = lag(state, manager, rows) + 1
+        if stem.height:  # its slots are handed on: those of the beam must not move them
+            state.make_room(rows, behind + stem.sizes + (depths - 1) * width)
         plan = PackPlan(rows, behind, np.ones(len(rows), dtype=np.bool_))
         begun = run_pack(model, state, manager, plan, stem)
         first = _ends(begun.logits, stem)

@@ -46,15 +46,12 @@ class ModelState:
         counts: Ints = self._lengths[rows]
         return counts
 
-    def append(self, rows: Ints, counts: Ints, tokens: Ints, positions: Ints) -> Ints:
-        """Takes and marks valid the next free slots: `counts[i]` of `rows[i]`.
-
-        Args:
-            tokens, positions: [sum(counts)], row after row. A token that is not known on the host
-                yet may be given as anything and set later by `set_tokens`.
+    def make_room(self, rows: Ints, counts: Ints) -> Ints:
+        """Compacts rows whose free slots are fewer than `counts[i]`: to append as many, at once or
+        piece by piece, then moves no slot.
 
         Returns:
-            flat slots [sum(counts)].
+            [R] the first free slots.
 
         Raises:
             ValueError: a row has no room, holes included.
@@ -66,6 +63,24 @@ class ModelState:
             ends = self.ends[rows]
             if np.any(ends + counts > self.slots):
                 raise ValueError("a row has no free slots left")
+        return ends
+
+    def append(self, rows: Ints, counts: Ints, tokens: Ints, positions: Ints) -> Ints:
+        """Takes and marks valid the next free slots: `counts[i]` of `rows[i]`.
+
+        Slots of a row may move for it (`make_room`): flat slots from before are then others.
+
+        Args:
+            tokens, positions: [sum(counts)], row after row. A token that is not known on the host
+                yet may be given as anything and set later by `set_tokens`.
+
+        Returns:
+            flat slots [sum(counts)].
+
+        Raises:
+            ValueError: a row has no room, holes included.
+        """
+        ends = self.make_room(rows, counts)
         starts = np.cumsum(counts) - counts
         first = rows * self.slots + ends  # flat, of each row's new slots
         flat: Ints = np.repeat(first - starts, counts) + np.arange(len(tokens))

@@ -368,6 +368,33 @@ def test_what_was_committed_of_a_stem_and_its_draft_stays_cached() -> None:
     assert_logits(bench, draft(bench, {0: 2, 1: 2, 2: 2}, 3))
 
 
+def test_a_row_that_is_compacted_for_a_draft_keeps_the_stem_that_came_before() -> None:
+    bench, row, depth, width = Bench([180], WARM), np.array([0]), 4, 4
+    stem = TokenTree.path(row, np.array([[3, 4, 5]]), np.array([3]))
+    beam = (depth - 1) * width
+
+    def behind_the_stem() -> int:
+        """Slots that are free behind it, and behind the last committed token."""
+        return bench.state.slots - int(bench.state.ends[0]) - 4
+
+    while behind_the_stem() >= beam:  # the last node that was fed is committed: holes before it
+        bases = bench.manager.counts[row]
+        proposal = draft(bench, {0: depth}, width)
+        bench.commit(0, path(nodes_of(proposal.tree)[0], beam - 1))
+        bench.commit(0, [319])
+        roll_back(bench, bases, proposal)
+    assert lag(bench.state, bench.manager, row) == 0
+    assert behind_the_stem() >= 0
+    bases = bench.manager.counts[row]
+    proposal = draft(bench, {0: depth}, width, stem)
+    assert bench.state.ends[0] == bases + len(stem.tokens[0]) + beam  # no hole is left
+    assert bench.state.cache_mask[0, proposal.fed.flat_slots[0, : 3 + beam]].all()
+    bench.commit(0, [*path(nodes_of(proposal.tree)[0], 3), 319])
+    roll_back(bench, bases, proposal)
+    assert bench.state.lengths(row) == bases + 4
+    assert_logits(bench, draft(bench, {0: 2}, 3))
+
+
 @pytest.mark.parametrize("fails_at", [1, 2])
 def test_a_draft_behind_a_stem_that_fails_leaves_nothing(fails_at: int) -> None:
     bench = Bench([7, 3])

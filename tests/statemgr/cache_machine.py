@@ -146,6 +146,17 @@ class CacheMachine(RuleBasedStateMachine):
                 positions = self.state.positions[row, : self.state.ends[row]]
                 assert np.all(np.diff(positions) >= 0)
 
+    @rule(row=_row, count=st.integers(0, 12))
+    def make_room(self, row: int, count: int) -> None:
+        if row in self.rows:
+            held = len(self.rows[row].entries)
+            try:
+                ends = self.state.make_room(np.array([row]), np.array([count]))
+            except ValueError:
+                assert held + count > self.state.slots, "there was room"
+                return
+            assert ends == self.state.ends[row] <= self.state.slots - count
+
     @rule(row=_row, kept=_fraction)
     def fail(self, row: int, kept: int) -> None:
         """The forward that wrote the last slots failed: of the nodes, or of the prefix."""

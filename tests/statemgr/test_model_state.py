@@ -166,6 +166,18 @@ def test_a_row_without_room_is_compacted_before_it_is_refused() -> None:
     assert state.ends[0] == SLOTS
 
 
+def test_what_is_appended_within_the_room_that_was_made_moves_nothing() -> None:
+    state = make_state()
+    fill(state, 0, [*range(SLOTS - 4), SLOTS - 5])
+    state.commit(ROWS, np.array([SLOTS - 5]), np.array([SLOTS - 4]))  # one hole
+    assert state.ends[0] == SLOTS - 3
+    assert state.make_room(ROWS, np.array([4])) == SLOTS - 4
+    first = state.append(ROWS, np.array([2]), np.array([5, 6]), np.array([SLOTS - 4, SLOTS - 3]))
+    state.append(ROWS, np.array([2]), np.array([7, 8]), np.array([SLOTS - 2, SLOTS - 1]))
+    assert state.cache_tokens[0, first].tolist() == [5, 6]
+    assert state.cache_mask[0].all()
+
+
 def test_a_row_without_room_raises_and_takes_nothing() -> None:
     state = make_state()
     fill(state, 0, list(range(SLOTS)))
