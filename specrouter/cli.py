@@ -331,8 +331,8 @@ def _add_bench_work(parser: argparse.ArgumentParser) -> None:
         "(default: a dozen built-in prompts)",
     )  # fmt: skip
     parser.add_argument(
-        "--batch", type=int, nargs="+", default=[1, 4, 8, 16], metavar="B",
-        help="requests together (default: 1 4 8 16)",
+        "--batch", type=int, nargs="+", metavar="B",
+        help="requests together (default: 1 4 8 16, up to the config's engine.max_requests)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="default: 64")

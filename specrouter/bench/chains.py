@@ -36,10 +36,7 @@ _SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU bet
 def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
     """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
     config = RouterConfig.load(options.config)
-    for batch in options.batch:
-        if batch > config.engine.max_requests:
-            reason = f"{batch} is above engine.max_requests, which is {config.engine.max_requests}"
-            raise ConfigError("--batch", reason)
+    sizes = options.batches(config.engine.max_requests)
     texts = load_prompts(options.prompts)
     pool = ModelPool.from_config(config.pool)  # reads no weights
     who = lineup(pool, options.only, options.peer is not None)
@@ -58,7 +55,7 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
         progress.note(f"loading {pool.target}")
         router = stack.enter_context(ChainRouter.from_config(config))
         session = Session(options, router, who, prompts, outside, progress)
-        batches = {str(batch): session.run(batch) for batch in options.batch}
+        batches = {str(batch): session.run(batch) for batch in sizes}
         return {"conditions": session.conditions(texts), "batches": batches}
 
 

@@ -8,14 +8,20 @@ from modelpool.errors import ConfigError
 from specrouter.bench import tuning
 from specrouter.params import MAX_DEPTH, MAX_WIDTH
 
+DEFAULT_BATCHES = (1, 4, 8, 16)
+
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for. `only`: names of contenders; None takes all."""
+    """What the command line asks for.
+
+    `batch`: None takes those of `DEFAULT_BATCHES` that the configuration has rows for. `only`:
+    names of contenders; None takes all.
+    """
 
     config: Path
     prompts: tuple[Path, ...] = ()
-    batch: tuple[int, ...] = (1, 4, 8, 16)
+    batch: tuple[int, ...] | None = None
     rounds: int = 5
     new_tokens: int = 64
     temperature: float = 1.0
@@ -29,7 +35,8 @@ class Options:
     json: Path | None = None
 
     def __post_init__(self) -> None:
-        _check("--batch", self.batch, 1)
+        if self.batch is not None:
+            _check("--batch", self.batch, 1)
         _check("--rounds", [self.rounds], 1)
         _check("--new-tokens", [self.new_tokens], 1)
         _check("--depths", self.depths, 1, MAX_DEPTH)
@@ -40,6 +47,16 @@ class Options:
             raise ConfigError("--widths", "no depth times width is small enough for a tree")
         if self.json is not None and not self.json.parent.is_dir():
             raise ConfigError("--json", f"there is no folder {self.json.parent}")
+
+    def batches(self, max_requests: int) -> tuple[int, ...]:
+        """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""
+        if self.batch is None:
+            return tuple(batch for batch in DEFAULT_BATCHES if batch <= max_requests)
+        for batch in self.batch:
+            if batch > max_requests:
+                reason = f"{batch} is above engine.max_requests, which is {max_requests}"
+                raise ConfigError("--batch", reason)
+        return self.batch
 
 
 def _check(argument: str, values: Sequence[float], least: float, most: float | None = None) -> None:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specrouter import ChainRouter
+from specrouter.bench.options import Options
 from specrouter.cli import default_config, main
 
 TINY = str(default_config())
@@ -88,3 +90,27 @@ def test_bad_argument_is_one_line_that_names_it(
     error = capsys.readouterr().err
     assert argument in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(1, (1,)), (7, (1, 4)), (8, (1, 4, 8)), (16, (1, 4, 8, 16))]
+)
+def test_default_batches_are_those_that_the_configuration_has_rows_for(
+    rows: int, sizes: tuple[int, ...]
+) -> None:
+    assert Options(Path(TINY)).batches(rows) == sizes
+
+
+def test_a_configuration_with_few_rows_is_measured_without_asking_for_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = yaml.safe_load(Path(TINY).read_text())
+    settings["engine"] = {"max_requests": 2}
+    few = tmp_path / "few.yaml"
+    few.write_text(yaml.safe_dump(settings))
+    short = ["--rounds=1", "--new-tokens=4", "--only", "off"]
+    assert main(["bench", "chains", "--config", str(few), *short]) == 0
+    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["batches"]) == ["1"]
+    assert main(["bench", "chains", "--config", str(few), *short, "--batch", "1", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "--batch: 4 is above engine.max_requests, which is 2" in error
