@@ -167,6 +167,12 @@ class ModelPool:
         with self._lock:
             return name in self._loaded or self.is_weightless(name)
 
+    def has_room(self, name: str) -> bool:
+        """Could it be loaded, or is it, without evicting another model?"""
+        with self._lock:
+            is_here = name in self._loaded or self.is_weightless(name)
+            return is_here or not self._is_full_for(name)
+
     def get(self, name: str) -> "PackedModel":
         """A model, loaded if it is not.
 

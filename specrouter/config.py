@@ -141,6 +141,9 @@ class EngineConfig(_Strict):
             distribution, but the text of a seed depends on the chains.
         exact: `strict` keeps trees at width 1, so that the target's cache and its forwards' shapes
             are as they would be without branches; it matters in bfloat16 and float16 only.
+        preload: loads and times the drafters that the policy may choose before the first request is
+            taken, while there is room for them; otherwise each is when it is first used, while the
+            requests that run wait for it.
         hang_timeout_s: after so many seconds in one forward, a model other than the target is given
             up; its cycle goes on without it.
         step_timeout_s: after so many seconds in one cycle, models that are loaded in it included,
@@ -153,6 +156,7 @@ class EngineConfig(_Strict):
     kv_budget_tokens: int | None = Field(default=None, ge=2)
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
+    preload: bool = True
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 

@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -31,6 +32,7 @@ from specrouter.decision_record import DecisionRecord
 from specrouter.decode_counts import Gain
 from specrouter.executor import Executor
 from specrouter.hang_guard import Abandoned, HangGuard
+from specrouter.model_states import StageError
 from specrouter.output import Delta, FinishReason
 from specrouter.params import MAX_DEPTH
 from specrouter.planner import Reading, RoutePlanner
@@ -165,10 +167,16 @@ class Engine:
         self._waiting.push(request)
 
     def step(self) -> None:
+        with self._a_step():
+            self._step()
+
+    @contextmanager
+    def _a_step(self) -> Iterator[None]:
+        """Around what must end within the configuration's `step_timeout_s`."""
         with self._stepping:
             began = self._step_began = time.monotonic()
             try:
-                self._step()
+                yield
             finally:
                 if self._step_began == began:  # else another thread has taken over
                     self._step_began = None
@@ -265,6 +273,25 @@ class Engine:
         """Takes the target's times, or finds those of an earlier process."""
         with self._stepping:
             self._executor.states.prepare(self._pool.target)
+
+    def preload(self) -> None:
+        """Loads and times the drafters that the policy may choose, while there is room for them.
+
+        One that fails rests, as after a cycle. May be called again.
+        """
+        if not self._config.engine.preload:
+            return
+        for name in self._planner.scheduler.drafters:
+            if self._pool.is_weightless(name) or name in self._quarantined:
+                continue
+            if not self._pool.has_room(name):
+                logger.info("%s is loaded when it is first used: the pool is full", name)
+                continue
+            with self._a_step():
+                try:
+                    self._executor.states.prepare(name)
+                except StageError as error:
+                    self._quarantine(error.failure)
 
     def _new_planner(self, config: SchedulerConfig, trees: TreesConfig) -> RoutePlanner:
         engine = self._config.engine

@@ -50,14 +50,17 @@ class EngineThread:
         self._closing = False
         self._stuck = False  # in a cycle that nothing can end
         self._crashes: deque[float] = deque(maxlen=_MOST_CRASHES)  # when an engine failed
+        self._ready: Future[None] = Future()  # the models are loaded that are to be
         self._ended = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
 
     def start(self) -> None:
-        """Returns when the target is loaded. Raises what is wrong with it."""
-        loaded: Future[None] = Future()
-        self._start_thread("engine", self._load_and_run, loaded)
-        loaded.result()
+        """Returns when models are loaded (`Engine.preload`).
+
+        Raises what is wrong with the target.
+        """
+        self._start_thread("engine", self._load_and_run)
+        self._ready.result()
 
     @property
     def is_healthy(self) -> bool:
@@ -124,8 +127,8 @@ class EngineThread:
         self._threads[role] = thread  # one that hangs is left behind
         thread.start()
 
-    def _load_and_run(self, loaded: "Future[None]") -> None:
-        """The engine's thread. It loads the target too.
+    def _load_and_run(self) -> None:
+        """The engine's thread. It loads the models too.
 
         A thread that uses torch starts OpenMP workers of its own, and with more of them than cores
         libgomp's workers sleep at every barrier instead of spinning: a forward of 29 ms took 34 ms
@@ -136,10 +139,9 @@ class EngineThread:
             self.engine.warm_up()
         except BaseException as error:
             self._ended.set()
-            loaded.set_exception(error)
+            self._ready.set_exception(error)
             return
         self._start_thread("watch", self._watch)
-        loaded.set_result(None)
         self._run()
 
     def _run(self, hung: str | None = None) -> None:
@@ -161,6 +163,9 @@ class EngineThread:
         try:
             if hung is not None:
                 self.engine.take_over(hung)
+            if not self._ready.done():
+                self.engine.preload()
+                self._ready.set_result(None)
             while self._wait_for_work():
                 if self._errand is not None:
                     self._run_errand(*self._errand)
@@ -228,8 +233,11 @@ class EngineThread:
             self.engine.cancel_all()
         else:
             self.engine.abandon(cause)
+        gone = UnavailableError(cause or "the router is closed")
         if errand is not None:
-            errand[1].set_exception(UnavailableError(cause or "the router is closed"))
+            errand[1].set_exception(gone)
+        if not self._ready.done():  # it failed while it loaded drafters
+            self._ready.set_exception(gone)
         self._ended.set()
 
     def _watch(self) -> None:

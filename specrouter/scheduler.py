@@ -159,6 +159,20 @@ class ModelChainScheduler:
         assert self.config.chain is not None
         return replace(fixed, chain=self._usable(self.config.chain, available))
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The models that the policy may choose beside the target, weakest first."""
+        if self.config.policy == "target-only":
+            chains: tuple[Chain, ...] = ()
+        elif self.config.policy == "ssd-smallest":
+            chains = (self._smallest_pair(),)
+        elif self.config.chain is not None:
+            chains = (self.config.chain,)
+        else:
+            chains = self.candidates
+        names = dict.fromkeys(name for chain in chains for name in chain)
+        return tuple(name for name in names if name != self.target)
+
     def limits(self, depth: int | None, width: int | None, inner_rounds: int | None) -> Limits:
         """What is left open of a cycle's shape."""
         config = self.config

@@ -303,6 +303,9 @@ class FakeEngine:
     def warm_up(self) -> None:
         pass
 
+    def preload(self) -> None:
+        pass
+
     def can_ever_fit(self, tokens: int) -> bool:
         return tokens <= self.max_request_tokens
 

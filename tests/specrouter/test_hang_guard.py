@@ -48,7 +48,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def router(paths: dict[str, Path]) -> Iterator[ChainRouter]:
-    engine = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 0.3}
+    engine = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 0.3, "preload": False}
     with ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine}) as router:
         yield router
 
@@ -82,7 +82,7 @@ def test_a_hanging_model_costs_time_and_no_token(
 
 
 def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None:
-    engine = {"max_model_len": 128, "hang_timeout_s": 0.3}
+    engine = {"max_model_len": 128, "hang_timeout_s": 0.3, "preload": False}
     router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine})
     chain = Speculation(("small", "target"))
     hang, original = Hang("small"), HangGuard.inside

@@ -11,13 +11,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from torch import Tensor
 
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
@@ -35,21 +33,19 @@ from specrouter import (
 from specrouter.cycle_plan import CyclePlan, CycleResult
 from specrouter.engine import Engine
 from specrouter.executor import Executor
-from specrouter.hang_guard import HangGuard
 from specrouter.prediction import Workload, target_only
 from specrouter.request import Prompt, RunningRequest
 from specrouter.slo import SloLike
 from specrouter.time_profile import profile_model
 from tests.exact.comparison import assert_whole
+from tests.specrouter.faults import PATIENCE_S, Faults
 
 Settings = dict[str, Any]
-Forward = Callable[..., Tensor]
 
 PROMPT = [5, 17, 300, 42, 9]
 GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=200, ignore_eos=True)
 CHAIN = Speculation(chain=("small", "middle", "target"), depth=3)
-PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -66,49 +62,8 @@ def open_router(small_config: Settings, **engine: Any) -> ChainRouter:
 
 
 @pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> "Faults":
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
-
-
-class Faults:
-    """Makes the models named in `failing` raise, and those in `hanging` wait for `released`;
-    counts the forwards of all."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.failing: set[str] = set()
-        self.hanging: set[str] = set()
-        self.hangs, self.released = threading.Event(), threading.Event()
-        self.forwards: dict[str, int] = {}
-        self.delay_s = 0.0
-        real: Forward = PackedModel.forward
-
-        def forward(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
-            self.forwards[model.name] = self.forwards.get(model.name, 0) + 1
-            time.sleep(self.delay_s)
-            if model.name in self.failing:
-                raise RuntimeError(f"{model.name} is on fire")
-            return real(model, *arguments, **options)
-
-        monkeypatch.setattr(PackedModel, "forward", forward)
-        watched = HangGuard.inside
-
-        @contextmanager
-        def inside(guard: HangGuard, model: str) -> Iterator[None]:
-            with watched(guard, model):
-                if model in self.hanging:
-                    self.hangs.set()
-                    self.released.wait(PATIENCE_S)
-                yield
-
-        monkeypatch.setattr(HangGuard, "inside", inside)
-
-    def settled(self, name: str) -> int:
-        """Forwards of a model, once there are no more."""
-        seen = -1
-        while seen != self.forwards[name]:
-            seen = self.forwards[name]
-            time.sleep(0.1)
-        return seen
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -680,7 +635,7 @@ def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="specrouter.engine")
     overrides = [Speculation(("small", "target"), depth=depth) for depth in (2, 3, 4)]
-    with open_router(small_config) as router:
+    with open_router(small_config, preload=False) as router:
         expected = alone(router, PROMPT, LONG)
         faults.failing = {"small"}
         outputs = router.generate([PROMPT] * 3, LONG, overrides)
@@ -713,7 +668,7 @@ def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
         return profile_model(model)
 
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
-    with open_router(small_config, hang_timeout_s=0.2) as router:
+    with open_router(small_config, hang_timeout_s=0.2, preload=False) as router:
         expected = alone(router, PROMPT)
         monkeypatch.setattr("specrouter.model_times.profile_model", profile)
         pair = Speculation(chain=("small", "target"))
@@ -731,7 +686,7 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
         raise RuntimeError("the clock is broken")
 
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
-    with open_router(small_config) as router:
+    with open_router(small_config, preload=False) as router:
         pair = Speculation(chain=("small", "target"))
         with monkeypatch.context() as patch:
             patch.setattr("specrouter.model_times.profile_model", profile)
