@@ -5,10 +5,19 @@ files (sources, devices, tokenizers) is checked by `ModelPool`, not here.
 """
 
 import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from modelpool.errors import ConfigError
 
@@ -18,6 +27,21 @@ NGRAM = "ngram"  # the source of a member that drafts from the text itself
 _OF_WEIGHTS = ("dtype", "device", "threads", "inflate_to", "revision", "trust_remote_code")
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _form(pattern: str, reason: str) -> AfterValidator:
+    """A text is of this form, or refused for `reason`: a pattern tells a reader little."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ConfigError("", f"{reason} (got {text!r})")
+        return text
+
+    return AfterValidator(check)
+
+
+_NAME = _form(r"[^\s>,]+", "must have no spaces, '>' or ','")  # the two separate names in chains
+_DEVICE = _form(r"auto|cpu|cuda(:[0-9]+)?", "must be auto, cpu, cuda or cuda:N")
 
 
 class ModelConfig(BaseModel):
@@ -43,10 +67,10 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(pattern=r"^[^\s>,]+$")]  # ">" and "," separate names in chains
+    name: Annotated[str, Field(min_length=1), _NAME]
     source: Annotated[str, Field(min_length=1)]
     dtype: Dtype = "auto"
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, _DEVICE] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
     inflate_to: Annotated[int, Field(ge=1_000_000)] | None = None
     pinned: bool = False
@@ -157,7 +181,8 @@ def config_error(
 ) -> ConfigError:
     """The first fault of a pydantic error, under its dotted path below `field`.
 
-    `model`, the validated class, lets an unknown key be answered with the nearest known one.
+    `model`, the validated class, lets an unknown key be answered with the nearest known one, and
+    tells which values are secret.
     """
     # An unknown key first: a misspelt one is why a required one is missing.
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
@@ -170,8 +195,24 @@ def config_error(
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):  # raised by a validator, its path relative to the model
         return type(cause)(_dotted(path, (cause.field,) if cause.field else ()), cause.reason)
-    reason = fault["msg"][:1].lower() + fault["msg"][1:]
-    return ConfigError(path, f"{reason} (got {fault['input']!r})")
+    settings = list(_settings(model, fault["loc"]))
+    given = fault["input"]
+    if given is None:  # in YAML, a key with nothing after it
+        is_required = bool(settings) and settings[-1].is_required()
+        remedy = "this setting is required" if is_required else "fill it in, or remove it"
+        return ConfigError(path, f"is empty; {remedy}")
+    is_secret = any(not setting.repr for setting in settings)
+    return ConfigError(path, _reason(fault) + ("" if is_secret else f" (got {given!r})"))
+
+
+def _reason(fault: Mapping[str, Any]) -> str:
+    """In the words of a YAML file, where pydantic's are Python's."""
+    if fault["type"] in ("tuple_type", "list_type"):
+        return "must be a list, such as [a, b]"
+    if fault["type"] in ("model_type", "dict_type"):
+        return "must be a mapping of settings"
+    message: str = fault["msg"]
+    return message[:1].lower() + message[1:]
 
 
 def _dotted(field: str, location: tuple[int | str, ...]) -> str:
@@ -195,16 +236,30 @@ def _nearest_key(model: type[BaseModel] | None, location: tuple[int | str, ...])
 
 
 def _known_keys(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> list[str]:
-    for part in location:
-        if model is None or isinstance(part, int):
-            continue
-        info = model.model_fields.get(part)
-        model = None if info is None else _nested_model(info.annotation)
+    for setting in _settings(model, location):
+        model = _nested_model(setting.annotation)
     return [] if model is None else list(model.model_fields)
 
 
+def _settings(
+    model: type[BaseModel] | None, location: tuple[int | str, ...]
+) -> Iterator[FieldInfo]:
+    """What a location leads through, outermost first; indices and names of entries are skipped."""
+    is_entry = False
+    for part in location:
+        if is_entry or isinstance(part, int):
+            is_entry = False
+            continue
+        setting = None if model is None else model.model_fields.get(part)
+        if setting is None:
+            return
+        yield setting
+        is_entry = get_origin(setting.annotation) is dict
+        model = _nested_model(setting.annotation)
+
+
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field's type holds: itself, or inside tuple[...], list[...] or `| None`."""
+    """The model that a field's type holds: itself, or inside tuple[...], dict[...] or `| None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):

@@ -34,12 +34,24 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
     ("models", "target", "field", "word"),
     [
         ([SMALL, {**LARGE, "dtype": "int3"}], "large", "pool.models[1].dtype", "int3"),
-        ([SMALL, {**LARGE, "device": "gpu"}], "large", "pool.models[1].device", "gpu"),
+        (
+            [SMALL, {**LARGE, "device": "gpu"}],
+            "large",
+            "pool.models[1].device",
+            "must be auto, cpu, cuda or cuda:N (got 'gpu')",
+        ),
         ([SMALL, {**LARGE, "dtyp": "auto"}], "large", "pool.models[1].dtyp", "'dtype'"),
         ([{"name": "small"}], "small", "pool.models[0].source", "required"),
         ([SMALL, SMALL], "small", "pool.models[1].name", "models[0]"),
         ([SMALL], "large", "pool.target", "'large'"),
         ([{**SMALL, "name": "a>b"}], "a>b", "pool.models[0].name", "a>b"),
+        (
+            [{**SMALL, "name": "tiny 1m"}],
+            "tiny 1m",
+            "pool.models[0].name",
+            "must have no spaces, '>' or ',' (got 'tiny 1m')",
+        ),
+        ([{**SMALL, "name": ""}], "", "pool.models[0].name", "at least 1 character"),
         ([NGRAM, LARGE, {**NGRAM, "name": "b"}], "large", "pool.models[2].source", "models[0]"),
         ([NGRAM, LARGE], "quoter", "pool.target", "cannot verify"),
         ([LARGE, {**NGRAM, "dtype": "float32"}], "large", "pool.models[1].dtype", "float32"),
@@ -61,7 +73,11 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
             "no weights",
         ),
         ([], "large", "pool.models", "1"),
-        ("small", "small", "pool.models", "small"),
+        ("small", "small", "pool.models", "must be a list, such as [a, b] (got 'small')"),
+        (SMALL, "small", "pool.models", "must be a list"),
+        (None, "small", "pool.models", "is empty; this setting is required"),
+        (["small"], "small", "pool.models[0]", "must be a mapping of settings (got 'small')"),
+        ([{**SMALL, "dtype": None}], "small", "pool.models[0].dtype", "is empty; fill it in"),
     ],
 )
 def test_a_fault_names_its_field(models: object, target: str, field: str, word: str) -> None:
@@ -79,6 +95,12 @@ def test_an_unknown_key_is_told_before_what_is_missing_because_of_it() -> None:
 def test_a_pool_that_is_no_mapping_is_refused() -> None:
     assert field_of(["small"])[0] == "pool"
     assert field_of(None)[0] == "pool"
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_device_is_asked_for_by_kind_or_by_number(device: str) -> None:
+    raw = {"target": "small", "models": [{**SMALL, "device": device}]}
+    assert validate_config(PoolConfig, raw).models[0].device == device
 
 
 def test_the_limit_has_room_for_what_is_never_evicted() -> None:

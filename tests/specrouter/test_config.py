@@ -162,6 +162,42 @@ def test_a_class_that_cannot_be_asked_for_names_itself(classes: Any, field: str)
     assert refused({"pool": POOL, "slo_classes": classes}).field == field
 
 
+@pytest.mark.parametrize("key", ["tpot", "tpot_m", "ttft"])
+def test_an_unknown_objective_of_a_class_is_answered_with_the_nearest(key: str) -> None:
+    error = refused({"pool": POOL, "slo_classes": {"chat": {key: 50}}})
+    assert error.field == f"slo_classes.chat.{key}"
+    assert f"did you mean '{key[:4]}_ms'?" in error.reason
+
+
+@pytest.mark.parametrize("section", ["scheduler", "trees", "engine", "server", "slo_classes"])
+def test_an_empty_section_is_told_as_such(section: str) -> None:
+    error = refused({"pool": POOL, section: None})
+    assert (error.field, error.reason) == (section, "is empty; fill it in, or remove it")
+
+
+def test_an_empty_pool_is_required() -> None:
+    assert refused({"pool": None}).reason == "is empty; this setting is required"
+
+
+def test_an_empty_class_is_told_as_such() -> None:
+    error = refused({"pool": POOL, "slo_classes": {"chat": None}})
+    assert (error.field, error.reason) == ("slo_classes.chat", "is empty; fill it in, or remove it")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("scheduler", "chain", "big"),
+        ("scheduler", "chain", {"small": "big"}),
+        ("server", "cors_origins", "*"),
+    ],
+)
+def test_a_list_is_asked_for_in_words_of_yaml(section: str, key: str, value: Any) -> None:
+    error = refused({"pool": POOL, section: {key: value}})
+    assert error.field == f"{section}.{key}"
+    assert error.reason == f"must be a list, such as [a, b] (got {value!r})"
+
+
 def test_a_missing_pool_is_named() -> None:
     assert refused({}).field == "pool"
 
@@ -294,6 +330,13 @@ def test_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
     assert error.field == "server.api_keys"
     assert "key 2" in error.reason
     assert not key or key not in str(error)
+
+
+@pytest.mark.parametrize("keys", ["40414243", [40414243], {"40414243": 1}])
+def test_keys_of_a_wrong_type_are_not_shown(keys: Any) -> None:
+    error = refused({"pool": POOL, "server": {"api_keys": keys}})
+    assert error.field.startswith("server.api_keys")
+    assert "40414243" not in str(error)
 
 
 def test_keys_are_not_shown_with_the_configuration() -> None:
