@@ -169,13 +169,6 @@ class Sampler:
         values, ids = top(scores, width)
         return ids, log_shares(scores, values, ids)
 
-    def log_probabilities(self, logits: Tensor, contexts: Contexts, tokens: Tensor) -> Tensor:
-        """Log-softmax of the scores [n] float64, at `tokens[i]` in context i."""
-        scores = self.scores(logits, contexts)
-        return _log_probabilities(
-            scores, log_total(scores), torch.arange(len(tokens), device=scores.device), tokens
-        )
-
     def judge(
         self, logits: Tensor, contexts: Contexts, parents: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

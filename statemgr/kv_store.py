@@ -71,13 +71,3 @@ class KVStore:
         """Zeros slots: a NaN poisons attention even where a mask excludes it."""
         for tensor in self._tensors:
             tensor.index_fill_(2, torch.from_numpy(flat_slots).to(tensor.device), 0)
-
-    def is_finite(self, flat_slots: NDArray[np.int64]) -> bool:
-        return all(
-            bool(
-                tensor.index_select(2, torch.from_numpy(flat_slots).to(tensor.device))
-                .isfinite()
-                .all()
-            )
-            for tensor in self._tensors
-        )

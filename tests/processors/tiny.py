@@ -118,6 +118,12 @@ class Bench:
         text = torch.tensor([list(path)], dtype=torch.int64)
         return Contexts(np.array([row]), position, np.array([len(path)]), text)
 
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether every slot of the store does, valid or not."""
+        layers = map(self.state.store.layer, range(len(self.model.kv_layers)))
+        return all(bool(part.isfinite().all()) for layer in layers for part in layer)
+
     def snapshot(self) -> tuple[list[int], list[list[int]], list[list[int]]]:
         """What the state holds: ends, and tokens and positions of each row's valid slots."""
         rows = range(self.manager.rows)
