@@ -11,6 +11,7 @@ configuration and not of a request. Only safetensors, JSON and tokenizer files a
 With HF_HUB_OFFLINE set, only the local cache is read.
 """
 
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from huggingface_hub.errors import (
 from modelpool.errors import ConfigError
 
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _NOT_OURS = ["*/*", "consolidated*"]  # other formats of the same weights: never download twice
 
 
@@ -50,10 +52,19 @@ def resolve_source(
         raise _error(
             field,
             f"cannot read {source!r}: write bundled:NAME, path:DIR, hub:ORG/NAME, ngram, "
-            "or a path that starts with '/', '.' or '~'",
+            f"or a path that starts with '/', '.' or '~'{_likely(source)}",
         )
     _check_checkpoint(directory, field)
     return directory
+
+
+def _likely(source: str) -> str:
+    """What may have been meant by a source without a scheme."""
+    if Path(source).is_dir():
+        return f"; did you mean path:{source}?"
+    if _REPOSITORY.fullmatch(source):
+        return f"; did you mean hub:{source}?"
+    return ""
 
 
 def bundled_names() -> tuple[str, ...]:

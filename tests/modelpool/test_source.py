@@ -50,6 +50,18 @@ def test_an_unknown_scheme_is_answered_with_the_known_ones() -> None:
         assert "hub:ORG/NAME" in reason_of(source)
 
 
+def test_a_source_without_a_scheme_is_answered_with_what_was_meant(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "Qwen/Qwen2.5-0.5B-Instruct"
+    assert reason_of(name).endswith(f"did you mean hub:{name}?")
+    monkeypatch.chdir(checkpoint.parent.parent)
+    folder = f"{checkpoint.parent.name}/model"
+    assert reason_of(folder).endswith(f"did you mean path:{folder}?")
+    for other in ("Qwen3-8B", "http://example.org/model", "bundle:x", "a/b/c"):
+        assert "did you mean" not in reason_of(other)
+
+
 def test_bundled_names_are_listed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_bundled_root", lambda: checkpoint.parent)
     assert bundled_names() == ("model",)
