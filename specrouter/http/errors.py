@@ -20,6 +20,10 @@ from starlette.exceptions import HTTPException
 
 from specrouter import OverloadedError, RequestError, RequestOutput, UnavailableError
 from specrouter.http.metrics_page import count_refusal
+from specrouter.http.request_fields import SloRequest, SpeculationRequest
+
+# What the bodies know that refuse other fields, by their class, as pydantic's locations name it.
+_KNOWN = {body.__name__: ", ".join(body.model_fields) for body in (SloRequest, SpeculationRequest)}
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,9 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
         return error_response(503, str(error), code="engine_stopped")
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code < 500:  # no such path or method, or a body that cannot be read
+            count_refusal(request.app, "bad_request")
         return error_response(error.status_code, error.detail, headers=error.headers)
 
     @app.exception_handler(Exception)
@@ -151,12 +157,19 @@ def _invalid_body_response(
         message = "the body must be a JSON object, sent with Content-Type: application/json"
         return error_response(400, message, code="invalid_value")
     path = max((path for path in paths if path[:1] == paths[0][:1]), key=len)
-    reasons = [error["msg"] for error, other in zip(errors, paths, strict=True) if other == path]
+    reasons = [_reason(error) for error, other in zip(errors, paths, strict=True) if other == path]
     param = str(path[0]) + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[1:]
     )
     message = f"{param}: {', or '.join(dict.fromkeys(reasons))}"
     return error_response(400, message, param=param, code="invalid_value")
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return f"unknown; known are {_KNOWN[error['loc'][-2]]}"
+    message: str = error["msg"]
+    return message
 
 
 def _field_path(error: Mapping[str, Any], fields: Collection[str]) -> tuple[Any, ...]:

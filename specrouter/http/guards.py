@@ -1,6 +1,7 @@
 """What stands between the network and the service: CORS, API keys, the drain, and a body limit.
 
-Contract: a refusal has OpenAI's error shape and reaches nothing behind it. Layers, outermost first:
+Contract: a refusal has OpenAI's error shape and reaches nothing behind it; all but those of CORS
+are counted. Layers, outermost first:
 
     CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
     keys        401, except on /health and /metrics, which probes and scrapers read without one
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from fastapi import FastAPI
@@ -26,6 +28,7 @@ from modelpool.errors import ConfigError
 from specrouter.config import ServerConfig, is_api_key
 from specrouter.http.drain import Drain
 from specrouter.http.errors import error_response
+from specrouter.http.metrics_page import Refusal, count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 API_KEY_VARIABLE = "SPECROUTER_API_KEY"
@@ -34,17 +37,19 @@ OPEN_PATHS = frozenset({"/health", "/metrics"})
 # Read and thrown away before a body is refused: a client that still sends would miss the answer.
 _DISCARDED_BYTES = 64 * 2**20
 _NoBody = Literal["too large", "gone"]
+Count = Callable[[Refusal], None]  # told why a request was refused
 _RETRY_AFTER_S = 1  # behind a balancer the next try meets another server
 
 
 def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
     """Puts the layers around `app`. Raises `ConfigError` for a key that cannot be one."""
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    count = partial(count_refusal, app)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, count=count)
     if drain is not None:
-        app.add_middleware(DrainGate, drain=drain)
+        app.add_middleware(DrainGate, drain=drain, count=count)
     keys = api_keys(config)
     if keys:
-        app.add_middleware(ApiKeys, keys=keys)
+        app.add_middleware(ApiKeys, keys=keys, count=count)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -71,14 +76,16 @@ def api_keys(config: ServerConfig) -> tuple[str, ...]:
 class ApiKeys:
     """401 without `Authorization: Bearer KEY`, one of `keys`."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], count: Count) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
             await self._app(scope, receive, send)
             return
+        self._count("unauthorized")
         refusal = error_response(
             401,
             # OpenAI's words: LiteLLM knows a refused key by them, and by nothing else.
@@ -99,14 +106,16 @@ class ApiKeys:
 class DrainGate:
     """Counts POSTs while they are in flight; 503 for new ones once the service drains."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain, count: Count) -> None:
         self._app = app
         self._drain = drain
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif self._drain.is_draining:
+            self._count("unavailable")
             await _body(0, scope, receive)
             refusal = error_response(
                 503,
@@ -123,9 +132,10 @@ class DrainGate:
 class BodyLimit:
     """413 for a body of more than `max_bytes`, declared or counted as it comes."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, count: Count) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,6 +145,7 @@ class BodyLimit:
         if isinstance(body, bytes):
             await self._app(scope, _replay(body, receive), send)
         elif body == "too large":
+            self._count("bad_request")
             refusal = error_response(
                 413,
                 f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)",

@@ -10,9 +10,12 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter
+from specrouter import ChainRouter, OverloadedError, UnavailableError
 from specrouter.config import ServerConfig
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
@@ -310,3 +313,88 @@ def test_request_is_in_flight_until_its_answer_has_ended() -> None:
     assert drain.in_flight == 0
     assert call(app, path="/none").status_code == 404
     assert drain.in_flight == 0
+
+
+# What is counted
+
+
+class _Nothing(Collector):
+    """What a router without an engine has to tell."""
+
+    def collect(self) -> list[Metric]:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def no_engine_behind_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specrouter.http.metrics_page.RouterCollector", lambda _: _Nothing())
+
+
+def service(refuses: Exception | None = None, drain: Drain | None = None) -> FastAPI:
+    """All layers around the whole application."""
+    app = create_app(cast(ChainRouter, FakeRouter(refuses=refuses)), drain)
+    add_guards(app, ServerConfig(api_keys=(KEY,), max_body_bytes=LIMIT), drain)
+    return app
+
+
+def refused(app: FastAPI) -> dict[str, float]:
+    """By reason, as a scraper reads them; those that were never given left out."""
+    page = text_string_to_metric_families(call(app, "GET", "/metrics").text)
+    [family] = [one for one in page if one.name == "specrouter_requests_refused"]
+    counts = {sample.labels["reason"]: sample.value for sample in family.samples}
+    return {reason: count for reason, count in counts.items() if count}
+
+
+JSON = [*bearer(KEY), ("Content-Type", "application/json")]
+GOOD = b'{"prompt": "x", "max_new_tokens": 4}'
+
+
+def test_an_answered_request_is_no_refusal() -> None:
+    app = service()
+    assert call(app, content=GOOD, headers=JSON).status_code == 200
+    assert refused(app) == {}
+
+
+def test_a_request_without_a_key_is_counted_as_unauthorized() -> None:
+    app = service()
+    assert call(app, content=GOOD).status_code == 401
+    assert call(app, "GET", "/router/slo").status_code == 401
+    assert refused(app) == {"unauthorized": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        pytest.param("/generate", b"x" * (LIMIT + 1), 413, id="too large"),
+        pytest.param("/generate", b"{", 400, id="no JSON"),
+        pytest.param("/generate", b'{"prompt": "\xff"}', 400, id="no UTF-8"),
+        pytest.param("/generate", b'{"prompt": 5}', 400, id="bad field"),
+        pytest.param("/v1/completions", b'{"prompt": "x", "model": "y"}', 404, id="no such model"),
+        pytest.param("/none", b"", 404, id="no such path"),
+        pytest.param("/health", b"", 405, id="no such method"),
+    ],
+)
+def test_a_mistake_of_the_client_is_counted_as_a_bad_request(
+    path: str, content: bytes, status: int
+) -> None:
+    app = service()
+    assert call(app, path=path, content=content, headers=JSON).status_code == status
+    assert refused(app) == {"bad_request": 1}
+
+
+def test_a_request_to_a_service_that_drains_is_counted_as_unavailable() -> None:
+    drain = Drain()
+    app = service(drain=drain)
+    drain.begin()
+    assert call(app, content=GOOD, headers=JSON).status_code == 503
+    assert refused(app) == {"unavailable": 1}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [(OverloadedError(1, 1.0), "overloaded"), (UnavailableError("stopped"), "unavailable")],
+)
+def test_a_refusal_of_the_router_is_counted_by_its_reason(refusal: Exception, reason: str) -> None:
+    app = service(refuses=refusal)
+    assert call(app, content=GOOD, headers=JSON).status_code == 503
+    assert refused(app) == {reason: 1}
