@@ -70,7 +70,7 @@ class PerformanceSnapshot:
     parameters: Mapping[str, int]
     similarity: Mapping[Pair, float] = field(default_factory=dict)
     trees: Mapping[TreeKey, TreeAcceptance] = field(default_factory=dict)
-    # (offset, slope) of the logistic map from SimScore to alpha, by pair and mode
+    # alpha as the SimScore promises it, by a logistic map; by pair and mode
     promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
     outcomes: Mapping[tuple[Chain, int], Outcome] = field(default_factory=dict)  # by chain and load
