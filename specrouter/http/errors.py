@@ -166,9 +166,9 @@ def _invalid_body_response(
 
 
 def _reason(error: Mapping[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return f"unknown; known are {_KNOWN[error['loc'][-2]]}"
     message: str = error["msg"]
+    if error["type"] == "extra_forbidden" and error["loc"][-2] in _KNOWN:
+        return f"unknown; known are {_KNOWN[error['loc'][-2]]}"
     return message
 
 

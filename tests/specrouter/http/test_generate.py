@@ -416,6 +416,22 @@ def test_a_union_is_refused_with_all_that_it_allows() -> None:
     assert "valid list" in message
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"speculation": {"dept": 3}},
+            "speculation.dept: unknown; known are chain, depth, width, inner_rounds",
+        ),
+        ({"slo": {"tpot": 50}}, "slo.tpot: unknown; known are tpot_ms, ttft_ms, tpot_ratio"),
+    ],
+)
+def test_an_unknown_field_of_our_own_objects_is_answered_with_the_known_ones(
+    body: dict[str, Any], message: str
+) -> None:
+    assert refusal(post(FakeRouter(), {**PROMPT, **body}))["message"] == message
+
+
 def test_unknown_path_and_wrong_method_have_the_same_error_shape() -> None:
     assert refusal(request(FakeRouter(), "GET", "/nothing"))["message"] == "Not Found"
     assert request(FakeRouter(), "GET", "/generate").status_code == 405
