@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from specrouter import RequestError
+from typing import Any
+
+from pydantic.json_schema import SkipJsonSchema
+
+from specrouter import RequestError, SamplingParams
 from specrouter.http.request_fields import LogprobCount, RequestFields, TokenIds, Tokens
 from specrouter.http.texts import Text
 
@@ -13,6 +17,7 @@ class GenerateRequest(RequestFields):
     prompt: Text | None = None
     input_ids: TokenIds | None = None
     max_new_tokens: Tokens | None = None
+    max_tokens: SkipJsonSchema[Any] = None  # OpenAI's name: refused, so that it is not overlooked
     logprobs: LogprobCount | None = None
 
     def source(self) -> str | list[int]:
@@ -24,3 +29,9 @@ class GenerateRequest(RequestFields):
         if self.input_ids is not None:
             return self.input_ids
         raise RequestError("prompt", "missing: give prompt (text) or input_ids (token ids)")
+
+    def sampling_params(self, **own: Any) -> SamplingParams:
+        """As of all bodies; RequestError for a length by OpenAI's name, too."""
+        if self.max_tokens is not None:
+            raise RequestError("max_tokens", "this endpoint calls it max_new_tokens")
+        return super().sampling_params(**own)

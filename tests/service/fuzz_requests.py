@@ -171,7 +171,7 @@ def bounded(body: Any) -> Any:
             small[name] = 1 + value % most
     asks = ("max_tokens", "max_completion_tokens", "max_new_tokens")
     if all(small.get(name) is None for name in asks):
-        small["max_new_tokens" if "input_ids" in small else "max_tokens"] = _MOST_TOKENS
+        small["max_tokens" if "messages" in small else "max_new_tokens"] = _MOST_TOKENS
     return small
 
 

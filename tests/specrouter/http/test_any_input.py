@@ -88,11 +88,12 @@ def fields_of(path: str) -> st.SearchStrategy[dict[str, Any]]:
     """A body that is good but for some fields."""
     model, good = BODIES[path]
     names = {*model.model_fields, *(TokenizeChat.model_fields if path == "/tokenize" else ())}
+    few = {"max_new_tokens" if path == "/generate" else "max_tokens": 3}
     optional = {name: st.one_of(VALUES, GOOD.get(name, VALUES)) for name in names}
     chosen = st.lists(st.sampled_from(sorted(names)), max_size=4, unique=True)
     strategy: st.SearchStrategy[dict[str, Any]] = chosen.flatmap(
         lambda some: st.fixed_dictionaries({name: optional[name] for name in some})
-    ).map(lambda fields: {**good, "max_tokens": 3, "max_new_tokens": 3, **fields})
+    ).map(lambda fields: {**good, **few, **fields})
     return strategy
 
 

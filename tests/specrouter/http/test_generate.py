@@ -110,6 +110,21 @@ def test_unknown_fields_are_accepted() -> None:
     assert post(FakeRouter(), {**PROMPT, "model": "any", "colour": 3}).status_code == 200
 
 
+def test_the_schema_shows_our_name_for_the_length_alone() -> None:
+    shown = GenerateRequest.model_json_schema()["properties"]
+    assert "max_new_tokens" in shown
+    assert "max_tokens" not in shown
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_name_for_the_length_is_refused_with_ours(stream: bool) -> None:
+    router = FakeRouter()
+    error = refusal(post(router, {**PROMPT, "max_tokens": 5, "stream": stream}))
+    assert error["message"] == "max_tokens: this endpoint calls it max_new_tokens"
+    assert error["param"] == "max_tokens"
+    assert router.calls == []
+
+
 def test_several_samples_are_choices_by_index_with_one_seed() -> None:
     router = FakeRouter()
     response = post(router, {**PROMPT, "n": 3})
