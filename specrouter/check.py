@@ -222,12 +222,18 @@ def _pool_warnings(
         )
 
 
+def network_warnings(server: ServerConfig) -> Iterator[str]:
+    """Who may use the service without a key."""
+    if api_keys(server):
+        return
+    if not _is_loopback(server.host):
+        yield f"server.host: {server.host} is open to the network, and there are no api_keys"
+    if "*" in server.cors_origins:
+        yield "server.cors_origins: any web page may use the service, and there are no api_keys"
+
+
 def _server_warnings(server: ServerConfig, pool: ModelPool) -> Iterator[str]:
-    if not api_keys(server):
-        if not _is_loopback(server.host):
-            yield f"server.host: {server.host} is open to the network, and there are no api_keys"
-        if "*" in server.cors_origins:
-            yield "server.cors_origins: any web page may use the service, and there are no api_keys"
+    yield from network_warnings(server)
     if server.chat_template is None and not getattr(pool.tokenizer, "chat_template", None):
         yield (
             "server.chat_template: the target's tokenizer has no template, so it reads "

@@ -24,6 +24,8 @@ from specrouter.config import RouterConfig
 from specrouter.logs import configure_logs
 from specrouter.slo import check_positive, joined
 
+logger = logging.getLogger(__name__)
+
 _BAD_INPUT = 2
 _DOES_NOT_FIT = 1
 _ENGINE_FAILED = 3
@@ -65,6 +67,7 @@ def default_config(name: str = "tiny.yaml") -> Path:
 
 def _serve(arguments: argparse.Namespace) -> int:
     # A web framework takes long to import; `generate` must not wait for it.
+    from specrouter.check import network_warnings
     from specrouter.serve import EngineFailureError, serve
 
     config = RouterConfig.load(arguments.config)
@@ -72,6 +75,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     override = {key: value for key, value in given.items() if value is not None}
     server = config.server.model_copy(update=override)
     configure_logs(logging.INFO, server.log_format)
+    for warning in network_warnings(server):
+        logger.warning(warning)
     try:
         serve(config.model_copy(update={"server": server}))
     except EngineFailureError as error:
@@ -248,8 +253,9 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "check", help="say whether a configuration is valid and its models fit; loads none"
     )
-    _add_config(parser)
-    parser.add_argument(
+    given = parser.add_mutually_exclusive_group()
+    _add_config(given)
+    given.add_argument(
         "scenario", type=Path, nargs="?", metavar="CONFIG", help="the same as --config"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -455,7 +461,7 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_config(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,
     name: str = "tiny.yaml",
     described: str = "the bundled tiny pool",
 ) -> None:

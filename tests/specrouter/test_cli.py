@@ -128,6 +128,8 @@ def test_bad_value_is_one_line_that_names_the_field(
         (["inflate", "somewhere"], "OUT_DIR"),
         (["bench"], "WHAT"),
         (["bench", "chains", "--prompts"], "--prompts"),
+        (["check", "a.yaml", "--config", "b.yaml"], "--config"),
+        (["check", "--config", "b.yaml", "a.yaml"], "--config"),
     ],
 )
 def test_bad_argument_is_one_line_that_names_it(
@@ -259,3 +261,27 @@ def test_serve_on_a_port_in_use_says_so(
         assert main(["serve", "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}" in one_line(capsys.readouterr().err)
     assert not router.calls
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "warned"),
+    [
+        (["--host=0.0.0.0"], None, "server.host: 0.0.0.0 is open to the network, and there are no"),
+        (["--host=0.0.0.0"], "key", None),
+        ([], None, None),
+    ],
+)
+def test_serve_warns_of_an_address_that_anyone_can_reach(
+    options: list[str],
+    key: str | None,
+    warned: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("specrouter.serve.serve", lambda _: None)
+    monkeypatch.delenv("SPECROUTER_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("SPECROUTER_API_KEY", key)
+    assert main(["serve", *options]) == 0
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [one.startswith(warned or "") for one in warnings] == ([True] if warned else [])
