@@ -7,6 +7,7 @@ building the model, even on the meta device, costs seconds.
 import json
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+
+Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,19 @@ class CheckpointFacts:
 
 
 def read_checkpoint(
-    directory: Path, *, field: str, dtype: Dtype = "auto", trust_remote_code: bool = False
+    directory: Path,
+    *,
+    field: str,
+    dtype: Dtype = "auto",
+    trust_remote_code: bool = False,
+    headers: Iterable[Header] | None = None,
 ) -> CheckpointFacts:
-    """The facts of a checkpoint as loaded in `dtype`. Raises `ConfigError` for `{field}.source`."""
+    """The facts of a checkpoint as loaded in `dtype`. Raises `ConfigError` for `{field}.source`.
+
+    `headers`: of weights that are not in the directory.
+    """
     try:
-        return _read(directory, dtype, trust_remote_code)
+        return _read(directory, dtype, trust_remote_code, headers)
     except ConfigError as error:
         raise ConfigError(f"{field}.source", error.reason) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -110,9 +121,17 @@ def read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
     return config
 
 
-def _read(directory: Path, dtype: Dtype, trust_remote_code: bool) -> CheckpointFacts:
+def has_weights(directory: Path) -> bool:
+    """Are all files of its weights there?"""
+    files = _weight_files(directory)
+    return bool(files) and all(file.is_file() for file in files)
+
+
+def _read(
+    directory: Path, dtype: Dtype, trust_remote_code: bool, headers: Iterable[Header] | None
+) -> CheckpointFacts:
     config = read_config(directory, trust_remote_code)
-    tensors = _tensors(directory)
+    tensors = _tensors(map(_header, _weight_files(directory)) if headers is None else headers)
     text = config.get_text_config(decoder=True)
     count = sum(tensor.count for tensor in tensors)
     stored_bytes = sum(tensor.count * tensor.width for tensor in tensors)
@@ -137,18 +156,20 @@ class _Stored:
     in_layer: bool
 
 
-def _tensors(directory: Path) -> list[_Stored]:
-    found = []
-    for file in _weight_files(directory):
-        for name, entry in _header(file).items():
-            if not name.endswith(_NOT_PARAMETERS):
-                width = _STORED_BYTES.get(entry["dtype"], 1)
-                in_layer = _LAYER.search(name) is not None
-                found.append(_Stored(math.prod(entry["shape"]), width, in_layer))
-    return found
+def _tensors(headers: Iterable[Header]) -> list[_Stored]:
+    return [
+        _Stored(
+            math.prod(entry["shape"]),
+            _STORED_BYTES.get(entry["dtype"], 1),
+            _LAYER.search(name) is not None,
+        )
+        for header in headers
+        for name, entry in header.items()
+        if not name.endswith(_NOT_PARAMETERS)
+    ]
 
 
-def _header(file: Path) -> dict[str, Any]:
+def _header(file: Path) -> Header:
     """What a safetensors file says of each tensor. Raises `ConfigError` for one that is not whole.
 
     Its length tells: it is 8 bytes, the header, and the data up to the last tensor's end.

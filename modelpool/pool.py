@@ -25,9 +25,15 @@ from modelpool.architecture import refusal
 from modelpool.config import Dtype, ModelConfig, PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
 from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
-from modelpool.footprint import CheckpointFacts, ModelFootprint, read_checkpoint, read_config
+from modelpool.footprint import (
+    CheckpointFacts,
+    Header,
+    ModelFootprint,
+    read_checkpoint,
+    read_config,
+)
 from modelpool.inflated import inflated_source
-from modelpool.source import resolve_source
+from modelpool.source import resolve_headers, resolve_source
 from modelpool.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 from modelpool.tuning import Role, Tuning, dtype_for, tuning_for
 
@@ -46,6 +52,7 @@ class _Member:
     field: str  # its place in the configuration, such as pool.models[1]
     path: Path
     facts: CheckpointFacts
+    headers: Sequence[Header] | None = None  # of weights that were not fetched
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class ModelPool:
         kv_tokens: KVTokens = _no_kv,
         devices: Sequence[DeviceInfo] | None = None,
         loader: Loader | None = None,
+        headers_only: bool = False,
     ) -> None:
         """
         Args:
@@ -87,11 +95,12 @@ class ModelPool:
                 `longest_sequence`.
             devices: what to place on; by default this machine's devices.
             loader: `modelpool.loader.load_model`, or a stand-in for it.
+            headers_only: weights are not downloaded but to be inflated, and nothing can be loaded.
         """
         self.config = config
         self.target = config.target
         self._members = {
-            model.name: _open(model, f"pool.models[{index}]")
+            model.name: _open(model, f"pool.models[{index}]", headers_only)
             for index, model in enumerate(config.models)
             if not model.is_weightless
         }
@@ -235,7 +244,9 @@ class ModelPool:
         if dtype != member.config.dtype:
             config = member.config.model_copy(update={"dtype": dtype, "device": "cpu"})
             self._members[name] = replace(
-                member, config=config, facts=_read_facts(config, member.path, member.field)
+                member,
+                config=config,
+                facts=_read_facts(config, member.path, member.field, member.headers),
             )
 
     def _role(self, name: str, on_cpu: bool) -> Role:
@@ -344,21 +355,29 @@ def _default_loader() -> Loader:
     return load_model
 
 
-def _open(config: ModelConfig, field: str) -> _Member:
-    path = resolve_source(
-        config.source,
-        field=field,
-        revision=config.revision,
-        remote_code=config.trust_remote_code,
-    )
+def _open(config: ModelConfig, field: str, headers_only: bool) -> _Member:
+    headers: Sequence[Header] | None = None
+    source, revision, remote_code = config.source, config.revision, config.trust_remote_code
+    if headers_only and config.inflate_to is None:
+        path, headers = resolve_headers(
+            source, field=field, revision=revision, remote_code=remote_code
+        )
+    else:
+        path = resolve_source(source, field=field, revision=revision, remote_code=remote_code)
     if config.inflate_to is not None:
         path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
-    return _Member(config, field, path, _read_facts(config, path, field))
+    return _Member(config, field, path, _read_facts(config, path, field, headers), headers)
 
 
-def _read_facts(config: ModelConfig, path: Path, field: str) -> CheckpointFacts:
+def _read_facts(
+    config: ModelConfig, path: Path, field: str, headers: Sequence[Header] | None
+) -> CheckpointFacts:
     return read_checkpoint(
-        path, field=field, dtype=config.dtype, trust_remote_code=config.trust_remote_code
+        path,
+        field=field,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        headers=headers,
     )
 
 

@@ -1,9 +1,10 @@
 """`specrouter check`: is a configuration valid, and do its models fit this machine?
 
-Contract: reads configurations, tokenizers and the headers of checkpoints, never weights (a `hub:`
-source that is not in the cache is downloaded, as when it is served). What is invalid raises
-`ConfigError`; what does not fit is in the report. Memory is counted as the device manager does:
-weights, and for each model a KV store of all rows, which is taken as a whole.
+Contract: reads configurations, tokenizers and the headers of checkpoints, never weights. Of a
+`hub:` source that is not in the cache only these are downloaded; but a member with `inflate_to` is
+downloaded and made, as when it is served. What is invalid raises `ConfigError`; what does not fit
+is in the report. Memory is counted as the device manager does: weights, and for each model a KV
+store of all rows, which is taken as a whole.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from modelpool import ModelPool
@@ -122,12 +124,11 @@ def _pool(
     config: RouterConfig, devices: Sequence[DeviceInfo]
 ) -> tuple[ModelPool, DoesNotFitError | None]:
     """The pool; where the target fits nowhere, as it would be placed with room for everything."""
-    kv_tokens = config.engine.kv_tokens
+    pool = partial(ModelPool, config.pool, kv_tokens=config.engine.kv_tokens, headers_only=True)
     try:
-        return ModelPool(config.pool, kv_tokens=kv_tokens, devices=devices), None
+        return pool(devices=devices), None
     except DoesNotFitError as error:
-        roomy = [replace(device, free_bytes=_ROOMY) for device in devices]
-        return ModelPool(config.pool, kv_tokens=kv_tokens, devices=roomy), error
+        return pool(devices=[replace(device, free_bytes=_ROOMY) for device in devices]), error
 
 
 def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:

@@ -296,3 +296,29 @@ def test_construction_imports_no_modelling_code(models: Path) -> None:
         "assert 'transformers.modeling_utils' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_pool_of_headers_alone_plans_as_one_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers: dict[str, list[Any]] = {}
+    for name, layers in (("large", 4), ("small", 1)):
+        file = save_llama(tmp_path / name, layers=layers, dtype="bfloat16") / "model.safetensors"
+        content = file.read_bytes()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        headers[name] = [{key: one for key, one in header.items() if key != "__metadata__"}]
+    raw = PoolConfig.model_validate(config(tmp_path, ("large", "small"), "large"))
+    whole = ModelPool(raw)
+    for name in headers:
+        (tmp_path / name / "model.safetensors").unlink()
+
+    def resolve(source: str, **_: Any) -> tuple[Path, list[Any]]:
+        path = Path(source.removeprefix("path:"))
+        return path, headers[path.name]
+
+    monkeypatch.setattr("modelpool.pool.resolve_headers", resolve)
+    bare = ModelPool(raw, headers_only=True)
+    assert [bare.plan(name) for name in bare.names] == [whole.plan(name) for name in whole.names]
+    assert bare.plan("small").dtype == "float32"  # so its bytes were counted twice
+    with pytest.raises(ConfigError):
+        bare.get("small")

@@ -1,14 +1,21 @@
 """Sources become directories, or errors that say what to do. No network is used."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    LocalEntryNotFoundError,
+    NotASafetensorsRepoError,
+    OfflineModeIsEnabled,
+    SafetensorsParsingError,
+)
 
 from modelpool import source as module
 from modelpool.errors import ConfigError
-from modelpool.source import bundled_names, resolve_source
+from modelpool.source import bundled_names, resolve_headers, resolve_source
+from tests.modelpool.hub_headers import repository_headers
 
 FIELD = "pool.models[3]"
 
@@ -83,6 +90,7 @@ def test_a_hub_repository_is_fetched_at_its_revision(
     assert resolve_source("hub:org/name", field=FIELD, revision="v1") == checkpoint
     assert (asked["repository"], asked["revision"]) == ("org/name", "v1")
     assert not any("bin" in p or "py" in p for p in asked["allow_patterns"])
+    assert {"*.safetensors", "*.json", "*.jinja"} <= set(asked["allow_patterns"])
 
 
 def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +101,84 @@ def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.Monk
     assert "HF_HUB_OFFLINE" in reason_of("hub:org/name")
     monkeypatch.undo()
     assert "ORG/NAME" in reason_of("hub:a/b/c")  # refused before any connection
+
+
+# Headers alone
+
+
+TENSORS = {"a.weight": ("BF16", [2, 3]), "b.weight": ("F32", [])}
+HEADERS = [{name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in TENSORS.items()}]
+
+
+class Hub:
+    """A repository: what is in the local cache, and what was asked for."""
+
+    def __init__(self, cached: Path) -> None:
+        self.cached = cached
+        self.patterns: list[str] = []
+        self.headers_of: list[tuple[str, str | None]] = []
+        self.fault: Exception | None = None
+
+    def download(self, _: str, **options: Any) -> str:
+        self.patterns = options["allow_patterns"]
+        return str(self.cached)
+
+    def headers(self, repository: str, revision: str | None = None) -> Any:
+        self.headers_of.append((repository, revision))
+        if self.fault is not None:
+            raise self.fault
+        return repository_headers(TENSORS)
+
+
+@pytest.fixture
+def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(checkpoint)
+    monkeypatch.setattr(module, "snapshot_download", hub.download)
+    monkeypatch.setattr(module, "get_safetensors_metadata", hub.headers)
+    return hub
+
+
+def test_headers_of_a_hub_repository_are_had_without_its_weights(hub: Hub) -> None:
+    (hub.cached / "model.safetensors").unlink()
+    found = resolve_headers("hub:org/name", field=FIELD, revision="v1")
+    assert found == (hub.cached, HEADERS)
+    assert hub.headers_of == [("org/name", "v1")]
+    assert {"*.json", "tokenizer*"} <= set(hub.patterns)
+    assert not {"*.safetensors", "*.py"} & set(hub.patterns)
+    resolve_headers("hub:org/name", field=FIELD, remote_code=True)
+    assert "*.py" in hub.patterns
+
+
+def test_weights_in_the_local_cache_are_read_there(hub: Hub) -> None:
+    assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, None)
+    parts = {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"}
+    (hub.cached / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    (hub.cached / "model-1.safetensors").touch()
+    assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, HEADERS)
+    (hub.cached / "model-2.safetensors").touch()
+    assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, None)
+
+
+def test_other_sources_have_their_weights_at_hand(checkpoint: Path) -> None:
+    assert resolve_headers(str(checkpoint), field=FIELD) == (checkpoint.resolve(), None)
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        resolve_headers(str(checkpoint), field=FIELD)
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        (NotASafetensorsRepoError("none"), "other weight formats"),
+        (SafetensorsParsingError("no header"), "no header"),
+        (OfflineModeIsEnabled("offline"), "not in the local cache"),
+        (RuntimeError("connection reset"), "cannot download 'org/name': connection reset"),
+    ],
+)
+def test_headers_that_cannot_be_had_name_the_source(fault: Exception, word: str, hub: Hub) -> None:
+    (hub.cached / "model.safetensors").unlink()
+    hub.fault = fault
+    with pytest.raises(ConfigError) as caught:
+        resolve_headers("hub:org/name", field=FIELD)
+    assert caught.value.field == f"{FIELD}.source"
+    assert word in caught.value.reason

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
@@ -17,6 +19,7 @@ from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.check import CheckReport, check_config
 from specrouter.cli import default_config, main
 from specrouter.config import RouterConfig
+from tests.modelpool.hub_headers import repository_headers
 
 GIB = 2**30
 ROW = 384  # slots for 256 tokens and a tree of up to 80, in whole quanta of 128
@@ -215,6 +218,44 @@ def test_template_that_cannot_be_used_is_an_error_of_its_setting(
     with pytest.raises(ConfigError) as refused:
         check(settings)
     assert refused.value.field == "server.chat_template"
+
+
+@pytest.fixture
+def hub(small_family: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serves the family as hub:org/NAME, and fails where weights are downloaded."""
+
+    def download(repository: str, allow_patterns: list[str], **_: Any) -> str:
+        assert "*.safetensors" not in allow_patterns
+        name = repository.partition("/")[2]
+        without = shutil.ignore_patterns("*.safetensors")
+        shutil.copytree(small_family[name], tmp_path / name, ignore=without, dirs_exist_ok=True)
+        return str(tmp_path / name)
+
+    def headers(repository: str, **_: Any) -> Any:
+        name = repository.partition("/")[2]
+        with safe_open(small_family[name] / "model.safetensors", "pt") as weights:
+            slices = {key: weights.get_slice(key) for key in weights.keys()}  # noqa: SIM118
+            return repository_headers(
+                {key: (one.get_dtype(), one.get_shape()) for key, one in slices.items()}
+            )
+
+    monkeypatch.setattr("modelpool.source.snapshot_download", download)
+    monkeypatch.setattr("modelpool.source.get_safetensors_metadata", headers)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("room", [1000, 8 * GIB])
+def test_hub_models_are_counted_without_their_weights(
+    dtype: str, room: int, settings: Settings
+) -> None:
+    for model in settings["pool"]["models"]:
+        model["dtype"] = dtype
+    here = check(settings, cpu(room))
+    for model in settings["pool"]["models"]:
+        model["source"] = f"hub:org/{model['name']}"
+    assert check(settings, cpu(room)) == here
+    assert here.fits == (room > 1000)
 
 
 # The command
