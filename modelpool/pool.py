@@ -210,6 +210,16 @@ class ModelPool:
             self._drop(name)
             return True
 
+    def make_room(self, name: str) -> None:
+        """Evicts models, the least recently used first, until `name` fits; or `PoolFullError`.
+
+        For callers who hold memory of evicted models to let go of before `name` is loaded.
+        """
+        self._member(name)
+        with self._lock:
+            if name not in self._loaded:
+                self._make_room(name)
+
     def check_architectures(self) -> None:
         """Raises `UnsupportedModelError` for a member that could not be served once loaded.
 
@@ -267,8 +277,7 @@ class ModelPool:
             model = self._touch(name, hold)  # another thread may have loaded it meanwhile
             if model is not None:
                 return model
-            with self._lock:
-                self._make_room(name)
+            self.make_room(name)
             model = self._load(member)
             with self._lock:
                 self._loaded[name] = model

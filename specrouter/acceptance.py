@@ -114,6 +114,11 @@ class AcceptanceEstimator:
         self._ranked = np.zeros(2)  # worth of best children, and of their parents
         self._cycle = 0
 
+    @property
+    def last_cycle(self) -> int:
+        """In which it learned."""
+        return self._cycle
+
     def record(
         self, trees: JudgedTrees, cycle: int, exact: int | None = None
     ) -> tuple[float, float]:
@@ -135,7 +140,7 @@ class AcceptanceEstimator:
         accepted, count = self._learn(*judged, is_fair)
         if self._trees.max() > _WELL_KNOWN_TREES and cycle % _RANK_EVERY:
             return accepted, count  # ranking takes longer than all the rest
-        first = cycle % max(1, len(real) - _MOST_ROWS + 1)  # not always the same rows
+        first = cycle // _RANK_EVERY % max(1, len(real) - _MOST_ROWS + 1)  # now these, now those
         few = slice(first, first + _MOST_ROWS)
         worth = self.worth(trees.parents[few], trees.depths[few], trees.log_probs[few])
         self._rank(trees, few, worth, real[few], exact)
@@ -205,8 +210,10 @@ class AcceptanceEstimator:
     def _fade(self, cycle: int) -> None:
         passed = max(0, cycle - self._cycle)
         age = 0.5 ** (passed / _HALF_LIFE)
-        for part in (self._mass, self._trees):
+        for part in (self._mass, self._trees, self._ranked):
             part *= age
+        self._trials *= age
+        self._accepted *= age
         self._recent *= 0.5 ** (passed / _RECENT_HALF_LIFE)
         self._calibration.fade(age)
         self._cycle = cycle

@@ -31,6 +31,7 @@ _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 _SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
 _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _RECORDS = 256
+_MOST_KEYS = 64  # ways to leave things open that decisions are kept for
 
 Override = tuple[int | None, int | None, int | None]  # depth, width, inner rounds
 SCHEDULED: Override = (None, None, None)
@@ -97,7 +98,8 @@ class DecisionKeeper:
         """What a cycle with a probe or an audition leaves behind."""
         if self.probe is not None:
             if self.main is not None and self.main.decision.predicted is not None:
-                self.profiler.record_probe(elapsed_ms - self.main.decision.predicted.cycle_ms)
+                usual_ms = self.latest.machine * self.main.decision.predicted.cycle_ms
+                self.profiler.record_probe(elapsed_ms - usual_ms)
             self.probe.cycles -= 1
             if self.probe.cycles <= 0 or self.probe.request.finished:
                 self.probe = None
@@ -130,6 +132,8 @@ class DecisionKeeper:
         decision = self.scheduler.choose(
             snapshot, workload, available, current, depth, width, rounds
         )
+        if key not in self._in_use:
+            self._forget_unused()
         self._in_use[key] = InUse(decision, load, cycle, cycle if before is None else before.since)
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
@@ -142,6 +146,12 @@ class DecisionKeeper:
             self.profiler.record_probe_begun()
             self._snapshot = None  # it says that the drafter is idle
         return decision
+
+    def _forget_unused(self) -> None:
+        """Keys are what callers ask for, and each holds its predictions."""
+        others = [key for key in self._in_use if key != SCHEDULED]
+        if len(others) >= _MOST_KEYS:
+            del self._in_use[min(others, key=lambda key: self._in_use[key].cycle)]
 
     def is_due(self, in_use: InUse, cycle: int, requests: int, available: Collection[str]) -> bool:
         decision, target = in_use.decision, self.scheduler.target

@@ -110,6 +110,7 @@ class Engine:
         self._quarantined: dict[str, _Quarantine] = {}
         self._quarantines: Counter[str] = Counter()  # so far
         self._cycle = 0
+        self._is_full = False  # for the first that waits
         self._planner = self._new_planner(config.scheduler, config.trees)
         # Of the policies used so far.
         self._planners = {(config.scheduler, config.trees): self._planner}
@@ -129,7 +130,8 @@ class Engine:
 
     @property
     def free_rows(self) -> int:
-        return self._manager.rows - len(self._running)
+        """That requests can have at once: none while the first in the queue waits for memory."""
+        return 0 if self._is_full else self._manager.rows - len(self._running)
 
     @property
     def running(self) -> int:
@@ -207,8 +209,7 @@ class Engine:
 
     def cancel_all(self) -> None:
         """Ends every request, waiting ones included."""
-        for request in [*self._waiting.take_out(lambda _: True), *self._running.values()]:
-            self._end(request, "cancelled")
+        self._end_all([(one, "cancelled") for one in (*self._waiting, *self._running.values())])
 
     def abandon(self, cause: str) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
@@ -224,7 +225,10 @@ class Engine:
         for request in list(requests):
             if not request.handle.is_done:
                 delta = request.finish("error", cause)
-                self._account(request, delta)
+                try:
+                    self._account(request, delta)
+                except Exception:  # after a failure anything may be broken; all are told
+                    logger.exception("a request is missing in the accounts")
                 request.handle.deliver(delta)
 
     def check_integrity(self) -> None:
@@ -337,17 +341,29 @@ class Engine:
 
     def _drop_leaving(self) -> None:
         """Ends what was cancelled, and what has run out of time."""
-        waiting = self._waiting.take_out(_leaves)
-        for request in [*waiting, *filter(_leaves, list(self._running.values()))]:
-            self._end(request, "cancelled" if request.handle.is_cancelled else "timeout")
+        leaving = [*filter(_leaves, self._waiting), *filter(_leaves, self._running.values())]
+        if leaving:
+            self._end_all(
+                [(one, "cancelled" if one.handle.is_cancelled else "timeout") for one in leaving]
+            )
+
+    def _end_all(self, requests: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
+        """A request stays in the queue until it has ended: what fails in between loses none."""
+        try:
+            for request, reason in requests:
+                self._end(request, reason)
+        finally:
+            self._waiting.take_out(lambda request: request.handle.is_done)
 
     def _admit(self) -> None:
         """In the order of their admission keys, while there are rows and memory."""
+        self._is_full = False
         while self._waiting:
             request = self._waiting.first
             prompt = request.prompt
             row = self._manager.allocate(prompt.committed, prompt.reserve_tokens)
             if row is None:
+                self._is_full = True
                 return
             self._waiting.pop()
             request.row = row
@@ -357,10 +373,14 @@ class Engine:
 
     def _plan(self) -> CyclePlan:
         """Rows whose prompt the target has read decode; the others share the prefill chunk."""
-        rows = np.array(sorted(self._running), dtype=np.int64)
+        admitted = np.fromiter(self._running, dtype=np.int64)  # in the order of their admission
+        rows = np.sort(admitted)
         lags = self._executor.states.target_lag(rows)
         # A verified row lags by nothing; the last chunk of a prompt brings the first token.
-        chunks = share_chunk(np.where(lags > 0, lags + 1, 0), self._config.engine.prefill_chunk)
+        unread = np.where(lags > 0, lags + 1, 0)
+        first_come = np.searchsorted(rows, admitted)
+        chunks = np.empty_like(unread)
+        chunks[first_come] = share_chunk(unread[first_come], self._config.engine.prefill_chunk)
         ends_prompt = (lags > 0) & (chunks == lags + 1)
         reading = (lags > 0) & (chunks > 0) & ~ends_prompt
         prefill_counts = np.minimum(chunks[reading], lags[reading])
@@ -404,14 +424,7 @@ class Engine:
         news = []
         for commit in commits:
             request = self._running[commit.row]
-            delta = request.accept(
-                commit.tokens,
-                commit.chain,
-                commit.logprobs,
-                commit.prompt_logprobs,
-                commit.drafted,
-            )
-            news.append((request, commit, delta))
+            news.append((request, commit, _delta_of(request, commit)))
         gains = [
             Gain(
                 commit.chain,
@@ -461,7 +474,8 @@ class Engine:
 
     def _conclude(self, request: RunningRequest, delta: Delta) -> None:
         """Frees the row before the caller is told, who may rely on that."""
-        self._planner.forget(request)
+        for planner in self._planners.values():
+            planner.forget(request)
         if request.row is not None:
             self._executor.close(request.row)
         self._account(request, delta)
@@ -483,3 +497,14 @@ class Engine:
 
 def _leaves(request: RunningRequest) -> bool:
     return request.handle.is_cancelled or request.is_late
+
+
+def _delta_of(request: RunningRequest, commit: Commit) -> Delta:
+    """What a request makes of its tokens. One whose text cannot be made ends, and no other."""
+    try:
+        return request.accept(
+            commit.tokens, commit.chain, commit.logprobs, commit.prompt_logprobs, commit.drafted
+        )
+    except Exception as error:
+        logger.exception("request %d cannot go on", request.handle.request_id)
+        return request.finish("error", f"the tokens could not be made text: {error}")

@@ -109,12 +109,17 @@ class EngineThread:
             self._wakeup.notify()
         return result.result()
 
-    def close(self) -> None:
-        """Ends what runs with "cancelled", and the threads."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Ends what runs with "cancelled", and the threads.
+
+        A cycle that goes on for `patience_s` longer is left behind, and its requests end with an
+        error.
+        """
         with self._wakeup:
             self._closing = True
             self._wakeup.notify()
-        self._ended.wait()
+        if not self._ended.wait(patience_s):
+            self._leave_behind("the engine did not stop when it was closed")
         # To their very end: one that the interpreter's end meets in torch would abort the process.
         for role, thread in self._threads.items():
             if not (self._stuck and role == "engine"):
@@ -155,6 +160,9 @@ class EngineThread:
                 cause = self._serve()
         except Abandoned:
             return  # another thread has taken over
+        except BaseException as error:
+            logger.exception("the engine's thread has failed")
+            cause = f"{type(error).__name__}: {error}"
         if not self._stuck:  # else all have been told
             self._finish(cause)
 
@@ -229,10 +237,21 @@ class EngineThread:
             errand, self._errand = self._errand, None
         for request in arrived:
             self.engine.enqueue(request)
-        if cause is None:
-            self.engine.cancel_all()
-        else:
-            self.engine.abandon(cause)
+        try:
+            if cause is None:
+                self.engine.cancel_all()
+            else:
+                self.engine.abandon(cause)
+        except Exception as error:
+            logger.exception("requests could not be ended as they should")
+            self.engine.abandon(f"{type(error).__name__}: {error}")
+        finally:
+            self._release_callers(cause, errand)
+
+    def _release_callers(
+        self, cause: str | None, errand: "tuple[Callable[[], Any], Future[Any]] | None"
+    ) -> None:
+        """Of those who wait for the engine's start, an errand, or the end."""
         gone = UnavailableError(cause or "the router is closed")
         if errand is not None:
             errand[1].set_exception(gone)
@@ -252,7 +271,10 @@ class EngineThread:
                 logger.warning("a forward of %s hangs; going on without it", hung)
                 self._start_thread("engine", self._run, hung)
             elif self.engine.step_s > limit_s:
-                cause = f"a cycle has taken more than {limit_s:g} s"
-                logger.critical("%s: the engine is stuck", cause)
-                self._stuck = True
-                self._finish(cause)
+                self._leave_behind(f"a cycle has taken more than {limit_s:g} s")
+
+    def _leave_behind(self, cause: str) -> None:
+        """Ends everything while the engine's thread is stuck, which nothing can stop."""
+        logger.critical("%s: the engine is stuck", cause)
+        self._stuck = True
+        self._finish(cause)

@@ -81,6 +81,7 @@ class ModelStates:
         """A model in use for `rows`, with its state. Raises `StageError` for what goes wrong."""
         state: ModelState | None = None
         try:
+            self._make_room(name)
             model = self._pool.acquire(name)
             try:
                 state = self._open(name, model)
@@ -107,7 +108,8 @@ class ModelStates:
     def forget_draft(self, name: str, rows: Ints) -> None:
         """A model's state is as it was before the cycle: only committed tokens."""
         state = self._manager.state(name)
-        assert state is not None
+        if state is None:  # evicted since
+            return
         kept = self._manager.counts[rows] - 1
         state.rollback(rows, np.minimum(kept, state.lengths(rows)))
         same = [t for t in self._touched if t.state is state and np.array_equal(t.rows, rows)]
@@ -173,6 +175,12 @@ class ModelStates:
         """[R] committed tokens that a model has not read, the last one not counted."""
         state = self._manager.state(name)
         return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
+
+    def _make_room(self, name: str) -> None:
+        """What is evicted is gone before the model is loaded, its KV memory included."""
+        if not self._pool.is_loaded(name):
+            self._pool.make_room(name)
+            self.forget_evicted()
 
     def _open(self, name: str, model: PackedModel) -> ModelState:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere

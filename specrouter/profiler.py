@@ -9,9 +9,10 @@ Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from specrouter.acceptance import (
     AcceptanceEstimator,
@@ -40,8 +41,11 @@ _OUTCOME_PRIOR = 60.0  # tokens that count as if they had come as predicted
 _OUTCOME_TOKENS = 600.0  # after which older tokens have faded
 _OUTCOME_HALF_LIFE = 256.0  # cycles without a chain, after which it is half forgotten
 _LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
+_MOST_KEYS = 256  # chains and their ways to run of which outcomes, or acceptances, are kept
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
 _LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,26 @@ class _Outcome:
     committed: float = 0.0
     last: int = 0  # cycle
 
-    def view(self, cycle: int) -> Outcome:
+    def age(self, cycle: int) -> None:
         """What is in use is corrected all the time; what is not must not be held for slow for ever
         because it once was."""
         age = 0.5 ** ((cycle - self.last) / _OUTCOME_HALF_LIFE)
-        expected, committed = age * self.expected, age * self.committed
-        ratio = (committed + _OUTCOME_PRIOR) / (expected + _OUTCOME_PRIOR)
-        return Outcome(_within(math.exp(age * self.log_time)), _within(ratio))
+        self.log_time *= age
+        self.expected *= age
+        self.committed *= age
+        self.last = cycle
+
+    def view(self, cycle: int) -> Outcome:
+        now = replace(self)
+        now.age(cycle)
+        ratio = (now.committed + _OUTCOME_PRIOR) / (now.expected + _OUTCOME_PRIOR)
+        return Outcome(_within(math.exp(now.log_time)), _within(ratio))
+
+
+def _forget_oldest(known: dict[Any, _T], last: Callable[[_T], int]) -> None:
+    """Makes room for one more: callers may ask for any chains that they can name."""
+    if len(known) >= _MOST_KEYS:
+        del known[min(known, key=lambda key: last(known[key]))]
 
 
 def _within(factor: float) -> float:
@@ -228,9 +245,12 @@ class PerformanceProfiler:
         if not self.is_learning:
             return
         with self._lock:
-            known = self._outcomes.setdefault((chain, load_of(requests)), _Outcome())
+            key = chain, load_of(requests)
+            if key not in self._outcomes:
+                _forget_oldest(self._outcomes, lambda outcome: outcome.last)
+            known = self._outcomes.setdefault(key, _Outcome())
+            known.age(self._cycle)
             known.cycles += 1
-            known.last = self._cycle
             if predicted_ms > 0.0:
                 slow = self._times.speed.factor * predicted_ms
                 error = math.log(max(elapsed_ms, 1e-3) / slow) - known.log_time
@@ -260,8 +280,7 @@ class PerformanceProfiler:
         if not self.is_learning:
             return
         with self._lock:
-            estimator = self._trees.setdefault(key, AcceptanceEstimator())
-            self._fit_map(key, *estimator.record(trees, self._cycle, exact))
+            self._fit_map(key, *self._estimator(key).record(trees, self._cycle, exact))
 
     def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
         """What proposers would have drafted along committed text; see
@@ -269,8 +288,12 @@ class PerformanceProfiler:
         if not self.is_learning:
             return
         with self._lock:
-            estimator = self._trees.setdefault(key, AcceptanceEstimator())
-            self._fit_map(key, *estimator.record_choices(stated, accepted, self._cycle))
+            self._fit_map(key, *self._estimator(key).record_choices(stated, accepted, self._cycle))
+
+    def _estimator(self, key: TreeKey) -> AcceptanceEstimator:
+        if key not in self._trees:
+            _forget_oldest(self._trees, lambda known: known.last_cycle)
+        return self._trees.setdefault(key, AcceptanceEstimator())
 
     def _fit_map(self, key: TreeKey, accepted: float, judged: float) -> None:
         pair = (key[0][-1], key[2])

@@ -277,7 +277,12 @@ class RunningRequest:
         """The last delta. Only after a failure of the engine may it be asked for twice."""
         self.finished = True
         index, asked = self.prompt.sample, self._logprobs is not None
-        text += self._detokenizer.finish()
+        try:
+            text += self._detokenizer.finish()
+        except Exception as failure:  # of the tokenizer's own code: the request ends all the same
+            logger.exception("request %d: no text", self.handle.request_id)
+            if reason != "error":
+                reason, error = "error", f"the tokenizer failed on the text's end: {failure}"
         output = RequestOutput(
             self._detokenizer.text,
             list(self._tokens),

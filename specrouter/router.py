@@ -333,9 +333,13 @@ class ChainRouter:
         """Asserts the invariants of all state. For when no request runs."""
         self._engine.check_integrity()
 
-    def close(self) -> None:
-        """Ends what runs with "cancelled", and the router's threads."""
-        self._thread.close()
+    def close(self, patience_s: float = 30.0) -> None:
+        """Ends what runs with "cancelled", and the router's threads.
+
+        A forward of the target that goes on for `patience_s` longer is left behind: its requests
+        end with an error, and its thread with the process.
+        """
+        self._thread.close(patience_s)
 
     def __enter__(self) -> "ChainRouter":
         return self

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2  # how often a signal or a failure is looked for
 _LAST_MESSAGES_S = 5.0  # for requests that were ended to be answered
-_CLOSE_S = 1  # for connections to close, once their requests are answered
+_CLOSE_S = 1  # for connections to close once their requests are answered, and cycles to end
 
 
 class EngineFailureError(RuntimeError):
@@ -114,8 +114,7 @@ class _Server(uvicorn.Server):
         if self._signals:
             await self._drained()
         if self._drain.in_flight and self.failure is None:
-            # In a thread that nobody waits for: a forward that hangs must not keep the service up.
-            threading.Thread(target=self._router.close, daemon=True).start()
+            threading.Thread(target=self._router.close, args=(_CLOSE_S,), daemon=True).start()
         await self._drain.wait_until_idle(_LAST_MESSAGES_S, lambda: self.force_exit)
 
     async def _drained(self) -> None:

@@ -163,7 +163,7 @@ def test_no_node_is_worth_more_than_its_parent(seed: int) -> None:
 def test_alpha_is_how_often_the_best_child_of_a_walked_node_is_accepted() -> None:
     seen = taught(1, 1).snapshot(300)
     assert seen.alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.06)
-    assert seen.trials == pytest.approx(400, rel=0.01)  # older ones have faded
+    assert seen.trials == pytest.approx(400, rel=0.05)  # older ones have faded
     trees = JudgedTrees(
         np.array([[-1, -1, 0, 1]]),
         np.array([[1, 1, 2, 2]]),
@@ -225,6 +225,15 @@ def test_evidence_counts_half_after_a_thousand_cycles_without_news() -> None:
     assert later.trees == pytest.approx(now.trees / 2)
     assert later.trials == pytest.approx(now.trials / 2)
     assert np.array_equal(later.rates, now.rates)
+
+
+def test_evidence_that_was_forgotten_does_not_come_back_with_news() -> None:
+    estimator = taught(2, 1)
+    assert estimator.snapshot(299).alpha > 0.5
+    estimator.record_choices(np.full((4, 1), 0.9), np.zeros((4, 1), dtype=np.bool_), 20_000)
+    seen = estimator.snapshot(20_000)
+    assert seen.trials == pytest.approx(4.0, abs=0.01)
+    assert seen.alpha == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_changed_law_is_learned() -> None:

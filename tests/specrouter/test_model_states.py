@@ -1,7 +1,10 @@
 """States of models through failures: what a failed model leaves behind is never read."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor
 from specrouter.forward_clock import ForwardClock
 from specrouter.model_states import ModelStates, StageError
@@ -124,3 +128,30 @@ def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
     states.abandon("small")
     assert manager.state("small") is None
     assert lengths(manager, "middle") == [4, 1]
+
+
+def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
+    small_config: dict[str, Any], manager: StateManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = ModelPool.from_config({**small_config["pool"], "max_loaded_models": 2})
+    times: Any = SimpleNamespace(learn=lambda *_: None)  # a mock would keep the model
+    states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
+    states.prepare("target")
+    read(states, manager, "small")
+    weights, store = weakref.ref(pool.get("small").model), manager.state("small")
+    assert store is not None
+    kv = weakref.ref(store.store)
+    del store
+    left: list[bool] = []
+    load = ModelPool._load
+
+    def noting(pool: ModelPool, member: Any) -> PackedModel:
+        gc.collect()
+        left.extend((weights() is not None, kv() is not None))
+        return load(pool, member)
+
+    monkeypatch.setattr(ModelPool, "_load", noting)
+    states.settle()
+    states.prepare("middle")
+    assert left == [False, False]
+    assert not pool.is_loaded("small")

@@ -1,5 +1,6 @@
 """Groups of a cycle, and what is remembered of decisions and of how they came out."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from specrouter.cycle_plan import (
     CycleResult,
     ModelFailure,
 )
+from specrouter.decision_keeper import SCHEDULED
 from specrouter.params import SamplingParams, Speculation
 from specrouter.planner import Reading, RoutePlanner, progress_of
 from specrouter.prediction import Chain, PerformanceSnapshot, Workload
@@ -258,6 +260,19 @@ def test_decisions_are_frequent_at_first() -> None:
     assert TWIN in [plan.groups()[0].chain for _ in range(4)]
 
 
+def test_decisions_are_kept_for_so_many_ways_to_ask_and_always_for_none() -> None:
+    plan = Plan(Request())
+    plan.groups()
+    for depth, width, rounds in itertools.product(range(1, 9), range(1, 9), (1, 2)):
+        plan.requests[1] = Request(Speculation(None, depth, width, rounds))
+        plan.groups()
+    kept = plan.planner._keeper._in_use
+    assert len(kept) == 65
+    assert SCHEDULED in kept
+    assert (8, 8, 2) in kept
+    assert (1, 1, 1) not in kept
+
+
 def test_another_load_or_a_model_that_is_gone_makes_a_decision_due() -> None:
     plan = Plan(Request())
     plan.settle()
@@ -390,6 +405,15 @@ def test_a_probe_costs_what_the_cycle_took_beyond_the_prediction() -> None:
     predicted = plan.planner.records[0].decision.predicted
     assert predicted is not None
     plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=predicted.cycle_ms + 12.0)
+    assert plan.profiler.probes == [pytest.approx(12.0)]
+
+
+def test_a_probe_is_not_charged_for_a_machine_that_is_slow() -> None:
+    plan = Plan(Request(), Request(), known=replace(STALE, machine=1.5))
+    plan.groups()
+    predicted = plan.planner.records[0].decision.predicted
+    assert predicted is not None
+    plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=1.5 * predicted.cycle_ms + 12.0)
     assert plan.profiler.probes == [pytest.approx(12.0)]
 
 

@@ -294,7 +294,7 @@ def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfile
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    for index in range(300):
+    for index in range(200):
         model = f"model-{index}"
         profiler.record_forward(model, 1, 0.0, 1.0)
         profiler.record_similarity((model, "big"), 0.3)
@@ -303,7 +303,7 @@ def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfile
     done.set()
     watcher.join()
     assert not broken
-    assert len(profiler.snapshot().trees) == 300
+    assert len(profiler.snapshot().trees) == 200
 
 
 # How predictions came out
@@ -391,3 +391,27 @@ def test_outcomes_of_what_is_not_in_use_are_forgotten(profiler: PerformanceProfi
     assert [outcome.time for outcome in found] == sorted((o.time for o in found), reverse=True)
     assert found[2].time == pytest.approx(1.0, abs=0.02)
     assert found[2].tokens == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_was_forgotten_does_not_come_back_with_the_next_cycle(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(60):
+        profiler.record_outcome(PAIR, 1, 10.0, 13.0, 2.0, 1.0)
+    for _ in range(3000):
+        profiler.begin_cycle()
+    profiler.record_outcome(PAIR, 1, 10.0, 10.0, 1.5, 1.5)
+    assert outcome(profiler).time == pytest.approx(1.0, abs=0.02)
+    assert outcome(profiler).tokens == pytest.approx(1.0, abs=0.02)
+
+
+def test_of_chains_that_callers_name_the_latest_are_known(profiler: PerformanceProfiler) -> None:
+    for index in range(400):
+        chain = (f"model-{index}", "big")
+        profiler.begin_cycle()
+        profiler.record_outcome(chain, 1, 1.0, 1.0, 1.0, 1.0)
+        profiler.record_trees((chain[:1], 1, "big", True), trees(True))
+    known = profiler.snapshot()
+    latest = [f"model-{index}" for index in range(144, 400)]
+    assert [chain[0] for chain, _ in known.outcomes] == latest
+    assert [key[0][0] for key in known.trees] == latest

@@ -31,6 +31,7 @@ from specrouter import (
     UnavailableError,
 )
 from specrouter.cycle_plan import CyclePlan, CycleResult
+from specrouter.detokenizer import Detokenizer
 from specrouter.engine import Engine
 from specrouter.executor import Executor
 from specrouter.prediction import Workload, target_only
@@ -126,6 +127,44 @@ def test_requests_wait_for_kv_memory_and_all_finish(small_config: Settings) -> N
         assert [len(output.token_ids) for output in outputs] == [20] * 9
         assert_whole(router)
         assert tokens(outputs[:3]) == [alone(router, prompt, params) for prompt in several[:3]]
+
+
+def test_the_queue_is_bounded_where_memory_is_what_is_waited_for(
+    small_config: Settings, faults: Faults
+) -> None:
+    with open_router(small_config, kv_budget_tokens=70) as router:
+        faults.delay_s = 0.02
+        first = router.submit(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True), "off")
+        next(iter(first))
+        waiting = router.submit(PROMPT, GREEDY, "off")
+        wait_until(lambda: router._engine.waiting == 1)
+
+        async def refused() -> OverloadedError:
+            with pytest.raises(OverloadedError) as caught:
+                async for _ in router.astream_all([PROMPT], GREEDY, max_waiting=1):
+                    pass
+            return caught.value
+
+        assert asyncio.run(refused()).waiting == 1  # rows are free, memory is not
+        assert waiting.result(PATIENCE_S).finish_reason == "length"
+
+
+def test_prompts_are_read_in_the_order_of_admission(small_config: Settings) -> None:
+    """Whatever rows they have: short prompts that come and go in lower rows starve nobody."""
+    short, long = [5] * 60, [(7 * k) % 300 + 1 for k in range(200)]
+    one = SamplingParams(max_new_tokens=1)
+    with open_router(small_config, max_requests=2, prefill_chunk=8) as router:
+
+        def submit(prompt: list[int]) -> tuple[float, RequestHandle]:
+            return time.monotonic() * 1000, router.submit(prompt, one, "off")
+
+        def came_ms(submitted: tuple[float, RequestHandle]) -> float:
+            return submitted[0] + (submitted[1].result(PATIENCE_S).metrics.ttft_ms or math.inf)
+
+        first, patient = submit(short), submit(long)  # in rows 0 and 1
+        came_ms(first)
+        late = submit(short)  # in row 0
+        assert came_ms(patient) < came_ms(late)
 
 
 def test_two_threads_may_submit_at_once(router: ChainRouter) -> None:
@@ -521,6 +560,85 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
     stuck = router._thread._threads["engine"]
     stuck.join(PATIENCE_S)
     assert not stuck.is_alive()
+
+
+def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, released = threading.Event(), threading.Event()
+    real = Executor.run
+
+    def run(executor: Executor, plan: CyclePlan) -> CycleResult:
+        if hangs.is_set():
+            released.wait(PATIENCE_S)
+        return real(executor, plan)
+
+    monkeypatch.setattr(Executor, "run", run)
+    router = open_router(small_config, max_requests=1)
+    running = router.submit(PROMPT, LONG, "off")
+    next(iter(running))
+    waiting = router.submit(PROMPT, LONG, "off")
+    hangs.set()
+    began = time.monotonic()
+    router.close(patience_s=0.2)
+    assert time.monotonic() - began < 5.0
+    for handle in (running, waiting):
+        output = handle.result(PATIENCE_S)
+        assert output.finish_reason == "error"
+        assert "did not stop" in (output.error or "")
+    released.set()
+    stuck = router._thread._threads["engine"]
+    stuck.join(PATIENCE_S)
+    assert not stuck.is_alive()
+
+
+class BadSpelling:
+    """A tokenizer that cannot decode a token once it is armed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.token: int | None = None
+        real = Detokenizer._decode
+
+        def decode(detokenizer: Detokenizer, ids: list[int]) -> str:
+            if self.token in ids:
+                raise KeyError(self.token)
+            return real(detokenizer, ids)
+
+        monkeypatch.setattr(Detokenizer, "_decode", decode)
+
+
+def test_a_text_that_cannot_be_decoded_ends_its_request_and_no_other(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spelling = BadSpelling(monkeypatch)
+    with open_router(small_config) as router:
+        texts = [alone(router, prompt) for prompt in prompts(3)]
+        spelling.token = next(token for token in texts[1] if token not in texts[0] + texts[2])
+        outputs = router.generate(prompts(3), GREEDY)
+        assert [outputs[0].token_ids, outputs[2].token_ids] == [texts[0], texts[2]]
+        assert outputs[1].finish_reason == "error"
+        assert str(spelling.token) in (outputs[1].error or "")
+        assert router.restarts == 0
+        spelling.token = None
+        assert alone(router, prompts(3)[1]) == texts[1]
+        assert_whole(router)
+
+
+def test_requests_are_told_even_where_the_accounts_are_broken(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def account(*_: object) -> None:
+        raise Odd("the books are lost")
+
+    with open_router(small_config, max_requests=1) as router:
+        running = router.submit(PROMPT, LONG, "off")
+        next(iter(running))
+        waiting = [router.submit(PROMPT, LONG, "off") for _ in range(3)]
+        monkeypatch.setattr(Engine, "_account", account)
+        for handle in (running, *waiting):
+            handle.cancel()
+        for handle in (running, *waiting):
+            assert handle.result(PATIENCE_S).finish_reason in ("cancelled", "error")
 
 
 # Who is served, and until when

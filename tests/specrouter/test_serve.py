@@ -128,7 +128,7 @@ class Router(FakeRouter):
         self.failure: str | None = None
         self.closings = 0
 
-    def close(self) -> None:
+    def close(self, patience_s: float = 30.0) -> None:
         self.closings += 1
 
     def fail(self) -> None:
