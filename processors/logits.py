@@ -15,7 +15,6 @@ from torch import Tensor
 
 Ints = NDArray[np.int64]
 
-NO_TOKEN = -1  # fills short texts and short patterns
 _BLOCK = 64  # ids whose maximum is taken first
 
 
@@ -54,11 +53,6 @@ def penalize(
     penalized = torch.where(scores < 0, scores * repetition, scores / repetition)
     scores.copy_(torch.where(in_prompt | in_output, penalized, scores))
     scores.sub_(counts * frequency + in_output * presence)
-
-
-def ends_with(texts: Tensor, patterns: Tensor) -> Tensor:
-    """Whether each text ends with its pattern, [n]; both [n, L], `NO_TOKEN` in front."""
-    return ((texts == patterns) | (patterns == NO_TOKEN)).all(dim=-1)
 
 
 def keep_top_k(scores: Tensor, top_k: Sequence[int]) -> None:

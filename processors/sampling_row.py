@@ -5,6 +5,7 @@ which batches of rows take it up, together with the committed text where that is
 Not here: what is done to scores (`processors.score_edits`), and the choice (`processors.sampler`).
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from processors.contexts import Ints
 from processors.grammar import Bits, TokenGrammar
-from processors.logits import NO_TOKEN
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class SamplingRow:
         biased, biases: [b] ids, and what is added to their scores (float64).
         penalized: whether a penalty is on, so that `counts` are needed.
         excludes: whether `excluded` holds anything at any position.
-        endings: [p] the last ids of bad words of several tokens.
-        beginnings: [p, L] the ids before them, `NO_TOKEN` in front of the shorter ones.
+        phrases: bad words of several tokens, by their length L: [p, L] each.
         end_bits: the ids that end a text, of a row with a grammar.
         reads_text: whether any setting looks at the text.
         edits: whether scores change before the temperature, a grammar aside.
@@ -89,9 +88,9 @@ class SamplingRow:
         self.excludes = len(self._bad) > 0 or (is_held and len(settings.end_token_ids) > 0)
         ends = np.isin(np.arange(vocab_size if settings.grammar else 0), settings.end_token_ids)
         self.end_bits: Bits = np.packbits(ends, bitorder="little")
-        self.beginnings, self.endings = _split(word for word in words if len(word) > 1)
+        self.phrases = _by_length(word for word in words if len(word) > 1)
         self.reads_text = (
-            self.penalized or len(self.endings) > 0 or len(settings.logits_processors) > 0
+            self.penalized or len(self.phrases) > 0 or len(settings.logits_processors) > 0
         )
         self.edits = self.reads_text or self.excludes or len(self.biased) > 0
         self.warps = settings.temperature > 0 and (
@@ -131,12 +130,7 @@ class SamplingRow:
         return counts
 
 
-def _split(phrases: Iterable[tuple[int, ...]]) -> tuple[Ints, Ints]:
-    """What stands before the last id of each phrase [p, L], `NO_TOKEN` in front; the last ids."""
-    ordered = sorted(phrases)
-    longest = max((len(phrase) - 1 for phrase in ordered), default=0)
-    endings = np.array([phrase[-1] for phrase in ordered], dtype=np.int64)
-    beginnings = np.full((len(ordered), longest), NO_TOKEN, dtype=np.int64)
-    for index, phrase in enumerate(ordered):
-        beginnings[index, longest - len(phrase) + 1 :] = phrase[:-1]
-    return beginnings, endings
+def _by_length(phrases: Iterable[tuple[int, ...]]) -> dict[int, Ints]:
+    """Not padded: one long phrase beside many short ones takes no more memory than its own ids."""
+    groups = itertools.groupby(sorted(phrases, key=lambda phrase: (len(phrase), phrase)), key=len)
+    return {length: np.array(list(group), dtype=np.int64) for length, group in groups}

@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from processors.contexts import Contexts, Ints
+from processors.contexts import Contexts
 from processors.grammar import exclude_others
 from processors.logits import (
-    NO_TOKEN,
     add_entries,
     change_rows,
     column,
-    ends_with,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -32,6 +30,8 @@ from processors.logits import (
 from processors.sampling_row import SamplingRow, SamplingSettings
 
 Rows = Sequence[SamplingRow]  # [n] that of each place
+
+_NO_TOKEN = -1  # fills short texts
 
 
 def edit(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]:
@@ -52,7 +52,7 @@ def edit(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]
     excluded = [index for index, row in enumerate(rows) if row.excludes]
     if excluded:
         _exclude_ids(scores, rows, excluded, contexts)
-    phrased = [index for index, row in enumerate(rows) if len(row.endings)]
+    phrased = [index for index, row in enumerate(rows) if row.phrases]
     if phrased:
         _exclude_endings(scores, rows, phrased, contexts)
     errors = _run_processors(scores, rows, contexts)
@@ -132,29 +132,37 @@ def _exclude_ids(scores: Tensor, rows: Rows, which: list[int], contexts: Context
 
 def _exclude_endings(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) -> None:
     """The last ids of bad words whose other ids the text ends with."""
-    device, size = scores.device, max(rows[index].beginnings.shape[1] for index in which)
-    committed = np.full((len(which), size), NO_TOKEN, dtype=np.int64)
-    patterns = list[Ints]()
+    lengths = sorted({length for index in which for length in rows[index].phrases})
+    reach = lengths[-1] - 1  # of the committed text
+    texts = _tails(rows, which, reach, contexts, scores.device)
+    ends = reach + contexts.depths[which]
+    for length in lengths:
+        held = [line for line, index in enumerate(which) if length in rows[index].phrases]
+        groups = [rows[which[line]].phrases[length] for line in held]
+        phrases = np.concatenate(groups)
+        lines = np.repeat(held, [len(group) for group in groups])
+        known = phrases[:, -1] < scores.shape[-1]
+        phrases, lines = phrases[known], lines[known]
+        before = ends[lines][:, None] + np.arange(1 - length, 0)  # [p, length - 1] places in texts
+        found = texts[on_device(lines[:, None], scores.device), on_device(before, scores.device)]
+        matching = (found == on_device(phrases[:, :-1], scores.device)).all(dim=-1)
+        values = scores.new_zeros(len(lines)).masked_fill_(matching, -math.inf)
+        add_entries(scores, np.array(which)[lines], phrases[:, -1], values)
+
+
+def _tails(
+    rows: Rows, which: list[int], reach: int, contexts: Contexts, device: torch.device
+) -> Tensor:
+    """[len(which), reach + L] the last `reach` committed ids, `_NO_TOKEN` in front of fewer, and
+    the path behind them."""
+    committed = np.full((len(which), reach), _NO_TOKEN, dtype=np.int64)
     for line, index in enumerate(which):
-        tail = rows[index].text[-size:]
-        committed[line, size - len(tail) :] = tail
-        beginnings = rows[index].beginnings
-        padding = ((0, 0), (size - beginnings.shape[1], 0))
-        patterns.append(np.pad(beginnings, padding, constant_values=NO_TOKEN))
-    tails, depths = on_device(committed, device), contexts.depths[which]
-    if contexts.paths is not None and depths.any():
-        texts = torch.cat((tails, _pick(contexts.paths, which)), dim=1)
-        tails = texts.gather(1, on_device(depths[:, None] + np.arange(size), device))
-    ids = np.concatenate([rows[index].endings for index in which])
-    owners = np.repeat(np.arange(len(which)), [len(one) for one in patterns])
-    known = ids < scores.shape[-1]
-    owners = owners[known]
-    matching = ends_with(
-        tails.index_select(0, on_device(owners, device)),
-        on_device(np.concatenate(patterns)[known], device),
-    )
-    values = scores.new_zeros(len(owners)).masked_fill_(matching, -math.inf)
-    add_entries(scores, np.array(which)[owners], ids[known], values)
+        tail = rows[index].text[-reach:]
+        committed[line, reach - len(tail) :] = tail
+    tails = on_device(committed, device)
+    if contexts.paths is None or not contexts.depths[which].any():
+        return tails
+    return torch.cat((tails, _pick(contexts.paths, which)), dim=1)
 
 
 def _run_processors(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]:

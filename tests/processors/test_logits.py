@@ -15,12 +15,10 @@ from transformers import (
 )
 
 from processors.logits import (
-    NO_TOKEN,
     add_entries,
     best,
     change_rows,
     column,
-    ends_with,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -114,12 +112,6 @@ def test_presence_counts_once_and_frequency_each_time_and_neither_the_prompt() -
         scores, in_prompt, counts, column([1.0], HOST), column([0.5], HOST), column([0.25], HOST)
     )
     assert scores.tolist() == [[1.0, -1.75, 0.75, 0.0]]
-
-
-def test_texts_end_with_patterns_of_any_length() -> None:
-    texts = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3], [NO_TOKEN, NO_TOKEN, 3]])
-    patterns = torch.tensor([[1, 2, 3], [NO_TOKEN, 2, 3], [NO_TOKEN, 1, 3], [NO_TOKEN, 2, 3]])
-    assert ends_with(texts, patterns).tolist() == [True, True, False, False]
 
 
 def test_entries_add_up() -> None:

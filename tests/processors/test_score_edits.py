@@ -11,7 +11,7 @@ from torch import Tensor
 
 from processors.contexts import Contexts
 from processors.noise import gumbel
-from processors.sampling_row import SamplingSettings
+from processors.sampling_row import SamplingRow, SamplingSettings
 from tests.processors.sampling import (
     FULL,
     GREEDY,
@@ -80,6 +80,30 @@ def test_a_phrase_is_held_back_only_where_the_text_ends_with_its_beginning() -> 
     one = SamplingSettings(bad_words_ids=((7, 8, 10), (8, 8, 11), (5, 5, 5, 5, 5, 7, 7, 8, 12)))
     kept = scores_of(one, random_logits(1), 3).isfinite()
     assert kept.logical_not().nonzero().flatten().tolist() == [10]
+
+
+def test_rows_hold_back_their_own_phrases_behind_paths_of_any_length() -> None:
+    rows = [
+        SamplingSettings(bad_words_ids=((9, 30), (6, 9, 31), (3, 4, 5, 6, 9, 32))),
+        GREEDY,
+        SamplingSettings(bad_words_ids=((6, 33), (9, 8, 34), (1, 3, 4, 5, 6, 35))),
+    ]
+    sampler = open_rows(*rows, prompt=PROMPT)
+    places = {(0, (9,)): [30, 31, 32], (0, ()): [], (1, (9,)): [], (2, ()): [33], (2, (9, 8)): [34]}
+    numbers, paths = [row for row, _ in places], [list(path) for _, path in places]
+    contexts = contexts_at(numbers, [len(path) for path in paths], paths)
+    excluded = sampler.scores(random_logits(len(places)), contexts).isneginf()
+    found = [line.nonzero().flatten().tolist() for line in excluded]
+    assert found == list(places.values())
+
+
+def test_a_long_phrase_beside_many_short_ones_takes_no_more_memory_than_its_ids() -> None:
+    words = (tuple(range(2000)), *((1, ending) for ending in range(999)))
+    row = SamplingRow(SamplingSettings(bad_words_ids=words), PROMPT, OUTPUT, VOCAB)
+    assert {length: group.shape for length, group in row.phrases.items()} == {
+        2: (999, 2),
+        2000: (1, 2000),
+    }
 
 
 # Processors of the caller
