@@ -23,6 +23,8 @@ from specrouter.slo import SLO, SloLike, check_positive, resolve
 
 PromptLike = str | Sequence[int]
 
+MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at after every token
+
 _PROMPT_FIELDS = ("prompt", "input_ids")
 
 
@@ -85,7 +87,7 @@ class Intake:
             raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
         self._check_length(tokens, params)
         self._check_vocabulary(params)
-        bad_words = self._bad_words(params)
+        bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
         grammar = None
         if params.structure is not None:
             grammar = self._grammars.compile(params.structure)
@@ -170,17 +172,22 @@ class Intake:
         if any(token >= vocabulary for token, _ in params.logit_bias):
             raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
 
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """The banned sequences, those of the texts first."""
+    def _bad_words(self, params: SamplingParams, longest: int) -> tuple[tuple[int, ...], ...]:
+        """The banned sequences, those of the texts first, that a text of `longest` ids can hold."""
         words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        count = 0
         for field, banned in (("bad_words", words), ("bad_words_ids", params.bad_words_ids)):
+            count += sum(map(len, banned))
+            if count > MAX_BAD_WORD_IDS:
+                reason = f"all bad words have {count} token ids; at most {MAX_BAD_WORD_IDS} may be"
+                raise RequestError(field, reason)
             for ids in banned:
                 if max(ids) >= self._pool.vocab_size:
                     raise RequestError(field, f"token ids must be below {self._pool.vocab_size}")
                 if len(ids) == 1 and ids[0] in self._pool.eos_token_ids:
                     reason = f"token {ids[0]} ends the text; min_tokens is what holds it back"
                     raise RequestError(field, reason)
-        return (*words, *params.bad_words_ids)
+        return tuple(ids for ids in (*words, *params.bad_words_ids) if len(ids) <= longest)
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """Ids of a word at the beginning of a text, and after a space, as vLLM has them.

@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import ChainRouter
+from specrouter.intake import MAX_BAD_WORD_IDS
 from specrouter.output import Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.params import RequestError, SamplingParams
 from specrouter.request import Prompt, RequestHandle, RunningRequest
@@ -634,6 +635,35 @@ def test_banned_ids_come_after_the_banned_texts(
     word = tuple(ids_of(tokenizer, "Z"))
     sequences = ((3, EOS), (7,))
     assert banned(served, bad_words=("Z",), bad_words_ids=sequences) == (word, *sequences)
+
+
+def test_a_phrase_that_the_text_will_never_be_long_enough_for_is_left_out(served: Served) -> None:
+    # Two ids of the prompt, and a new one.
+    assert banned(served, bad_words_ids=((1, 2, 3), (1, 2, 3, 4), (3,))) == ((1, 2, 3), (3,))
+
+
+def test_so_many_banned_ids_are_taken(served: Served) -> None:
+    pairs = ((3, 4),) * (MAX_BAD_WORD_IDS // 2)
+    assert banned(served, bad_words_ids=pairs) == pairs
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("bad_words_ids", {"bad_words_ids": ((3,) * (MAX_BAD_WORD_IDS + 1),)}),
+        ("bad_words_ids", {"bad_words_ids": ((3,),) * (MAX_BAD_WORD_IDS + 1)}),
+        ("bad_words_ids", {"bad_words": ("Z",), "bad_words_ids": ((3,),) * MAX_BAD_WORD_IDS}),
+        ("bad_words", {"bad_words": ("Z " * MAX_BAD_WORD_IDS,)}),
+    ],
+)
+def test_more_banned_ids_are_refused_even_where_they_can_never_come_about(
+    served: Served, field: str, params: Any
+) -> None:
+    router, engine = served
+    with pytest.raises(RequestError, match=f"at most {MAX_BAD_WORD_IDS}") as caught:
+        router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
+    assert caught.value.field == field
+    assert engine.seen == []
 
 
 @pytest.mark.parametrize(
