@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
 from specrouter import SLO, RequestError, SamplingParams, Speculation
@@ -32,6 +32,7 @@ from specrouter.slo import SloLike, joined
 
 _MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
 MAX_STOPS = 64  # texts: each is looked for after every token
+MAX_STOP_CHARACTERS = 4096  # of all of them: to look for a beginning takes a square of its length
 MAX_BAD_WORDS = 1024
 
 Count = Annotated[int, Field(ge=0, le=_MOST)]
@@ -46,6 +47,15 @@ Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms"}
 _SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
+
+
+def _short(stops: str | list[str]) -> str | list[str]:
+    if sum(map(len, [stops] if isinstance(stops, str) else stops)) > MAX_STOP_CHARACTERS:
+        raise ValueError(f"must have at most {MAX_STOP_CHARACTERS} characters in all")
+    return stops
+
+
+Stops = Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOPS)], AfterValidator(_short)]
 
 
 class SloRequest(BaseModel):
@@ -84,7 +94,7 @@ class RequestFields(StructureFields):
     logit_bias: dict[str, Bias] | None = None  # by token id
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # modulo 2**64
     n: Samples | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None

@@ -12,6 +12,7 @@ import pytest
 
 from specrouter import SLO, SamplingParams, Speculation, Structure, TokenLogprobs
 from specrouter.http.generate_request import GenerateRequest
+from specrouter.http.request_fields import MAX_STOP_CHARACTERS
 from specrouter.slo import Objective, SloLike
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
 from tests.specrouter.http.client import Headers, leave, post, refusal, request, stream_of
@@ -91,6 +92,13 @@ def test_one_stop_string_needs_no_list() -> None:
     router = FakeRouter()
     post(router, {**PROMPT, "stop": "\n\n"})
     assert router.calls[0][1].stop == ("\n\n",)
+
+
+def test_stop_texts_may_be_long() -> None:
+    router = FakeRouter()
+    stops = ["a" * (MAX_STOP_CHARACTERS // 2), "b" * (MAX_STOP_CHARACTERS // 2)]
+    post(router, {**PROMPT, "stop": stops})
+    assert router.calls[0][1].stop == tuple(stops)
 
 
 def test_null_means_the_default_for_every_optional_field() -> None:
@@ -389,6 +397,8 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
         ({**PROMPT, "max_new_tokens": 2**31}, "max_new_tokens"),
         ({**PROMPT, "stop": [""]}, "stop"),
         ({**PROMPT, "stop": ["a"] * 65}, "stop"),
+        ({**PROMPT, "stop": "a" * (MAX_STOP_CHARACTERS + 1)}, "stop"),
+        ({**PROMPT, "stop": ["a" * (MAX_STOP_CHARACTERS // 2)] * 2 + ["b"]}, "stop"),
         ({**PROMPT, "logits_processors": ["f"]}, "logits_processors"),
         ({**PROMPT, "logits_processors": []}, "logits_processors"),
         ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),
