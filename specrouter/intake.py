@@ -8,6 +8,7 @@ Not here: values that no model matters for, which `params` and `slo` check as th
 whether there is room, which `EngineThread` knows.
 """
 
+import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ PromptLike = str | Sequence[int]
 
 MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at after every token
 
+_KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call share theirs
 _PROMPT_FIELDS = ("prompt", "input_ids")
 
 
@@ -52,6 +54,7 @@ class Intake:
         self._pool = pool
         self._engine = engine
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
+        self._ids_of_words = functools.lru_cache(_KEPT_WORDS)(self._read_words)
 
     def accept_all(self, asked: Sequence[Asked]) -> list[tuple[int, Prompt]]:
         """All samples, each with its prompt's number; the refusal of a prompt tells the number."""
@@ -174,13 +177,9 @@ class Intake:
 
     def _bad_words(self, params: SamplingParams, longest: int) -> tuple[tuple[int, ...], ...]:
         """The banned sequences, those of the texts first, that a text of `longest` ids can hold."""
-        words = [ids for word in params.bad_words for ids in self._spellings(word)]
-        count = 0
+        words = self._ids_of_words(params.bad_words)
+        _check_count("bad_words_ids", (*words, *params.bad_words_ids))
         for field, banned in (("bad_words", words), ("bad_words_ids", params.bad_words_ids)):
-            count += sum(map(len, banned))
-            if count > MAX_BAD_WORD_IDS:
-                reason = f"all bad words have {count} token ids; at most {MAX_BAD_WORD_IDS} may be"
-                raise RequestError(field, reason)
             for ids in banned:
                 if max(ids) >= self._pool.vocab_size:
                     raise RequestError(field, f"token ids must be below {self._pool.vocab_size}")
@@ -188,6 +187,11 @@ class Intake:
                     reason = f"token {ids[0]} ends the text; min_tokens is what holds it back"
                     raise RequestError(field, reason)
         return tuple(ids for ids in (*words, *params.bad_words_ids) if len(ids) <= longest)
+
+    def _read_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        found = tuple(ids for word in words for ids in self._spellings(word))
+        _check_count("bad_words", found)
+        return found
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """Ids of a word at the beginning of a text, and after a space, as vLLM has them.
@@ -204,6 +208,13 @@ class Intake:
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             return [plain, spaced]
         return [plain]
+
+
+def _check_count(field: str, banned: Sequence[Sequence[int]]) -> None:
+    count = sum(map(len, banned))
+    if count > MAX_BAD_WORD_IDS:
+        reason = f"all bad words have {count} token ids; at most {MAX_BAD_WORD_IDS} may be"
+        raise RequestError(field, reason)
 
 
 def ask_each(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -635,6 +636,17 @@ def test_banned_ids_come_after_the_banned_texts(
     word = tuple(ids_of(tokenizer, "Z"))
     sequences = ((3, EOS), (7,))
     assert banned(served, bad_words=("Z",), bad_words_ids=sequences) == (word, *sequences)
+
+
+def test_the_bad_words_of_several_prompts_are_read_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, engine = served
+    reading = Mock(wraps=router.pool.tokenizer)
+    monkeypatch.setattr(router.pool, "tokenizer", reading)
+    router.generate([[1], [2], [3]], SamplingParams(max_new_tokens=3, bad_words=("the",)))
+    assert [call.args[0] for call in reading.call_args_list] == ["the", " the"]
+    assert len({request.prompt.bad_words_ids for request in engine.seen}) == 1
 
 
 def test_a_phrase_that_the_text_will_never_be_long_enough_for_is_left_out(served: Served) -> None:
