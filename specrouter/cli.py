@@ -103,7 +103,8 @@ def _check(arguments: argparse.Namespace) -> int:
 def _generate(arguments: argparse.Namespace) -> int:
     params, times_ms = _sampling_params(arguments), _slo_times(arguments)
     output: RequestOutput | None = None
-    with ChainRouter.from_config(arguments.config) as router:
+    config = _for_one_request(RouterConfig.load(arguments.config), arguments)
+    with ChainRouter.from_config(config) as router:
         slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
         for delta in router.stream(arguments.prompt, params, _speculation(arguments), slo):
             print(delta.text, end="", flush=True)
@@ -116,6 +117,19 @@ def _generate(arguments: argparse.Namespace) -> int:
         print(f"specrouter: generation failed: {output.error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _for_one_request(config: RouterConfig, arguments: argparse.Namespace) -> RouterConfig:
+    """What the request will not use is not loaded before it."""
+    names = {model.name for model in config.pool.models}
+    if arguments.no_speculation:
+        change: dict[str, Any] = {"policy": "target-only", "chain": None}
+    elif arguments.chain is not None and names.issuperset(arguments.chain):
+        change = {"policy": "static", "chain": arguments.chain}
+    else:  # also for a chain of unknown models, which the router refuses
+        return config
+    scheduler = config.scheduler.model_copy(update=change)
+    return config.model_copy(update={"scheduler": scheduler})
 
 
 def _inflate(arguments: argparse.Namespace) -> int:
