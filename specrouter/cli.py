@@ -272,7 +272,7 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     given = parser.add_mutually_exclusive_group()
     _add_config(given)
     given.add_argument(
-        "scenario", type=Path, nargs="?", metavar="CONFIG", help="the same as --config"
+        "scenario", type=_scenario, nargs="?", metavar="CONFIG", help="the same as --config"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_check, log_level=logging.ERROR)
@@ -482,9 +482,16 @@ def _add_config(
     described: str = "the bundled tiny pool",
 ) -> None:
     parser.add_argument(
-        "--config", type=Path, default=default_config(name), metavar="FILE",
-        help=f"a YAML scenario (default: {described})",
+        "--config", type=_scenario, default=default_config(name), metavar="FILE",
+        help="a YAML scenario, or the name of a bundled one, such as qwen2.5 "
+        f"(default: {described})",
     )  # fmt: skip
+
+
+def _scenario(text: str) -> Path:
+    """A file; where there is none of this name, the bundled scenario that is called so."""
+    path, bundled = Path(text), default_config(f"{text}.yaml")
+    return bundled if not path.exists() and bundled.is_file() else path
 
 
 def _port(text: str) -> int:

@@ -368,8 +368,13 @@ class Engine:
             self._waiting.pop()
             request.row = row
             self._running[row] = request
-            self._executor.open(row, prompt)
-            self.profiler.record_prompt(len(prompt.token_ids))
+            try:
+                self._executor.open(row, prompt)
+            except Exception as error:  # no memory for its noise, say: nobody else suffers by it
+                logger.exception("request %d cannot begin", request.handle.request_id)
+                self._end(request, "error", f"{type(error).__name__}: {error}")
+            else:
+                self.profiler.record_prompt(len(prompt.token_ids))
 
     def _plan(self) -> CyclePlan:
         """Rows whose prompt the target has read decode; the others share the prefill chunk."""

@@ -153,6 +153,18 @@ def test_bad_config_is_one_line_that_names_the_field(
     assert one_line(capsys.readouterr().err) == expected
 
 
+def test_a_bundled_scenario_may_be_given_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["check", "tiny"]) == 0
+    assert main(["check", "--config", "tiny-ngram"]) == 0
+    assert "ngram" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").write_text("pool: {}\n")
+    assert main(["check", "tiny"]) == 2  # a file of that name comes first
+    assert "pool.target" in capsys.readouterr().err
+
+
 def test_default_config_is_the_bundled_scenario() -> None:
     assert default_config().name == "tiny.yaml"
     assert default_config().is_file()

@@ -624,6 +624,26 @@ def test_a_text_that_cannot_be_decoded_ends_its_request_and_no_other(
         assert_whole(router)
 
 
+def test_a_request_that_cannot_begin_ends_alone(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Executor.open
+
+    def open_(executor: Executor, row: int, prompt: Prompt) -> None:
+        opened(executor, row, prompt)
+        if list(prompt.token_ids) == prompts(3)[1]:
+            raise MemoryError("no room for noise")
+
+    with open_router(small_config, max_requests=2) as router:
+        texts = [alone(router, prompt) for prompt in prompts(3)]
+        monkeypatch.setattr(Executor, "open", open_)
+        outputs = router.generate(prompts(3), GREEDY)
+        assert [outputs[0].token_ids, outputs[2].token_ids] == [texts[0], texts[2]]
+        assert outputs[1].error == "MemoryError: no room for noise"
+        assert router.restarts == 0
+        assert_whole(router)
+
+
 def test_requests_are_told_even_where_the_accounts_are_broken(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
