@@ -42,10 +42,11 @@ class ForwardClock:
                 return
             event: Any = torch.cuda.Event  # typed in some versions only
             begin, end = event(enable_timing=True), event(enable_timing=True)
-            begin.record()
+            stream = torch.cuda.current_stream(device)  # `record` takes the current device's
+            begin.record(stream)
             with around():
                 yield
-            end.record()
+            end.record(stream)
             self._pending.append((model, tokens, attended, begin, end))
 
         return inside

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import torch
@@ -94,13 +95,15 @@ class Event:
     """As the accelerator's: its time is known once it was waited for."""
 
     clock_ms = 0.0
+    streams: ClassVar[list[object]] = []  # that events were recorded on
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
         self.at: float | None = None
         self.is_over = False
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
+        self.streams.append(stream)
         self.at = Event.clock_ms = Event.clock_ms + 5.0
 
     def synchronize(self) -> None:
@@ -117,6 +120,7 @@ def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
     clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", str)
     inside = clock.watch("big", torch.device("cuda", 0))
     for tokens in (1, 2):
         with inside(tokens, 0.0):
@@ -125,3 +129,14 @@ def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
     assert clock.take_ms() == pytest.approx(10.0)
     assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
     assert clock.take_ms() == 0.0
+
+
+def test_a_forward_is_timed_on_the_stream_of_its_own_device(
+    clock: ForwardClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", "the stream of {}".format)
+    monkeypatch.setattr(Event, "streams", [])
+    with clock.watch("big", torch.device("cuda", 1))(1, 0.0):
+        pass
+    assert Event.streams == ["the stream of cuda:1"] * 2
