@@ -11,6 +11,7 @@ The target's prefill chunks travel in the same pack.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class Verdict:
     choices: Ints  # [B, W + 1] the verifier's choice after the root and after each node
     choice_log_probs: Floats  # [B, W + 1]
     node_log_probs: Floats  # [B, W] of each node after its parent, by the verifier
-    sound: Bools  # [B] every choice on the walk is one of an allowed token by real numbers
+    finite: Bools  # [B, W + 1] the choice there is one of an allowed token by real numbers
     broken: Bools  # [B, W + 1] the logits there hold NaN, on the walk or not
     logits: Tensor  # [sum(sizes + 1), V]
     places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
@@ -51,6 +52,17 @@ class Verdict:
         """[B] nodes on the walk."""
         lengths: Ints = self.accepted.sum(axis=1)
         return lengths
+
+    @cached_property
+    def sound(self) -> Bools:
+        """[B]: are all choices on the walk finite?"""
+        on_walk = np.concatenate((np.ones((len(self.accepted), 1), np.bool_), self.accepted), 1)
+        return np.asarray((self.finite | ~on_walk).all(axis=1))
+
+    def sound_length(self, index: int) -> int:
+        """How many tokens of a row's path come before the first choice that is not finite."""
+        finite = self.finite[index, np.append(ROOT, self.walk(index)) + 1]
+        return len(finite) if finite.all() else int(np.argmin(finite))
 
     def walk(self, index: int) -> Ints:
         """The nodes on a row's walk, from the root down."""
@@ -189,7 +201,7 @@ class VerifyProcessor:
             choices,
             choice_log_probs,
             node_log_probs,
-            _sound(finite, accepted),
+            finite,
             broken,
             result.logits,
             places,
@@ -247,7 +259,7 @@ class VerifyProcessor:
             choices,
             nothing,
             nothing[:, 1:],
-            _sound(finite, walk),
+            finite,
             broken,
             result.logits,
             places,
@@ -263,12 +275,6 @@ def _by_row(plan: PackPlan, earlier: Tensor) -> dict[int, Tensor]:
     asked = plan.earlier > 0
     counts = plan.earlier[asked].tolist()
     return dict(zip(plan.rows[asked].tolist(), torch.split(earlier, counts), strict=True))
-
-
-def _sound(finite: Bools, accepted: Bools) -> Bools:
-    """[B]: are the choices after the root and after all accepted nodes finite?"""
-    on_walk = np.concatenate((np.ones((len(accepted), 1), np.bool_), accepted), axis=1)
-    return np.asarray((finite | ~on_walk).all(axis=1))
 
 
 def _proposed(

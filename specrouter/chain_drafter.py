@@ -157,10 +157,10 @@ class ChainDrafter:
             own_ms = self._clock.own_ms(started)
             self._profiler.record_stage("draft", len(rows) * width, own_ms, steps)
             self._states.touch(state, rows, proposal.fed)
-        if stem is not None:
-            return proposal
-        nodes = draft.heights * group.width
-        return replace(proposal, tree=proposal.tree.select(nodes, draft.heights))
+        above = 0 if stem is None else stem.sizes
+        # Places of the beam that hold no token are no nodes.
+        tree = proposal.tree.select(above + draft.heights * group.width, above + draft.heights)
+        return replace(proposal, tree=tree)
 
     def _propose_from_text(self, name: str, draft: GroupDraft) -> Proposal:
         group, rows = draft.group, draft.rows

@@ -422,7 +422,8 @@ class Engine:
             else:
                 request.handle.deliver(delta)
         for row, error in result.errors.items():
-            self._end(self._running[row], "error", error)
+            if row in self._running:  # else its text has ended before the place that failed
+                self._end(self._running[row], "error", error)
 
     def _accept(self, commits: Sequence[Commit]) -> list[tuple[RunningRequest, Commit, Delta]]:
         """What the requests make of a cycle's tokens; it is counted before anybody hears of it."""

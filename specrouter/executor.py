@@ -216,10 +216,12 @@ class Executor:
         remaining = self._rows.remaining(rows)
         failed = self._rows.sampler.take_errors()
         for index, row in enumerate(rows.tolist()):
-            if not verdict.sound[index]:
-                result.errors[row] = self._reason(row, failed, verdict.broken[index].any())
-                continue
             path = verdict.path(index)
+            if not verdict.sound[index]:  # what comes before is good, and may end the text
+                result.errors[row] = self._reason(row, failed, verdict.broken[index].any())
+                path = path[: verdict.sound_length(index)]
+                if not len(path):
+                    continue
             assert len(path) <= remaining[index], "a tree was deeper than the request may go"
             self._rows.extend(row, path)
             logprobs = self._logprobs(verdict, index, path)
@@ -245,6 +247,6 @@ class Executor:
         count = self._rows.logprobs(int(verdict.tree.rows[index]))
         if count is None:
             return None
-        places = verdict.places[index, np.append(ROOT, verdict.walk(index)) + 1]
+        places = verdict.places[index, np.append(ROOT, verdict.walk(index)) + 1][: len(path)]
         at = torch.from_numpy(places).to(verdict.logits.device)
         return token_logprobs(verdict.logits.index_select(0, at), path, count)

@@ -192,6 +192,28 @@ def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Pa
         assert result.cycles < 0.6 * result.tokens, "paths are short"
 
 
+@pytest.mark.parametrize("inner_rounds", [1, 2, 3])
+def test_places_that_a_beam_leaves_empty_are_no_tokens(inner_rounds: int, tmp_path: Path) -> None:
+    """A static tree is wider than its first level: what pads it is id 0, here a likely choice."""
+    pool = pool_settings(save_family(tmp_path))
+    engine = {"max_requests": 4, "max_model_len": 128}
+    row = Arrangement(
+        Routed("static", NAMES), 4, inner_rounds=inner_rounds, trees=(("shape", "static"),)
+    )
+    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
+        oracle = open_oracle(router, "float64")
+        prompts = [(17, 230, 41 + index) for index in range(8)]
+        cases = make_cases(oracle, prompts, _padding_params)
+        chosen = [token for case in cases for token in case.reference]
+        assert 0.02 < chosen.count(0) / len(chosen) < 0.9
+        assert not all_divergences([compare(router, cases, row)])
+        assert_whole(router)
+
+
+def _padding_params(index: int) -> SamplingParams:
+    return dataclasses.replace(_long_params(index), logit_bias={0: 2.0 + index})
+
+
 def _long_params(index: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=60, temperature=index % 2, seed=index, ignore_eos=True)
 

@@ -78,8 +78,23 @@ def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) 
         one, failed, other = router.generate([PROMPT] * 3, params, speculation)
         assert (failed.finish_reason, one.error, other.error) == ("error", None, None)
         assert "LookupError: no more words" in (failed.error or "")
-        assert failed.token_ids == expected[: len(failed.token_ids)]
+        assert failed.token_ids == expected[:4]  # all before the place that failed
         assert one.token_ids == other.token_ids == expected
+        assert_whole(router)
+
+
+def test_what_fails_behind_the_end_of_a_text_does_not_concern_it(router: ChainRouter) -> None:
+    def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] > len(PROMPT) + 3:
+            raise LookupError("no more words")
+        return scores
+
+    text = router.generate([PROMPT], SAMPLED, "off")[0].token_ids
+    end = next(at for at in (3, 2, 1) if text[at] not in text[:at])
+    params = replace(SAMPLED, logits_processors=(moody,), stop_token_ids=(text[end],))
+    for speculation in OVERRIDES:
+        [output] = router.generate([PROMPT], params, speculation)
+        assert (output.finish_reason, output.token_ids) == ("stop", text[: end + 1])
         assert_whole(router)
 
 
