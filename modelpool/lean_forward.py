@@ -7,7 +7,7 @@ members whose logits change the speed and never the text. `build` returns None f
 `llama_shape` does not know.
 
 Layers that are not packed share their memory with the model, which goes on to work; packed ones
-exist twice until `release`.
+exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
 import logging
@@ -110,6 +110,7 @@ class LeanForward:
         """`model` has the shape that `build` checks for."""
         core: Any = model.model
         config: Any = model.config
+        _let_go_of_file(model)
         self._embedding: Tensor = core.embed_tokens.weight.detach()
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
@@ -122,6 +123,8 @@ class LeanForward:
         head: Any = model.lm_head
         bias = None if head.bias is None else head.bias.detach()[:vocab_size]
         self._head = _linear(head.weight.detach()[:vocab_size], bias)
+        if isinstance(self._head, _Packed) and head.weight is not core.embed_tokens.weight:
+            self._originals.append((model, "lm_head"))
 
     @classmethod
     @torch.inference_mode(False)
@@ -253,11 +256,22 @@ def _norm(module: Any) -> _Norm:
     return _Norm(module.weight.detach(), norm_eps(module))
 
 
+def _let_go_of_file(model: nn.Module) -> None:
+    """Copies what will not be packed: a weight that stays keeps the whole checkpoint mapped."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name != "weight" or type(module) is not nn.Linear or not _pays(parameter):
+                parameter.data = parameter.data.clone()
+
+
 def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
     """In the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
-    pays = weight.dtype == torch.bfloat16 or (
+    return _Packed(weight, bias) if _pays(weight) else _Plain(weight, bias)
+
+
+def _pays(weight: Tensor) -> bool:
+    """Whether a layer gains by oneDNN's layout."""
+    gains = weight.dtype == torch.bfloat16 or (
         weight.dtype == torch.float32 and weight.numel() >= _PACK_ELEMENTS
     )
-    if pays and weight.device.type == "cpu" and can_pack():
-        return _Packed(weight, bias)
-    return _Plain(weight, bias)
+    return gains and weight.device.type == "cpu" and can_pack()

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ def load_model(
         raise ConfigError(f"{field}.source", reason)
     model.requires_grad_(False)
     try:
-        packed = PackedModel.wrap(config.name, model, vocab_size, tuning)
+        wrap = _wrap_drafter if tuning.lean else _wrap
+        packed = wrap(config.name, model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
-    packed.shortcut = lean_forward_of(packed) if tuning.lean else direct_forward_of(packed)
     logger.info(
         "loaded %s: %.1fM parameters, %s, on %s, %.1f s",
         config.name,
@@ -65,6 +66,27 @@ def load_model(
         ", ".join(dict(placement.max_memory)) or placement.device,
         time.perf_counter() - started,
     )
+    return packed
+
+
+def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
+    packed = PackedModel.wrap(name, model, vocab_size, tuning)
+    packed.shortcut = direct_forward_of(packed)
+    return packed
+
+
+def _wrap_drafter(
+    name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning
+) -> PackedModel:
+    """With the lean forward, which packs weights by itself: they would be in memory twice."""
+    plain = replace(tuning, pack_weights=False)
+    packed = PackedModel.wrap(name, model, vocab_size, plain)
+    lean = lean_forward_of(packed)
+    if lean is not None:
+        lean.release()
+        packed.shortcut = lean
+    elif tuning.pack_weights:
+        packed.pack_weights()
     return packed
 
 

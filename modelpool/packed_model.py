@@ -137,6 +137,18 @@ class PackedModel:
         with self.watch(len(tokens), view.attended), _cpu_threads(self.threads):
             return run(tokens, positions, view, logit_index)
 
+    def pack_weights(self) -> None:
+        """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`.
+
+        Raises:
+            UnsupportedModelError: its logits would not be what they were.
+        """
+        field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
+        with torch.inference_mode():
+            expected, _ = probed(self.forward, self, parts)
+            if pack_linears(self.model):
+                _check_parity(field, expected, probed(self.forward, self, parts)[0])
+
     def _forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
     ) -> Tensor:

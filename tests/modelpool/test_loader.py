@@ -1,15 +1,23 @@
 """Loading takes safetensors, in the dtype that was asked for, and says whose fault a failure is."""
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from modelpool import lean_forward, loader, packed_linear
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError
+from modelpool.lean_forward import LeanForward
 from modelpool.loader import load_model
+from modelpool.packed_linear import PackedLinear, can_pack, parameter_count
+from modelpool.tuning import Tuning
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
 FIELD = "pool.models[0]"
@@ -66,4 +74,94 @@ def test_an_architecture_that_the_plug_in_refuses_names_the_source(tmp_path: Pat
     save_llama(tmp_path)
     with pytest.raises(ConfigError) as caught:  # more ids than the model has outputs
         load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE + 1, FIELD)
+    assert caught.value.field == f"{FIELD}.source"
+
+
+DRAFTER = Tuning(pack_weights=True, lean=True)
+
+
+class Weights:
+    """What `load_model` reads, and the elements that it packs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plain: list[weakref.ref[Tensor]] = []
+        self.count = self.packed = 0
+        read, pack = loader._from_pretrained, packed_linear._pack
+
+        def reading(*arguments: Any) -> Any:
+            model, report = read(*arguments)
+            self.count = parameter_count(model)
+            linears = [module for module in model.modules() if type(module) is nn.Linear]
+            self.plain = [weakref.ref(module.weight) for module in linears]
+            return model, report
+
+        def packing(weight: Tensor) -> Tensor:
+            self.packed += weight.numel()
+            return pack(weight)
+
+        monkeypatch.setattr(loader, "_from_pretrained", reading)
+        monkeypatch.setattr(packed_linear, "_pack", packing)
+
+    def left(self) -> int:
+        """Plain weights of linear layers that are still somewhere."""
+        gc.collect()
+        return sum(weight() is not None for weight in self.plain)
+
+
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch) -> Weights:
+    return Weights(monkeypatch)
+
+
+@pytest.mark.skipif(not can_pack(), reason="oneDNN without bfloat16")
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_drafters_weights_are_in_memory_once(
+    tied: bool, pack: bool, weights: Weights, tmp_path: Path
+) -> None:
+    save_llama(tmp_path, dtype="bfloat16", tied=tied)
+    tuning = Tuning(pack_weights=pack, lean=True)
+    model = load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD, tuning)
+    assert isinstance(model.shortcut, LeanForward)
+    plain = {p for p in model.model.parameters() if not p.is_meta}
+    embedding: Any = model.model.get_input_embeddings().weight
+    assert weights.left() == tied  # the embedding is looked up, and multiplied with
+    assert (
+        sum(p.numel() for p in plain) + weights.packed == weights.count + tied * embedding.numel()
+    )
+    assert model.parameter_count == weights.count
+    maps = Path("/proc/self/maps")
+    if maps.is_file():
+        assert str(tmp_path) not in maps.read_text()
+
+
+@pytest.mark.skipif(not can_pack(), reason="oneDNN without bfloat16")
+def test_a_drafter_without_a_lean_forward_is_packed(
+    weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama(tmp_path, dtype="bfloat16", tied=False)
+    monkeypatch.setattr(lean_forward, "check", lambda *_: "it would not do")
+    model = load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD, DRAFTER)
+    assert model.shortcut is None
+    assert any(isinstance(module, PackedLinear) for module in model.model.modules())
+    assert weights.left() == 0
+    assert model.parameter_count == parameter_count(model.model) == weights.count
+    plain = Tuning(lean=True)
+    other = load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD, plain)
+    assert not any(isinstance(module, PackedLinear) for module in other.model.modules())
+
+
+def test_packing_that_changes_what_a_drafter_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(model: nn.Module) -> int:
+        for parameter in model.parameters():
+            parameter.data = -2 * parameter.data.roll(1, 0)
+        return 1
+
+    save_llama(tmp_path)
+    monkeypatch.setattr(lean_forward, "check", lambda *_: "it would not do")
+    monkeypatch.setattr("modelpool.packed_model.pack_linears", spoil)
+    with pytest.raises(ConfigError, match="changes its logits") as caught:
+        load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD, DRAFTER)
     assert caught.value.field == f"{FIELD}.source"
