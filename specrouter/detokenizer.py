@@ -1,17 +1,24 @@
-"""Token ids to text, as they come: never a broken character, never part of a stop text."""
+"""Token ids to text, as they come: never a broken character, never part of a stop text.
+
+Contract: what was returned is the beginning of what all ids together decode to, except where bytes
+that are no characters stand: some tokenizers then make a whole run of bytes unreadable.
+"""
 
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 _BROKEN = "\ufffd"  # what half a character decodes to
+_BROKEN_BYTES = 3  # of half a character: byte fallback makes each of them a broken one
+_SEEN = 8  # ids of the prompt that the text's beginning may hang on
 
 
 class Detokenizer:
     """Of one request. `push` returns the text that became certain with a token.
 
     Text that could be the beginning of a stop text is held back until that is decided. The stop
-    text that ended the text, `stopped_by`, is part of it only if `keep_stop`.
+    text that ended the text, `stopped_by`, is part of it only if `keep_stop`. The text goes on
+    after `prompt`: SentencePiece's tokenizers drop the space at a text's beginning, and only there.
     """
 
     def __init__(
@@ -20,14 +27,16 @@ class Detokenizer:
         stop: Sequence[str],
         keep_stop: bool = False,
         skip_special_tokens: bool = True,
+        prompt: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._keep_stop = keep_stop
         self._skip_special_tokens = skip_special_tokens
-        self._context: list[int] = []  # ids whose text is known; the next ids' text hangs on them
+        self._context = self._end_of(prompt)  # the next ids' text hangs on these
+        self._known = self._decode(self._context)  # their text
         self._pending: list[int] = []  # ids that end within a character
-        self._shown = 0  # characters of context and pending ids that were released
+        self._shown = len(self._known)  # characters of context and pending ids, without the new
         self._held = ""  # released, but maybe the beginning of a stop text
         self.text = ""  # all that was returned
         self.stopped_by: str | None = None
@@ -39,24 +48,55 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Text that is certain now. Sets `stopped_by` where the text holds a stop text."""
         self._pending.append(token)
-        decoded = self._decode(self._context + self._pending)
-        if decoded.endswith(_BROKEN):  # the last character may yet become whole
-            certain = decoded[self._shown : -1]
-            self._shown += len(certain)
-        else:
-            certain = decoded[self._shown :]
-            self._context, self._pending = self._pending, []
-            self._shown = len(self._decode(self._context))
+        decoded = self._decode_all()
+        whole = decoded.rstrip(_BROKEN)  # the last character may yet become whole
+        certain = decoded[self._shown : max(len(whole), len(decoded) - _BROKEN_BYTES)]
+        self._shown += len(certain)
+        if whole == decoded:
+            self._move_on(decoded)
         return self._release(certain)
 
     def finish(self) -> str:
         """The rest: what was held back, and what will not become whole characters any more."""
         if self.stopped:
             return ""
-        rest = self._decode(self._context + self._pending)[self._shown :]
+        rest = self._decode_all()[self._shown :]
         rest, self._held, self._pending = self._held + rest, "", []
         self.text += rest
         return rest
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last ids, cut where characters begin and end.
+
+        The rest of a character that the prompt ends within is not the prompt's: it stays broken.
+        """
+        last = list(prompt[-_SEEN:])
+        cuts = (
+            last[start:end]
+            for end in range(len(last), max(0, len(last) - _BROKEN_BYTES - 1), -1)
+            for start in range(end)
+        )
+        return next((ids for ids in cuts if self._is_whole(ids)), [])
+
+    def _is_whole(self, ids: list[int]) -> bool:
+        text = self._decode(ids)
+        return not text.startswith(_BROKEN) and not text.endswith(_BROKEN)
+
+    def _decode_all(self) -> str:
+        """Of context and pending ids; bytes that follow the context do not change its text."""
+        text = self._decode(self._context + self._pending)
+        return text if text.startswith(self._known) else self._known + self._decode(self._pending)
+
+    def _move_on(self, decoded: str) -> None:
+        """Makes the pending ids the context. It has a text if it can: an id of none, such as a
+        special one, does not keep the space of the next from being dropped.
+        """
+        text = self._decode(self._pending)
+        if text:
+            self._context, self._known = self._pending, text
+        elif decoded != self._known or not decoded:
+            self._context, self._known = self._context + self._pending, decoded
+        self._pending, self._shown = [], len(self._known)
 
     def _decode(self, ids: list[int]) -> str:
         text = self._tokenizer.decode(

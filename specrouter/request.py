@@ -160,6 +160,7 @@ class RunningRequest:
             prompt.params.stop,
             prompt.params.include_stop_str_in_output,
             prompt.params.skip_special_tokens,
+            prompt.token_ids,
         )
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if prompt.params.logprobs is None else []

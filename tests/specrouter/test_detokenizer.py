@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specrouter.detokenizer import Detokenizer
 from tests.modelpool.factories import make_tokenizer
@@ -20,6 +21,7 @@ ALPHABET = st.one_of(
     st.sampled_from("aä ß\n.e"), st.sampled_from("中文字かな한글"), st.sampled_from("😀🎉👩🏽‍💻é")
 )
 TEXTS = st.text(ALPHABET, max_size=20)
+KNOWN_PIECES = (*"aeinrstFP.", "\u2581", "\u2581a", "\u2581is", "\u2581Paris", "France", "中", "é")
 
 
 class Pieces:
@@ -59,6 +61,54 @@ def byte_level() -> PreTrainedTokenizerBase:
         return make_tokenizer(Path(directory))
 
 
+@functools.cache
+def byte_fallback() -> PreTrainedTokenizerBase:
+    """As Llama 2's: what the vocabulary lacks is bytes, and a text's first space is dropped."""
+    single = [piece for piece in KNOWN_PIECES if len(piece) == 1]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *single]
+    merges: list[tuple[str, str]] = []
+    for piece in KNOWN_PIECES:
+        for end in range(2, len(piece) + 1):
+            merges.append((piece[: end - 1], piece[end - 1]))
+            pieces += [part for part in {piece[end - 1], piece[:end]} if part not in pieces]
+    vocab = {piece: token for token, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return cast(Any, PreTrainedTokenizerFast)(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    text = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text
+
+
+def continued(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    detok = Detokenizer(tokenizer, (), prompt=prompt)
+    shown = [detok.push(token) for token in ids] + [detok.finish()]
+    assert "".join(shown) == detok.text
+    return detok.text
+
+
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_any_cut_streams_to_the_whole_text(text: str, borders: list[int]) -> None:
@@ -93,6 +143,77 @@ def test_the_text_ends_before_the_first_stop_text(
     assert not any(end in detok.text for end in stop)
     assert detok.stopped == any(end in text for end in stop)
     assert detok.stopped or detok.text == text
+
+
+@given(TEXTS, st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_byte_fallback_streams_to_the_decoding_of_all_ids(text: str, end: int) -> None:
+    tokenizer = byte_fallback()
+    ids = ids_of(tokenizer, text)
+    assert continued(tokenizer, (), ids) == decoded(tokenizer, ids) == text
+    some = continued(tokenizer, (), ids[:end])
+    whole = some.rstrip("\ufffd")
+    starts = [decoded(tokenizer, ids[:count]) for count in range(end + 1)]
+    assert whole == [start for start in starts if "\ufffd" not in start][-1]
+    assert len(some) - len(whole) <= 3  # the bytes of half a character
+
+
+@given(TEXTS, st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_the_text_goes_on_after_the_prompt(text: str, border: int) -> None:
+    tokenizer = byte_fallback()
+    ids = ids_of(tokenizer, text)
+    prompt, rest = ids[:border], ids[border:]
+    before = decoded(tokenizer, prompt)
+    if not before.endswith("\ufffd"):
+        assert before + continued(tokenizer, prompt, rest) == text
+
+
+@given(TEXTS, st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_a_prompt_changes_nothing_where_the_decoder_drops_no_space(text: str, border: int) -> None:
+    tokenizer = byte_level()
+    ids = ids_of(tokenizer, text)
+    prompt, rest = ids[:border], ids[border:]
+    assert continued(tokenizer, prompt, rest) == decoded(tokenizer, rest)
+
+
+@pytest.mark.parametrize("character", ["中", "😀"])
+@pytest.mark.parametrize("byte", [1, 2])
+def test_the_rest_of_the_prompts_last_character_stays_broken(character: str, byte: int) -> None:
+    """Nothing of what comes after it is lost, and nothing of the prompt comes again."""
+    data = character.encode()
+    pieces = cast(PreTrainedTokenizerBase, Pieces([b"x", data[:byte], data[byte:], b" y"]))
+    text = continued(pieces, (1, 2), (3, 4))
+    assert text == data[byte:].decode(errors="replace") + " y"
+
+
+def test_a_word_after_the_prompt_keeps_its_space() -> None:
+    tokenizer = byte_fallback()
+    bos, eos = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+    prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris.")
+    assert continued(tokenizer, (), answer) == "is Paris."
+    assert continued(tokenizer, (bos,), answer) == "is Paris."
+    for before in (prompt, prompt[-1:], [bos, *prompt], [*prompt, eos, bos]):
+        assert continued(tokenizer, before, answer) == " is Paris."
+    assert continued(tokenizer, prompt, [eos, *answer[:1], eos, *answer[1:]]) == " is Paris."
+
+
+def test_bytes_that_are_no_character_do_not_spoil_those_before() -> None:
+    tokenizer = byte_fallback()
+    emoji, bad = ids_of(tokenizer, "😀")[1:], tokenizer.convert_tokens_to_ids("<0xFF>")
+    end = ids_of(tokenizer, "a")
+    assert continued(tokenizer, (), [*emoji, bad, *end]) == "😀\ufffd a"
+    assert continued(tokenizer, (), [*emoji, *[bad] * 9, *end]) == "😀" + "\ufffd" * 9 + " a"
+
+
+def test_ids_without_text_are_not_kept() -> None:
+    """A text that goes on after its end-of-text ids is decoded no slower for each of them."""
+    tokenizer = byte_fallback()
+    detok = Detokenizer(tokenizer, (), prompt=ids_of(tokenizer, "France"))
+    for _ in range(50):
+        assert detok.push(cast(int, tokenizer.eos_token_id)) == ""
+    assert len(detok._context) < 10
 
 
 def test_whole_characters_are_shown_at_once() -> None:

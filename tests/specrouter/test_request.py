@@ -19,6 +19,7 @@ from specrouter.request import Prompt, RequestHandle, RunningRequest
 from specrouter.slo import SLO, Objective
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
 from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine, router_without_models
+from tests.specrouter.test_detokenizer import byte_fallback
 
 PROMPT = (7, 8, 9)
 EOS = 0
@@ -82,6 +83,19 @@ def test_tokens_come_as_deltas_and_the_last_has_the_output(
     assert running.output.text == tokenizer.decode([11, 12, 13, 14])
     assert running.output.token_ids == [11, 12, 13, 14]
     assert running.output.seed == 5
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earlier: int) -> None:
+    """A decoder that drops the space before a text's first word drops none before the answer."""
+    tokenizer = byte_fallback()
+    prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris")
+    handle = RequestHandle(1, lambda: None)
+    params = SamplingParams(max_new_tokens=len(answer))
+    begun = Prompt(tuple(prompt), tuple(answer[:earlier]), params, None, 5)
+    request = RunningRequest(begun, handle, tokenizer, frozenset({EOS}))
+    handle.deliver(request.accept(answer[earlier:], ALONE))
+    assert handle.result(timeout=0).text == " is Paris"
 
 
 def test_tokens_after_the_end_are_dropped(tokenizer: PreTrainedTokenizerBase) -> None:
