@@ -133,11 +133,13 @@ class AcceptanceEstimator:
         stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
+        accepted, count = self._learn(stated[asked], place[asked], trees.accepted[asked])
         # A selection that leaves out first choices leaves the better ones: no measure of a text.
-        first_choices = real & (place == 0) & (trees.parents < 0)
-        is_fair = bool((first_choices & trees.judged).any(axis=1).all())
-        judged = stated[asked], place[asked], trees.accepted[asked]
-        accepted, count = self._learn(*judged, is_fair)
+        firsts = real & (place == 0) & np.take_along_axis(walked, trees.parents + 1, axis=1)
+        for fair in (firsts, firsts & (trees.parents < 0)):
+            if trees.judged[fair].all() and fair.any(axis=1).all():
+                self._recent += trees.accepted[fair].sum(), fair.sum()
+                break
         if self._trees.max() > _WELL_KNOWN_TREES and cycle % _RANK_EVERY:
             return accepted, count  # ranking takes longer than all the rest
         first = cycle // _RANK_EVERY % max(1, len(real) - _MOST_ROWS + 1)  # now these, now those
@@ -160,11 +162,11 @@ class AcceptanceEstimator:
         """
         self._fade(cycle)
         place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
-        return self._learn(stated.ravel(), place.ravel(), accepted.ravel(), True)
+        hits, count = self._learn(stated.ravel(), place.ravel(), accepted.ravel())
+        self._recent += hits, count
+        return hits, count
 
-    def _learn(
-        self, stated: Floats, place: Ints, accepted: Bools, is_fair: bool
-    ) -> tuple[float, float]:
+    def _learn(self, stated: Floats, place: Ints, accepted: Bools) -> tuple[float, float]:
         """Of nodes [n] whose parents were accepted; see `record` for what it returns."""
         self._calibration.record(stated, place, accepted)
         best = place == 0
@@ -172,8 +174,6 @@ class AcceptanceEstimator:
         fade = max(0.0, 1.0 - count / _TRIALS)
         self._trials = self._trials * fade + count
         self._accepted = self._accepted * fade + hits
-        if is_fair:
-            self._recent += hits, count
         return hits, count
 
     def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:

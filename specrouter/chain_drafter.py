@@ -38,6 +38,8 @@ from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
 
+_FEW = 0.125  # of a group's rows near their ends: a cycle is as long as was predicted
+
 
 class ChainDrafter:
     """Args: `rejection`: draw drafts by noise of their own, and judge them by Leviathan's rule."""
@@ -75,9 +77,9 @@ class ChainDrafter:
         rows = group.rows[drafting]
         heights = np.minimum(group.depth, limits[drafting])
         positions = self._rows.output_positions(rows)
-        draft = GroupDraft(group, rows, heights, positions, self._rows.sampled(rows))
-        if bool((heights < group.depth).any()) or not drafting.all():
-            draft.is_regular = False
+        cut = group.rows[limits < group.depth]
+        draft = GroupDraft(group, rows, heights, positions, self._rows.sampled(rows), cut)
+        draft.is_regular = len(cut) <= _FEW * len(group.rows)
         for name in group.chain[:-1] if len(rows) else ():
             try:
                 self._advance(draft, name)
@@ -117,6 +119,7 @@ class ChainDrafter:
             stem = draft.proposal.tree
             heights = np.minimum(group.depth, self._rows.remaining(rows) - 1 - stem.sizes)
             if (heights < 1).any() or not stem.sizes.all():
+                draft.is_regular = False  # as for a failure: what was planned takes longer
                 return
             draft.inner_rounds += 1
             for name in (drafter, judge):

@@ -80,13 +80,15 @@ class CycleResult:
 
     Attributes:
         errors: why rows cannot go on, whose requests alone are affected.
-        is_regular: nothing but the planned drafting and verifying took time: no model caught up or
-            failed, no tree was cut short by the end of its text.
+        cut_rows: whose trees were cut short by the end of their texts.
+        is_regular: nothing but the planned drafting and verifying took time, all of it: no model
+            caught up or failed, and few trees were cut short.
     """
 
     commits: list[Commit] = field(default_factory=list)
     failures: list[ModelFailure] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+    cut_rows: set[int] = field(default_factory=set)
     is_regular: bool = True
 
 

@@ -138,6 +138,7 @@ class Executor:
         drafts = [self._drafter.draft(group) for group in plan.groups]
         result.failures += [failure for draft in drafts for failure in draft.failures]
         result.is_regular &= all(draft.is_regular for draft in drafts)
+        result.cut_rows = {row for draft in drafts for row in draft.cut_rows.tolist()}
         selector = None if self._rejection else plan.selector
         leave_selected(drafts, selector, self._teacher.worth)
         if not plan.groups and not len(plan.prefill_rows):

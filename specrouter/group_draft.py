@@ -33,6 +33,7 @@ class GroupDraft:
         inner_rounds: so far.
         candidates: the proposal's tree before the target's selection.
         selected: [B, W] what of it was selected.
+        cut_rows: of the group, those near their ends: their trees are less deep, or they have none.
         is_regular: see `CycleResult`.
     """
 
@@ -41,6 +42,7 @@ class GroupDraft:
     heights: Ints
     positions: Ints
     sampled: Bools
+    cut_rows: Ints
     proposal: Proposal | None = None
     used: list[str] = field(default_factory=list)
     inner_rounds: int = 1

@@ -4,6 +4,7 @@ Acceptances of drafted trees, and the total variation between models at places t
 computed anyway: nodes of verified trees, and the ends of prompts.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from modelpool import ModelPool
 from processors import Proposal, TokenTree, Verdict
 from processors.ngram import context_distribution
 from processors.token_tree import ROOT
-from specrouter.acceptance import JudgedTrees, shape_index
+from specrouter.acceptance import SHAPE_DEPTHS, JudgedTrees, shape_index
 from specrouter.group_draft import GroupDraft
 from specrouter.prediction import Chain, Pair
 from specrouter.profiler import PerformanceProfiler
@@ -73,7 +74,8 @@ class Teacher:
         if proposal is None or tree is None or draft.selected is None:
             return
         target, used = self._pool.target, tuple(draft.used)
-        if draft.group.branching is None:  # a fixed form says nothing of beams
+        is_whole = len(used) < 2 or draft.inner_rounds == draft.group.inner_rounds
+        if draft.group.branching is None and is_whole:  # a fixed form says nothing of beams
             index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
             on_walk = verdict.accepted[index][:, : proposal.tree.tokens.shape[1]]
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
@@ -137,7 +139,10 @@ class Teacher:
         """Acceptances, sampled and greedy rows apart."""
         proposers, tree, width = lesson.proposers, lesson.tree, draft.group.width
         is_plain = len(proposers) == 1 and not self._pool.is_weightless(proposers[0])
-        exact = None if is_plain else shape_index(draft.group.depth, width)
+        exact, heights = None, draft.heights
+        if not is_plain:  # the tree is all that its shape may hold, where the text does not end
+            exact = shape_index(draft.group.depth, width)
+            heights = np.where(heights >= draft.group.depth, int(SHAPE_DEPTHS[exact]), heights)
         for mode in (True, False):
             which = lesson.counts & (draft.sampled == mode)
             if not which.any():
@@ -148,7 +153,7 @@ class Teacher:
                 np.where(tree.real, tree.log_probs, -np.inf)[which],
                 lesson.judged[which],
                 lesson.accepted[which],
-                draft.heights[which],
+                heights[which],
                 width,
             )
             key = (proposers, draft.inner_rounds, lesson.verifier, mode)
@@ -161,21 +166,23 @@ class Teacher:
         if self._compared[pair] % _EVERY != 1:
             return
         index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
-        sound = verdict.sound[index]
+        # Now these rows, now those; roots before what comes after them.
+        turn = np.roll(np.arange(len(index)), -_NODES * (self._compared[pair] // _EVERY))[:_NODES]
+        walks = {
+            own: verdict.walk(index[own]) for own in turn.tolist() if verdict.sound[index[own]]
+        }
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
-        for own, row in enumerate(index[:_NODES].tolist()):
-            if not sound[own]:
+        for depth, own in itertools.product(range(_NODES), walks):
+            row, walk = index[own], walks[own]
+            if depth > len(walk) or len(ours) == _NODES:
                 continue
-            walk = verdict.walk(row)
-            for depth, node in enumerate((ROOT, *walk.tolist())):
-                if len(ours) == _NODES:
-                    break
-                path = verdict.tree.tokens[row, walk[:depth]].tolist()
-                logits = self._proposed(proposal, proposer, own, node, path)
-                if logits is not None:
-                    ours.append(logits)
-                    theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
+            node = ROOT if depth == 0 else int(walk[depth - 1])
+            path = verdict.tree.tokens[row, walk[:depth]].tolist()
+            logits = self._proposed(proposal, proposer, own, node, path)
+            if logits is not None:
+                ours.append(logits)
+                theirs.append(verdict.logits[int(verdict.places[row, node + 1])])
         if ours:
             q, p = torch.stack(ours), torch.stack(theirs)
             self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))

@@ -249,11 +249,12 @@ class RoutePlanner:
                     predicted[route] = foreseen
 
     def _route(self, key: Override, option: Option, decision: ChainDecision) -> _Route:
-        depth, width, _ = key
+        # Options are of the shapes that are known, of which the next larger one may be predicted.
+        limits = self.scheduler.limits(*key)
         return _Route(
             option.chain,
-            (min(option.depth, depth) if depth else option.depth) or 1,
-            min(option.width, width) if width else option.width,
+            min(option.depth, limits.depth or option.depth) or 1,
+            min(option.width, limits.width or option.width),
             option.inner_rounds,
             decision.hard_rejection,
             self._is_whole(option.chain, decision.hard_rejection),
@@ -338,7 +339,11 @@ class RoutePlanner:
         if not result.is_regular or result.failures or len(plan.prefill_rows):
             return
         for index, option in self._expected.items():
-            rows = [row for row in plan.groups[index].rows.tolist() if row in gained]
+            rows = [
+                row
+                for row in plan.groups[index].rows.tolist()
+                if row in gained and row not in result.cut_rows
+            ]
             extra = float(sum(gained[row] - 1 for row in rows))
             alone = len(plan.groups) == 1
             self.profiler.record_outcome(

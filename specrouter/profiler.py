@@ -40,6 +40,7 @@ _OUTCOME_WEIGHT = 0.05  # of a cycle's time against its prediction
 _OUTCOME_PRIOR = 60.0  # tokens that count as if they had come as predicted
 _OUTCOME_TOKENS = 600.0  # after which older tokens have faded
 _OUTCOME_HALF_LIFE = 256.0  # cycles without a chain, after which it is half forgotten
+_IN_USE = 16  # cycles without news of a chain that is in use, since not every cycle tells
 _LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
 _MOST_KEYS = 256  # chains and their ways to run of which outcomes, or acceptances, are kept
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
@@ -88,7 +89,8 @@ class _Outcome:
     def age(self, cycle: int) -> None:
         """What is in use is corrected all the time; what is not must not be held for slow for ever
         because it once was."""
-        age = 0.5 ** ((cycle - self.last) / _OUTCOME_HALF_LIFE)
+        unused = max(0, cycle - self.last - _IN_USE)
+        age = 0.5 ** (unused / _OUTCOME_HALF_LIFE)
         self.log_time *= age
         self.expected *= age
         self.committed *= age
@@ -144,7 +146,7 @@ class PerformanceProfiler:
     parameters: Mapping[str, int]
     is_learning: bool = True  # else nothing but totals is recorded
     _cycle: int = 0
-    # The cycle of each model's last forward that taught.
+    # The cycle of each model's last forward that taught, or in which it was loaded.
     _used: dict[str, int] = field(default_factory=dict)
     _times: MachineTimes = field(default_factory=MachineTimes)
     _stages: MachineTimes = field(default_factory=MachineTimes)
@@ -161,6 +163,7 @@ class PerformanceProfiler:
         """What a profile at load found, or an earlier process; served forwards move it on."""
         with self._lock:
             self._times.estimators[model] = times
+            self._used.setdefault(model, self._cycle)
 
     def record_forward(
         self, model: str, tokens: int, attended: float, elapsed_ms: float, times: int = 1

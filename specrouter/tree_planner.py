@@ -127,7 +127,8 @@ class TreePlanner:
         is_plain = not prompt_tokens and not (rates > 0.0).any()
         kept = None if len(option.chain) == 1 else option
         if self.config.shape != "costmodel" or grid is None or is_plain:
-            return CycleChoice(everyone, kept and self._shaped(kept, len(everyone)), 0.0)
+            shaped = kept and self._shaped(kept, len(everyone) + others)
+            return CycleChoice(everyone, shaped, 0.0)
         if kept is None and not (rates > 0.0).any():
             return CycleChoice(everyone, None, 0.0)
         return choose_cycle(snapshot, grid, rates, progress.waited, prompt_tokens, others)

@@ -456,3 +456,17 @@ def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() ->
     estimator.record(replace(trees, judged=seen), 0)
     assert estimator.snapshot(0).recent_trials == before
     assert estimator.snapshot(0).trials > before
+
+
+def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -> None:
+    """A selection by worth leaves the better of the deeper nodes: the roots alone are fair."""
+    rng, estimator = np.random.default_rng(5), AcceptanceEstimator()
+    for cycle in range(400):
+        trees = judged(rng, 6, 1, 8)
+        seen = trees.judged & (trees.depths == 1)
+        best = np.argsort(np.where(trees.depths == 2, trees.log_probs, -np.inf), axis=None)[-4:]
+        seen.flat[best] = trees.judged.flat[best]
+        estimator.record(replace(trees, judged=seen), cycle)
+    found = estimator.snapshot(400)
+    usual = (EASY[0] + HARD[0]) / 2
+    assert found.recent_accepted / found.recent_trials == pytest.approx(usual, abs=0.06)

@@ -18,8 +18,9 @@ from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, VerifyProcessor
 from specrouter.acceptance import shape_index
 from specrouter.cycle_plan import ChainGroup, CyclePlan, CycleResult, TargetError
+from specrouter.decoding_rows import DecodingRows
 from specrouter.executor import Executor
-from specrouter.lessons import total_variation
+from specrouter.lessons import Teacher, total_variation
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS, SamplingParams
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt
@@ -284,7 +285,41 @@ def test_a_row_without_room_for_another_round_does_without_it(pool: ModelPool) -
     result = bench.cycle(TRIPLE, depth=4, rounds=3)
     assert len(result.commits) == 3
     assert not result.is_regular
-    assert bench.rounds() == {1}
+    assert not bench.rounds(), "a path that was to have further rounds is no whole tree"
+
+
+@pytest.mark.parametrize(("near", "is_regular"), [(0, True), (1, True), (2, False)])
+def test_few_rows_near_their_ends_leave_a_cycle_regular(
+    near: int, is_regular: bool, pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
+    bench.cycle(("small", "target"), depth=4)  # the drafter reads the prompts
+    remaining = DecodingRows.remaining
+    monkeypatch.setattr(
+        DecodingRows,
+        "remaining",
+        lambda known, rows: np.where(rows < near, 3, remaining(known, rows)),
+    )
+    result = bench.cycle(("small", "target"), depth=4)
+    assert result.cut_rows == set(range(near))
+    assert result.is_regular == is_regular
+
+
+def test_distributions_of_all_rows_are_compared_in_turn(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
+    compared: list[int] = []
+    proposed = Teacher._proposed
+
+    def noting(teacher: Teacher, proposal: Any, proposer: str, index: int, *rest: Any) -> Any:
+        compared.append(index)
+        return proposed(teacher, proposal, proposer, index, *rest)
+
+    monkeypatch.setattr(Teacher, "_proposed", noting)
+    for _ in range(8):
+        bench.cycle(("small", "target"), depth=2)
+    assert set(compared) == set(range(8))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), NonFiniteLogits("broken")])

@@ -380,6 +380,14 @@ def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() ->
     assert len(plan.planner.records) == 3
 
 
+@pytest.mark.parametrize("limits", [{"depth": 7}, {"depth": 13}, {"depth": 3, "width": 5}])
+def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> None:
+    [group] = Plan(Request(), **limits).groups()
+    assert group.chain == PAIR
+    assert group.depth == limits["depth"]
+    assert group.width <= limits.get("width", 8)
+
+
 # Probes
 
 STALE = replace(GOOD, idle_cycles={"twin": 10_000})
@@ -513,6 +521,16 @@ def test_an_irregular_cycle_counts_in_the_totals_only(irregular: dict[str, Any])
     plan.learn(plan.groups(), {0: 2}, **irregular)
     assert len(plan.profiler.cycles) == 1
     assert not plan.profiler.outcomes
+
+
+def test_rows_near_their_ends_tell_nothing_of_what_drafts_bring() -> None:
+    plan = Plan(Request(), Request())
+    plan.learn(plan.groups(), {0: 3, 1: 1}, cut_rows={1})
+    [(chain, requests, _, _, expected, gained)] = plan.profiler.outcomes
+    assert (chain, requests, gained) == (PAIR, 2, 2.0)
+    both = Plan(Request(), Request())
+    both.learn(both.groups(), {0: 3, 1: 1})
+    assert expected == pytest.approx(both.profiler.outcomes[0][4] / 2)
 
 
 def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:

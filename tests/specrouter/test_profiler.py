@@ -94,6 +94,18 @@ def test_a_model_is_idle_since_its_last_forward(profiler: PerformanceProfiler) -
 # Totals
 
 
+def test_a_model_that_was_loaded_and_never_used_is_idle_since_then(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.begin_cycle()
+    profiler.learn_curve("small", TimeEstimator.profiled([TimeSample(1, 0.0, 1.0)]))
+    for _ in range(5):
+        profiler.begin_cycle()
+    assert profiler.snapshot().idle_cycles == {"small": 5}
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    assert profiler.snapshot().idle_cycles == {"small": 0}
+
+
 def test_statistics_are_the_totals_of_what_was_recorded(profiler: PerformanceProfiler) -> None:
     assert profiler.statistics() == EngineStatistics(0, 0.0, {}, 0.0, {}, {}, 0, 0, 0)
     for _ in range(2):

@@ -201,6 +201,11 @@ def test_adaserves_shapes_are_its_equations() -> None:
         assert (found.chain, found.nodes, found.plain_ms) == (PAIR, CHOSEN.nodes, 0.0)
         return found.depth, found.width
 
+    beside = planner(budget_tokens=60, max_depth=12, shape="adaserve").choose(
+        KNOWN, CHOSEN, grid(), progress([0.0] * 6), 0, 14
+    )
+    assert beside.option is not None
+    assert beside.option.depth == 60 // 20 - 1  # the budget is for all who decode
     assert shape(6, shape="adaserve") == (60 // 6 - 1, 5)
     assert shape(20, shape="adaserve") == (60 // 20 - 1, 60 // 20)
     assert shape(20, shape="adaserve", min_depth=4) == (4, 3)
