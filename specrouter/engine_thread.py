@@ -17,10 +17,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from modelpool import ModelPool
+from modelpool.errors import ConfigError
 from specrouter.engine import Engine, EngineState
 from specrouter.errors import OverloadedError, UnavailableError
 from specrouter.hang_guard import Abandoned
+from specrouter.model_states import StageError
 from specrouter.request import RunningRequest
 
 logger = logging.getLogger(__name__)
@@ -57,7 +61,7 @@ class EngineThread:
     def start(self) -> None:
         """Returns when models are loaded (`Engine.preload`).
 
-        Raises what is wrong with the target.
+        Raises what is wrong with the target; `ConfigError` where its state has no memory.
         """
         self._start_thread("engine", self._load_and_run)
         self._ready.result()
@@ -144,7 +148,7 @@ class EngineThread:
             self.engine.warm_up()
         except BaseException as error:
             self._ended.set()
-            self._ready.set_exception(error)
+            self._ready.set_exception(_config_error(error) or error)
             return
         self._start_thread("watch", self._watch)
         self._run()
@@ -278,3 +282,24 @@ class EngineThread:
         logger.critical("%s: the engine is stuck", cause)
         self._stuck = True
         self._finish(cause)
+
+
+def _config_error(error: BaseException) -> ConfigError | None:
+    """What to change where the target is loaded and memory has run out for its state."""
+    cause = error.__cause__
+    if not isinstance(error, StageError) or not _is_out_of_memory(cause):
+        return None
+    reason = (
+        "no memory for the target's keys and values, or to run it: fewer requests, or a shorter "
+        f"engine.max_model_len, need less ({cause})"
+    )
+    found = ConfigError("engine.max_requests", reason)
+    found.__cause__ = error
+    return found
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """On a CPU torch has no exception of its own for it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -1,13 +1,16 @@
 """Errands of the engine's thread. How it serves, begins anew and ends: `test_router`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from modelpool.errors import ConfigError
 from specrouter.engine_thread import EngineThread
+from specrouter.model_states import StageError
 from tests.specrouter.fake_router import FakeEngine
 
 
@@ -42,3 +45,40 @@ def test_what_an_errand_raises_reaches_who_asked_and_not_the_engine(thread: Engi
         thread.run_idle(lambda: 1 / 0)
     assert thread.run_idle(lambda: 1) == 1
     assert thread.restarts == 0
+
+
+def start_failing(cause: Exception) -> None:
+    """Starts an engine whose target cannot be made ready."""
+
+    def warm_up() -> None:
+        try:
+            raise cause
+        except Exception as error:
+            raise StageError("big", error) from error
+
+    pool: Any = SimpleNamespace(target="big", get=lambda name: None)
+    engine: Any = FakeEngine()
+    engine.warm_up = warm_up
+    EngineThread(engine, pool, step_timeout_s=60.0).start()
+
+
+def cpu_out_of_memory() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.zeros(2**58)
+    return caught.value
+
+
+@pytest.mark.parametrize("of", [lambda: torch.OutOfMemoryError("no room"), cpu_out_of_memory])
+def test_a_start_without_memory_for_the_targets_state_names_what_to_change(
+    of: Callable[[], Exception],
+) -> None:
+    cause = of()
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len") as caught:
+        start_failing(cause)
+    assert caught.value.field == "engine.max_requests"
+    assert str(cause) in str(caught.value)
+
+
+def test_a_start_that_fails_otherwise_says_how() -> None:
+    with pytest.raises(StageError):
+        start_failing(RuntimeError("broken"))
