@@ -46,12 +46,15 @@ def load_model(
     try:
         with _progress(config.name):
             model, report = _from_pretrained(config, directory, placement)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise  # a RuntimeError too, which is also what weights of other shapes are told by
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
         reason = f"{str(directory)!r} lacks {len(missing)} weights, such as {missing[0]}"
         raise ConfigError(f"{field}.source", reason)
+    _check_devices(model, placement)
     model.requires_grad_(False)
     try:
         wrap = _wrap_drafter if tuning.lean else _wrap
@@ -111,6 +114,19 @@ def _from_pretrained(
     )
     model, report = loaded
     return model, report
+
+
+def _check_devices(model: PreTrainedModel, placement: Placement) -> None:
+    """Raises `torch.OutOfMemoryError` for a model that is not all where it was placed.
+
+    accelerate divides no layer, and keeps room for the largest one beside what it puts on the
+    first device: where that makes it run out of devices it goes on with the disk.
+    """
+    where: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
+    elsewhere = sorted(part for part, device in where.items() if device in ("cpu", "disk", "meta"))
+    if placement.max_memory and elsewhere:
+        reason = f"whole layers leave {len(elsewhere)} parts without a place, such as "
+        raise torch.OutOfMemoryError(f"{reason}{elsewhere[0]}")
 
 
 def _accelerate_key(device: str) -> int | str:

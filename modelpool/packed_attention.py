@@ -9,7 +9,7 @@ mask building, which would look for packed sequences and synchronise with the de
 Not here: where keys and values live and which of them are valid (`statemgr`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,9 @@ _HARMLESS = frozenset(
 )
 
 
+OnDevice = Mapping[torch.device, Tensor]  # one tensor on each device that has layers
+
+
 class QueryGroup(Protocol):
     """Requests whose queries are attended in one kernel call: B rows with Q queries each.
 
@@ -48,10 +51,10 @@ class QueryGroup(Protocol):
     def queries(self) -> int: ...  # Q, the most that any of the rows has
 
     @property
-    def take(self) -> Tensor | None: ...  # [B * Q] pack index; None: the pack as it stands
+    def take(self) -> OnDevice | None: ...  # [B * Q] pack index; None: the pack as it stands
 
     @property
-    def put(self) -> Tensor | None: ...  # [n] index into B * Q of the group's real tokens
+    def put(self) -> OnDevice | None: ...  # [n] index into B * Q of the group's real tokens
 
 
 class KVView(Protocol):
@@ -139,9 +142,9 @@ def attend_all(
     for group in view.groups:
         assert group.take is not None
         assert group.put is not None
-        picked = query.index_select(1, group.take)
+        picked = query.index_select(1, group.take[query.device])
         out = attend(view, layer, group, picked, scale, window, softcap)
-        parts.append(out.index_select(0, group.put))
+        parts.append(out.index_select(0, group.put[out.device]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

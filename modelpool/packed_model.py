@@ -23,6 +23,7 @@ from modelpool.lean_norm import replace_norms
 from modelpool.packed_attention import (
     ATTENTION_NAME,
     KVView,
+    OnDevice,
     OpaqueView,
     QueryGroup,
     UnsupportedAttention,
@@ -68,6 +69,7 @@ class PackedModel:
         self.kv_layers = kv_layers
         self.threads: int = threads or torch.get_num_threads()
         self.device: torch.device = _embedding(model).device
+        self._is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
         # of the pack, and the pairs of query and slot that attention computes.
         self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
@@ -91,6 +93,7 @@ class PackedModel:
 
         Raises:
             UnsupportedModelError: with the reason why packed attention would not be exact.
+            torch.OutOfMemoryError: there is no room for a short forward.
         """
         field = f"pool.models[{name}]"
         reason = refusal(model.config)
@@ -112,6 +115,8 @@ class PackedModel:
                 got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
         except UnsupportedAttention as error:
             raise UnsupportedModelError(field, str(error)) from error
+        except torch.OutOfMemoryError:
+            raise  # a RuntimeError too
         except (RuntimeError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
         _check_parity(field, expected, got)
@@ -152,6 +157,8 @@ class PackedModel:
     def _forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
     ) -> Tensor:
+        if self._is_spread:  # it picks from what may be on any of the devices
+            logit_index = logit_index.cpu()
         logits: Tensor = self.model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -238,8 +245,8 @@ def _check_parity(field: str, expected: Tensor, got: Tensor) -> None:
 class _ProbeGroup:
     queries: int
     rows: int = 1
-    take: Tensor | None = None
-    put: Tensor | None = None
+    take: OnDevice | None = None
+    put: OnDevice | None = None
 
 
 def probed(

@@ -8,7 +8,7 @@ KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked: attention ker
 query the same bits whatever stands beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,8 +41,8 @@ class RowGroup:
     queries: int
     length: int  # S, slots read
     positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
-    take: Tensor | None
-    put: Tensor | None
+    take: Mapping[torch.device, Tensor] | None
+    put: Mapping[torch.device, Tensor] | None
     source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
 
 
@@ -170,7 +170,7 @@ class GroupPlanner:
     positions: Ints
     ends: Ints
     slots: int
-    device: torch.device
+    devices: Sequence[torch.device]  # of the layers
 
     @cached_property
     def _offsets(self) -> Ints:
@@ -228,10 +228,11 @@ class GroupPlanner:
             queries,
             length,
             positions,
-            self._tensor(take.reshape(-1)),
-            self._tensor(put),
+            self._on_devices(take.reshape(-1)),
+            self._on_devices(put),
             take,
         )
 
-    def _tensor(self, values: Ints) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
+    def _on_devices(self, values: Ints) -> dict[torch.device, Tensor]:
+        host = torch.from_numpy(np.ascontiguousarray(values))
+        return {device: host.to(device, non_blocking=True) for device in self.devices}

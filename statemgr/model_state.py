@@ -106,7 +106,7 @@ class ModelState:
     ) -> ForwardView:
         """The view of a forward over appended tokens; rows must ascend."""
         planner = GroupPlanner(
-            rows, counts, positions, self.ends[rows], self.slots, self.store.devices[0]
+            rows, counts, positions, self.ends[rows], self.slots, self.store.devices
         )
         groups = planner.plan()
         return ForwardView(self.store, self.cache_mask, self.positions, flat_slots, groups, tree)

@@ -70,6 +70,48 @@ def test_weights_that_are_missing_are_refused_and_not_invented(tmp_path: Path) -
         load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
 
 
+def test_weights_of_other_shapes_name_the_source(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="cannot load") as caught:
+        load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
+    assert caught.value.field == f"{FIELD}.source"
+
+
+def test_a_load_without_memory_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(loader, "_from_pretrained", reading)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
+
+
+@pytest.mark.parametrize("left", ["disk", "cpu"])
+def test_a_spread_model_that_its_devices_do_not_hold_has_no_memory(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama(tmp_path)
+    read = loader._from_pretrained
+
+    def reading(config: Any, directory: Path, placement: Placement) -> Any:
+        model, report = read(config, directory, Placement("cpu"))
+        where = {"model.layers.0": 0, "model.layers.1": left, "lm_head": left}
+        vars(model)["hf_device_map"] = where
+        return model, report
+
+    monkeypatch.setattr(loader, "_from_pretrained", reading)
+    spread = Placement("cuda:0", (("cuda:0", 10), ("cuda:1", 10)))
+    with pytest.raises(torch.OutOfMemoryError, match=r"2 parts .* lm_head"):
+        load_model(config(), tmp_path, spread, VOCAB_SIZE, FIELD)
+
+
 def test_an_architecture_that_the_plug_in_refuses_names_the_source(tmp_path: Path) -> None:
     save_llama(tmp_path)
     with pytest.raises(ConfigError) as caught:  # more ids than the model has outputs

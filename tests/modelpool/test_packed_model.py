@@ -305,3 +305,29 @@ def test_a_tuned_model_says_what_it_said() -> None:
         packed.model.set_attn_implementation("sdpa")
         difference = (packed.model(tokens).logits - ordinary(tokens).logits).abs().max()
     assert difference < 1e-3
+
+
+def test_out_of_memory_is_no_reason_to_refuse_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(LlamaConfig(**_GATED))
+
+    def forward(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(torch.OutOfMemoryError):
+        PackedModel.wrap("m", model, VOCAB)
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_the_index_of_wanted_logits_fits_whatever_device_a_spread_model_picks_them_on(
+    is_spread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(LlamaConfig(**_GATED))
+    if is_spread:
+        model.model.layers[1].to("meta")
+    packed = PackedModel("m", model, VOCAB, 128, ())
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(model, "forward", lambda **given: asked.update(given) or MagicMock())
+    index = MagicMock()
+    packed.forward(torch.zeros(1), torch.zeros(1), MagicMock(attended=1.0), index)
+    assert asked["logits_to_keep"] is (index.cpu() if is_spread else index)

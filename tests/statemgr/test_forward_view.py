@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.packed_attention import OpaqueView, packed_attention_forward
+from modelpool.packed_attention import OpaqueView, attend_all, packed_attention_forward
 from modelpool.packed_model import KVLayer
 from statemgr import ForwardView, ModelState, TreeMask
 
@@ -331,3 +331,20 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
         )
         outs.append(out[0, 3 * rows.index(1) :][:3])
     assert torch.equal(outs[0], outs[1])
+
+
+def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
+    devices = [torch.device("cpu"), torch.device("meta")]
+    layers = [KVLayer(device, torch.float64, 2, DIM) for device in devices]
+    state = ModelState(layers, ROWS, SLOTS)
+    rows, counts, positions = np.array([0, 1, 2]), np.array([1, 3, 20]), np.zeros(24, np.int64)
+    view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))
+    assert len(view.groups) == 2
+    for group in view.groups:
+        for index in (group.take, group.put):
+            assert index is not None
+            assert {place: part.device for place, part in index.items()} == {d: d for d in devices}
+    for number, device in enumerate(devices):
+        query, key = (torch.zeros(n, 24, DIM, dtype=torch.float64, device=device) for n in (4, 2))
+        view.write(number, key.transpose(0, 1), key.transpose(0, 1))
+        assert attend_all(view, number, query, 1.0, None, None).device == device
