@@ -33,10 +33,11 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._keep_stop = keep_stop
         self._skip_special_tokens = skip_special_tokens
-        self._context = self._end_of(prompt)  # the next ids' text hangs on these
-        self._known = self._decode(self._context)  # their text
+        self._prompt = list(prompt[-_SEEN:])  # its end, until the first token comes
+        self._context: list[int] = []  # the next ids' text hangs on these
+        self._known = ""  # their text
         self._pending: list[int] = []  # ids that end within a character
-        self._shown = len(self._known)  # characters of context and pending ids, without the new
+        self._shown = 0  # characters of context and pending ids, without the new
         self._held = ""  # released, but maybe the beginning of a stop text
         self.text = ""  # all that was returned
         self.stopped_by: str | None = None
@@ -47,6 +48,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Text that is certain now. Sets `stopped_by` where the text holds a stop text."""
+        if self._prompt:
+            self._go_on_after_prompt()
         self._pending.append(token)
         decoded = self._decode_all()
         whole = decoded.rstrip(_BROKEN)  # the last character may yet become whole
@@ -65,18 +68,20 @@ class Detokenizer:
         self.text += rest
         return rest
 
-    def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The last ids, cut where characters begin and end.
+    def _go_on_after_prompt(self) -> None:
+        """Makes its last ids the context, cut where characters begin and end.
 
         The rest of a character that the prompt ends within is not the prompt's: it stays broken.
         """
-        last = list(prompt[-_SEEN:])
+        last, self._prompt = self._prompt, []
         cuts = (
             last[start:end]
             for end in range(len(last), max(0, len(last) - _BROKEN_BYTES - 1), -1)
             for start in range(end)
         )
-        return next((ids for ids in cuts if self._is_whole(ids)), [])
+        self._context = next((ids for ids in cuts if self._is_whole(ids)), [])
+        self._known = self._decode(self._context)
+        self._shown = len(self._known)
 
     def _is_whole(self, ids: list[int]) -> bool:
         text = self._decode(ids)
