@@ -36,13 +36,16 @@ class ResponseFormat(_Fields):
 
 
 class StructuredOutputs(_Fields):
-    """vLLM's; one of them."""
+    """vLLM's; one of them. Further keys, such as `disable_any_whitespace`, mean nothing here."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")
     regex: Text | None = None
     choice: Choices | None = None
     grammar: Text | None = None
     json_object: bool | None = None
+
+
+_FORMS = ", ".join(field.alias or name for name, field in StructuredOutputs.model_fields.items())
 
 
 class StructureFields(_Fields):
@@ -57,7 +60,8 @@ class StructureFields(_Fields):
         """What is asked for, and the name of its field.
 
         Raises:
-            RequestError: names the field: a second one, or one that holds no JSON.
+            RequestError: names the field: a second one, one that holds no JSON, or
+                `structured_outputs` without a form.
         """
         asked = [*self._of_response_format(), *self._of_structured_outputs(), *self._guided()]
         if not asked:
@@ -84,9 +88,12 @@ class StructureFields(_Fields):
         if asked is None:
             return
         prefix = "structured_outputs."
-        yield from _given(prefix, asked.json_, asked.regex, asked.choice, asked.grammar)
+        forms = list(_given(prefix, asked.json_, asked.regex, asked.choice, asked.grammar))
         if asked.json_object:
-            yield f"{prefix}json_object", Structure("json_object")
+            forms.append((f"{prefix}json_object", Structure("json_object")))
+        if not forms:  # one that is unknown here, or misspelt: not to be answered with free text
+            raise RequestError("structured_outputs", f"holds none of the forms {_FORMS}")
+        yield from forms
 
     def _guided(self) -> Iterator[tuple[str, Structure]]:
         yield from _given(
