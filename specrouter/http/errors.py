@@ -22,17 +22,28 @@ from specrouter import OverloadedError, RequestError, RequestOutput, Unavailable
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 
+SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
+
 # What the bodies know that refuse other fields, by their class, as pydantic's locations name it.
 _KNOWN = {body.__name__: ", ".join(body.model_fields) for body in (SloRequest, SpeculationRequest)}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an accepted request has no answer."""
+    """Why an accepted request has no answer.
+
+    Attributes:
+        is_final: nothing is gained by asking again, which OpenAI's clients do after 408 and 5xx.
+    """
 
     status: int
     code: str
     message: str
+    is_final: bool
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {SHOULD_RETRY_HEADER: "false"} if self.is_final else {}
 
     def payload(self) -> dict[str, Any]:
         return error_payload(self.status, self.message, code=self.code)
@@ -41,12 +52,14 @@ class Failure:
 def failure_of(output: RequestOutput) -> Failure | None:
     """None for a text that ended as texts do."""
     if output.finish_reason == "error":
-        return Failure(500, "generation_failed", output.error or "generation failed")
+        return Failure(500, "generation_failed", output.error or "generation failed", True)
     if output.finish_reason == "timeout":
         made = len(output.token_ids)
-        return Failure(408, "timeout", f"the request's time is up after {made} tokens")
+        return Failure(408, "timeout", f"the request's time is up after {made} tokens", True)
     if output.finish_reason == "cancelled":
-        return Failure(503, "shutting_down", "the service has stopped before the text was done")
+        return Failure(
+            503, "shutting_down", "the service has stopped before the text was done", False
+        )
     return None
 
 

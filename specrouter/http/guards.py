@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from modelpool.errors import ConfigError
 from specrouter.config import ServerConfig, is_api_key
 from specrouter.http.drain import Drain
-from specrouter.http.errors import error_response
+from specrouter.http.errors import SHOULD_RETRY_HEADER, error_response
 from specrouter.http.metrics_page import Refusal, count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
@@ -56,7 +56,7 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
             allow_origins=config.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID_HEADER, "retry-after"),
+            expose_headers=(REQUEST_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
         )
 
 

@@ -66,7 +66,7 @@ async def _whole(request: Request, deltas: Deltas, answer: Answer) -> Response:
         failure = failure_of(output)
         if failure is not None:
             content = {**answer.partial(outputs), **failure.payload()}
-            return JSONResponse(content, status_code=failure.status)
+            return JSONResponse(content, status_code=failure.status, headers=failure.headers)
     return JSONResponse(answer.whole(outputs))
 
 

@@ -126,6 +126,10 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
         ({"structured_outputs": {"regex": "a+"}}, Structure("regex", "a+")),
         ({"structured_outputs": {"json": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
         ({"structured_outputs": {"json_object": True}}, Structure("json_object")),
+        (
+            {"structured_outputs": {"regex": "a+", "disable_any_whitespace": True}},
+            Structure("regex", "a+"),
+        ),
     ],
 )
 def test_a_form_is_asked_for_as_openai_or_vllm_does(
@@ -380,6 +384,14 @@ def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False, "regex": None}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}, "guided_regex": "a"},
+            "structured_outputs",
+        ),
         ({"speculation": {"\ud800": 1}}, "speculation"),
         ({"speculation": {"colour": 1}}, "speculation.colour"),
     ],
@@ -394,6 +406,13 @@ def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str, st
     response = post(router, {**PROMPT, **fields}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, param)
     assert router.calls == []
+
+
+def test_what_forms_there_are_is_said_where_none_is_known() -> None:
+    fields = {"structured_outputs": {"choices": ["a"]}}
+    message = refusal(post(FakeRouter(), {**PROMPT, **fields}, PATH))["message"]
+    assert message.endswith("none of the forms json, regex, choice, grammar, json_object")
+    assert asked(structured_outputs=None).structure is None
 
 
 def test_a_limit_on_new_tokens_is_named_as_the_client_named_it() -> None:
@@ -429,21 +448,23 @@ def test_a_service_without_room_is_a_503_that_says_when_to_come_back(
     assert response.status_code == 503
     assert response.json()["error"]["code"] == code
     assert response.headers.get("retry-after") == retry
+    assert "x-should-retry" not in response.headers
 
 
 @pytest.mark.parametrize(
-    ("router", "status", "code"),
+    ("router", "status", "code", "retry"),
     [
-        (FakeRouter(error="it broke"), 500, "generation_failed"),
-        (FakeRouter(ends="timeout"), 408, "timeout"),
-        (FakeRouter(ends="cancelled"), 503, "shutting_down"),
+        (FakeRouter(error="it broke"), 500, "generation_failed", "false"),
+        (FakeRouter(ends="timeout"), 408, "timeout", "false"),
+        (FakeRouter(ends="cancelled"), 503, "shutting_down", None),
     ],
 )
 def test_a_text_that_did_not_come_to_its_end_is_an_error(
-    router: FakeRouter, status: int, code: str
+    router: FakeRouter, status: int, code: str, retry: str | None
 ) -> None:
     response = post(router, {**PROMPT, "n": 2}, PATH)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert response.headers.get("x-should-retry") == retry
     assert any("error" in chunk and chunk["error"]["code"] == code for chunk in streamed(router))
 
 

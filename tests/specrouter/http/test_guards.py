@@ -193,6 +193,8 @@ def test_refusals_too_can_be_read_by_a_page() -> None:
     response = call(app, headers=[("Origin", ORIGIN)])
     assert response.status_code == 401
     assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+    exposed = response.headers["Access-Control-Expose-Headers"]
+    assert {"x-request-id", "retry-after", "x-should-retry"} <= set(exposed.split(", "))
 
 
 # Bodies
