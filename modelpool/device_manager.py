@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from modelpool.container import memory_limits
 from modelpool.errors import ConfigError, DoesNotFitError
 from modelpool.footprint import ModelFootprint
 
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _HEADROOM = 0.05  # of a device's memory: activations, workspaces, fragmentation
 _GIB = 2**30
+_ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,22 @@ def read_devices() -> tuple[DeviceInfo, ...]:
     return (*found, _read_cpu())
 
 
-def _read_cpu() -> DeviceInfo:
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
+def _read_cpu(root: Path = _ROOT) -> DeviceInfo:
+    """What the machine has, or a container's part of it. `root`: for tests."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = _available_bytes(root, total)
+    for limit in memory_limits(root):
+        total, free = min(total, limit.total_bytes), min(free, limit.free_bytes)
+    return DeviceInfo("cpu", free, total)
+
+
+def _available_bytes(root: Path, total: int) -> int:
+    meminfo = root / "proc/meminfo"
     if meminfo.is_file():  # unlike SC_AVPHYS_PAGES this counts the page cache as free, which it is
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return DeviceInfo("cpu", int(line.split()[1]) * 1024, total)
-    return DeviceInfo("cpu", total, total)
+                return int(line.split()[1]) * 1024
+    return total
 
 
 def _place_one(
