@@ -101,4 +101,5 @@ class PeerContender:
 def _completion_tokens(answer: Mapping[str, Any], asked: int) -> int:
     """As the server counts them; one that does not say is believed to have made what was asked."""
     usage = answer.get("usage") or {}
-    return int(usage.get("completion_tokens") or asked)
+    counted = usage.get("completion_tokens")
+    return asked if counted is None else int(counted)

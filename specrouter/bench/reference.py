@@ -101,6 +101,11 @@ def _loaded(checkpoint: Checkpoint) -> Any:
         dtype=getattr(torch, checkpoint.dtype),
         trust_remote_code=checkpoint.trust_remote_code,
     )
+    # Not the checkpoint's own defaults, such as a repetition penalty, which a chain ignores.
+    own = model.generation_config
+    model.generation_config = transformers.GenerationConfig(
+        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id
+    )
     return model.to(checkpoint.device)
 
 

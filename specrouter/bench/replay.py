@@ -62,12 +62,15 @@ class Outcome:
     def is_attained(self) -> bool | None:
         """Whether its tokens came as fast as asked, the first one's time left out.
 
-        None: it had no objective. Source: AdaServe, section 6.1.
+        None: it had no objective, or came without an error and has too few tokens to be judged.
+        Source: AdaServe, section 6.1.
         """
-        objective_ms = self.request.objective_ms
+        objective_ms, tpot_ms = self.request.objective_ms, self.answer.tpot_ms
         if objective_ms is None:
             return None
-        return self.answer.error is None and (self.answer.tpot_ms or 0.0) <= objective_ms
+        if self.answer.error is not None:
+            return False
+        return None if tpot_ms is None else tpot_ms <= objective_ms
 
 
 class Pending(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -141,6 +142,19 @@ def test_reference_makes_every_output_as_long_as_asked(
     assert answer.seconds > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_reference_ignores_what_a_checkpoint_would_add_to_sampling(
+    temperature: float, checkpoints: list[Checkpoint], tmp_path: Path
+) -> None:
+    plain = Path(checkpoints[-1].path)
+    shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
+    own = {"eos_token_id": 0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "min_p": 0.9}
+    (tmp_path / "generation_config.json").write_text(json.dumps(own))
+    work = Work(WORK.prompts, WORK.seeds, 12, temperature, None)
+    found = reference._generate(Checkpoint(str(tmp_path), "float32", "cpu"), None, work)
+    assert found.token_ids == reference._generate(checkpoints[-1], None, work).token_ids
+
+
 def test_padding_does_not_change_a_greedy_output(checkpoints: list[Checkpoint]) -> None:
     target = checkpoints[-1]
     both = reference._generate(target, None, Work(WORK.prompts, (0, 0), 6, 0.0, None))
@@ -206,6 +220,15 @@ def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type
     ]  # fmt: skip
     assert sample.tokens == 14
     assert sample.distinct == pytest.approx((0.2, 0.2))
+
+
+@pytest.mark.parametrize(("usage", "tokens"), [({"completion_tokens": 0}, 0), ({}, 16), (None, 16)])
+def test_a_peer_that_made_nothing_is_not_believed_to_have_made_all(
+    usage: dict[str, int] | None, tokens: int, server: tuple[str, type[Server]]
+) -> None:
+    url, handler = server
+    handler.answer = {"choices": [{"text": ""}], "usage": usage}
+    assert PeerContender(url).run(WORK).tokens == tokens
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])

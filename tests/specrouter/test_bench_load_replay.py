@@ -146,7 +146,13 @@ def test_run_without_objectives_or_tokens_has_figures_too() -> None:
     assert found["attainment"] is None
     assert found["tpot_ms"]["p99"] is None
     assert found["tokens_per_s"] == 0.0
-    assert figures([outcome(0.0, None)])["attainment"] == 1.0  # one token has no time per token
+
+
+def test_an_output_of_one_token_is_judged_only_where_it_failed() -> None:
+    """It has no time per token."""
+    assert figures([outcome(0.0, None)])["attainment"] is None
+    assert figures([outcome(0.0, None), outcome(0.0, 11.0)])["attainment"] == 0.0
+    assert figures([outcome(0.0, None, error="cancelled")])["violations"] == 1
 
 
 def test_requests_sent_late_are_told() -> None:
