@@ -69,6 +69,7 @@ class OpenAIAnswer(ABC):
         self._chunk_head = envelope.to_json(self.chunk_kind)
         self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
         self._begun: set[int] = set()
+        self._prompt_logprobs: dict[int, list[Any]] = {}  # by prompt
         options = body.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
@@ -128,11 +129,18 @@ class OpenAIAnswer(ABC):
     def prompt_logprobs(
         self, prompt: int, positions: Sequence[TokenLogprobs | None] | None
     ) -> list[Any] | None:
-        """As vLLM has them: by id, the most likely and the prompt's own."""
+        """As vLLM has them: by id, the most likely and the prompt's own.
+
+        Made once for each prompt: its samples share them.
+        """
         count = self.body.prompt_logprobs
         if count is None or positions is None:
             return None
-        return [None if one is None else self._by_id(one, count) for one in positions]
+        if prompt not in self._prompt_logprobs:
+            self._prompt_logprobs[prompt] = [
+                None if one is None else self._by_id(one, count) for one in positions
+            ]
+        return self._prompt_logprobs[prompt]
 
     def _by_id(self, position: TokenLogprobs, count: int) -> dict[str, Any]:
         own = (position.token_id, position.logprob)

@@ -62,12 +62,34 @@ async def _whole(request: Request, deltas: Deltas, answer: Answer) -> Response:
         outputs = await _unless_client_leaves(request, _outputs(deltas))
     if outputs is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    if any(output.logprobs or output.prompt_logprobs for _, output in outputs):
+        # Maybe seconds of work, for which streams would stand still.
+        return await asyncio.to_thread(_answered, outputs, answer)
+    return _answered(outputs, answer)
+
+
+def _answered(outputs: Outputs, answer: Answer) -> Response:
     for _, output in outputs:
         failure = failure_of(output)
         if failure is not None:
             content = {**answer.partial(outputs), **failure.payload()}
-            return JSONResponse(content, status_code=failure.status, headers=failure.headers)
-    return JSONResponse(answer.whole(outputs))
+            return _PartsResponse(content, status_code=failure.status, headers=failure.headers)
+    return _PartsResponse(answer.whole(outputs))
+
+
+class _PartsResponse(JSONResponse):
+    """Of an object. What its lists hold is encoded one by one: json lets no other thread run while
+    it encodes a value, however large.
+    """
+
+    def render(self, content: dict[str, Any]) -> bytes:
+        members = (_encoded(key) + b":" + self._value(value) for key, value in content.items())
+        return b"{" + b",".join(members) + b"}"
+
+    def _value(self, value: Any) -> bytes:
+        if isinstance(value, list):
+            return b"[" + b",".join(map(_encoded, value)) + b"]"
+        return _encoded(value)
 
 
 async def _streamed(request: Request, deltas: Deltas, answer: Answer) -> Response:
@@ -119,6 +141,11 @@ def _chunk(answer: Answer, prompt: int, delta: Delta) -> dict[str, Any] | None:
     if failure is not None:
         return {**answer.place(delta), **failure.payload()}
     return answer.chunk(prompt, delta)
+
+
+def _encoded(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()
 
 
 def _event(payload: dict[str, Any]) -> bytes:

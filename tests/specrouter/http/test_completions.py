@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from specrouter import SLO, OverloadedError, SamplingParams, Structure, UnavailableError
+from specrouter import (
+    SLO,
+    OverloadedError,
+    SamplingParams,
+    Structure,
+    TokenLogprobs,
+    UnavailableError,
+)
+from specrouter.http import streams
+from specrouter.http.completion_answer import CompletionAnswer
+from specrouter.http.openai_answer import OpenAIAnswer
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.request_log import RequestLog
 from tests.specrouter.fake_router import TOKEN_TEXTS, FakeRouter, FakeTokenizer
@@ -274,6 +285,47 @@ def test_prompt_logprobs_are_by_id_as_vllm_has_them() -> None:
         },
     ]
     assert choice["logprobs"] is None
+
+
+def test_prompt_logprobs_are_made_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    by_id = OpenAIAnswer._by_id
+
+    def noted(answer: OpenAIAnswer, position: TokenLogprobs, count: int) -> dict[str, Any]:
+        made.append(position.token_id)
+        return by_id(answer, position, count)
+
+    monkeypatch.setattr(OpenAIAnswer, "_by_id", noted)
+    found = choices(prompt=[[5, 6], [5, 7]], n=3, prompt_logprobs=1)
+    assert made == [6, 7]
+    assert [list(choice["prompt_logprobs"][1]) for choice in found] == [["6", "5"]] * 3 + [
+        ["7", "5"]
+    ] * 3
+
+
+def test_answers_with_logprobs_are_made_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_loop: list[bool] = []
+    whole, encoded = CompletionAnswer.whole, streams._encoded
+
+    def note() -> None:
+        in_loop.append(threading.current_thread() is threading.main_thread())
+
+    def noted_whole(answer: CompletionAnswer, outputs: streams.Outputs) -> dict[str, Any]:
+        note()
+        return whole(answer, outputs)
+
+    def noted_encoded(value: Any) -> bytes:
+        note()
+        return encoded(value)
+
+    monkeypatch.setattr(CompletionAnswer, "whole", noted_whole)
+    monkeypatch.setattr(streams, "_encoded", noted_encoded)
+    for fields in ({"logprobs": 0}, {"prompt": [5, 6], "prompt_logprobs": 0}):
+        choices(**fields)
+    assert len(in_loop) > 2
+    assert not any(in_loop)
 
 
 # Streams
