@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.prompts import load_prompts, tokenize
@@ -24,22 +25,25 @@ from specrouter.config import RouterConfig
 from specrouter.prediction import Chain
 
 _LONGEST = 200  # tokens of a prompt
+_FADED = 2000.0  # nodes, that the figures are taken over
 
 
 def main() -> None:
     options = _parser().parse_args()
     config = RouterConfig.load(options.config)
-    found = [row for chain in _chains(config) for row in _calibrations(config, chain, options)]
-    budgets = _budgets(config, options)
+    chains = _chains(ModelPool(config.pool))
+    found = [row for chain in chains for row in _calibrations(config, chain, options)]
+    budgets = _budgets(config, chains, options)
     print(json.dumps({"calibration": found, "budgets": budgets}))
 
 
-def _chains(config: RouterConfig) -> list[Chain]:
+def _chains(pool: ModelPool) -> list[Chain]:
     """The smallest drafter with the target, and with the largest intermediate between them."""
-    models = [m.name for m in config.pool.models if not m.is_weightless]
-    drafter, target = models[0], config.pool.target
-    between = [name for name in models[1:] if name != target]
-    return [(drafter, target), *([(drafter, between[-1], target)] if between else [])]
+    *drafters, target = (name for name in pool.names if not pool.is_weightless(name))
+    if not drafters:
+        raise SystemExit("the pool has no drafter with weights")
+    smallest, *between = drafters
+    return [(smallest, target), *([(smallest, between[-1], target)] if between else [])]
 
 
 def _calibrations(
@@ -48,14 +52,13 @@ def _calibrations(
     rows = []
     for category, prompts in load_prompts(options.prompts).items():
         with _router(config, chain, options) as router:
-            nodes_needed, turn = options.nodes, 0
-            while True:
+            judged, before, turn = 0.0, 0.0, 0
+            while judged < options.nodes or turn < options.turns:
                 _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
                 turn += 1
-                figures = router.calibration()[chain[:-1], 1, chain[-1], True]
-                judged = figures.nodes * turn  # older nodes fade: a lower bound of all
-                if judged >= nodes_needed and turn >= options.turns:
-                    break
+                figures = router.calibration()[chain[:-1], 1, chain[-1], options.temperature > 0]
+                judged += _added(before, figures.nodes)
+                before = figures.nodes
         gain = 1.0 - figures.brier / figures.base_brier
         rows.append(
             {
@@ -76,9 +79,19 @@ def _calibrations(
     return rows
 
 
-def _budgets(config: RouterConfig, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _added(before: float, after: float) -> float:
+    """Nodes that a turn added at least, from those that had not faded before it and after it.
+
+    A node that is added takes `nodes / _FADED` of those that are there, more and more of them.
+    """
+    return (after - before) / max(1.0 - before / _FADED, 1e-12)
+
+
+def _budgets(
+    config: RouterConfig, chains: Sequence[Chain], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Both chains at equal budgets, in turn."""
-    chains, rows = _chains(config), []
+    rows = []
     with _router(config, chains[0], options) as router:
         prompts = [text for found in load_prompts(options.prompts).values() for text in found[:8]]
         for nodes in options.budgets:

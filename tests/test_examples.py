@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
-from examples import decision_plot, objectives, openai_client, structured_output
+from examples import calibration, decision_plot, objectives, openai_client, structured_output
+from specrouter.calibration import Calibration
 from specrouter.decision_record import DecisionRecord
 from specrouter.prediction import Option
 from specrouter.scheduler import ChainDecision
@@ -64,3 +66,50 @@ def test_a_plot_has_the_fastest_shape_of_each_chain(tmp_path: Path) -> None:
     ]
     decision_plot.draw(seen, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_calibration_is_of_the_smallest_drafter_and_the_largest_between() -> None:
+    def chains(*names: str) -> list[tuple[str, ...]]:
+        pool: Any = SimpleNamespace(names=names, is_weightless=lambda name: name == "ngram")
+        return calibration._chains(pool)
+
+    assert chains("ngram", "small", "middle", "large", "target") == [
+        ("small", "target"),
+        ("small", "large", "target"),
+    ]
+    assert chains("small", "target") == [("small", "target")]
+    with pytest.raises(SystemExit, match="no drafter"):
+        chains("ngram", "target")
+
+
+@pytest.mark.parametrize("size", [1, 7, 60])
+def test_calibration_counts_no_nodes_that_were_not_judged(size: int) -> None:
+    known, judged, before = Calibration(), 0.0, 0.0
+    stated = np.full(size, 0.5)
+    for turn in range(1, 31):
+        for _ in range(600 // size):
+            known.record(stated, np.zeros(size, np.int64), stated > 0.6)
+        after = known.figures().nodes
+        judged, before = judged + calibration._added(before, after), after
+        added = turn * (600 // size * size)
+        assert 0.8 * added < judged <= added * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_calibration_is_measured_at_any_temperature(
+    temperature: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "code.jsonl"
+    file.write_text(json.dumps({"prompt": "def fib(n):"}))
+    options = {"--nodes": "1", "--turns": "1", "--batch": "1", "--new-tokens": "12"}
+    options |= {"--temperature": temperature, "--prompts": str(file), "--budgets": "2"}
+    arguments = [part for option in options.items() for part in option]
+    monkeypatch.setattr(sys, "argv", ["calibration", *arguments])
+    calibration.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["chain"][0] for row in found["calibration"]] == ["tiny-1m", "tiny-1m"]
+    assert all(row["nodes"] > 0 for row in found["calibration"])
+    assert len(found["budgets"]) == 2
