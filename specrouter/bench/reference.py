@@ -103,9 +103,8 @@ def _loaded(checkpoint: Checkpoint) -> Any:
     )
     # Not the checkpoint's own defaults, such as a repetition penalty, which a chain ignores.
     own = model.generation_config
-    model.generation_config = transformers.GenerationConfig(
-        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id
-    )
+    settings: Any = transformers.GenerationConfig
+    model.generation_config = settings(bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id)
     return model.to(checkpoint.device)
 
 
