@@ -86,14 +86,19 @@ def byte_fallback() -> PreTrainedTokenizerBase:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    return cast(Any, PreTrainedTokenizerFast)(
+    made: PreTrainedTokenizerBase = cast(Any, PreTrainedTokenizerFast)(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
+    return made
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     ids: list[int] = tokenizer(text)["input_ids"]
     return ids
+
+
+def id_of(tokenizer: PreTrainedTokenizerBase, piece: str) -> int:
+    return cast(int, tokenizer.convert_tokens_to_ids(piece))
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
@@ -190,7 +195,7 @@ def test_the_rest_of_the_prompts_last_character_stays_broken(character: str, byt
 
 def test_a_word_after_the_prompt_keeps_its_space() -> None:
     tokenizer = byte_fallback()
-    bos, eos = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+    bos, eos = id_of(tokenizer, "<s>"), id_of(tokenizer, "</s>")
     prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris.")
     assert continued(tokenizer, (), answer) == "is Paris."
     assert continued(tokenizer, (bos,), answer) == "is Paris."
@@ -201,7 +206,7 @@ def test_a_word_after_the_prompt_keeps_its_space() -> None:
 
 def test_bytes_that_are_no_character_do_not_spoil_those_before() -> None:
     tokenizer = byte_fallback()
-    emoji, bad = ids_of(tokenizer, "😀")[1:], tokenizer.convert_tokens_to_ids("<0xFF>")
+    emoji, bad = ids_of(tokenizer, "😀")[1:], id_of(tokenizer, "<0xFF>")
     end = ids_of(tokenizer, "a")
     assert continued(tokenizer, (), [*emoji, bad, *end]) == "😀\ufffd a"
     assert continued(tokenizer, (), [*emoji, *[bad] * 9, *end]) == "😀" + "\ufffd" * 9 + " a"

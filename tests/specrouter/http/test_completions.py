@@ -22,8 +22,14 @@ from specrouter.http.completion_answer import CompletionAnswer
 from specrouter.http.openai_answer import OpenAIAnswer
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.request_log import RequestLog
-from tests.specrouter.fake_router import TOKEN_TEXTS, FakeRouter, FakeTokenizer
+from tests.specrouter.fake_router import (
+    TOKEN_TEXTS,
+    FakeRouter,
+    FakeTokenizer,
+    router_without_models,
+)
 from tests.specrouter.http.client import app_of, leave, post, refusal, stream_of
+from tests.specrouter.test_detokenizer import byte_fallback, id_of
 
 PATH = "/v1/completions"
 PROMPT: dict[str, Any] = {"prompt": "ab"}
@@ -257,6 +263,21 @@ def test_echo_puts_the_prompt_and_its_logprobs_first() -> None:
 def test_echo_of_a_text_is_that_text() -> None:
     [choice] = choices(echo=True)
     assert choice["text"] == "ab" + TEXT
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_an_echoed_text_keeps_the_space_after_it(
+    as_ids: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tokenizer whose decoder drops the space before the first word of what it decodes."""
+    tokenizer = byte_fallback()
+    router, engine = router_without_models(tokenizer, monkeypatch)
+    engine.first_token = id_of(tokenizer, "\u2581Paris")
+    prompt = tokenizer("France is")["input_ids"] if as_ids else "France is"
+    with router:
+        body = {"prompt": prompt, "echo": True, "max_tokens": 1}
+        [choice] = post(router, body, PATH).json()["choices"]
+    assert choice["text"] == "France is Paris"
 
 
 @pytest.mark.parametrize("stream", [False, True])
