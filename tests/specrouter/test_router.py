@@ -565,11 +565,12 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
 def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, released = threading.Event(), threading.Event()
+    hangs, hanging, released = threading.Event(), threading.Event(), threading.Event()
     real = Executor.run
 
     def run(executor: Executor, plan: CyclePlan) -> CycleResult:
         if hangs.is_set():
+            hanging.set()
             released.wait(PATIENCE_S)
         return real(executor, plan)
 
@@ -579,6 +580,7 @@ def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
     next(iter(running))
     waiting = router.submit(PROMPT, LONG, "off")
     hangs.set()
+    assert hanging.wait(PATIENCE_S)
     began = time.monotonic()
     router.close(patience_s=0.2)
     assert time.monotonic() - began < 5.0
