@@ -31,8 +31,9 @@ def small_family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def small_config(small_family: dict[str, Path]) -> dict[str, Any]:
-    """A router's configuration over that family; copy it before changing it."""
-    return {
-        "pool": pool_settings(small_family),
-        "engine": {"max_requests": 8, "max_model_len": 256, "prefill_chunk": 32},
-    }
+    """A router's configuration over that family; copy it before changing it.
+
+    Drafters are loaded when they are used, which spares most tests most of them.
+    """
+    engine = {"max_requests": 8, "max_model_len": 256, "prefill_chunk": 32, "preload": False}
+    return {"pool": pool_settings(small_family), "engine": engine}

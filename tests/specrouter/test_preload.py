@@ -23,6 +23,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 def open_router(small_config: Settings, **sections: Settings) -> ChainRouter:
     settings = copy.deepcopy(small_config)
+    settings["engine"]["preload"] = True
     for name, section in sections.items():
         settings.setdefault(name, {}).update(section)
     return ChainRouter.from_config(settings)
