@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path("/")
+ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ _VERSIONS = (
 )
 
 
-def memory_limits(root: Path = _ROOT) -> tuple[MemoryLimit, ...]:
+def memory_limits(root: Path = ROOT) -> tuple[MemoryLimit, ...]:
     """The limits of this process's groups; empty where there are none. `root`: for tests."""
     found = []
     for version in _VERSIONS:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from modelpool.container import memory_limits
+from modelpool.container import ROOT, memory_limits
 from modelpool.errors import ConfigError, DoesNotFitError
 from modelpool.footprint import ModelFootprint
 
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _HEADROOM = 0.05  # of a device's memory: activations, workspaces, fragmentation
 _GIB = 2**30
-_ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def read_devices() -> tuple[DeviceInfo, ...]:
     return (*found, _read_cpu())
 
 
-def _read_cpu(root: Path = _ROOT) -> DeviceInfo:
+def _read_cpu(root: Path = ROOT) -> DeviceInfo:
     """What the machine has, or a container's part of it. `root`: for tests."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = _available_bytes(root, total)

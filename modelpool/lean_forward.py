@@ -11,6 +11,7 @@ exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 from modelpool.architecture import max_positions
 from modelpool.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
 from modelpool.packed_attention import KVView, attend_all
-from modelpool.packed_linear import PackedLinear, can_pack
+from modelpool.packed_linear import PackedLinear, can_pack, let_go_of_file
 from modelpool.packed_model import PackedModel, probed
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class LeanForward:
         """`model` has the shape that `build` checks for."""
         core: Any = model.model
         config: Any = model.config
-        _let_go_of_file(model)
+        let_go_of_file(_unpacked(model))
         self._embedding: Tensor = core.embed_tokens.weight.detach()
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
@@ -256,12 +257,12 @@ def _norm(module: Any) -> _Norm:
     return _Norm(module.weight.detach(), norm_eps(module))
 
 
-def _let_go_of_file(model: nn.Module) -> None:
-    """Copies what will not be packed: a weight that stays keeps the whole checkpoint mapped."""
+def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:
+    """What will not be packed."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if name != "weight" or type(module) is not nn.Linear or not _pays(parameter):
-                parameter.data = parameter.data.clone()
+                yield parameter
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:

@@ -9,6 +9,7 @@ other dtypes (in float32 small layers lose 10 microseconds each), other devices,
 `nn.Linear`, and layers with hooks, such as those that `accelerate` has spread.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def pack_linears(model: nn.Module) -> int:
             if child in packed:
                 setattr(parent, name, packed[child])
     if packed:
-        _let_go_of_file(model)
+        let_go_of_file(model.parameters())
     return len(packed)
 
 
@@ -102,9 +103,9 @@ def parameter_count(model: nn.Module) -> int:
     return hidden + sum(parameter.numel() for parameter in model.parameters())
 
 
-def _let_go_of_file(model: nn.Module) -> None:
-    """Copies the other weights: one that stays keeps the whole checkpoint mapped."""
-    for parameter in model.parameters():
+def let_go_of_file(parameters: Iterable[nn.Parameter]) -> None:
+    """Copies weights that stay as they are: one alone keeps the whole checkpoint mapped."""
+    for parameter in parameters:
         parameter.data = parameter.data.clone()
 
 
