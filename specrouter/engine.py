@@ -1,7 +1,7 @@
 """Engine: the decoding cycle, and the requests that are in it.
 
-One step: admit, choose chains, share out prefill chunks, run the cycle, hand over tokens. What changes
-requests is called from the engine's thread; what only looks, and `set_policy`, from any.
+One step: admit, choose chains, share out prefill chunks, run the cycle, hand over tokens. What
+changes requests is called from the engine's thread; what only looks, and `set_policy`, from any.
 """
 
 import logging
