@@ -1,8 +1,17 @@
 # Two commands for newcomers: `make serve` and `make test`. Each sets up .venv first, once.
 
+# Makes .venv.
+PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+
+# Asks the Python $(1): pip would say no more than that it is another one, and leave .venv with it.
+MIN_PYTHON = $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
+NEWER = rm -rf $(VENV); make serve PYTHON3=python3.12
+new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
+	now >= tuple(map(int, "$(MIN_PYTHON)".split("."))) or sys.exit( \
+	"$(1) is Python %d.%d, which is below $(MIN_PYTHON); with a newer one: $(NEWER)" % now)'
 
 .PHONY: install serve check test exact bench bench-load clients fuzz soak structures streaming \
 	wheel-check clean
@@ -11,7 +20,9 @@ install: $(INSTALLED)
 
 # A change of the dependencies installs again. A .venv that works is kept, with what is in it.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m pip --version >/dev/null 2>&1 || python3 -m venv $(VENV)
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || \
+		{ $(call new_enough,$(PYTHON3)) && $(PYTHON3) -m venv $(VENV); }
+	@$(call new_enough,$(PYTHON))
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

@@ -21,8 +21,9 @@ MAY_IMPORT = {
 OURS = {*MAY_IMPORT, "examples", "tests", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
-    ".ci", ".gitignore", "LICENSE", "Makefile", "README.md", "configs", "constraints.txt", "docs",
-    "examples", "modelpool", "processors", "pyproject.toml", "specrouter", "statemgr", "tests",
+    ".ci", ".dockerignore", ".gitignore", "LICENSE", "Makefile", "README.md", "configs",
+    "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
+    "specrouter", "statemgr", "tests",
 }  # fmt: skip
 
 
