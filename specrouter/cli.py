@@ -266,8 +266,8 @@ def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "check",
-        help="say whether a configuration is valid and its models fit; neither loads nor downloads "
-        "weights",
+        help="say whether a configuration is valid and its models fit; loads no weights, and "
+        "downloads none but to make a member with inflate_to",
     )
     given = parser.add_mutually_exclusive_group()
     _add_config(given)
