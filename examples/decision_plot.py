@@ -20,7 +20,13 @@ def main(arguments: list[str] | None = None) -> None:
     params = SamplingParams(options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
     with ChainRouter.from_config(options.config) as router:
         router.generate(options.prompt, params)
-        record = [one for one in router.decisions() if one.decision.alternatives][-1]
+        compared = [one for one in router.decisions() if one.decision.alternatives]
+    if not compared:
+        raise SystemExit(
+            "no decision compared alternatives: the pool needs drafters, and a policy "
+            "that chooses, such as adaptive"
+        )
+    record = compared[-1]
     draw(record, options.plot)
     print(f"cycle {record.cycle}: {record.decision.reason}")
 

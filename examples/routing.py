@@ -275,17 +275,21 @@ def predict(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+_WEIGHTS = shutil.ignore_patterns("*.safetensors*", "*.bin*", "*.pth")
+
+
 def random_drafters(options: argparse.Namespace) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(Path(options.config).read_text())
     with tempfile.TemporaryDirectory() as folder:
         bench = open_bench(options)
         with bench.router:
             pool = bench.router.pool
-            paths = {name: pool.path(name) for name in pool.names if name != pool.target}
+            drafters = [name for name in pool.names if name != pool.target]
+            paths = {name: pool.path(name) for name in drafters if not pool.is_weightless(name)}
         for model in config["pool"]["models"]:
             if model["name"] in paths:
                 out = Path(folder) / model["name"]
-                shutil.copytree(paths[model["name"]], out)
+                shutil.copytree(paths[model["name"]], out, ignore=_WEIGHTS)
                 torch.manual_seed(0)
                 shape = AutoConfig.from_pretrained(out)
                 model_of: Any = AutoModelForCausalLM

@@ -51,9 +51,11 @@ class ModelConfig(BaseModel):
         name: to ask for it by, in chains; without spaces, ">" and ",".
         source: `bundled:NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
             `hub:ORG/NAME`, or `ngram`: no model, it drafts from the request's own text.
-        dtype: "auto" is the checkpoint's, except for a half-precision member of fewer than 8M
-            parameters that is not the target and runs on the CPU: float32, in which it is faster.
-            A drafter's dtype never changes the output.
+        dtype: "auto" is the checkpoint's, except for a half-precision member that runs on the CPU
+            and is faster in float32: if it has fewer than 8M parameters and is not the target, or
+            if the CPU has no kernels for its dtype (bfloat16 wants AVX-512 or better, float16 more
+            than that) and there is memory for twice the bytes. A drafter's dtype never changes
+            the output.
         device: "auto" (by free memory, the largest model first), "cpu", "cuda" or "cuda:N".
         threads: CPU threads of its forwards. By default 1 for a member of fewer than 4M
             parameters that is not the target and runs on the CPU, else torch's setting when the
@@ -101,8 +103,9 @@ class PoolConfig(BaseModel):
         models: the target, and the models that may draft for it, all with the same tokenizer.
         max_loaded_models: past it, idle models are evicted, the least recently used first.
         memory_limit_mb: the same for weights and KV of the loaded models, all devices together.
-        pack_weights: lays out linear weights once where that is faster: bfloat16 on the CPU, with
-            the same bits.
+        pack_weights: lays out linear weights once where that is faster: on the CPU, bfloat16 with
+            the same bits, and large float32 layers, whose last bit may change but no longer depends
+            on what is computed beside it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -7,6 +7,7 @@ building the model, even on the meta device, costs seconds.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,20 @@ from modelpool.architecture import max_positions
 from modelpool.config import Dtype
 from modelpool.errors import ConfigError, UnsupportedModelError
 
-# Constants that old checkpoints store beside their weights (GPT-2's causal mask, rotary tables).
-_NOT_PARAMETERS = (".attn.bias", ".attn.masked_bias", ".inv_freq")
+# Constants that old checkpoints store beside their weights (causal masks, rotary tables).
+_NOT_PARAMETERS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".inv_freq",
+)
+_HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+_STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
 
@@ -66,9 +75,11 @@ class ModelFootprint:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What a checkpoint's headers and configuration say."""
+    """What a checkpoint's headers and configuration say, for the dtype that it is loaded in."""
 
     parameter_count: int
+    dtype: str  # that it computes in
+    is_quantized: bool
     weight_bytes: int
     outer_bytes: int  # of the weights, those in no layer
     kv_bytes_per_token: int
@@ -131,16 +142,21 @@ def _read(
     directory: Path, dtype: Dtype, trust_remote_code: bool, headers: Iterable[Header] | None
 ) -> CheckpointFacts:
     config = read_config(directory, trust_remote_code)
-    tensors = _tensors(map(_header, _weight_files(directory)) if headers is None else headers)
     text = config.get_text_config(decoder=True)
+    stored = map(_header, _weight_files(directory)) if headers is None else headers
+    tensors = _tensors(stored, is_tied=bool(getattr(config, "tie_word_embeddings", False)))
     count = sum(tensor.count for tensor in tensors)
+    loaded = _own_dtype(config, text, tensors) if dtype == "auto" else dtype
+    is_quantized = getattr(config, "quantization_config", None) is not None
     stored_bytes = sum(tensor.count * tensor.width for tensor in tensors)
-    width = _DTYPE_BYTES[dtype] if dtype != "auto" else stored_bytes / max(count, 1)
+    width = stored_bytes / max(count, 1) if is_quantized else _DTYPE_BYTES[loaded]
     return CheckpointFacts(
         parameter_count=count,
+        dtype=loaded,
+        is_quantized=is_quantized,
         weight_bytes=round(count * width),
         outer_bytes=round(sum(tensor.count for tensor in tensors if not tensor.in_layer) * width),
-        kv_bytes_per_token=round(_kv_elements_per_token(text) * width),
+        kv_bytes_per_token=_kv_elements_per_token(text) * _DTYPE_BYTES[loaded],
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
         eos_token_ids=_eos_token_ids(directory, text),
@@ -152,21 +168,40 @@ class _Stored:
     """A stored parameter: its elements, and the bytes of each."""
 
     count: int
-    width: int
+    dtype: str  # as safetensors names it
     in_layer: bool
 
+    @property
+    def width(self) -> int:
+        return _STORED_BYTES.get(self.dtype, 1)
 
-def _tensors(headers: Iterable[Header]) -> list[_Stored]:
+
+def _tensors(headers: Iterable[Header], is_tied: bool) -> list[_Stored]:
+    """The parameters; `is_tied`: the head is the embedding."""
+    skipped = (*_NOT_PARAMETERS, _HEAD) if is_tied else _NOT_PARAMETERS
     return [
         _Stored(
             math.prod(entry["shape"]),
-            _STORED_BYTES.get(entry["dtype"], 1),
+            entry["dtype"],
             _LAYER.search(name) is not None,
         )
         for header in headers
         for name, entry in header.items()
-        if not name.endswith(_NOT_PARAMETERS)
+        if not name.endswith(skipped)
     ]
+
+
+def _own_dtype(config: PreTrainedConfig, text: PreTrainedConfig, tensors: Iterable[_Stored]) -> str:
+    """What `auto` is to transformers: the configuration's dtype, else the weights'."""
+    declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    name = str(declared).removeprefix("torch.")
+    if name in _DTYPE_BYTES:
+        return name
+    parameters: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype in _STORED_DTYPES:
+            parameters[_STORED_DTYPES[tensor.dtype]] += tensor.count
+    return parameters.most_common(1)[0][0] if parameters else "float32"
 
 
 def _header(file: Path) -> Header:

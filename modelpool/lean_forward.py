@@ -23,13 +23,11 @@ from transformers import PreTrainedModel
 from modelpool.architecture import max_positions
 from modelpool.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
 from modelpool.packed_attention import KVView, attend_all
-from modelpool.packed_linear import PackedLinear, can_pack, let_go_of_file
+from modelpool.packed_linear import PackedLinear, gains, let_go_of_file
 from modelpool.packed_model import PackedModel, probed
 
 logger = logging.getLogger(__name__)
 
-# In float32 oneDNN gains on larger weights only: it costs 10 microseconds a call.
-_PACK_ELEMENTS = 2**17
 _PROBE_TOKENS = 9
 
 
@@ -261,18 +259,10 @@ def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:
     """What will not be packed."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if name != "weight" or type(module) is not nn.Linear or not _pays(parameter):
+            if name != "weight" or type(module) is not nn.Linear or not gains(parameter):
                 yield parameter
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
     """In the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
-    return _Packed(weight, bias) if _pays(weight) else _Plain(weight, bias)
-
-
-def _pays(weight: Tensor) -> bool:
-    """Whether a layer gains by oneDNN's layout."""
-    gains = weight.dtype == torch.bfloat16 or (
-        weight.dtype == torch.float32 and weight.numel() >= _PACK_ELEMENTS
-    )
-    return gains and weight.device.type == "cpu" and can_pack()
+    return _Packed(weight, bias) if gains(weight) else _Plain(weight, bias)

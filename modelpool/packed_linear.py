@@ -1,11 +1,15 @@
-"""Linear layers whose weights oneDNN has laid out once, for bfloat16 on the CPU.
+"""Linear layers whose weights oneDNN has laid out once, for bfloat16 and float32 on the CPU.
 
-Contract: a row has the same bits whatever stands beside it, and they are those that `F.linear`
-gives it among others. oneDNN re-orders a plain bfloat16 weight at every call; without that a
-forward of 200M parameters takes 0.65 of its time for 4 tokens and 0.87 for 64 (one thread). A row
-alone it sums in another order beyond 1,024 inputs (torch 2.13, AVX-512): a text would depend on
-whether its request stood alone, so such a row is computed twice. Everything else stays as it was:
-other dtypes (in float32 small layers lose 10 microseconds each), other devices, subclasses of
+Contract: a row has the same bits whatever stands beside it. In bfloat16 they are those that
+`F.linear` gives it among others; in float32, where `F.linear` is another library whose bits depend
+on the number of rows, they may differ from it in the last.
+
+oneDNN re-orders a plain bfloat16 weight at every call; without that a forward of 200M parameters
+takes 0.65 of its time for 4 tokens and 0.87 for 64 (one thread, AVX-512). In float32 its products
+take 0.37 of the time for 2 tokens, 0.36 for 4 and 0.6 for 16 (two threads, AVX2), and small layers
+would lose 10 microseconds each. A row alone oneDNN sums in another order beyond 1,024 inputs (torch
+2.13, bfloat16, AVX-512): a text would depend on whether its request stood alone, so such a row is
+computed twice. Everything else stays as it was: other dtypes and devices, subclasses of
 `nn.Linear`, and layers with hooks, such as those that `accelerate` has spread.
 """
 
@@ -15,8 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelpool.cpu import computes_in
+
 _ROWS_HINT = 16  # for how many rows oneDNN chooses the layout; it serves any number
 _SAFE_INPUTS = 1024  # up to here one row is summed as several are
+_LARGE = 2**17  # elements of a float32 weight from which on a call costs less than it gains
 
 
 class PackedLinear(nn.Module):
@@ -62,14 +69,20 @@ class PackedLinear(nn.Module):
         return copied
 
 
-def can_pack() -> bool:
-    """Whether this build of torch and this CPU have what `PackedLinear` needs."""
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch and this CPU have what `PackedLinear` needs for `dtype`."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    operators = torch.ops.mkldnn
-    if not hasattr(operators, "_linear_pointwise"):
-        return False
-    return bool(operators._is_mkldnn_bf16_supported())
+    has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_operator and computes_in(str(dtype).removeprefix("torch."))
+
+
+def gains(weight: Tensor) -> bool:
+    """Are products with this weight faster, or their bits steadier, once it is packed?"""
+    is_large = weight.numel() >= _LARGE or weight.dtype == torch.bfloat16
+    return is_large and weight.device.type == "cpu" and can_pack(weight.dtype)
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -78,8 +91,6 @@ def pack_linears(model: nn.Module) -> int:
     The plain weight of a layer is let go before the next one is packed. An embedding that shares
     a layer's weight keeps it.
     """
-    if not can_pack():
-        return 0
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
@@ -110,11 +121,9 @@ def let_go_of_file(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _gains(layer: nn.Linear) -> bool:
-    weight = layer.weight
     is_plain = type(layer) is nn.Linear and not hasattr(layer, "_hf_hook")  # accelerate's
     has_hooks = bool(layer._forward_hooks or layer._forward_pre_hooks)
-    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return is_plain and not has_hooks and on_cpu
+    return is_plain and not has_hooks and gains(layer.weight)
 
 
 def _pack(weight: Tensor) -> Tensor:

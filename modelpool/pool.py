@@ -22,7 +22,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.architecture import refusal
-from modelpool.config import Dtype, ModelConfig, PoolConfig, validate_config
+from modelpool.config import ModelConfig, PoolConfig, validate_config
+from modelpool.cpu import computes_in
 from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
 from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
 from modelpool.footprint import (
@@ -59,13 +60,14 @@ class _Member:
 class MemberPlan:
     """How a member will run: `threads` are CPU threads, None on an accelerator.
 
-    `dtype` is "auto" where the checkpoint's own is kept.
+    `dtype` is what it computes in; `warning` what one should know of it.
     """
 
     footprint: ModelFootprint
     placement: Placement
-    dtype: Dtype
+    dtype: str
     threads: int | None
+    warning: str | None = None
 
 
 # How many tokens of KV each loaded model takes, where sequences have at most so many tokens.
@@ -111,8 +113,7 @@ class ModelPool:
         self.vocab_size = len(self.tokenizer)
         _check_tokenizers(self._members, config.target, self.tokenizer)
         self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens(self.longest_sequence))
-        self._settle_dtypes()
-        self._placements = self.device_manager.place(self._footprints(), config.target)
+        self._placements = self._place(self._settle_dtypes())
         self._loader = loader
         self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._loading = threading.Lock()  # one model at a time: loading is not reentrant
@@ -167,8 +168,9 @@ class ModelPool:
         return MemberPlan(
             footprint=member.facts.footprint(name, member.field, member.config.device),
             placement=placement,
-            dtype=member.config.dtype,
+            dtype=member.facts.dtype,
             threads=tuning.threads if placement.device == "cpu" else None,
+            warning=self._emulation(name) if placement.device == "cpu" else None,
         )
 
     def is_loaded(self, name: str) -> bool:
@@ -236,32 +238,77 @@ class ModelPool:
             for name, member in self._members.items()
         ]
 
-    def _settle_dtypes(self) -> None:
-        """What `dtype: auto` means depends on a member's place, its place on its bytes."""
+    def _settle_dtypes(self) -> dict[str, str]:
+        """What `dtype: auto` means depends on a member's place, its place on its bytes.
+
+        Returns why members are on the CPU that asked for no place: they ask for it from here on.
+        """
         placements = place(
             self._footprints(),
             self.device_manager.devices,
             target=self.target,
             kv_tokens=self.device_manager.kv_tokens,
         )
-        for name, placement in placements.items():
-            if placement.device == "cpu":
-                self._settle_on_cpu(name)
+        on_cpu = [name for name, placement in placements.items() if placement.device == "cpu"]
+        for name in on_cpu:
+            self._settle_on_cpu(name, on_cpu)
+        warnings = {name: placements[name].warning for name in on_cpu}
+        return {name: warning for name, warning in warnings.items() if warning is not None}
 
-    def _settle_on_cpu(self, name: str) -> None:
+    def _place(self, warnings: Mapping[str, str]) -> dict[str, Placement]:
+        """`warnings`: of the placement before dtypes were settled."""
+        placements = self.device_manager.place(self._footprints(), self.target)
+        for name, warning in warnings.items():
+            if placements[name].warning is None:
+                logger.warning(warning)
+                placements[name] = replace(placements[name], warning=warning)
+        return placements
+
+    def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
+        """`on_cpu`: the members that share the CPU's memory."""
         member = self._members[name]
-        dtype = dtype_for(member.config, self._role(name, on_cpu=True))
+        dtype = dtype_for(member.config, self._role(name, on_cpu=True), computes_in)
         if dtype != member.config.dtype:
             config = member.config.model_copy(update={"dtype": dtype, "device": "cpu"})
-            self._members[name] = replace(
-                member,
-                config=config,
-                facts=_read_facts(config, member.path, member.field, member.headers),
-            )
+            facts = _read_facts(config, member.path, member.field, member.headers)
+            self._members[name] = replace(member, config=config, facts=facts)
+            if not self._fit_on_cpu(on_cpu):
+                self._members[name] = member
+        emulation = self._emulation(name)
+        if emulation is not None:
+            logger.warning(emulation)
+
+    def _fit_on_cpu(self, names: Sequence[str]) -> bool:
+        """Have those of them that may be loaded together room there?"""
+        others = sorted((self._bytes(name) for name in names if name != self.target), reverse=True)
+        most = self.config.max_loaded_models
+        together = sum(others if most is None else others[: most - 1])
+        if self.target in names:
+            together += self._bytes(self.target)
+        room = next(d.usable_bytes for d in self.device_manager.devices if d.name == "cpu")
+        if self.config.memory_limit_mb is not None:
+            room = min(room, self.config.memory_limit_mb * _MIB)
+        return together <= room
+
+    def _emulation(self, name: str) -> str | None:
+        """What to say of a member on the CPU in a dtype that this has no kernels for."""
+        member = self._members[name]
+        dtype = member.facts.dtype
+        if member.facts.is_quantized or computes_in(dtype):
+            return None
+        is_asked_for = member.config.dtype != "auto"
+        remedy = (
+            "leave dtype at auto" if is_asked_for else "float32 needs more memory than there is"
+        )
+        return (
+            f"{member.field}.dtype: this CPU has no kernels for {dtype}, in which {name!r} is many "
+            f"times slower than in float32; {remedy}"
+        )
 
     def _role(self, name: str, on_cpu: bool) -> Role:
         facts = self._members[name].facts
-        return Role(facts.parameter_count, facts.weight_bytes, name == self.target, on_cpu)
+        is_target = name == self.target
+        return Role(facts.parameter_count, facts.dtype, facts.is_quantized, is_target, on_cpu)
 
     def _member(self, name: str) -> _Member:
         if self.is_weightless(name):
@@ -300,11 +347,20 @@ class ModelPool:
             if name == self.target:
                 reason = f"no memory for the target {name!r} on {self._where(name)}: {error}"
                 raise ConfigError(f"{member.field}.device", reason) from error
-            logger.warning("no memory for %s on %s: it runs on the CPU", name, self._where(name))
+            logger.warning("no memory for %s on %s: it goes to the CPU", name, self._where(name))
         torch.cuda.empty_cache()
-        self._placements[name] = Placement("cpu")
-        self._settle_on_cpu(name)
+        self._move_to_cpu(name)
         return self._load_at(self._members[name], self._placements[name])
+
+    def _move_to_cpu(self, name: str) -> None:
+        """Raises `PoolFullError` where it has no room there either."""
+        before = self._members[name], self._placements[name]
+        self._placements[name] = Placement("cpu")
+        on_cpu = [other for other in self._members if self._placements[other].device == "cpu"]
+        self._settle_on_cpu(name, on_cpu)
+        if not self._fit_on_cpu(on_cpu):
+            self._members[name], self._placements[name] = before
+            raise PoolFullError(f"no room to load {name}: neither on its device nor on the CPU")
 
     def _load_at(self, member: _Member, placement: Placement) -> "PackedModel":
         loader = self._loader or _default_loader()

@@ -1,13 +1,15 @@
 """What makes a member fast in its place: decided here, from what it is and where it goes.
 
-Only a target's bits reach a caller, so only a drafter's arithmetic is changed. Pure; the model
-applies it (`PackedModel.wrap`).
+Only a target's bits reach a caller, so its dtype is the checkpoint's where the CPU computes in it.
+Pure; the model applies it (`PackedModel.wrap`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelpool.config import Dtype, ModelConfig
 
+HALF = ("bfloat16", "float16")
 _FLOAT32_BELOW = 8_000_000  # parameters; in bfloat16 a small model waits for conversions
 _ONE_THREAD_BELOW = 4_000_000  # parameters; small layers lose by a second thread
 
@@ -33,10 +35,11 @@ PLAIN = Tuning()
 
 @dataclass(frozen=True)
 class Role:
-    """A member's size, in parameters and bytes as stored, and its part in the pool."""
+    """A member's size, the dtype that it computes in, and its part in the pool."""
 
     parameter_count: int
-    stored_bytes: int
+    dtype: str
+    is_quantized: bool
     is_target: bool
     on_cpu: bool
 
@@ -45,13 +48,18 @@ class Role:
         return self.on_cpu and not self.is_target
 
 
-def dtype_for(config: ModelConfig, role: Role) -> Dtype:
-    """What `dtype: auto` means: float32 for a small half-precision drafter on the CPU."""
-    is_small = role.parameter_count < _FLOAT32_BELOW
-    is_half = role.stored_bytes < 4 * role.parameter_count
-    if config.dtype == "auto" and role.is_cpu_drafter and is_small and is_half:
+def dtype_for(config: ModelConfig, role: Role, computes_in: Callable[[str], bool]) -> Dtype:
+    """What `dtype: auto` means: float32 for a half precision on a CPU where that is faster.
+
+    It is for a small drafter, and for any member whose dtype the CPU has no kernels for
+    (`modelpool.cpu.computes_in`).
+    """
+    if config.dtype != "auto" or not role.on_cpu or role.is_quantized or role.dtype not in HALF:
+        return config.dtype
+    is_small_drafter = not role.is_target and role.parameter_count < _FLOAT32_BELOW
+    if is_small_drafter or not computes_in(role.dtype):
         return "float32"
-    return config.dtype
+    return "auto"
 
 
 def tuning_for(

@@ -19,7 +19,6 @@ from modelpool import ModelPool
 from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
-from modelpool.footprint import read_config
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.guards import api_keys
@@ -135,12 +134,11 @@ def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
     plan = pool.plan(model.name)
     footprint, kv_tokens = plan.footprint, pool.device_manager.kv_tokens
     taken = bytes_by_device(plan.placement, footprint, kv_tokens)
-    stored = read_config(pool.path(model.name), model.trust_remote_code).dtype
     return MemberReport(
         name=model.name,
         role="target" if model.name == pool.target else "draft",
         devices=tuple(taken),
-        dtype=plan.dtype if plan.dtype != "auto" else str(stored).removeprefix("torch."),
+        dtype=plan.dtype,
         threads=plan.threads,
         parameters=footprint.parameter_count,
         weight_bytes=footprint.weight_bytes,
@@ -201,9 +199,9 @@ def _pool_warnings(
     config: RouterConfig, pool: ModelPool, members: Sequence[MemberReport]
 ) -> Iterator[str]:
     for member in members:
-        warning = pool.placement(member.name).warning
-        if warning:
-            yield warning
+        for warning in (pool.placement(member.name).warning, pool.plan(member.name).warning):
+            if warning:
+                yield warning
     engine = config.engine
     shortest = min(pool.names, key=pool.max_positions)
     longest = pool.max_positions(shortest)

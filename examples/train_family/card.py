@@ -22,6 +22,7 @@ from transformers import LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, Corpus, load_corpus
 from examples.train_family.train import TARGET
+from modelpool.cpu import computes_in
 from processors.noise import gumbel
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ that did other work besides.
 
 One document in 50 was held out for validation. The weights are under Apache-2.0, as the project.
 
-## Tokens seen and validation loss (nats per token, bfloat16)
+## Tokens seen and validation loss (nats per token, {dtype})
 """
 
 
@@ -159,10 +160,13 @@ def write_card(data_dir: Path, work_dir: Path, minutes: float, python: str) -> N
     folder = work_dir / "models"
     seen = json.loads((folder / "tokens_seen.json").read_text())
     names = sorted(seen, key=lambda name: (int("".join(filter(str.isdigit, name))), name))
-    models = {n: LlamaForCausalLM.from_pretrained(folder / n).train(False) for n in names}
+    dtype = torch.bfloat16 if computes_in("bfloat16") else torch.float32
+    models = {n: LlamaForCausalLM.from_pretrained(folder / n, dtype=dtype).eval() for n in names}
     sizes = {domain: len(corpus.train[domain]) for domain in DOMAINS}
     parts = [
-        _HEAD.format(minutes=minutes, python=python, **sizes),
+        _HEAD.format(
+            minutes=minutes, python=python, dtype=str(dtype).removeprefix("torch."), **sizes
+        ),
         *_loss_table(models, corpus, seen),
         "\n## Agreement along the target's own texts\n",
         f"{_TEXTS} held-out prompts per domain, {_NEW} tokens each, with shared noise.\n",

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, StaticCache
 
 from examples.train_family.corpus import DOMAINS, Corpus
+from modelpool.cpu import computes_in
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ def load_own_text(
     kept = work_dir / "own_text.npz"
     if not kept.exists():
         served: LlamaForCausalLM = copy.deepcopy(target).bfloat16()  # as the family is written
+        if target.device.type == "cpu" and not computes_in("bfloat16"):
+            served = served.float()
         rng = np.random.default_rng(0)
         torch.manual_seed(0)
         own: dict[str, NDArray[np.uint16]] = {}

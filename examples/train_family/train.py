@@ -21,7 +21,7 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, VOCAB_SIZE, Corpus, load_corpus
 from examples.train_family.own_text import WINDOW, load_own_text
+from modelpool.cpu import computes_in
 
 logger = logging.getLogger(__name__)
 
@@ -116,12 +117,14 @@ class Optimizer:
             part.step()
             part.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [part.state_dict() for part in self._parts]
+    def state_dict(self) -> dict[str, Any]:
+        parts = [part.state_dict() for part in self._parts]
+        return {"learning_rate": self.learning_rate, "parts": parts}
 
-    def load_state_dict(self, states: Iterable[dict[str, Any]]) -> None:
-        for part, state in zip(self._parts, states, strict=True):
-            part.load_state_dict(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learning_rate = state["learning_rate"]
+        for part, own in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(own)
 
 
 def learning_rate_scale(progress: float) -> float:
@@ -191,7 +194,8 @@ def distillation_loss(student: Tensor, teacher: Tensor, with_tv: bool) -> Tensor
 
 
 def logits_of(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
-    with torch.autocast(inputs.device.type, torch.bfloat16):
+    is_emulated = inputs.device.type == "cpu" and not computes_in("bfloat16")
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=not is_emulated):
         logits: Tensor = model(input_ids=inputs, use_cache=False).logits
     return logits.flatten(0, 1)  # [B * window, V]
 
@@ -309,10 +313,10 @@ class Trainer:
         for name in state["models"]:
             if name in SPECIALISTS:
                 self.models[name] = copy.deepcopy(self.models[SMALL])
-                self.optimizers[name] = Optimizer(self.models[name], LEARNING_RATE[SMALL] / 2)
+                self.optimizers[name] = Optimizer(self.models[name], LEARNING_RATE[SMALL])
             self.models[name].load_state_dict(state["models"][name])
-        for name, states in state["optimizers"].items():
-            self.optimizers[name].load_state_dict(states)
+        for name, own in state["optimizers"].items():
+            self.optimizers[name].load_state_dict(own)
         logger.info("resumed in stage %d at step %d", self.progress.stage, self.progress.steps)
 
     def export(self) -> None:

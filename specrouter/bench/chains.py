@@ -16,7 +16,7 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench.conditions import checkpoint_dtype, request_limit
+from specrouter.bench.conditions import request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
 from specrouter.bench.options import Options
@@ -87,7 +87,7 @@ def _checkpoint(pool: ModelPool, name: str, dtype: str | None = None) -> Checkpo
     model = next(model for model in pool.config.models if model.name == name)
     return Checkpoint(
         str(pool.path(name)),
-        dtype or checkpoint_dtype(pool, model),
+        dtype or pool.plan(name).dtype,
         pool.placement(name).device,
         model.trust_remote_code,
     )

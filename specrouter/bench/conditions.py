@@ -33,14 +33,6 @@ def conditions(router: Router) -> dict[str, Any]:
     }
 
 
-def checkpoint_dtype(pool: ModelPool, model: ModelConfig) -> str:
-    """The dtype that is configured for the model, or else the one that it is stored in."""
-    if model.dtype != "auto":
-        return model.dtype
-    config = _checkpoint_config(pool.path(model.name))
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
-
-
 def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

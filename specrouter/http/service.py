@@ -88,5 +88,6 @@ def _fingerprint(router: ChainRouter) -> str:
     """Of what a text depends on: not on drafters, nor on how they are used."""
     pool = router.config.pool
     target = next(model for model in pool.models if model.name == pool.target)
-    digest = hashlib.sha256(f"{version()} {target.model_dump_json()}".encode())
+    dtype = router.pool.plan(pool.target).dtype  # "auto" may be another on another machine
+    digest = hashlib.sha256(f"{version()} {dtype} {target.model_dump_json()}".encode())
     return f"fp_{digest.hexdigest()[:12]}"

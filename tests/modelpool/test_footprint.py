@@ -1,10 +1,12 @@
 """A checkpoint's headers say what loading it would find."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -52,6 +54,52 @@ def test_kv_is_counted_per_kv_head(tmp_path: Path) -> None:
     save_llama(tmp_path, hidden=32, layers=3, heads=4, kv_heads=2, dtype="float32")
     facts = read_checkpoint(tmp_path, field="pool.models[0]")
     assert facts.kv_bytes_per_token == 2 * 3 * 2 * 8 * 4  # K and V, layers, heads, dim, float32
+
+
+def test_auto_is_the_dtype_that_transformers_would_load(tmp_path: Path) -> None:
+    path = save_llama(tmp_path, dtype="float32")
+    stored = read_checkpoint(path, field="pool.models[0]")
+    assert stored.dtype == "float32"
+    file = path / "config.json"
+    declared = json.loads(file.read_text())
+    for entry, expected in (({"dtype": "bfloat16"}, "bfloat16"), ({}, "float32")):
+        for key in ("dtype", "torch_dtype"):
+            declared.pop(key, None)
+        file.write_text(json.dumps({**declared, **entry}))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+        facts = read_checkpoint(path, field="pool.models[0]")
+        assert facts.dtype == expected == str(model.dtype).removeprefix("torch.")
+        assert facts.weight_bytes == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_quantized_checkpoint_takes_its_stored_bytes_and_kv_of_what_it_computes_in(
+    tmp_path: Path,
+) -> None:
+    plain = read_checkpoint(save_llama(tmp_path, dtype="bfloat16"), field="pool.models[0]")
+    file = tmp_path / "config.json"
+    quantized = {**json.loads(file.read_text()), "quantization_config": {"quant_method": "fp8"}}
+    file.write_text(json.dumps(quantized))
+    weights = load_file(tmp_path / "model.safetensors")
+    eight = {
+        name: tensor.to(torch.float8_e4m3fn) if tensor.ndim == 2 else tensor
+        for name, tensor in weights.items()
+    }
+    save_file(eight, tmp_path / "model.safetensors")
+    for dtype in ("auto", "bfloat16"):
+        facts = read_checkpoint(tmp_path, field="pool.models[0]", dtype=dtype)
+        assert (facts.is_quantized, facts.dtype) == (True, "bfloat16")
+        assert facts.weight_bytes == sum(tensor.nbytes for tensor in eight.values())
+        assert facts.kv_bytes_per_token == plain.kv_bytes_per_token
+
+
+def test_a_stored_head_that_is_tied_and_stored_masks_are_no_parameters(tmp_path: Path) -> None:
+    path = save_llama(tmp_path, dtype="float32", tied=True)
+    before = read_checkpoint(path, field="pool.models[0]")
+    weights = load_file(path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.uint8)
+    save_file(weights, path / "model.safetensors")
+    assert read_checkpoint(path, field="pool.models[0]") == before
 
 
 def test_a_model_without_attention_is_refused_before_it_is_loaded(tmp_path: Path) -> None:

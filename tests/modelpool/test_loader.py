@@ -155,7 +155,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> Weights:
     return Weights(monkeypatch)
 
 
-@pytest.mark.skipif(not can_pack(), reason="oneDNN without bfloat16")
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_drafters_weights_are_in_memory_once(
@@ -177,7 +177,7 @@ def test_a_drafters_weights_are_in_memory_once(
         assert str(tmp_path) not in maps.read_text()
 
 
-@pytest.mark.skipif(not can_pack(), reason="oneDNN without bfloat16")
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
 def test_a_drafter_without_a_lean_forward_is_packed(
     weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def no_halves(dtype: str) -> bool:
+    """Of a CPU with AVX2 alone."""
+    return dtype in ("float32", "float64")
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelpool.pool.computes_in", no_halves)
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelpool.pool.computes_in", lambda dtype: True)
+
+
 def config(models: Path, names: tuple[str, ...], target: str, **settings: Any) -> dict[str, Any]:
     pinned = settings.pop("pinned", ())
     members = [
@@ -184,7 +199,7 @@ def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(
 
 
 def test_a_small_half_precision_drafter_runs_in_float32_and_is_accounted_so(
-    tmp_path: Path,
+    tmp_path: Path, native: None
 ) -> None:
     names = ("large", "small")
     for name in names:
@@ -192,13 +207,43 @@ def test_a_small_half_precision_drafter_runs_in_float32_and_is_accounted_so(
     pool = ModelPool.from_config(config(tmp_path, names, "large"), kv_tokens=lambda _: 100)
     small, large = pool.get("small"), pool.get("large")
     assert (small.dtype, large.dtype) == (torch.float32, torch.bfloat16)
-    assert small.threads == 1
-    assert large.threads == torch.get_num_threads()
+    assert (small.threads, large.threads) == (1, torch.get_num_threads())
     assert pool._bytes("small") == 2 * pool._bytes("large")
     assert pool.config.models[1].dtype == "auto"  # as it was declared
 
 
-def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(tmp_path: Path) -> None:
+def test_on_a_cpu_that_would_emulate_them_half_precisions_become_float32_where_there_is_room(
+    tmp_path: Path, emulated: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("large", "small"):
+        save_llama(tmp_path / name, dtype="bfloat16")
+    raw = config(tmp_path, ("large", "small"), "large")
+    pool, _ = counted(raw, devices=[DeviceInfo("cpu", 2**30, 2**30)])
+    assert [pool.plan(name).dtype for name in pool.names] == ["float32", "float32"]
+    assert "large" not in caplog.text
+    size = pool._bytes("large")  # in float32
+    tight = DeviceInfo("cpu", int(1.6 * size), 0)  # for one in each dtype
+    pool, _ = counted(raw, devices=[tight])
+    assert (pool.plan("large").dtype, pool.plan("small").dtype) == ("float32", "bfloat16")
+    assert "pool.models[1].dtype" in caplog.text
+    assert "more memory than there is" in caplog.text
+
+
+def test_a_half_precision_that_is_asked_for_is_used_and_warned_of_where_it_is_emulated(
+    tmp_path: Path, emulated: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_llama(tmp_path / "large", dtype="float32")
+    raw = config(tmp_path, ("large",), "large")
+    raw["models"][0]["dtype"] = "bfloat16"
+    pool, _ = counted(raw)
+    assert pool.plan("large").dtype == "bfloat16"
+    assert "pool.models[0].dtype" in caplog.text
+    assert "leave dtype at auto" in caplog.text
+
+
+def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(
+    tmp_path: Path, native: None
+) -> None:
     names = ("large", "small")
     for name in names:
         save_llama(tmp_path / name, dtype="bfloat16")
@@ -210,6 +255,50 @@ def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(tmp_pat
     assert loads.dtypes == ["auto", "float32"]
     assert [tuning.lean for tuning in loads.tunings] == [False, True]
     assert pool._bytes("small") == 2 * before
+
+
+def test_a_drafter_that_fits_neither_its_device_nor_the_cpu_is_not_loaded(
+    tmp_path: Path, native: None
+) -> None:
+    names = ("large", "small")
+    for name in names:
+        save_llama(tmp_path / name, dtype="bfloat16")
+    devices = [DeviceInfo("cuda:0", 2**30, 2**30), DeviceInfo("cpu", 1000, 2**30)]
+    pool, loads = counted(config(tmp_path, names, "large"), devices=devices)
+    loads.out_of_memory_on = ("cuda:0",)
+    for _ in range(2):
+        with pytest.raises(PoolFullError):
+            pool.get("small")
+    assert loads.calls == [("small", "cuda:0")] * 2
+    assert pool.placement("small").device == "cuda:0"
+
+
+def test_what_sent_a_drafter_to_the_cpu_is_told_though_it_changes_its_dtype_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_llama(tmp_path / "large", layers=2, dtype="float32")
+    save_llama(tmp_path / "small", layers=1, dtype="bfloat16")
+    raw = config(tmp_path, ("large", "small"), "large")
+    alone = ModelPool.from_config(raw)._bytes("large")
+    devices = [DeviceInfo("cuda:0", alone, 0), DeviceInfo("cpu", 2**30, 2**30)]
+    pool, _ = counted(raw, devices=devices)
+    assert (pool.placement("small").device, pool.plan("small").dtype) == ("cpu", "float32")
+    assert "no room for 'small'" in str(pool.placement("small").warning)
+    assert "no room for 'small'" in caplog.text
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_what_is_never_loaded_together_need_not_fit_together(
+    most: int | None, tmp_path: Path, emulated: None
+) -> None:
+    names = ("large", "small", "middle")
+    for name in names:
+        save_llama(tmp_path / name, dtype="bfloat16")
+    raw = config(tmp_path, names, "large", max_loaded_models=most)
+    size = ModelPool.from_config({**raw, "max_loaded_models": None})._bytes("large")
+    pool, _ = counted(raw, devices=[DeviceInfo("cpu", int(2.1 * size), 0)])
+    dtypes = {pool.plan(name).dtype for name in names}
+    assert dtypes == ({"float32"} if most == 2 else {"float32", "bfloat16"})
 
 
 def test_a_failed_load_leaves_the_pool_as_it_was(models: Path) -> None:

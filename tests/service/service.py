@@ -28,7 +28,7 @@ SERVE = ("-m", "specrouter", "serve")
 _PATIENCE_S = 180.0
 
 
-def tiny_pool(dtype: str = "bfloat16", **sections: Any) -> dict[str, Any]:
+def tiny_pool(dtype: str = "auto", **sections: Any) -> dict[str, Any]:
     """The bundled pool, all members in one dtype; `sections` are added to the configuration."""
     models = [
         {"name": name, "source": f"bundled:{name}", "dtype": dtype} for name in (*DRAFTERS, TARGET)

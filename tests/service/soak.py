@@ -73,7 +73,7 @@ def main() -> int:
     for name in arguments.only or checks:
         check = checks[name]
         print(f"\n{name}", flush=True)
-        dtype = "float32" if check is faults else "bfloat16"
+        dtype = "float32" if check is faults else "auto"
         with running(tiny_pool(dtype, **_copied(_LIMITS)), _WATCHED) as service:
             figures[name] = asyncio.run(check(service, report, arguments))
             stop(service, report, name)
