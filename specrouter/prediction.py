@@ -33,7 +33,7 @@ from specrouter.acceptance import (
     rank_rates,
     tree_rates,
 )
-from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
+from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.time_curve import TimeCurve, prior_curve
 from statemgr.forward_view import READING_QUERIES
 
@@ -135,7 +135,7 @@ class Limits:
     nodes: int | None = None
     inner_rounds: int | None = None
     whole_trees: bool = False  # no selection among the nodes of a draft
-    max_depth: int = 16  # of the path that the target may be offered
+    max_depth: int = MAX_DEPTH  # levels that are drafted in all inner rounds together
 
 
 def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
@@ -261,8 +261,9 @@ class OptionGrid:
 
     def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
         """[O]"""
-        longest = self.rounds * (SHAPE_DEPTHS + len(self.chain) - 2)
-        allowed = longest <= limits.max_depth
+        # A shape may stand for a depth that lies below its own, which is then what is drafted.
+        depths = np.minimum(SHAPE_DEPTHS, limits.depth or MAX_DEPTH)
+        allowed = self.rounds * depths <= limits.max_depth
         if limits.depth is not None:
             allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
         if limits.width is not None and allowed.any():  # as wide as a tree of that depth may be

@@ -18,6 +18,7 @@ Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from specrouter.config import SchedulerConfig
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
@@ -176,13 +177,14 @@ class ModelChainScheduler:
     def limits(self, depth: int | None, width: int | None, inner_rounds: int | None) -> Limits:
         """What is left open of a cycle's shape."""
         config = self.config
+        deep = depth or config.depth
+        rounds = 1 if self._rejection else inner_rounds or config.inner_rounds
         return Limits(
-            depth or config.depth,
+            deep,
             1 if self._only_paths else width or config.width,
             None if self._rejection else config.nodes,
-            1 if self._rejection else inner_rounds or config.inner_rounds,
+            rounds and fitting_rounds(deep or 1, rounds),
             whole_trees=self._whole_trees,
-            max_depth=MAX_DEPTH,
         )
 
     def _paper(
@@ -217,8 +219,10 @@ class ModelChainScheduler:
             each = options(chain, snapshot, workload, limits)
             grids.update({(chain, grid.rounds): grid for grid in each})
             best_of_each = [grid.best() for grid in each]
-            found[chain] = min(best_of_each, key=lambda o: o.ms_per_token)
-            best_grids[chain] = each[best_of_each.index(found[chain])]
+            fastest = min(best_of_each, key=lambda option: option.ms_per_token)
+            if isfinite(fastest.ms_per_token):  # else no tree of it is allowed
+                found[chain] = fastest
+                best_grids[chain] = each[best_of_each.index(fastest)]
         if current is not None and len(current.chain) > 1 and current.chain in found:
             key = (current.chain, current.inner_rounds)
             if key not in grids:  # it did not look better than fewer rounds

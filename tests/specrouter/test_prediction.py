@@ -195,10 +195,17 @@ def test_a_drafter_without_weights_has_no_inner_rounds() -> None:
     assert [grid.rounds for grid in options(TRIPLE, known, ONE, Limits())] == [1]
 
 
-def test_paths_are_never_longer_than_allowed() -> None:
+def test_drafts_are_never_deeper_than_allowed() -> None:
     for grid in options(TRIPLE, triple(), ONE, Limits(max_depth=8)):
         option = grid.best()
-        assert grid.rounds * (option.depth + 1) <= 8
+        assert grid.rounds * option.depth <= 8
+
+
+@pytest.mark.parametrize(("depth", "rounds"), [(16, 1), (7, 2), (5, 3), (4, 4)])
+def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int, rounds: int) -> None:
+    grid = OptionGrid(TRIPLE, rounds, triple(), ONE, Limits(depth=depth))
+    assert depth <= grid.best().depth <= depth + 1  # the shape that stands for it
+    assert np.isfinite(grid.best().ms_per_token)
 
 
 # Catching up, and how predictions came out

@@ -1,16 +1,21 @@
 """Which chain and which trees follow from what is known."""
 
 import itertools
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from specrouter.config import SchedulerConfig
+from specrouter.decision_record import DecisionRecord
 from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.prediction import (
     Chain,
+    Limits,
     Option,
     Pair,
     PerformanceSnapshot,
@@ -416,6 +421,27 @@ def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> No
     decision = choose(known, available=frozenset({"small"}), depth=depth, width=width)
     assert decision.chain == PAIR
     assert decision.depth >= depth
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"depth": 16}, {"depth": 4, "inner_rounds": 4}, {"depth": 5, "inner_rounds": 3}],
+)
+def test_chains_of_three_take_part_however_deep_drafts_are_to_be(asked: dict[str, int]) -> None:
+    decision = scheduler(inner_rounds=2).choose(two_pairs(0.7), ONE, ALL, None, **asked)
+    assert set(decision.predicted_ms) == set(scheduler().candidates)
+    assert all(map(math.isfinite, decision.predicted_ms.values()))
+
+
+def test_a_chain_of_which_no_tree_is_allowed_is_no_alternative() -> None:
+    strict = scheduler()
+    with patch.object(strict, "limits", return_value=Limits(inner_rounds=4, max_depth=3)):
+        decision = strict.choose(two_pairs(0.7), ONE, ALL)
+    assert TRIPLE not in decision.predicted_ms
+    assert TRIPLE not in decision.grids
+    assert PAIR in decision.predicted_ms
+    record = DecisionRecord(1, 0.0, 1, decision)
+    json.dumps(record.to_json(), allow_nan=False)
 
 
 # Groups of requests
