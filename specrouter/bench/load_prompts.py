@@ -65,6 +65,6 @@ def fitted(token_ids: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def _categories(file: Path) -> list[str | None]:
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8").split("\n")
     found = [json.loads(line).get("category") for line in lines if line.strip()]
     return [category if isinstance(category, str) and category else None for category in found]

@@ -133,7 +133,8 @@ def _tokenized(category: str, text: str, tokenizer: Tokenizer, limit: int) -> Be
 
 def _read(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # JSON may hold what else ends a line for `splitlines`, such as U+2028.
+        lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ConfigError("--prompts", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
