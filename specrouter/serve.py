@@ -49,7 +49,8 @@ def serve(config: RouterConfig) -> None:
     check_server(config.server)
     host, port = config.server.host, config.server.port
     with _bound_socket(host, port) as listener, ChainRouter.from_config(config) as router:
-        announcement = _announcement(router, host, listener.getsockname()[1])
+        has_keys = bool(api_keys(config.server))
+        announcement = _announcement(router, host, listener.getsockname()[1], has_keys)
         server = _Server(router, config.server, announcement)
         server.run(sockets=[listener])
         failure = server.failure
@@ -149,11 +150,13 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announcement(router: ChainRouter, host: str, port: int) -> str:
+def _announcement(router: ChainRouter, host: str, port: int, has_keys: bool) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    # Its shell has the key or is given it; a secret is not for the journal.
+    key = """    -H "Authorization: Bearer $SPECROUTER_API_KEY" \\\n""" if has_keys else ""
     return (
         f"SpecRouter serves {router.pool.target} at {url} (Ctrl-C stops it). Try:\n"
-        f"  curl {url}/generate -H 'Content-Type: application/json' \\\n"
+        f"  curl {url}/generate -H 'Content-Type: application/json' \\\n{key}"
         """    -d '{"prompt": "def fib(n):", "max_new_tokens": 32}'"""
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -198,6 +199,25 @@ def test_second_signal_waits_for_no_request(router: Router) -> None:
     assert time.monotonic() - signalled[0] < 10.0
     assert router.closings == 1
     assert router.is_closed
+
+
+@pytest.mark.parametrize("key", ["a-secret", None])
+def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
+    key: str | None,
+    router: Router,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(API_KEY_VARIABLE, key)
+    assert serve(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == 0
+    out, err = capsys.readouterr()
+    curl = shlex.split(out.partition("Try:\n")[2].partition("\nSpecRouter")[0])
+    header = f"Authorization: Bearer ${API_KEY_VARIABLE}"
+    assert (header in curl) == (key is not None)
+    assert json.loads(curl[-1])["prompt"]
+    assert "a-secret" not in out + err
 
 
 def test_engine_that_has_failed_stops_the_service_with_code_3_and_the_cause(
