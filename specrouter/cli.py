@@ -384,8 +384,9 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
             help=f"among which a static chain's best is found (default: {shown})",
         )  # fmt: skip
     parser.add_argument(
-        "--peer", metavar="URL", help="a server with OpenAI's completions, as a contender"
-    )
+        "--peer", metavar="URL",
+        help="a server with OpenAI's completions, as a contender; OPENAI_API_KEY is sent to it",
+    )  # fmt: skip
 
 
 def _add_bench_load(what: argparse._SubParsersAction[_Parser]) -> None:
@@ -474,6 +475,9 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
         "--server", metavar="URL",
         help="a running specrouter server, under its own policy, instead of a router here",
     )  # fmt: skip
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="of that server (default: SPECROUTER_API_KEY)"
+    )
 
 
 def _add_config(

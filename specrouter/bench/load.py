@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench import traces
+from specrouter.bench.api_key import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
 from specrouter.bench.load_figures import figures, medians, over_baselines, series
 from specrouter.bench.load_options import LoadOptions
@@ -87,7 +88,9 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     pool = ModelPool.from_config(config.pool)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
     if options.server is not None:
-        bench = LoadBench(ServerService(options.server), pool.tokenizer, texts, options, progress)
+        key = read_api_key(SERVICE_VARIABLE, options.api_key)
+        service = ServerService(options.server, key)
+        bench = LoadBench(service, pool.tokenizer, texts, options, progress)
         measured = bench.run(points)
         return {"conditions": {**_elsewhere(options.server), **_asked(options, bench)}, **measured}
     progress.note(f"loading {pool.target}")

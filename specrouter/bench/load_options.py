@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.errors import ConfigError
@@ -23,6 +23,7 @@ class LoadOptions:
         policy: None takes `DEFAULT_POLICIES`, or a server's own.
         rows: requests that run together; None takes the configuration's.
         server: address of a running service, instead of a router in this process.
+        api_key: of that service; None takes the environment's.
         plot: what the files' names begin with.
     """
 
@@ -44,6 +45,7 @@ class LoadOptions:
     seed: int = 0
     rows: int | None = None
     server: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
 
@@ -91,6 +93,8 @@ class LoadOptions:
         if self.rows is not None:
             _check_whole("--rows", self.rows)
         if self.server is None:
+            if self.api_key is not None:
+                raise ConfigError("--api-key", "goes with --server")
             return
         if not self.server.startswith(("http://", "https://")):
             raise ConfigError("--server", f"{self.server!r} is no http address")

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from modelpool.errors import ConfigError
+from specrouter.bench.api_key import authorize
 from specrouter.bench.replay import Answer, LoadRequest, Pending
+from specrouter.config import RouterConfig, Selection
 from specrouter.output import RequestOutput
 from specrouter.params import RequestError, SamplingParams
 from specrouter.slo import SLO
@@ -31,36 +33,36 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True)
 class RouterPolicy:
-    """Arguments of `ChainRouter.set_policy`."""
+    """What a policy means by itself. The rest of `trees`, its budget say, is the scenario's.
+
+    `settings`: of the scheduler.
+    """
 
     policy: str
+    selection: Selection
+    shape: Literal["costmodel", "adaserve", "fixed", "static"] = "costmodel"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _fixed(depth: int) -> RouterPolicy:
-    trees = {"selection": "whole", "shape": "fixed"}
-    return RouterPolicy("adaptive", {"depth": depth, "width": 1, "trees": trees})
-
-
-def _trees(**settings: str) -> RouterPolicy:
-    return RouterPolicy("adaptive", {"trees": settings})
+    return RouterPolicy("adaptive", "whole", "fixed", {"depth": depth, "width": 1})
 
 
 # The baselines: what AdaServe compares with. The others answer to objectives.
 BASELINES: Mapping[str, RouterPolicy] = {
-    "target-only": RouterPolicy("target-only"),
+    "target-only": RouterPolicy("target-only", "whole", "fixed"),
     "fixed-4": _fixed(4),
     "fixed-6": _fixed(6),
     "fixed-8": _fixed(8),
-    "static-tree": _trees(shape="static", selection="whole"),
-    "equal-greedy": _trees(selection="equal-greedy"),
-    "global-greedy": _trees(selection="global-greedy"),
+    "static-tree": RouterPolicy("adaptive", "whole", "static"),
+    "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
+    "global-greedy": RouterPolicy("adaptive", "global-greedy"),
 }
 POLICIES: Mapping[str, RouterPolicy] = {
     **BASELINES,
-    "adaserve": _trees(selection="slo", shape="adaserve"),
-    "slo": _trees(selection="slo"),
-    "costmodel": RouterPolicy("adaptive"),  # the default
+    "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
+    "slo": RouterPolicy("adaptive", "slo"),
+    "costmodel": RouterPolicy("adaptive", "costmodel"),  # the default
 }
 
 
@@ -75,6 +77,9 @@ class Handle(Protocol):
 
 class LoadRouter(Protocol):
     """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
+
+    @property
+    def config(self) -> RouterConfig: ...
 
     def submit(
         self,
@@ -99,7 +104,9 @@ class OwnService:
     def use(self, policy: str) -> None:
         """One of `POLICIES`, from now on. Raises `ConfigError`."""
         chosen = POLICIES[policy]
-        self._router.set_policy(chosen.policy, **chosen.settings)
+        configured = self._router.config.trees.model_dump(exclude_unset=True)
+        trees = {**configured, "selection": chosen.selection, "shape": chosen.shape}
+        self._router.set_policy(chosen.policy, trees=trees, **chosen.settings)
         # What runs without drafters would teach the others for nothing.
         self._router.set_learning(chosen.policy != "target-only")
 
@@ -159,8 +166,8 @@ class ServerService:
     Raises `ConfigError` where nothing healthy answers.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._url, self._api_key = url.rstrip("/"), api_key
         try:
             with _opener.open(self._url + "/health", timeout=_FIRST_TIMEOUT_S):
                 pass
@@ -186,7 +193,10 @@ class ServerService:
         headers = {"Content-Type": "application/json"}
         if request.objective_ms is not None:
             headers["x-slo-tpot-ms"] = f"{request.objective_ms:.6g}"
-        return urllib.request.Request(self._url + "/generate", json.dumps(body).encode(), headers)
+        data = json.dumps(body).encode()
+        asked = urllib.request.Request(self._url + "/generate", data, headers)
+        authorize(asked, self._api_key)
+        return asked
 
 
 class _ServerPending:

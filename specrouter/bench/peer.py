@@ -1,6 +1,7 @@
 """Another server that speaks OpenAI's completions, asked with as many requests at once as a batch.
 
-Its time includes HTTP, which the other contenders do without.
+Its time includes HTTP, which the other contenders do without. Where the environment has an
+OPENAI_API_KEY, it is sent it.
 """
 
 import http.client
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from modelpool.errors import ConfigError
+from specrouter.bench.api_key import OPENAI_VARIABLE, authorize, read_api_key
 from specrouter.bench.prompts import Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share
 
@@ -36,6 +38,7 @@ class PeerContender:
         if not url.startswith(("http://", "https://")):
             raise ConfigError("--peer", f"{url!r} is no http address")
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._api_key = read_api_key(OPENAI_VARIABLE)
         self.tokenize = tokenize
         try:
             self._model = self._first_model()
@@ -94,6 +97,7 @@ class PeerContender:
             None if body is None else json.dumps(sent).encode(),
             {"Content-Type": "application/json"},
         )
+        authorize(request, self._api_key)
         with _opener.open(request, timeout=timeout_s) as response:
             return json.load(response)
 

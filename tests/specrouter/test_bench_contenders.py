@@ -18,6 +18,7 @@ from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
 from specrouter import RequestMetrics, RequestOutput, SamplingParams
 from specrouter.bench import reference
+from specrouter.bench.api_key import OPENAI_VARIABLE
 from specrouter.bench.bare_forward import BareForwards, time_forward
 from specrouter.bench.contenders import OwnContender
 from specrouter.bench.lineup import lineup
@@ -176,11 +177,14 @@ def test_assistant_leaves_a_greedy_output_as_it_is(checkpoints: list[Checkpoint]
 class Server(BaseHTTPRequestHandler):
     seen: list[dict[str, Any]]
     answer: dict[str, Any]
+    authorized: list[str | None]
 
     def do_GET(self) -> None:
+        self.authorized.append(self.headers["Authorization"])
         self._reply({"data": [{"id": "its-model"}]})
 
     def do_POST(self) -> None:
+        self.authorized.append(self.headers["Authorization"])
         self.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self._reply(self.answer)
 
@@ -199,6 +203,7 @@ class Server(BaseHTTPRequestHandler):
 def server() -> Iterator[tuple[str, type[Server]]]:
     class One(Server):
         seen: list[dict[str, Any]] = []  # noqa: RUF012  a class of this test's own
+        authorized: list[str | None] = []  # noqa: RUF012
         answer = {"choices": [{"text": "aaaaaaaa"}], "usage": {"completion_tokens": 7}}  # noqa: RUF012
 
     with ThreadingHTTPServer(("127.0.0.1", 0), One) as http:
@@ -229,6 +234,31 @@ def test_a_peer_that_made_nothing_is_not_believed_to_have_made_all(
     url, handler = server
     handler.answer = {"choices": [{"text": ""}], "usage": usage}
     assert PeerContender(url).run(WORK).tokens == tokens
+
+
+@pytest.mark.parametrize(("key", "header"), [("a-key", "Bearer a-key"), ("", None), (None, None)])
+def test_peer_is_sent_the_key_of_the_environment(
+    key: str | None,
+    header: str | None,
+    server: tuple[str, type[Server]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(OPENAI_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(OPENAI_VARIABLE, key)
+    url, handler = server
+    PeerContender(url).run(WORK)
+    assert handler.authorized == [header] * 4  # the models, a first request, two texts
+
+
+def test_a_peer_s_key_that_cannot_be_sent_is_refused_without_telling_it(
+    server: tuple[str, type[Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OPENAI_VARIABLE, "a secret\n")
+    with pytest.raises(ConfigError) as refused:
+        PeerContender(server[0])
+    assert refused.value.field == OPENAI_VARIABLE
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])

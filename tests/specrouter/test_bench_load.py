@@ -15,6 +15,7 @@ import pytest
 
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
+from specrouter.bench.api_key import SERVICE_VARIABLE
 from specrouter.bench.load import LoadBench, Point, sweep, write_load
 from specrouter.bench.load_options import DEFAULT_POLICIES, LoadOptions
 from specrouter.bench.load_plot import running_over_time, write_load_plots
@@ -25,10 +26,12 @@ from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.traces import Arrival
 from specrouter.cli import default_config, main
-from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.http import guards
 from specrouter.output import FinishReason
 from specrouter.params import SamplingParams
 from specrouter.slo import SLO
+from specrouter.tree_planner import TreePlanner, default_selection
 from tests.specrouter.test_bench_load_traces import ADASERVE, Letters
 
 TINY = str(default_config())
@@ -56,7 +59,10 @@ class FakeHandle:
 class FakeRouter:
     """Every token takes what the policy's do; requests alone on the target take the baseline."""
 
-    def __init__(self, error: str | None = None) -> None:
+    def __init__(self, error: str | None = None, trees: dict[str, Any] | None = None) -> None:
+        self.config = RouterConfig.load(TINY)
+        if trees is not None:
+            self.config = self.config.model_copy(update={"trees": TreesConfig(**trees)})
         self.policy = ""
         self.used: list[tuple[str, dict[str, Any], bool]] = []
         self.calls: list[tuple[SamplingParams, Any, SLO | None]] = []
@@ -134,7 +140,7 @@ def test_drafters_are_tried_before_anything_counts() -> None:
     baseline = [used for used, _, _ in router.used].index("target-only")
     settled = [settings for _, settings, _ in router.used[:baseline]]
     assert any(settings.get("depth") == 4 for settings in settled)
-    assert any(not settings for settings in settled)
+    assert any(settings["trees"]["selection"] == "costmodel" for settings in settled)
     quiet = FakeRouter()
     load_bench(quiet, policy=("target-only",)).run([point()])
     assert {used for used, _, _ in quiet.used} == {"target-only"}
@@ -170,10 +176,28 @@ def test_failed_baseline_is_a_failed_measurement() -> None:
 
 def test_every_policy_is_one_that_the_scheduler_knows() -> None:
     for policy in POLICIES.values():
-        settings = dict(policy.settings)
-        TreesConfig.model_validate(settings.pop("trees", {}))
-        SchedulerConfig.model_validate({"policy": policy.policy, **settings})
+        TreesConfig(selection=policy.selection, shape=policy.shape)
+        SchedulerConfig.model_validate({"policy": policy.policy, **policy.settings})
     assert set(DEFAULT_POLICIES) <= set(POLICIES)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_says_which_trees_it_means_and_the_scenario_the_rest(name: str) -> None:
+    router = FakeRouter(trees={"selection": "slo", "shape": "static", "budget_tokens": 24})
+    OwnService(router).use(name)
+    _, settings, _ = router.used[-1]
+    chosen = POLICIES[name]
+    assert settings["trees"] == {
+        "selection": chosen.selection,
+        "shape": chosen.shape,
+        "budget_tokens": 24,
+    }
+
+
+def test_the_default_policy_is_what_a_scenario_without_trees_has() -> None:
+    chosen = POLICIES["costmodel"]
+    default = TreePlanner(TreesConfig(), default_selection(SchedulerConfig()))
+    assert (chosen.selection, chosen.shape) == (default.selection, default.config.shape)
 
 
 def test_sweep_has_a_point_for_each_combination() -> None:
@@ -197,6 +221,7 @@ class Answers(BaseHTTPRequestHandler):
     """Six tokens in two events; refuses an odd seed."""
 
     seen: list[tuple[dict[str, Any], str | None]]
+    authorized: list[str | None]
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -205,6 +230,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append((body, self.headers["x-slo-tpot-ms"]))
+        self.authorized.append(self.headers["Authorization"])
         self.send_response(400 if body["seed"] % 2 else 200)
         self.end_headers()
         if body["seed"] % 2:
@@ -225,7 +251,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Answers.seen = []
+    Answers.seen, Answers.authorized = [], []
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -262,6 +288,51 @@ def test_run_against_a_server_has_one_row(server: str) -> None:
         bench.run([point(6)])
     even = Point(1.0, 1.0, 1.0, point(6).arrivals[:1])
     assert bench.run([even])["points"][0]["policies"]["server"]["requests"] == 1
+
+
+KEY = "the-key"
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_key_goes_to_the_server_and_nowhere_else(
+    given: bool,
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(SERVICE_VARIABLE, "the-other" if given else KEY)
+    trace, file = tmp_path / "trace.csv", tmp_path / "load.json"
+    trace.write_text(ADASERVE)
+    options = [f"--trace={trace}", "--scale=0.01", "--requests=2", "--output-tokens=6"]
+    key = [f"--api-key={KEY}"] if given else []
+    # The second request has an odd seed, and is refused: that is reported, with its cause.
+    monkeypatch.setattr(LoadBench, "measure_baseline", lambda *_: BASELINE_MS)
+    assert bench(*options, f"--server={server}", *key, f"--json={file}") == 0
+    assert set(Answers.authorized) == {f"Bearer {KEY}"}
+    out, err = capsys.readouterr()
+    assert "seed: is odd" in err
+    assert KEY not in out + err + file.read_text()
+
+
+def test_server_without_a_key_is_sent_none(server: str) -> None:
+    ServerService(server).send(LoadRequest(0.0, "chat", (5,), 6, 1.0, 2)).answer()
+    assert Answers.authorized == [None]
+
+
+def test_the_variable_is_the_service_s_own() -> None:
+    assert SERVICE_VARIABLE == guards.API_KEY_VARIABLE
+
+
+def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SERVICE_VARIABLE, "its secret")
+    for options, named in (([], SERVICE_VARIABLE), (["--api-key", "my secret"], "--api-key")):
+        assert bench("--poisson", "1", "--server", server, *options) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"specrouter: {named}: must be printable")
+        assert "secret" not in error
 
 
 def test_silent_server_is_refused() -> None:
@@ -362,6 +433,7 @@ def test_last_line_is_the_document_and_the_file_has_the_series(
         (["--poisson", "1", "--server", "http://127.0.0.1:9"], "--server"),
         (["--poisson", "1", "--server", "http://x", "--policy", "slo"], "--policy"),
         (["--poisson", "1", "--server", "http://x", "--rows", "4"], "--rows"),
+        (["--poisson", "1", "--api-key", "key"], "--api-key"),
         (["--poisson", "1", "--config", "/none.yaml"], "config"),
     ],
 )
