@@ -161,7 +161,9 @@ def write_card(data_dir: Path, work_dir: Path, minutes: float, python: str) -> N
     seen = json.loads((folder / "tokens_seen.json").read_text())
     names = sorted(seen, key=lambda name: (int("".join(filter(str.isdigit, name))), name))
     dtype = torch.bfloat16 if computes_in("bfloat16") else torch.float32
-    models = {n: LlamaForCausalLM.from_pretrained(folder / n, dtype=dtype).eval() for n in names}
+    models = {
+        n: LlamaForCausalLM.from_pretrained(folder / n, dtype=dtype).train(False) for n in names
+    }
     sizes = {domain: len(corpus.train[domain]) for domain in DOMAINS}
     parts = [
         _HEAD.format(
