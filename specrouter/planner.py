@@ -44,6 +44,7 @@ from specrouter.tree_selection import TreeSelector
 Ints = NDArray[np.int64]
 
 _AUDITION_EVERY = 4  # cycles: how often it is asked whether a drafter is to be heard
+_MOST_FORESEEN = 64  # predictions that are kept of what requests ask for
 
 
 class _Route(NamedTuple):
@@ -105,7 +106,8 @@ class RoutePlanner:
     _keeper: DecisionKeeper = field(init=False)
     _reading: Reading = Reading()
     _drafters: RequestDrafters = field(default_factory=RequestDrafters)
-    _foreseen_options: dict[_Route, tuple[int, Option | None]] = field(default_factory=dict)
+    # By route and number of requests: when they were predicted, and what.
+    _foreseen_options: dict[tuple[_Route, int], tuple[int, Option]] = field(default_factory=dict)
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
     _steady: _Steady | None = None
     # Requests that sit out, and for how many cycles in a row.
@@ -375,23 +377,28 @@ class RoutePlanner:
         self, route: _Route, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
     ) -> Option | None:
         """The prediction for a route that nobody predicted, so that its outcomes teach too."""
-        asked_at, option = self._foreseen_options.get(route, (-INTERVAL, None))
-        if cycle - asked_at >= INTERVAL:
-            if route.hard_rejection:
-                return None
-            rows = np.array(sorted(requests), dtype=np.int64)
-            workload = workload_of(list(requests.values()), rows, reader)
-            option = self.scheduler.predict(
-                self.profiler.snapshot(),
-                workload,
-                route.chain,
-                route.depth,
-                route.width,
-                self.scheduler.config.nodes,
-                route.inner_rounds,
-                route.whole,
-            )
-            self._foreseen_options[route] = (cycle, option)
+        if route.hard_rejection:
+            return None
+        key = route, len(requests)  # outcomes count for the requests that there are
+        known = self._foreseen_options.get(key)
+        if known is not None and cycle - known[0] < INTERVAL:
+            return known[1]
+        rows = np.array(sorted(requests), dtype=np.int64)
+        workload = workload_of(list(requests.values()), rows, reader)
+        option = self.scheduler.predict(
+            self.profiler.snapshot(),
+            workload,
+            route.chain,
+            route.depth,
+            route.width,
+            self.scheduler.config.nodes,
+            route.inner_rounds,
+            route.whole,
+        )
+        self._foreseen_options.pop(key, None)  # the oldest stand first
+        if len(self._foreseen_options) >= _MOST_FORESEEN:
+            del self._foreseen_options[next(iter(self._foreseen_options))]
+        self._foreseen_options[key] = (cycle, option)
         return option
 
     def _asked(self, override: Speculation, available: Collection[str]) -> _Route:

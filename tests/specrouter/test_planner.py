@@ -552,6 +552,31 @@ def test_a_chain_that_a_request_names_is_predicted_too() -> None:
     assert plan.profiler.looks == looks  # not anew in every cycle
 
 
+def test_a_named_chain_is_predicted_anew_for_another_number_of_requests() -> None:
+    asked = Speculation(chain=TWIN, depth=2)
+    plan = Plan(Request(asked))
+    plan.learn(plan.groups(), {0: 2})
+    plan.requests |= {row: Request(asked) for row in range(1, 4)}
+    plan.learn(plan.groups(), dict.fromkeys(range(4), 2))
+    one, four = plan.profiler.outcomes
+    assert (one[1], one[2]) == (1, pytest.approx(2 + 52))
+    assert (four[1], four[2]) == (4, pytest.approx(2 + 50 + 3 * 4 - 1))  # the target reads 12
+    looks = plan.profiler.looks
+    del plan.requests[1], plan.requests[2], plan.requests[3]
+    plan.groups()
+    assert plan.profiler.looks == looks  # the first is still good
+
+
+def test_only_so_many_predictions_of_named_chains_are_kept() -> None:
+    plan = Plan()
+    for depth, width, rounds in itertools.product(range(1, 9), range(1, 9), (1, 2)):
+        plan.requests = {0: Request(Speculation(TWIN, depth, width, rounds))}
+        plan.groups()
+    kept = plan.planner._foreseen_options
+    assert len(kept) == 64
+    assert min(route.depth for route, _ in kept) == 5  # the latest
+
+
 # Requests that differ
 
 
