@@ -112,6 +112,8 @@ class DraftProcessor:
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         fed.flat_slots[:, : slots[0].size] = slots.reshape(len(rows), -1)
         state.set_tokens(slots[slots != NO_SLOT], tree.tokens[fed.flat_slots != NO_SLOT])
+        # Impossible nodes are no text: of places that a level lacks several have the same token.
+        fed.flat_slots[np.isneginf(tree.log_probs)] = NO_SLOT
         places = _places(depths, width)
         proposal = Proposal(tree, torch.cat(logits), places, fed)
         return proposal if not stem.height else _grafted(stem, begun.fed, proposal)

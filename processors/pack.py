@@ -27,7 +27,7 @@ class FedTree:
     """Where a model's state holds the nodes of a tree: what rolling back must know."""
 
     tree: TokenTree
-    flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed
+    flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed, or can be no text
 
 
 @dataclass(frozen=True, eq=False)

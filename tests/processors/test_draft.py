@@ -220,6 +220,19 @@ def test_what_was_committed_of_a_fixed_form_stays_cached() -> None:
     assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
 
 
+def test_a_fixed_forms_missing_places_are_not_taken_for_a_token() -> None:
+    """Their token is 0, and so is what the model says here."""
+    bench = Bench([5, 9], SamplingSettings(logit_bias=((0, 100.0),)))
+    bases = bench.manager.counts[:2].copy()
+    proposal = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
+    for row, committed in enumerate(([0, 0, 319], [0, 0, 0, 0])):
+        assert tuple(committed[:2]) in possible(proposal)[row]
+        bench.commit(row, committed)
+    roll_back(bench, bases, proposal)
+    assert bench.state.lengths(np.arange(2)).tolist() == (bases + np.array([2, 3])).tolist()
+    assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
+
+
 def test_a_wider_beam_begins_with_the_models_own_choice() -> None:
     bench = Bench([7, 1, 20, 3], WARM)
     proposal = draft(bench, {0: 3, 2: 2}, width=3)
