@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from tests.exact import bf16, breadth, distribution, faults, greedy, seeded
+from modelpool.cpu import computes_in
+from tests.exact import breadth, distribution, faults, greedy, rounding, seeded
 
 pytestmark = pytest.mark.exact
 
@@ -35,8 +36,11 @@ def test_rejection_follows_the_processed_distribution() -> None:
     assert distribution.main(["--verification", "rejection"]) == 0
 
 
-def test_bfloat16_seldom_parts_from_target_only_decoding(prompts: list[str]) -> None:
-    assert bf16.main(prompts) == 0
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rounding_seldom_parts_from_target_only_decoding(dtype: str, prompts: list[str]) -> None:
+    if not computes_in(dtype):
+        pytest.skip(f"this CPU emulates {dtype}, in which bits depend on the pack")
+    assert rounding.main([*prompts, "--dtypes", dtype]) == 0
 
 
 def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:

@@ -1,6 +1,7 @@
-"""bfloat16: how often a served token differs from target-only decoding of the request alone.
+"""bfloat16, float32: how often a served token differs from decoding the request alone.
 
-The reference of a request is its own output with speculation off and nobody beside it. Then the
+In these dtypes sums may be rounded otherwise beside other rows, and a text then parts where two
+tokens are as good. The reference of a request is its own output with speculation off and nobody beside it. Then the
 same requests are served beside others and through chains, at batch 1 and 16, with trees of width 1
 and 3. After a difference the request goes on from its reference, so the figure is first divergences
 per teacher-forced token.
@@ -24,35 +25,44 @@ from tests.exact.comparison import (
 )
 from tests.exact.report import Progress, finish
 
-DTYPE = "bfloat16"
 ALONE = Arrangement("off", batch=1)
 BATCHES = (1, 16)
 DEPTH = 4
-ALLOWED_RATES = {1: 1 / 2000, 3: 1 / 500}  # by width
+WIDTHS = (1, 3)
+ALLOWED_RATES = {  # by dtype and width
+    "bfloat16": {1: 1 / 2000, 3: 1 / 500},
+    "float32": {1: 1 / 20_000, 3: 1 / 20_000},
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(make_parser(__doc__), arguments)
+    options = parse(make_parser(__doc__, dtypes=tuple(ALLOWED_RATES)), arguments)
     started = time.monotonic()
-    with open_router(options.config, DTYPE, max(BATCHES)) as router:
+    figures = {dtype: _check(options, dtype) for dtype in options.dtypes}
+    passed = all(
+        figures[dtype]["by_width"][width]["rate"] <= ALLOWED_RATES[dtype][width]
+        for dtype in figures
+        for width in WIDTHS
+    )
+    return finish("rounding", passed, started, {**figures, "allowed_rates": ALLOWED_RATES})
+
+
+def _check(options: Options, dtype: str) -> dict[str, Any]:
+    with open_router(options.config, dtype, max(BATCHES)) as router:
         cases = _make_cases(router, options)
         comparisons = _serve_all(router, cases)
         assert_whole(router)
-    rates = {width: _totals(comparisons, width) for width in ALLOWED_RATES}
-    figures: dict[str, Any] = {
-        "by_width": rates,
-        "allowed_rates": ALLOWED_RATES,
+    return {
+        "by_width": {width: _totals(comparisons, width) for width in WIDTHS},
         "by_arrangement": {str(row): _figures(result) for row, result in comparisons},
     }
-    passed = all(rates[width]["rate"] <= allowed for width, allowed in ALLOWED_RATES.items())
-    return finish("bf16", passed, started, figures)
 
 
 def _make_cases(router: ChainRouter, options: Options) -> list[Case]:
     """Greedy and sampled requests in turn, each with its output alone."""
     cases = list[Case]()
     prompts = load_token_prompts(router, options)
-    progress = Progress("bf16 alone", len(prompts))
+    progress = Progress("rounding, alone", len(prompts))
     for index, prompt in enumerate(prompts):
         params = SamplingParams(
             max_new_tokens=options.new_tokens,
@@ -76,10 +86,10 @@ def _serve_all(router: ChainRouter, cases: Sequence[Case]) -> list[tuple[Arrange
     rows = [Arrangement("off", max(BATCHES))] + [
         Arrangement(mode, batch, DEPTH, width)
         for mode in modes
-        for width in ALLOWED_RATES
+        for width in WIDTHS
         for batch in BATCHES
     ]
-    progress = Progress("bf16", len(rows) * len(cases))
+    progress = Progress("rounding", len(rows) * len(cases))
     comparisons = list[tuple[Arrangement, Comparison]]()
     for row in rows:
         comparisons.append((row, compare(router, cases, row, progress)))
