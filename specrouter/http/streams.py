@@ -1,8 +1,9 @@
 """An answer's way to the client: whole, or as server-sent events, and what happens if it leaves.
 
 Contract: a client that leaves, in mid-stream or while it waits, cancels its request at once. A
-refusal is a status code, since nothing is sent before the first tokens are there; what fails later
-is an event `{"error": ...}`. A stream ends in `[DONE]`, however it went.
+refusal is a status code, and so is a failure of all texts before their first tokens, since nothing
+is sent before; what fails later is an event `{"error": ...}`. A stream ends in `[DONE]`, however it
+went. What takes long, the log-probabilities of a long prompt, is made in a thread.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from specrouter import Delta, RequestOutput
-from specrouter.http.errors import error_payload, failure_of
+from specrouter.http.errors import Failure, error_payload, failure_of
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _DONE = b"data: [DONE]\n\n"
+_LONG = 64  # entries of a list that is encoded one by one
+# JSON may hold them as they are, and httpx's clients take them for the end of a line.
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
 Deltas = AsyncGenerator[tuple[int, Delta]]  # each with its prompt's number
 Outputs = Sequence[tuple[int, RequestOutput]]
@@ -62,6 +66,10 @@ async def _whole(request: Request, deltas: Deltas, answer: Answer) -> Response:
         outputs = await _unless_client_leaves(request, _outputs(deltas))
     if outputs is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return await _answer_of(outputs, answer)
+
+
+async def _answer_of(outputs: Outputs, answer: Answer) -> Response:
     if any(output.logprobs or output.prompt_logprobs for _, output in outputs):
         # Maybe seconds of work, for which streams would stand still.
         return await asyncio.to_thread(_answered, outputs, answer)
@@ -78,26 +86,28 @@ def _answered(outputs: Outputs, answer: Answer) -> Response:
 
 
 class _PartsResponse(JSONResponse):
-    """Of an object. What its lists hold is encoded one by one: json lets no other thread run while
-    it encodes a value, however large.
-    """
-
-    def render(self, content: dict[str, Any]) -> bytes:
-        members = (_encoded(key) + b":" + self._value(value) for key, value in content.items())
-        return b"{" + b",".join(members) + b"}"
-
-    def _value(self, value: Any) -> bytes:
-        if isinstance(value, list):
-            return b"[" + b",".join(map(_encoded, value)) + b"]"
-        return _encoded(value)
+    def render(self, content: Any) -> bytes:
+        return _in_parts(content)
 
 
 async def _streamed(request: Request, deltas: Deltas, answer: Answer) -> Response:
-    """Waits for the first tokens, so that a refusal can still be a status code."""
-    first = await _unless_client_leaves(request, anext(deltas))
-    if first is None:
+    """Waits for the first tokens, so that a refusal or a failure can still be a status code."""
+    begun = await _unless_client_leaves(request, _beginning(deltas))
+    if begun is None:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    return _EventStream(first, deltas, answer)
+    if all(_failure(delta) for _, delta in begun):
+        return await _answer_of(_ordered(begun), answer)
+    return _EventStream(begun, deltas, answer)
+
+
+async def _beginning(deltas: Deltas) -> Sequence[tuple[int, Delta]]:
+    """Up to the first one that is no failure: where one text fails, another may go on."""
+    begun = []
+    async for at, delta in deltas:
+        begun.append((at, delta))
+        if _failure(delta) is None:
+            break
+    return begun
 
 
 class _EventStream(StreamingResponse):
@@ -105,9 +115,9 @@ class _EventStream(StreamingResponse):
     left. (Starlette alone leaves it to the garbage collector.)
     """
 
-    def __init__(self, first: tuple[int, Delta], deltas: Deltas, answer: Answer) -> None:
+    def __init__(self, begun: Sequence[tuple[int, Delta]], deltas: Deltas, answer: Answer) -> None:
         self._deltas = deltas
-        self._events = _events(first, deltas, answer)
+        self._events = _events(begun, deltas, answer)
         super().__init__(
             self._events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
@@ -117,18 +127,21 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(first: tuple[int, Delta], rest: Deltas, answer: Answer) -> AsyncGenerator[bytes]:
+async def _events(
+    begun: Sequence[tuple[int, Delta]], rest: Deltas, answer: Answer
+) -> AsyncGenerator[bytes]:
     try:
-        chunk = _chunk(answer, *first)
-        if chunk is not None:
-            yield _event(chunk)
+        for prompt, delta in begun:
+            event = await _event_of(answer, prompt, delta)
+            if event is not None:
+                yield event
         async for prompt, delta in rest:
-            chunk = _chunk(answer, prompt, delta)
-            if chunk is not None:
-                yield _event(chunk)
-        chunk = answer.last_chunk()
-        if chunk is not None:
-            yield _event(chunk)
+            event = await _event_of(answer, prompt, delta)
+            if event is not None:
+                yield event
+        last = answer.last_chunk()
+        if last is not None:
+            yield _event(last)
     except Exception as error:
         # The status line is out; only an event can still tell the client.
         logger.exception("a stream failed")
@@ -136,11 +149,58 @@ async def _events(first: tuple[int, Delta], rest: Deltas, answer: Answer) -> Asy
     yield _DONE
 
 
+async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
+    """None where there is nothing to say yet."""
+    if delta.prompt_logprobs:  # as in `_answer_of`
+        return await asyncio.to_thread(_long_event, answer, prompt, delta)
+    chunk = _chunk(answer, prompt, delta)
+    return None if chunk is None else _event(chunk)
+
+
+def _long_event(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
+    chunk = _chunk(answer, prompt, delta)
+    return None if chunk is None else _framed(_in_parts(chunk))
+
+
 def _chunk(answer: Answer, prompt: int, delta: Delta) -> dict[str, Any] | None:
-    failure = None if delta.output is None else failure_of(delta.output)
+    failure = _failure(delta)
     if failure is not None:
         return {**answer.place(delta), **failure.payload()}
     return answer.chunk(prompt, delta)
+
+
+def _failure(delta: Delta) -> Failure | None:
+    return None if delta.output is None else failure_of(delta.output)
+
+
+def _event(payload: dict[str, Any]) -> bytes:
+    return _framed(json.dumps(payload, ensure_ascii=False).encode())
+
+
+def _framed(data: bytes) -> bytes:
+    for end, escaped in _LINE_ENDS:
+        data = data.replace(end, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+def _in_parts(value: Any) -> bytes:
+    """JSON, long lists entry by entry: json lets no other thread run while it encodes a value,
+    however large."""
+    if not _holds_long_list(value):
+        return _encoded(value)
+    if isinstance(value, list):
+        return b"[" + b",".join(map(_in_parts, value)) + b"]"
+    members = (_encoded(key) + b":" + _in_parts(member) for key, member in value.items())
+    return b"{" + b",".join(members) + b"}"
+
+
+def _holds_long_list(value: Any) -> bool:
+    """Of objects or lists: plain numbers and texts take little time."""
+    if isinstance(value, dict):
+        return any(map(_holds_long_list, value.values()))
+    if not isinstance(value, list) or not value or not isinstance(value[-1], dict | list):
+        return False
+    return len(value) > _LONG or any(map(_holds_long_list, value))
 
 
 def _encoded(value: Any) -> bytes:
@@ -148,12 +208,13 @@ def _encoded(value: Any) -> bytes:
     return text.encode()
 
 
-def _event(payload: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
-
-
 async def _outputs(deltas: Deltas) -> Outputs:
-    outputs = [(at, delta.output) async for at, delta in deltas if delta.output is not None]
+    return _ordered([(at, delta) async for at, delta in deltas if delta.output is not None])
+
+
+def _ordered(deltas: Sequence[tuple[int, Delta]]) -> Outputs:
+    """By prompt, then by sample."""
+    outputs = [(at, delta.output) for at, delta in deltas if delta.output is not None]
     if not outputs:
         raise RuntimeError("the request ended without an output")
     return sorted(outputs, key=lambda one: (one[0], one[1].index))

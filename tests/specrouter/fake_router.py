@@ -96,6 +96,13 @@ def prompt_logprobs_of(
     ]
 
 
+def without_tokens(last: Delta) -> Delta:
+    """The end of a sample that has said nothing."""
+    assert last.output is not None
+    output = replace(last.output, text="", token_ids=[])
+    return Delta(finish_reason=output.finish_reason, index=last.index, output=output)
+
+
 class FakeTokenizer:
     """A token for each character, after a special one that begins a text; and `TOKEN_TEXTS`."""
 
@@ -141,6 +148,7 @@ class FakeRouter:
     `hold_after`: waits forever after that many runs, as a slow request does. `error`: ends the
     request's last sample with that failure. `crash`: raises in mid-stream, as no router should.
     `refuses`: what it says to every request. `ends`: how texts end. `server`: its configuration.
+    `silent`: how many samples of a prompt, the last ones, end without a token.
     """
 
     def __init__(
@@ -151,6 +159,7 @@ class FakeRouter:
         crash: bool = False,
         refuses: Exception | None = None,
         ends: FinishReason = "length",
+        silent: int = 0,
         stop_reason: str | int | None = None,
         server: dict[str, Any] | None = None,
         tokenizer: Any = None,
@@ -176,6 +185,7 @@ class FakeRouter:
         self._hold_after, self._error, self._crash = hold_after, error, crash
         self._refuses = refuses
         self._ends, self._stop_reason = ends, stop_reason
+        self._silent = silent
 
     def __enter__(self) -> FakeRouter:
         return self
@@ -248,7 +258,10 @@ class FakeRouter:
     def _deltas(self, params: Any, prompt: str | Sequence[int]) -> list[Delta]:
         """Run after run; the samples take turns, the last one first."""
         samples = [self._sample(params, index, prompt) for index in reversed(range(params.n))]
-        return list(itertools.chain.from_iterable(zip(*samples, strict=True)))
+        for sample in samples[: self._silent]:
+            sample[:] = [without_tokens(sample[-1])]
+        turns = itertools.zip_longest(*samples)
+        return [delta for turn in turns for delta in turn if delta is not None]
 
     def _sample(self, params: Any, index: int, prompt: str | Sequence[int]) -> list[Delta]:
         def logprobs(ids: Sequence[int]) -> list[TokenLogprobs] | None:

@@ -11,6 +11,7 @@ import pytest
 
 from specrouter import (
     SLO,
+    Delta,
     OverloadedError,
     SamplingParams,
     Structure,
@@ -402,6 +403,102 @@ def test_usage_so_far_comes_in_every_chunk_where_asked() -> None:
 def test_an_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) -> None:
     *_, last = streamed(router)
     assert last["error"]["code"] == "generation_failed"
+
+
+@pytest.mark.parametrize(
+    ("router", "status", "code", "retry"),
+    [
+        (FakeRouter(error="it broke", silent=1), 500, "generation_failed", "false"),
+        (FakeRouter(ends="timeout", silent=1), 408, "timeout", "false"),
+        (FakeRouter(ends="cancelled", silent=1), 503, "shutting_down", None),
+    ],
+)
+def test_a_stream_that_fails_before_its_first_token_is_a_status_code(
+    router: FakeRouter, status: int, code: str, retry: str | None
+) -> None:
+    response = post(router, {**PROMPT, "stream": True}, PATH)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert response.headers.get("x-should-retry") == retry
+    assert router.open_requests == 0
+
+
+def test_a_stream_of_which_every_text_fails_before_its_first_token_is_a_status_code() -> None:
+    router = FakeRouter(ends="timeout", silent=3)
+    response = post(router, {"prompt": ["a", "b"], "n": 3, "stream": True}, PATH)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "timeout")
+
+
+def test_a_text_that_fails_before_its_first_token_is_an_event_where_others_go_on() -> None:
+    first, *others = streamed(FakeRouter(error="it broke", silent=1), n=2)
+    assert first["error"]["code"] == "generation_failed"
+    assert [chunk["choices"][0]["text"] for chunk in others] == [" a", "b\nc", " é"]
+
+
+def test_a_chunk_with_the_prompts_logprobs_is_made_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_loop: list[bool] = []
+    chunk = CompletionAnswer.chunk
+
+    def noted(answer: CompletionAnswer, prompt: int, delta: Delta) -> dict[str, Any] | None:
+        in_loop.append(threading.current_thread() is threading.main_thread())
+        return chunk(answer, prompt, delta)
+
+    monkeypatch.setattr(CompletionAnswer, "chunk", noted)
+    asked: list[dict[str, Any]] = [{"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}]
+    for fields in asked:
+        in_loop.clear()
+        streamed(prompt=[5, 6], **fields)
+        assert in_loop == [False, True, True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_long_lists_are_encoded_one_entry_at_a_time(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """json lets no other thread run meanwhile."""
+    fields: dict[str, Any] = {"echo": True, "logprobs": 1}
+    fields |= {"prompt": [5, 6] * 500, "prompt_logprobs": 1}
+    lengths, encoded = list[int](), streams._encoded
+
+    def noted(value: Any) -> bytes:
+        data = encoded(value)
+        lengths.append(len(data))
+        return data
+
+    monkeypatch.setattr(streams, "_encoded", noted)
+    [choice] = streamed(**fields)[0]["choices"] if stream else choices(**fields)
+    assert len(choice["prompt_logprobs"]) == 1000
+    assert len(choice["logprobs"]["top_logprobs"]) == (1001 if stream else 1004)
+    # Lists of plain values are encoded whole.
+    assert max(lengths) < 10_000 < sum(lengths) / 5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"a": None, "b": [{"é": 1}] * 100, "c": []},
+        [[None, {"a": [{}, {"b": "\u2028"}] * 70}], "c", {"d": [[1]] * 65}],
+    ],
+)
+def test_what_is_encoded_in_parts_is_the_same(value: Any) -> None:
+    assert streams._in_parts(value) == streams._encoded(value)
+
+
+def test_no_character_ends_the_line_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx's clients take more characters for the end of a line than the format does."""
+    text = "a\x85b\u2028c\u2029d\x0be\x1cf\n"
+    monkeypatch.setattr("tests.specrouter.fake_router.RUNS", [(text, [5])] * 3)
+    fields: dict[str, Any] = {"prompt": [5, 6], "echo": True, "logprobs": 0}
+    content = post(FakeRouter(), {**fields, "stream": True}, PATH).content.decode()
+    lines = [line for line in content.splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert [chunk["choices"][0]["text"] for chunk in streamed(**fields)] == [
+        f" ab{text}",
+        text,
+        text,
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
