@@ -1,10 +1,10 @@
 """bfloat16, float32: how often a served token differs from decoding the request alone.
 
-In these dtypes sums may be rounded otherwise beside other rows, and a text then parts where two
-tokens are as good. The reference of a request is its own output with speculation off and nobody beside it. Then the
-same requests are served beside others and through chains, at batch 1 and 16, with trees of width 1
-and 3. After a difference the request goes on from its reference, so the figure is first divergences
-per teacher-forced token.
+In these dtypes sums may be rounded otherwise beside other rows, and a text parts where two tokens
+are nearly as good. The reference of a request is its own output with speculation off and nobody
+beside it. Then the same requests are served beside others and through chains, at batch 1 and 16,
+with trees of width 1 and 3. After a difference the request goes on from its reference, so the
+figure is first divergences per teacher-forced token.
 """
 
 import sys
