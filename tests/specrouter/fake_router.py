@@ -165,6 +165,7 @@ class FakeRouter:
         tokenizer: Any = None,
     ) -> None:
         self.pool = SimpleNamespace(
+            plan=lambda name: SimpleNamespace(dtype="float32"),
             target="big",
             names=("small", "big"),
             tokenizer=tokenizer or FakeTokenizer(),
