@@ -358,6 +358,7 @@ def router_without_models(
     """A real router with that engine; the tokenizer's id 0 ends a text. Close it."""
     engine = FakeEngine()
     pool = SimpleNamespace(
+        plan=lambda name: SimpleNamespace(dtype="float32"),
         is_weightless=lambda name: False,
         target="big",
         names=("small", "big"),
