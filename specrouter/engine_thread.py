@@ -48,6 +48,7 @@ class EngineThread:
         self.restarts = 0
         self._pool = pool
         self._step_timeout_s = step_timeout_s
+        self._cpu_threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
         self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
@@ -63,7 +64,7 @@ class EngineThread:
 
         Raises what is wrong with the target; `ConfigError` where its state has no memory.
         """
-        self._start_thread("engine", self._load_and_run)
+        self._start_engine(self._load_and_run)
         self._ready.result()
 
     @property
@@ -129,10 +130,20 @@ class EngineThread:
             if not (self._stuck and role == "engine"):
                 thread.join()
 
-    def _start_thread(self, role: str, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(
-            target=target, args=arguments, name=f"specrouter-{role}", daemon=True
-        )
+    def _start_engine(self, target: Callable[..., None], *arguments: object) -> None:
+        """In a thread with as many of torch's as this one was made with.
+
+        Torch gives a new thread what any thread has set last: a hanging forward, say, its model's.
+        """
+
+        def run() -> None:
+            torch.set_num_threads(self._cpu_threads)
+            target(*arguments)
+
+        self._start_thread("engine", run)
+
+    def _start_thread(self, role: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"specrouter-{role}", daemon=True)
         self._threads[role] = thread  # one that hangs is left behind
         thread.start()
 
@@ -273,7 +284,7 @@ class EngineThread:
             hung = self.engine.guard.give_up()
             if hung is not None:
                 logger.warning("a forward of %s hangs; going on without it", hung)
-                self._start_thread("engine", self._run, hung)
+                self._start_engine(self._run, hung)
             elif self.engine.step_s > limit_s:
                 self._leave_behind(f"a cycle has taken more than {limit_s:g} s")
 

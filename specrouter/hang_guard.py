@@ -2,8 +2,9 @@
 
 Nothing can stop a thread that is stuck in a forward, so the thread is left behind: another one goes
 on with the engine, and the old one, should its forward ever return, finds that it was given up and
-ends without touching anything. That is safe because it is only ever left behind in a forward, which
-reads weights and writes one model's cache, and that cache is forgotten.
+ends. On its way it scrubs the slots of its forward and sets torch's threads back, its own. That is
+safe because it is only ever left behind in a forward, which reads weights and writes one model's
+cache, and that cache is forgotten.
 
 The time is the host's: on an accelerator, where a forward returns before it has been computed,
 a stuck kernel is not noticed here.

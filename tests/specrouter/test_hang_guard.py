@@ -9,11 +9,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from torch import Tensor
 
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.hang_guard import Abandoned, HangGuard
 from tests.exact.comparison import assert_whole
 from tests.exact.models import pool_settings, save_family
+
+# Longer than a sound forward takes on a busy machine.
+ENGINE = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 1.0, "preload": False}
 
 
 class Hang:
@@ -48,8 +53,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def router(paths: dict[str, Path]) -> Iterator[ChainRouter]:
-    engine = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 0.3, "preload": False}
-    with ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine}) as router:
+    with ChainRouter.from_config({"pool": pool_settings(paths), "engine": ENGINE}) as router:
         yield router
 
 
@@ -81,9 +85,43 @@ def test_a_hanging_model_costs_time_and_no_token(
     assert_whole(router)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
+    paths: dict[str, Path], two_threads: None
+) -> None:
+    pool = pool_settings(paths)
+    pool["models"][0]["threads"] = 1
+    params, chain = SamplingParams(max_new_tokens=8), Speculation(("small", "target"))
+    hangs, release = threading.Event(), threading.Event()
+    with ChainRouter.from_config({"pool": pool, "engine": ENGINE}) as router:
+        router.generate([5, 6], params, chain)
+        assert router.run_idle(torch.get_num_threads) == 2
+        small = router.pool.get("small")
+        forward = small.shortcut or small._forward
+
+        def hanging(*arguments: Any) -> Tensor:
+            if not hangs.is_set():
+                assert torch.get_num_threads() == 1
+                hangs.set()
+                release.wait(60)
+            return forward(*arguments)
+
+        small.shortcut = hanging
+        router.generate([5, 6], params, chain)
+        assert hangs.is_set()
+        assert router.run_idle(torch.get_num_threads) == 2
+        release.set()
+
+
 def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None:
-    engine = {"max_model_len": 128, "hang_timeout_s": 0.3, "preload": False}
-    router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine})
+    router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": ENGINE})
     chain = Speculation(("small", "target"))
     hang, original = Hang("small"), HangGuard.inside
     with mock.patch.object(
