@@ -214,17 +214,17 @@ class Engine:
     def abandon(self, cause: str) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
         self.abandon_running(cause)
-        self._tell(self._waiting, cause)
+        self._tell(self._waiting, "unserved", cause)
 
     def abandon_running(self, cause: str) -> None:
         """The same, but those that wait may still be served by the successor."""
         self._is_abandoned = True
-        self._tell(self._running.values(), cause)
+        self._tell(self._running.values(), "error", cause)
 
-    def _tell(self, requests: Iterable[RunningRequest], cause: str) -> None:
+    def _tell(self, requests: Iterable[RunningRequest], reason: FinishReason, cause: str) -> None:
         for request in list(requests):
             if not request.handle.is_done:
-                delta = request.finish("error", cause)
+                delta = request.finish(reason, cause)
                 try:
                     self._account(request, delta)
                 except Exception:  # after a failure anything may be broken; all are told

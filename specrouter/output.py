@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from specrouter.slo import Objective
 
-FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout"]
+# "unserved": the engine has stopped for good before the request had a row.
+FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class RequestMetrics:
         cycles: engine cycles in which the request decoded.
         chains: how many of those used which chain.
         objective: what it was judged by, if anything.
-        attained: whether the objective was; None without one. A request that ended in "error" or
-            "cancelled" or "timeout" has not attained it.
+        attained: whether the objective was; None without one. A request that ended in "error",
+            "cancelled", "timeout" or "unserved" has not attained it.
         tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
         drafted_tokens: that the target verified for the request.
         accepted_tokens: those of them that are part of the output.
@@ -70,7 +71,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """`seed` reproduces the text, whichever chains were used; `error` is set with "error".
+    """`seed` reproduces the text, whichever chains were used; `error` is set with "error" and
+    "unserved".
 
     `index` numbers the samples of one prompt. `logprobs` is None unless asked for; it covers the
     tokens of this attempt, not those that came with the request as `generated`. So is

@@ -282,7 +282,7 @@ class RunningRequest:
             text += self._detokenizer.finish()
         except Exception as failure:  # of the tokenizer's own code: the request ends all the same
             logger.exception("request %d: no text", self.handle.request_id)
-            if reason != "error":
+            if error is None:
                 reason, error = "error", f"the tokenizer failed on the text's end: {failure}"
         output = RequestOutput(
             self._detokenizer.text,
@@ -320,7 +320,7 @@ class RunningRequest:
             decode_ms = self.decode_ms(self._commits[-1][0])
         attained = None
         if self.objective is not None:
-            ended_by_itself = reason not in ("error", "cancelled", "timeout")
+            ended_by_itself = reason in ("eos", "stop", "length")
             attained = ended_by_itself and self.objective.is_attained(ttft_ms, decode_ms, decoded)
         return RequestMetrics(
             ttft_ms,

@@ -33,6 +33,7 @@ _VLLM_REASONS: dict[FinishReason, str] = {
     "error": "error",
     "cancelled": "abort",
     "timeout": "abort",
+    "unserved": "error",
 }
 
 

@@ -53,6 +53,8 @@ def failure_of(output: RequestOutput) -> Failure | None:
     """None for a text that ended as texts do."""
     if output.finish_reason == "error":
         return Failure(500, "generation_failed", output.error or "generation failed", True)
+    if output.finish_reason == "unserved":  # nothing of it has run: as if it had come later
+        return Failure(503, "engine_stopped", output.error or "the engine has stopped", False)
     if output.finish_reason == "timeout":
         made = len(output.token_ids)
         return Failure(408, "timeout", f"the request's time is up after {made} tokens", True)

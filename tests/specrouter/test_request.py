@@ -353,7 +353,7 @@ def test_one_token_attains_whatever_tpot_is_asked_for(
     assert running.output.metrics.attained is True
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "error"])
+@pytest.mark.parametrize("reason", ["cancelled", "error", "timeout", "unserved"])
 @pytest.mark.parametrize("commits", [[], [(0.0, 1)], [(0.0, 1), (0.001, 2)]])
 def test_what_was_cut_off_has_not_attained_its_objective(
     tokenizer: PreTrainedTokenizerBase,

@@ -472,6 +472,27 @@ def test_an_engine_that_keeps_crashing_stays_down_and_every_request_is_told(
             router.submit(PROMPT, GREEDY)
 
 
+def test_what_waits_when_an_engine_stays_down_is_unserved_and_counted_so(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cable = LooseCable(monkeypatch)
+    with open_router(small_config, max_requests=1) as router:
+        cable.is_loose = True
+        handles = [router.submit(PROMPT, GREEDY) for _ in range(5)]
+        outputs = [handle.result(PATIENCE_S) for handle in handles]
+        reasons = ["error"] * 3 + ["unserved"] * 2
+        assert [output.finish_reason for output in outputs] == reasons
+        assert {output.error for output in outputs} == {"Odd: the cable is loose"}
+        assert router.slo_report().total.requests == 5
+        ended = {
+            sample.labels["finish_reason"]: sample.value
+            for family in router.ended_requests()
+            for sample in family.samples
+            if sample.name == "specrouter_requests_total"
+        }
+        assert (ended["error"], ended["unserved"]) == (3, 2)
+
+
 def test_the_caches_of_an_engine_that_failed_are_gone_before_there_are_others(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,9 +568,9 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
     next(iter(running))
     waiting = router.submit(PROMPT, LONG, "off")
     hangs.set()
-    for handle in (running, waiting):
+    for handle, reason in ((running, "error"), (waiting, "unserved")):
         output = handle.result(PATIENCE_S)
-        assert output.finish_reason == "error"
+        assert output.finish_reason == reason
         assert "a cycle has taken more than 0.5 s" in (output.error or "")
     wait_until(lambda: router.failure == "a cycle has taken more than 0.5 s")
     assert not router.is_healthy
@@ -584,9 +605,9 @@ def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
     began = time.monotonic()
     router.close(patience_s=0.2)
     assert time.monotonic() - began < 5.0
-    for handle in (running, waiting):
+    for handle, reason in ((running, "error"), (waiting, "unserved")):
         output = handle.result(PATIENCE_S)
-        assert output.finish_reason == "error"
+        assert output.finish_reason == reason
         assert "did not stop" in (output.error or "")
     released.set()
     stuck = router._thread._threads["engine"]

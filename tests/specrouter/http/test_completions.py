@@ -411,6 +411,7 @@ def test_an_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) ->
         (FakeRouter(error="it broke", silent=1), 500, "generation_failed", "false"),
         (FakeRouter(ends="timeout", silent=1), 408, "timeout", "false"),
         (FakeRouter(ends="cancelled", silent=1), 503, "shutting_down", None),
+        (FakeRouter(ends="unserved", silent=1), 503, "engine_stopped", None),
     ],
 )
 def test_a_stream_that_fails_before_its_first_token_is_a_status_code(
@@ -627,6 +628,7 @@ def test_a_service_without_room_is_a_503_that_says_when_to_come_back(
         (FakeRouter(error="it broke"), 500, "generation_failed", "false"),
         (FakeRouter(ends="timeout"), 408, "timeout", "false"),
         (FakeRouter(ends="cancelled"), 503, "shutting_down", None),
+        (FakeRouter(ends="unserved"), 503, "engine_stopped", None),
     ],
 )
 def test_a_text_that_did_not_come_to_its_end_is_an_error(
