@@ -222,6 +222,8 @@ def _turn(place: str, message: Message) -> dict[str, Any]:
         turn["tool_calls"] = [
             _call(f"{place}.tool_calls[{at}]", call) for at, call in enumerate(message.tool_calls)
         ]
+    else:  # templates ask whether there is such a field, not whether it holds a call
+        turn.pop("tool_calls", None)
     return turn
 
 
@@ -234,15 +236,16 @@ def _part_text(place: str, part: ContentPart) -> str:
 
 
 def _call(place: str, call: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI has a call's arguments as JSON text, templates as an object."""
+    """OpenAI has a call's arguments as JSON text, templates as an object. Of a call without any,
+    clients send no text."""
     function = call.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{place}.function", "must be an object")
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
+    if arguments is not None and not isinstance(arguments, str):
         return call
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads((arguments or "").strip() or "{}")
     except (ValueError, RecursionError):
         raise RequestError(f"{place}.function.arguments", "is no JSON") from None
     return {**call, "function": {**function, "arguments": parsed}}

@@ -118,6 +118,23 @@ def test_tools_variables_and_calls_reach_the_template() -> None:
     assert "'type': 'function'" not in prompt_of([USER], TEMPLATE, tools=tools, tool_choice="none")
 
 
+@pytest.mark.parametrize(
+    "arguments", [{"arguments": text} for text in ("", " ", None, "{}")] + [{}]
+)
+def test_a_call_without_arguments_has_an_empty_object_of_them(arguments: dict[str, Any]) -> None:
+    call = {"id": "1", "function": {"name": "f", **arguments}}
+    text = prompt_of([USER, {"role": "assistant", "tool_calls": [call]}], TEMPLATE)
+    assert "{'name': 'f', 'arguments': {}}" in text
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_no_calls_are_none_for_the_template(calls: list[Any] | None) -> None:
+    template = "{% for m in messages %}{{ m.tool_calls is defined }}{% endfor %}"
+    assert prompt_of([{"role": "assistant", "content": "a", "tool_calls": calls}], template) == (
+        "False"
+    )
+
+
 # Answers
 
 
