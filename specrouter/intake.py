@@ -30,6 +30,10 @@ _KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call 
 _PROMPT_FIELDS = ("prompt", "input_ids")
 
 
+class ContextLengthError(RequestError):
+    """A request for more tokens than one may have."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`."""
@@ -66,8 +70,8 @@ class Intake:
                 if len(asked) == 1:
                     raise
                 if error.field in _PROMPT_FIELDS:
-                    raise RequestError(f"{error.field}[{number}]", error.reason) from error
-                raise RequestError(error.field, f"{error.reason} (prompt {number})") from error
+                    raise error.at(f"{error.field}[{number}]", error.reason) from error
+                raise error.at(error.field, f"{error.reason} (prompt {number})") from error
         return accepted
 
     def accept_samples(self, asked: Asked) -> list[Prompt]:
@@ -149,24 +153,22 @@ class Intake:
         return tokens
 
     def _check_length(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        limit = self._engine().max_request_tokens
+        asked, engine = len(tokens) + params.max_new_tokens, self._engine()
+        if engine.can_ever_fit(asked):
+            return
+        limit, budget, source = engine.max_request_tokens, self._kv_budget_tokens, ""
+        if budget is not None and budget < limit:
+            limit, source = budget, " (engine.kv_budget_tokens: more never fit in the KV memory)"
+        # OpenAI's words: LiteLLM and others know by them that a conversation has to be cut.
+        known = f"This model's maximum context length is {limit} tokens{source}. However, "
         if len(tokens) >= limit:
-            raise RequestError(
-                "prompt", f"has {len(tokens)} tokens, and the model's length is {limit}"
-            )
-        total = len(tokens) + params.max_new_tokens
-        if total > limit:
-            raise RequestError(
-                "max_new_tokens",
-                f"{len(tokens)} prompt tokens and {params.max_new_tokens} new ones exceed the "
-                f"model's length of {limit}; at most {limit - len(tokens)} fit",
-            )
-        if not self._engine().can_ever_fit(total):
-            raise RequestError(
-                "max_new_tokens",
-                f"{total} tokens can never fit in the KV memory "
-                f"(engine.kv_budget_tokens: {self._kv_budget_tokens})",
-            )
+            reason = f"the prompt has {len(tokens)}: at most {limit - 1} leave room for a new one"
+            raise ContextLengthError("prompt", known + reason)
+        reason = (
+            f"you requested {asked} tokens ({len(tokens)} in the prompt, {params.max_new_tokens} "
+            f"in the completion): at most {limit - len(tokens)} new ones fit"
+        )
+        raise ContextLengthError("max_new_tokens", known + reason)
 
     def _check_vocabulary(self, params: SamplingParams) -> None:
         vocabulary = self._pool.vocab_size

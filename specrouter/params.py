@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from specrouter.structure import Structure
 
@@ -15,6 +15,10 @@ class RequestError(ValueError):
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
+
+    def at(self, field: str, reason: str) -> Self:
+        """The same refusal, told otherwise."""
+        return type(self)(field, reason)
 
 
 _LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway

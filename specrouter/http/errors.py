@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from specrouter import OverloadedError, RequestError, RequestOutput, UnavailableError
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
+from specrouter.intake import ContextLengthError
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
 
@@ -108,7 +109,7 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
             if "_" in ours:
                 reason = reason.replace(ours, theirs)
         name, bracket, number = error.field.partition("[")
-        raise RequestError(names.get(name, name) + bracket + number, reason) from error
+        raise error.at(names.get(name, name) + bracket + number, reason) from error
 
 
 def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
@@ -122,7 +123,9 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
         count_refusal(request.app, "bad_request")
-        return error_response(400, str(error), param=error.field, code="invalid_value")
+        too_long = isinstance(error, ContextLengthError)
+        code = "context_length_exceeded" if too_long else "invalid_value"
+        return error_response(400, str(error), param=error.field, code=code)
 
     @app.exception_handler(UnknownModelError)
     async def unknown_model(request: Request, error: UnknownModelError) -> Response:

@@ -15,6 +15,7 @@ from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 
 from modelpool.errors import ConfigError, UnsupportedModelError
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams, Speculation
+from specrouter.intake import ContextLengthError
 from tests.exact.comparison import assert_whole
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, save_llama
 
@@ -234,6 +235,26 @@ def test_a_prompt_without_room_for_one_token_is_refused(router: ChainRouter) -> 
 def test_a_request_that_can_never_fit_in_kv_memory_is_refused(router: ChainRouter) -> None:
     params = SamplingParams(max_new_tokens=100)
     _assert_request_refused(router, "max_new_tokens", [1] * 150, params)
+    _assert_request_refused(router, "prompt", [1] * 200)  # with however few new tokens
+
+
+def test_who_asks_for_too_many_tokens_is_told_how_many_there_are(
+    router: ChainRouter, small_config: Settings
+) -> None:
+    known = r"^max_new_tokens: This model's maximum context length is %d tokens%s\. However, "
+    asked = r"you requested %d tokens \(%d in the prompt, 100 in the completion\): at most %d new"
+    budget = r" \(engine\.kv_budget_tokens: .*\)"
+    params = SamplingParams(max_new_tokens=100)
+    with pytest.raises(ContextLengthError, match=known % (200, budget) + asked % (250, 150, 50)):
+        router.submit([1] * 150, params)
+    with pytest.raises(
+        ContextLengthError, match=r"is 200 tokens.* the prompt has 300: at most 199"
+    ):
+        router.submit([1] * 300, params)
+    with ChainRouter.from_config(small_config) as unbounded:
+        with pytest.raises(ContextLengthError, match=known % (256, "") + asked % (270, 170, 86)):
+            unbounded.submit([1] * 170, params)
+        assert len(unbounded.generate([[1] * 170], SamplingParams(86))[0].token_ids) > 0
 
 
 @pytest.mark.parametrize("chain", BAD_CHAINS.values(), ids=BAD_CHAINS.keys())

@@ -152,6 +152,28 @@ def test_what_the_models_cannot_serve_is_a_400_that_names_the_clients_field(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {**GREEDY, "max_tokens": 200}, "max_tokens"),
+        (COMPLETIONS, {"prompt": ["a", "a " * 500]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 200}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a " * 500}]}, "messages"),
+        ("/generate", {"prompt": "a", "max_new_tokens": 200}, "max_new_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_many_tokens_have_openais_code_and_words(
+    router: ChainRouter, path: str, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    response = post(router, {**fields, "stream": stream}, path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == param
+    words = "This model's maximum context length is 128 tokens. However, "
+    assert error["message"].startswith(f"{param}: {words}")
+
+
 def test_time_that_is_up_is_a_408(router: ChainRouter) -> None:
     long = {**GREEDY, "max_tokens": 110, "timeout_s": 0.001}
     response = post(router, long, COMPLETIONS)
