@@ -113,7 +113,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     if output is None:
         raise RuntimeError("the request ended without an output")
     print(_figures(output), file=sys.stderr)
-    if output.finish_reason == "error":
+    if output.error is not None:
         print(f"specrouter: generation failed: {output.error}", file=sys.stderr)
         return 1
     return 0
