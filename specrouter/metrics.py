@@ -351,13 +351,14 @@ def _vllm(target: str, state: EngineState, decoded: DecodeFigures) -> Iterator[M
         {(target, *position): count for position, count in _by_position(decoded).items()},
         ("model_name", "position"),
     )
-    yield _histogram(
-        "vllm:time_per_output_token_seconds",
-        "Time between tokens of a request; those that come together share it.",
-        decoded.between_tokens,
-        name,
-        model,
-    )
+    for family in ("inter_token_latency", "time_per_output_token"):  # its later and its old name
+        yield _histogram(
+            f"vllm:{family}_seconds",
+            "Time between tokens of a request; those that come together share it.",
+            decoded.between_tokens,
+            name,
+            model,
+        )
 
 
 def _by_position(decoded: DecodeFigures) -> dict[Labels, float]:

@@ -82,6 +82,13 @@ class RequestMeter:
             registry=registry,
             buckets=_REQUEST_BOUNDS_S,
         )
+        vllm_tpot_s = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time of a request's tokens after the first.",
+            ["model_name"],
+            registry=registry,
+            buckets=_TOKEN_BOUNDS_S,
+        )
         vllm_request_s = Histogram(
             "vllm:e2e_request_latency_seconds",
             "From submission to the end.",
@@ -93,6 +100,7 @@ class RequestMeter:
             reason: vllm_ended.labels(model, name) for reason, name in _VLLM_REASONS.items()
         }
         self._vllm_ttft_s = vllm_ttft_s.labels(model)
+        self._vllm_tpot_s = vllm_tpot_s.labels(model)
         self._vllm_request_s = vllm_request_s.labels(model)
         self._show_at_zero(slo_classes)
 
@@ -108,6 +116,7 @@ class RequestMeter:
             self._vllm_ttft_s.observe(metrics.ttft_ms / 1000)
         if metrics.tpot_ms is not None:
             self._tpot_s.labels(slo_class).observe(metrics.tpot_ms / 1000)
+            self._vllm_tpot_s.observe(metrics.tpot_ms / 1000)
 
     def collect(self) -> Iterator[Metric]:
         """What was recorded, without the times at which each series began."""

@@ -161,9 +161,18 @@ def test_tokens_that_come_together_share_the_time_between(served: Served, page: 
     assert 7 <= page.value(f"{name}_count") <= 7 * 11
     decode_s = sum((output.metrics.tpot_ms or 0.0) * 11 / 1000 for output in served[1])
     assert page.value(f"{name}_sum") == pytest.approx(decode_s, rel=1e-3)
-    assert page.value("vllm:time_per_output_token_seconds_sum", "target") == page.value(
-        f"{name}_sum"
-    )
+    for vllm in ("inter_token_latency", "time_per_output_token"):
+        assert page.values(f"vllm:{vllm}_seconds_sum") == {("target",): page.value(f"{name}_sum")}
+        assert page.value(f"vllm:{vllm}_seconds_count", "target") == page.value(f"{name}_count")
+
+
+def test_the_mean_time_of_a_requests_tokens_is_counted_once_for_each_request(
+    served: Served, page: Page
+) -> None:
+    name = "vllm:request_time_per_output_token_seconds"
+    means = [output.metrics.tpot_ms for output in served[1] if output.metrics.tpot_ms is not None]
+    assert page.value(f"{name}_count", "target") == len(means) == 7
+    assert page.value(f"{name}_sum", "target") == pytest.approx(sum(means) / 1000)
 
 
 def test_attainment_and_goodput_are_counted_by_class(page: Page) -> None:
