@@ -13,7 +13,7 @@ or memory, counts for no limit, and cannot be acquired.
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,6 +183,18 @@ class ModelPool:
         with self._lock:
             is_here = name in self._loaded or self.is_weightless(name)
             return is_here or not self._is_full_for(name)
+
+    def fit_together(self, names: Iterable[str]) -> bool:
+        """Could they be in memory at once, beside the target and the pinned models?"""
+        asked = {name for name in names if not self.is_weightless(name)} - {self.target}
+        if not asked:  # the target is always let in
+            return True
+        kept = {name for name, member in self._members.items() if member.config.pinned}
+        together = asked | kept | {self.target}
+        limit, memory = self.config.max_loaded_models, self.config.memory_limit_mb
+        if limit is not None and len(together) > limit:
+            return False
+        return memory is None or sum(map(self._bytes, together)) <= memory * _MIB
 
     def get(self, name: str) -> "PackedModel":
         """A model, loaded if it is not.

@@ -20,6 +20,7 @@ from specrouter.engine import Engine
 from specrouter.grammar import GrammarCompiler
 from specrouter.params import RequestError, SamplingParams, Speculation, check_int
 from specrouter.request import MAX_PRIORITY, Prompt, SpeculationOverride
+from specrouter.scheduler import NO_ROOM
 from specrouter.slo import SLO, SloLike, check_positive, resolve
 
 PromptLike = str | Sequence[int]
@@ -117,6 +118,8 @@ class Intake:
             names = self._pool.names
             weightless = [name for name in names if self._pool.is_weightless(name)]
             speculation.check_members(names, self._pool.target, weightless)
+            if not self._pool.fit_together(speculation.chain or ()):
+                raise RequestError("speculation.chain", NO_ROOM)
         elif speculation not in (None, "off"):
             raise RequestError(
                 "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'

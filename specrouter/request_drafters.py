@@ -41,14 +41,11 @@ class RequestDrafters:
     ) -> dict[int, Option]:
         """What each of the requests goes through, by row. `workload`: of all of them."""
         assert decision.predicted is not None
-        main = decision.predicted
-        if len(main.chain) != 2:
+        main, pairs = decision.predicted, scheduler.pairs(decision)
+        if not pairs:
             return dict.fromkeys(requests, main)
-        tried = [
-            option
-            for option in (main, *decision.alternatives)
-            if len(option.chain) == 2 and option.ms_per_token < _TRIED_LOSS * main.ms_per_token
-        ][:_TRIED]
+        slowest = _TRIED_LOSS * main.ms_per_token
+        tried = [option for option in pairs if option.ms_per_token < slowest][:_TRIED]
         chosen: dict[int, Option] = {}
         settled: list[int] = []
         for row, request in requests.items():

@@ -16,10 +16,12 @@ Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 
+from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.prediction import (
@@ -36,6 +38,7 @@ from specrouter.prediction import (
 
 __all__ = ["Chain", "ChainDecision", "ModelChainScheduler", "candidate_chains", "fitting_width"]
 
+NO_ROOM = "pool.max_loaded_models or pool.memory_limit_mb leaves no room for its models at once"
 FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
 # What is in use is kept unless something else promises to be faster by this factor: predictions
 # jitter, and a change of chain costs the catching up of a drafter.
@@ -102,6 +105,11 @@ class ModelChainScheduler:
         rejection: whole drafts of width 1, without selection or inner rounds: what rejection
             sampling draws must not depend on what was drawn.
         whole_trees: the target verifies all that was drafted.
+        fit_together: whether models can be in memory at once. Chains of which not all members can
+            would have one evicted for another in every cycle.
+
+    Raises:
+        ConfigError: for a configured chain that does not fit; names the field.
     """
 
     def __init__(
@@ -113,10 +121,15 @@ class ModelChainScheduler:
         only_paths: bool = False,
         rejection: bool = False,
         whole_trees: bool = False,
+        fit_together: Callable[[Collection[str]], bool] = lambda names: True,
     ) -> None:
         self.config = config
         self.target = target
-        self.candidates = candidate_chains(names, parameters, target)
+        self._fit_together = cache(fit_together)
+        if config.chain is not None and not self._fit(config.chain):
+            raise ConfigError("scheduler.chain", NO_ROOM)
+        chains = candidate_chains(names, parameters, target)
+        self.candidates = tuple(chain for chain in chains if self._fit(chain))
         self._parameters = parameters
         self._only_paths = only_paths or rejection
         self._rejection = rejection
@@ -270,6 +283,7 @@ class ModelChainScheduler:
             for chain, option in found.items()
             if len(chain) == 2
             and chain[0] not in best.chain
+            and self._fit((chain[0], *best.chain))
             and snapshot.idle_cycles.get(chain[0], 0) >= _STALE_CYCLES
         ]
         return min(stale, key=lambda option: option.ms_per_token, default=None)
@@ -296,6 +310,17 @@ class ModelChainScheduler:
         limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
         return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
 
+    def pairs(self, decision: ChainDecision) -> list[Option]:
+        """A decision's pair and the alternatives that may be used beside it, best first; none where
+        it is no pair."""
+        main, found, members = decision.predicted, list[Option](), set[str]()
+        if main is not None and len(main.chain) == 2:
+            for option in (main, *decision.alternatives):
+                if len(option.chain) == 2 and self._fit(members.union(option.chain)):
+                    found.append(option)
+                    members.update(option.chain)
+        return found
+
     def split(
         self,
         snapshot: PerformanceSnapshot,
@@ -312,9 +337,9 @@ class ModelChainScheduler:
         """
         main = decision.predicted
         assert main is not None
-        pairs = [option for option in (main, *decision.alternatives) if len(option.chain) == 2]
+        pairs = self.pairs(decision)
         alone = [main] * len(factors)
-        if len(main.chain) != 2 or len(pairs) < 2:
+        if len(pairs) < 2:
             return alone
 
         def tokens(option: Option, request: Mapping[Chain, float]) -> float:
@@ -334,6 +359,9 @@ class ModelChainScheduler:
         split_rate = sum(map(tokens, chosen, factors)) / (target_ms + levels_ms)
         alone_rate = sum(map(tokens, alone, factors)) / main.cycle_ms
         return chosen if _HYSTERESIS * split_rate > alone_rate else alone
+
+    def _fit(self, names: Collection[str]) -> bool:
+        return self._fit_together(frozenset(names))
 
     def _reachable(self, available: Collection[str]) -> list[Chain]:
         return [

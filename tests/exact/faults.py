@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from modelpool import ModelPool
 from specrouter import ChainRouter, RequestOutput
 from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import SELECTIONS, SHAPES, chains
+from tests.exact.arrangement import SELECTIONS, SHAPES, Chain, chains
 from tests.exact.array_check import verified_rounds
 from tests.exact.burst import draw_burst, draw_cases, draw_shape, play
 from tests.exact.comparison import Case, assert_whole
@@ -84,7 +85,7 @@ class FaultCheck:
         faults = FaultInjection(int(rng.integers(2**32)))
         drafter_rate = float(rng.choice([0.0, 0.01, 0.03, 0.1]))
         router = family.open_router(
-            # Sometimes fewer models than a chain has, so that some cannot be loaded.
+            # Sometimes fewer models than requests name, so that they evict one another.
             max_loaded_models=None if rng.random() < 0.8 else 2,
             # Mostly fewer requests at a time than a burst has, so that some wait.
             max_requests=int(rng.integers(2, 7)),
@@ -120,7 +121,7 @@ class FaultCheck:
         faults.rates = dict.fromkeys(drafters, drafter_rate)
         faults.rates[pool.target] = 0.1 if target_fails else 0.0
         evict = str(rng.choice(drafters)) if rng.random() < 0.1 else None
-        plans = draw_burst(family.cases, chains(pool.names, pool.target, pool.parameter_count), rng)
+        plans = draw_burst(family.cases, chains_that_fit(pool), rng)
         self._count(play(router, plans, evict, may_fail=target_fails))
         faults.rates = {}
         assert_whole(router)
@@ -131,6 +132,12 @@ class FaultCheck:
             self.attained[str(output.metrics.attained)] += 1
             for chain, cycles in output.metrics.chains.items():
                 self.chains[">".join(chain)] += cycles
+
+
+def chains_that_fit(pool: ModelPool) -> list[Chain]:
+    """Others are refused."""
+    found = chains(pool.names, pool.target, pool.parameter_count)
+    return [chain for chain in found if pool.fit_together(chain)]
 
 
 def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]:
@@ -145,7 +152,7 @@ def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]
     else:
         settings.update(depth=depth, width=width, inner_rounds=rounds)
     if policy in ("static", "ssd-tuned"):
-        candidates = chains(pool.names, pool.target, pool.parameter_count)
+        candidates = chains_that_fit(pool)
         fitting = [c for c in candidates if policy == "static" or len(c) == 2]
         settings["chain"] = fitting[int(rng.integers(len(fitting)))]
     if rng.random() < 0.2:

@@ -170,6 +170,27 @@ def test_a_memory_limit_counts_weights_and_kv(models: Path) -> None:
     assert not pool.is_loaded("small")
 
 
+def test_models_fit_together_beside_those_that_are_never_evicted(models: Path) -> None:
+    free, _ = counted(config(models, ALL, "large"))
+    assert free.fit_together(ALL)
+    two, _ = counted(config(models, ALL, "large", max_loaded_models=2))
+    assert two.fit_together(("small", "large"))
+    assert not two.fit_together(("small", "middle", "large"))
+    assert not two.fit_together(("small", "middle"))
+    pinned, _ = counted(config(models, ALL, "large", max_loaded_models=2, pinned=("small",)))
+    assert pinned.fit_together(("small", "large"))
+    assert not pinned.fit_together(("middle", "large"))
+
+
+def test_models_fit_together_within_the_memory_limit(models: Path) -> None:
+    raw = with_ngram(config(models, ALL, "large", memory_limit_mb=1))
+    assert counted(raw)[0].fit_together(ALL)
+    full, _ = counted(raw, kv_tokens=lambda _: 2000)
+    assert full.fit_together(("large",))  # it is let in whatever it takes
+    assert full.fit_together(("quoter", "large"))
+    assert not full.fit_together(("small", "large"))
+
+
 def test_kv_is_counted_for_sequences_that_every_member_can_read(
     models: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specrouter import ChainRouter, SamplingParams, Speculation, UnavailableError
+from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, UnavailableError
 from specrouter.engine import Engine
 from tests.exact.comparison import assert_whole
 from tests.specrouter.faults import Faults
@@ -64,6 +64,15 @@ def test_without_it_a_drafter_is_loaded_when_it_is_first_used(small_config: Sett
 def test_nothing_is_evicted_for_it(small_config: Settings) -> None:
     with open_router(small_config, pool={"max_loaded_models": 2}) as router:
         assert ready(router) == {"small", "target"}
+
+
+def test_a_chain_whose_models_have_no_room_at_once_is_refused(small_config: Settings) -> None:
+    chain = ("small", "middle", "target")
+    with open_router(small_config, pool={"max_loaded_models": 2}) as router:
+        router.generate([PROMPT], GREEDY, Speculation(chain=("middle", "target")))
+        with pytest.raises(RequestError, match="max_loaded_models") as caught:
+            router.generate([PROMPT], GREEDY, Speculation(chain=chain))
+    assert caught.value.field == "speculation.chain"
 
 
 def test_a_drafter_that_fails_meanwhile_rests(

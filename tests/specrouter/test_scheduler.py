@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from modelpool import ConfigError
 from specrouter.config import SchedulerConfig
 from specrouter.decision_record import DecisionRecord
 from specrouter.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS
@@ -181,6 +182,45 @@ def test_a_decision_carries_the_grid_of_every_chain_that_drafts() -> None:
             assert grid.best() == option
     assert choose(snapshot({}), "static", chain=TRIPLE).grids == {}
     assert set(choose(two_pairs(0.7), available=frozenset({"small"})).grids) == {PAIR}
+
+
+# What has room in memory at once
+
+
+def limited(most: int, policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
+    """In a pool that holds so many models."""
+    config = SchedulerConfig.model_validate({"policy": policy, **settings})
+    return ModelChainScheduler(
+        config, NAMES, PARAMETERS, "big", fit_together=lambda names: len(names) <= most
+    )
+
+
+def test_chains_whose_members_have_no_room_at_once_are_no_candidates() -> None:
+    assert set(limited(2).candidates) == {ALONE, PAIR, TWIN, ("middle", "big")}
+    assert limited(1).candidates == (ALONE,)
+    assert limited(1, "ssd-smallest").choose(snapshot({}), ONE, ALL).chain == ALONE
+    assert TRIPLE in limited(3).candidates
+    assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, ALL).predicted_ms
+
+
+def test_a_configured_chain_that_has_no_room_is_refused() -> None:
+    assert limited(3, "static", chain=TRIPLE).config.chain == TRIPLE
+    with pytest.raises(ConfigError, match="max_loaded_models") as caught:
+        limited(2, "static", chain=TRIPLE)
+    assert caught.value.field == "scheduler.chain"
+
+
+def test_no_probe_evicts_the_drafter_in_use() -> None:
+    stale = two_pairs(0.1, idle_cycles={"twin": STALE})
+    assert limited(3).choose(stale, ONE, ALL).probe is not None
+    assert limited(2).choose(stale, ONE, ALL).probe is None
+
+
+def test_requests_are_split_among_drafters_that_have_room_at_once() -> None:
+    decision = choose(two_pairs(0.3))
+    assert [option.chain for option in limited(4).pairs(decision)][:2] == [PAIR, TWIN]
+    assert [option.chain for option in limited(3).pairs(decision)] == [PAIR, TWIN]
+    assert [option.chain for option in limited(2).pairs(decision)] == [PAIR]
 
 
 # Hysteresis
