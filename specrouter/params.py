@@ -21,7 +21,7 @@ class RequestError(ValueError):
         return type(self)(field, reason)
 
 
-_LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
+LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
 _REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
 _LARGEST_BIAS = 100.0
 MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is negligible
@@ -117,8 +117,8 @@ class SamplingParams:
 
     def _check_choice(self) -> None:
         _check_number("temperature", self.temperature, least=0.0)
-        if 0.0 < self.temperature < _LEAST_TEMPERATURE:
-            raise RequestError("temperature", f"must be 0 or at least {_LEAST_TEMPERATURE:g}")
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise RequestError("temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
         check_int("top_k", self.top_k, least=0)
         _check_number("top_p", self.top_p, least=0.0)
         if not 0.0 < self.top_p <= 1.0:

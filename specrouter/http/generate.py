@@ -27,6 +27,7 @@ def add_generate(app: FastAPI, service: Service) -> None:
     async def generate(body: GenerateRequest, request: Request) -> Response:
         structure, field = body.asked_structure()
         with field_names({"structure": field}):
+            body.check()
             prompt, params = body.source(), body.sampling_params(structure=structure)
             service.check_choices(1, params.n)
             deltas = service.deltas(request, body, [prompt], params)

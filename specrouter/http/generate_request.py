@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
-from pydantic.json_schema import SkipJsonSchema
-
-from specrouter import RequestError, SamplingParams
-from specrouter.http.request_fields import LogprobCount, RequestFields, TokenIds, Tokens
+from specrouter import RequestError
+from specrouter.http.request_fields import LogprobCount, Refused, RequestFields, TokenIds, Tokens
 from specrouter.http.texts import Text
 
 
 class GenerateRequest(RequestFields):
     """Exactly one of `prompt` and `input_ids`."""
 
+    refused: ClassVar[Mapping[str, str]] = {
+        **RequestFields.refused,
+        "max_tokens": "this endpoint calls it max_new_tokens",
+    }
+
     prompt: Text | None = None
     input_ids: TokenIds | None = None
     max_new_tokens: Tokens | None = None
-    max_tokens: SkipJsonSchema[Any] = None  # OpenAI's name: refused, so that it is not overlooked
     logprobs: LogprobCount | None = None
+    max_tokens: Refused = None  # OpenAI's name: refused, so that it is not overlooked
 
     def source(self) -> str | list[int]:
         """The prompt in the form in which it was given; RequestError unless there is one."""
@@ -29,9 +33,3 @@ class GenerateRequest(RequestFields):
         if self.input_ids is not None:
             return self.input_ids
         raise RequestError("prompt", "missing: give prompt (text) or input_ids (token ids)")
-
-    def sampling_params(self, **own: Any) -> SamplingParams:
-        """As of all bodies; RequestError for a length by OpenAI's name, too."""
-        if self.max_tokens is not None:
-            raise RequestError("max_tokens", "this endpoint calls it max_new_tokens")
-        return super().sampling_params(**own)

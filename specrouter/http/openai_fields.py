@@ -6,7 +6,8 @@ What a body alone can tell is refused here, by `RequestError`s that name the cli
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -14,6 +15,7 @@ from specrouter import RequestError
 from specrouter.http.request_fields import (
     Count,
     LogprobCount,
+    Refused,
     RequestFields,
     Samples,
     TokenIds,
@@ -83,7 +85,7 @@ class OpenAIRequest(RequestFields):
         }
 
     def check(self) -> None:
-        """Raises `RequestError` for fields that contradict one another."""
+        super().check()
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options", "goes with stream only")
 
@@ -153,22 +155,36 @@ class Conversation(_Fields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Refused = None
 
     def turns(self) -> list[dict[str, Any]]:
         """The messages as templates read them: contents are texts, arguments of calls objects.
 
         Raises:
-            RequestError: names the message, and the part of it.
+            RequestError: names the message, and the part of it; or a template, which is a program
+                and not taken from clients.
         """
+        if self.chat_template is not None and self.chat_template is not False:
+            raise RequestError("chat_template", "is the service's (server.chat_template)")
         return [_turn(f"messages[{at}]", message) for at, message in enumerate(self.messages)]
 
 
 class ChatRequest(OpenAIRequest, Conversation):
+    refused: ClassVar[Mapping[str, str]] = {
+        **OpenAIRequest.refused,
+        "echo": "is not supported in chats",
+        "function_call": "is not supported: see tool_choice, which took its place",
+        "functions": "is not supported: give tools, which took their place",
+    }
+
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    echo: Refused = None
+    function_call: Refused = None
+    functions: Refused = None
 
     def field_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}

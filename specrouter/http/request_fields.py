@@ -3,24 +3,26 @@
 Contract: types and ranges are checked here, so that the API's schema shows them; what depends on
 several fields or on the models is refused by `SamplingParams` and the router. A field that is null
 or absent has its default. Unknown fields are accepted, because existing clients send fields that we
-do not have; `speculation` and `slo` are our own, so an unknown key inside them is an error. An
-objective may also come in headers (`x-slo-tpot-ms`, `x-slo-ttft-ms`), which add to the body's and
-must not contradict it.
+do not have; those of OpenAI's and vLLM's that would change the text are refused. `speculation` and
+`slo` are our own, so an unknown key inside them is an error. An objective may also come in headers
+(`x-slo-tpot-ms`, `x-slo-ttft-ms`), which add to the body's and must not contradict it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import Headers
 
 from specrouter import SLO, RequestError, SamplingParams, Speculation
 from specrouter.http.structure_fields import StructureFields
 from specrouter.http.texts import Text
 from specrouter.params import (
+    LEAST_TEMPERATURE,
     MAX_DEPTH,
     MAX_INNER_ROUNDS,
     MAX_LOGPROBS,
@@ -46,7 +48,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms"}
-_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
+Refused = SkipJsonSchema[Any]  # whatever is given but null or false
+_SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)} - {"logits_processors"}
 
 
 def _short(stops: str | list[str]) -> str | list[str]:
@@ -82,7 +85,19 @@ class SpeculationRequest(BaseModel):
 
 
 class RequestFields(StructureFields):
-    """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common."""
+    """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common.
+
+    `refused`: why a field that is `Refused` is, by its name.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "allowed_token_ids": "is not supported: logit_bias, bad_words and structures are",
+        "guided_whitespace_pattern": "is not supported: structures have white space of their own",
+        "logits_processors": (
+            "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
+        ),
+        "truncate_prompt_tokens": "is not supported: a prompt is read whole",
+    }
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None  # 0 and -1 are off
@@ -92,7 +107,7 @@ class RequestFields(StructureFields):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None  # by token id
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # modulo 2**64
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: none; modulo 2**64
     n: Samples | None = None
     stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
@@ -103,17 +118,27 @@ class RequestFields(StructureFields):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: LogprobCount | None = None
-    logits_processors: Any = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout_s: Positive | None = None
     speculation: Literal["off"] | SpeculationRequest | None = None
     slo: Text | SloRequest | None = None  # a class of the configuration, or values
     stream: bool | None = None
+    allowed_token_ids: Refused = None
+    guided_whitespace_pattern: Refused = None
+    logits_processors: Refused = None
+    truncate_prompt_tokens: Refused = None
 
     @property
     def samples(self) -> int:
         """Texts that the router makes of each prompt."""
         return self.n or 1
+
+    def check(self) -> None:
+        """Raises `RequestError` for fields that are refused, or contradict one another."""
+        for name, reason in self.refused.items():
+            asked = getattr(self, name)
+            if asked is not None and asked is not False:
+                raise RequestError(name, reason)
 
     def sampling_params(self, **own: Any) -> SamplingParams:
         """The sampling fields that were given, and `own` instead of what is called so here.
@@ -121,13 +146,14 @@ class RequestFields(StructureFields):
         Raises:
             RequestError: names the field by the name that `SamplingParams` has for it.
         """
-        if self.logits_processors is not None:
-            reason = "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
-            raise RequestError("logits_processors", reason)
         asked = {name: getattr(self, name, None) for name in _SAMPLING_FIELDS} | own
         given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
-        if self.seed is not None:
+        if self.seed == -1:  # vLLM's clients mean none by it
+            del given["seed"]
+        elif self.seed is not None:
             given["seed"] = self.seed % 2**64
+        if 0.0 < given.get("temperature", 0.0) < LEAST_TEMPERATURE:
+            given["temperature"] = 0.0
         if "stop" in given:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if given.get("top_k") == -1:

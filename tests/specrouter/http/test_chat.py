@@ -166,6 +166,17 @@ def test_null_means_the_default_for_every_optional_field() -> None:
     assert asked(**dict.fromkeys(names)) == asked()
 
 
+def test_fields_that_are_refused_may_be_null_or_false() -> None:
+    for nothing in (None, False):
+        names = ("chat_template", "functions", "function_call", "echo", "allowed_token_ids")
+        assert asked(**dict.fromkeys(names, nothing)) == asked()
+
+
+def test_a_seed_of_minus_one_is_none_and_a_tiny_temperature_greedy() -> None:
+    assert asked(seed=-1) == asked()
+    assert asked(temperature=1e-7).temperature == 0
+
+
 def test_logprobs_have_the_bytes_of_each_token() -> None:
     [choice] = chat(logprobs=True, top_logprobs=1)["choices"]
     top = [{"token": " a", "logprob": -0.25, "bytes": [32, 97]}]
@@ -251,6 +262,11 @@ def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> 
         ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"echo": True}, "echo"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

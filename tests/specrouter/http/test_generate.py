@@ -80,6 +80,12 @@ def test_a_top_k_of_minus_one_is_off_as_for_other_servers() -> None:
     assert router.calls[0][1].top_k == 0
 
 
+def test_a_seed_of_minus_one_is_none_and_a_tiny_temperature_greedy() -> None:
+    router = FakeRouter()
+    post(router, {**PROMPT, "seed": -1, "temperature": 1e-300})
+    assert router.calls == [("def f", SamplingParams(), None)]
+
+
 def test_priority_time_and_the_bound_on_waiting_reach_the_router() -> None:
     router = FakeRouter(server={"max_waiting": 3, "request_timeout_s": 60})
     post(router, {**PROMPT, "priority": -2, "timeout_s": 1.5})
@@ -401,6 +407,9 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
         ({**PROMPT, "stop": ["a" * (MAX_STOP_CHARACTERS // 2)] * 2 + ["b"]}, "stop"),
         ({**PROMPT, "logits_processors": ["f"]}, "logits_processors"),
         ({**PROMPT, "logits_processors": []}, "logits_processors"),
+        ({**PROMPT, "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({**PROMPT, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({**PROMPT, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),
     ],
 )

@@ -50,6 +50,11 @@ def test_tokens_are_text_again() -> None:
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "a"}], "chat_template": "b"},
+            "chat_template",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
