@@ -278,7 +278,7 @@ class FakeRouter:
         output = RequestOutput(
             text="".join(text for text, _ in RUNS),
             token_ids=ids,
-            finish_reason="error" if fails else self._ends,
+            finish_reason="error" if fails and self._ends != "unserved" else self._ends,
             error=self._error if fails else None,
             metrics=METRICS,
             seed=7,

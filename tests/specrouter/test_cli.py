@@ -17,6 +17,7 @@ import pytest
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli import default_config, main
+from specrouter.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter
 
 Install = Callable[[FakeRouter], FakeRouter]
@@ -87,10 +88,11 @@ def test_generate_hands_the_speculation_on(
     assert router.calls[0][2] == speculation
 
 
+@pytest.mark.parametrize("ends", ["length", "unserved"])
 def test_failed_generation_ends_with_the_cause_and_code_1(
-    install: Install, capsys: pytest.CaptureFixture[str]
+    ends: FinishReason, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(FakeRouter(error="out of memory"))
+    install(FakeRouter(error="out of memory", ends=ends))
     assert main(["generate", "p"]) == 1
     assert "out of memory" in capsys.readouterr().err.splitlines()[-1]
 
