@@ -17,7 +17,7 @@ import hmac
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -50,6 +50,7 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
     keys = api_keys(config)
     if keys:
         app.add_middleware(ApiKeys, keys=keys, count=count)
+        _declare_keys(app)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -71,6 +72,23 @@ def api_keys(config: ServerConfig) -> tuple[str, ...]:
     if not is_api_key(own):
         raise ConfigError(API_KEY_VARIABLE, "must be printable ASCII without spaces, or unset")
     return (*config.api_keys, own)
+
+
+def _declare_keys(app: FastAPI) -> None:
+    """In the API's schema, by which `/docs` and generated clients know to ask for a key."""
+    undeclared = app.openapi
+
+    def declared() -> dict[str, Any]:
+        schema = undeclared()
+        schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
+        schemes["api_key"] = {"type": "http", "scheme": "bearer"}
+        schema["security"] = [{"api_key": []}]
+        for path in OPEN_PATHS & schema["paths"].keys():
+            for operation in schema["paths"][path].values():
+                operation["security"] = []
+        return schema
+
+    app.openapi = declared  # type: ignore[method-assign]  # as FastAPI's documentation has it
 
 
 class ApiKeys:

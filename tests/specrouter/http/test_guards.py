@@ -158,6 +158,25 @@ def test_every_endpoint_of_the_service_but_two_needs_a_key() -> None:
     assert call(app, "GET", "/health").status_code == 200
 
 
+def test_the_schema_declares_the_key_where_one_is_needed() -> None:
+    def schema(**settings: Any) -> dict[str, Any]:
+        app = create_app(cast(ChainRouter, FakeRouter()))
+        add_guards(app, ServerConfig(**settings))
+        found: dict[str, Any] = call(app, "GET", "/openapi.json", headers=bearer(KEY)).json()
+        return found
+
+    locked, free = schema(api_keys=(KEY,)), schema()
+    assert locked["components"]["securitySchemes"] == {
+        "api_key": {"type": "http", "scheme": "bearer"}
+    }
+    assert locked["security"] == [{"api_key": []}]
+    for path, operations in locked["paths"].items():
+        for operation in operations.values():
+            assert operation.get("security") == ([] if path in OPEN_PATHS else None)
+    assert "securitySchemes" not in free["components"]
+    assert "security" not in free
+
+
 # CORS
 
 ORIGIN = "https://page.example"
