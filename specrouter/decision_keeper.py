@@ -26,7 +26,7 @@ from specrouter.scheduler import ChainDecision, ModelChainScheduler
 Ints = NDArray[np.int64]
 
 INTERVAL = 16  # cycles after which a decision is due again,
-_EAGER_CYCLES, _EAGER_INTERVAL = 48, 3  # and in the first cycles of all,
+_EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first after 3 or a quarter of those so far,
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 _SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
 _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
@@ -159,8 +159,8 @@ class DecisionKeeper:
             return True
         if in_use.cycle <= self.heard_at < cycle:
             return True
-        eager = cycle - in_use.since < _EAGER_CYCLES
-        if cycle - in_use.cycle >= (_EAGER_INTERVAL if eager else INTERVAL):
+        eager = max(_EAGER_INTERVAL, (cycle - in_use.since) // _EAGER_SHARE)
+        if cycle - in_use.cycle >= min(eager, INTERVAL):
             return True
         low, high = sorted((requests, in_use.requests))
         return high > _OTHER_LOAD * low

@@ -467,9 +467,9 @@ class RoutePlanner:
         `decoding`: requests, those included that go another way.
         """
         snapshot = self._keeper.latest
-        chain: Chain | None = main.chain
-        if len(main.chain) == 1:
-            chain = decision.alternatives[0].chain if decision.alternatives else None
+        chain = main.chain
+        if len(chain) == 1 and decision.alternatives:
+            chain = decision.alternatives[0].chain
         grid = decision.grids.get(chain)
         others = decoding - len(progress.rows)
         choice = self.trees.choose(snapshot, main, grid, progress, self._reading.tokens, others)

@@ -16,10 +16,9 @@ Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import isfinite
 
 from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
@@ -31,6 +30,7 @@ from specrouter.prediction import (
     OptionGrid,
     PerformanceSnapshot,
     Workload,
+    acceptance_rate,
     options,
     predict_paper,
     target_only,
@@ -38,6 +38,10 @@ from specrouter.prediction import (
 
 __all__ = ["Chain", "ChainDecision", "ModelChainScheduler", "candidate_chains", "fitting_width"]
 
+LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
+# Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
+# pairs promise most, and go on with one of so many intermediates that the target accepts most of.
+_PROMISING = 4
 NO_ROOM = "pool.max_loaded_models or pool.memory_limit_mb leaves no room for its models at once"
 FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
 # What is in use is kept unless something else promises to be faster by this factor: predictions
@@ -70,7 +74,7 @@ class ChainDecision:
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
     probe: Option | None = None  # to be tried on one request, to learn what became of a drafter
     # Of every chain that drafts: what its trees of any shape promise.
-    grids: Mapping[Chain | None, OptionGrid] = field(default_factory=dict, repr=False)
+    grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
 
     @property
     def route(self) -> tuple[Chain, int, int, int | None, int]:
@@ -78,16 +82,21 @@ class ChainDecision:
 
 
 def candidate_chains(
-    names: Sequence[str], parameters: Mapping[str, int], target: str
+    names: Sequence[str],
+    parameters: Mapping[str, int],
+    target: str,
+    longest: int | None = None,
 ) -> tuple[Chain, ...]:
     """All chains in which every model is larger than the one before, the target's own included.
 
     `names` are weakest first. Models of one size, such as specialists, never verify each other.
+    There are exponentially many unless `longest` limits their models.
     """
     others = [name for name in names if name != target]
+    most = len(others) if longest is None else min(len(others), longest - 1)
     chains = [
         (*drafters, target)
-        for length in range(len(others) + 1)
+        for length in range(most + 1)
         for drafters in itertools.combinations(others, length)
     ]
     return tuple(
@@ -128,7 +137,7 @@ class ModelChainScheduler:
         self._fit_together = cache(fit_together)
         if config.chain is not None and not self._fit(config.chain):
             raise ConfigError("scheduler.chain", NO_ROOM)
-        chains = candidate_chains(names, parameters, target)
+        chains = candidate_chains(names, parameters, target, LONGEST_CHAIN)
         self.candidates = tuple(chain for chain in chains if self._fit(chain))
         self._parameters = parameters
         self._only_paths = only_paths or rejection
@@ -223,28 +232,14 @@ class ModelChainScheduler:
         limits: Limits,
     ) -> ChainDecision:
         alone = target_only(snapshot, workload, self.target)
-        found: dict[Chain, Option] = {(self.target,): alone}
-        grids: dict[tuple[Chain, int], OptionGrid] = {}
-        best_grids: dict[Chain | None, OptionGrid] = {}
-        for chain in self._reachable(available):
-            if len(chain) == 1:
-                continue
-            each = options(chain, snapshot, workload, limits)
-            grids.update({(chain, grid.rounds): grid for grid in each})
-            best_of_each = [grid.best() for grid in each]
-            fastest = min(best_of_each, key=lambda option: option.ms_per_token)
-            if isfinite(fastest.ms_per_token):  # else no tree of it is allowed
-                found[chain] = fastest
-                best_grids[chain] = each[best_of_each.index(fastest)]
-        if current is not None and len(current.chain) > 1 and current.chain in found:
-            key = (current.chain, current.inner_rounds)
-            if key not in grids:  # it did not look better than fewer rounds
-                grids[key] = OptionGrid(*key, snapshot, workload, limits)
+        best_grids = self._grids(snapshot, workload, available, current, limits)
+        found = {alone.chain: alone}
+        found.update((chain, grid.best()) for chain, grid in best_grids.items())
         ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
         promised = _WORTH_LOADING * alone.ms_per_token
         worth = [o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot)]
         best, reason = worth[0], "fastest as predicted"
-        kept = _kept(current, alone, grids)
+        kept = _kept(current, alone, best_grids, snapshot, workload, limits)
         if current is None:
             reason = "first decision"
         elif kept is None:
@@ -271,6 +266,39 @@ class ModelChainScheduler:
             probe=self._probe(snapshot, best, found),
             grids=best_grids,
         )
+
+    def _grids(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        available: Collection[str],
+        current: ChainDecision | None,
+        limits: Limits,
+    ) -> dict[Chain, OptionGrid]:
+        """Of the chains that draft and are worth a look, with the best number of inner rounds."""
+        found: dict[Chain, OptionGrid] = {}
+
+        def look_at(chains: Iterable[Chain]) -> None:
+            for chain in chains:
+                each = options(chain, snapshot, workload, limits)
+                best = min(each, key=lambda grid: grid.ms_per_token.min())
+                if best.allowed.any():
+                    found[chain] = best
+
+        def promise(name: str) -> float:
+            return float(found[name, self.target].ms_per_token.min())
+
+        def disagreement(name: str) -> float:
+            return -acceptance_rate(name, self.target, snapshot, workload.sampled)
+
+        reachable = self._reachable(available)
+        look_at(chain for chain in reachable if len(chain) == 2)
+        longer = [c for c in reachable if len(c) > 2 and (c[0], self.target) in found]
+        first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]
+        then = sorted(dict.fromkeys(c[1] for c in longer), key=disagreement)[:_PROMISING]
+        in_use = None if current is None else current.chain
+        look_at(c for c in longer if c == in_use or (c[0] in first and c[1] in then))
+        return found
 
     def _probe(
         self, snapshot: PerformanceSnapshot, best: Option, found: Mapping[Chain, Option]
@@ -387,16 +415,23 @@ def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:
 
 
 def _kept(
-    current: ChainDecision | None, alone: Option, grids: Mapping[tuple[Chain, int], OptionGrid]
+    current: ChainDecision | None,
+    alone: Option,
+    grids: Mapping[Chain, OptionGrid],
+    snapshot: PerformanceSnapshot,
+    workload: Workload,
+    limits: Limits,
 ) -> Option | None:
     """What is predicted now of what is in use, if it may still be used."""
     if current is None:
         return None
     if current.chain == alone.chain:
         return alone
-    grid = grids.get((current.chain, current.inner_rounds))
+    grid = grids.get(current.chain)
     if grid is None or current.predicted is None:
         return None
+    if grid.rounds != current.inner_rounds:
+        grid = OptionGrid(current.chain, current.inner_rounds, snapshot, workload, limits)
     return grid.like(current.predicted)
 
 

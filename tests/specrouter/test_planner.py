@@ -260,6 +260,20 @@ def test_decisions_are_frequent_at_first() -> None:
     assert TWIN in [plan.groups()[0].chain for _ in range(4)]
 
 
+def test_decisions_are_less_and_less_frequent() -> None:
+    plan = Plan(Request())
+    made = []
+    for cycle in range(200):
+        before = plan.planner._keeper.main
+        plan.groups(cycle)
+        if plan.planner._keeper.main is not before:
+            made.append(cycle)
+    gaps = [after - first for first, after in itertools.pairwise(made)]
+    assert gaps == sorted(gaps)
+    assert (gaps[0], gaps[-1]) == (3, 16)
+    assert sum(cycle < 48 for cycle in made) <= 11
+
+
 def test_decisions_are_kept_for_so_many_ways_to_ask_and_always_for_none() -> None:
     plan = Plan(Request())
     plan.groups()

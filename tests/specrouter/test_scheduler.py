@@ -97,6 +97,46 @@ def test_the_smallest_model_may_be_the_target() -> None:
     assert ("middle", "small") in chains
 
 
+MANY = tuple(f"m{size}" for size in range(1, 13))
+SIZES = {name: 10 * size for size, name in enumerate(MANY, 1)} | {"big": 1000}
+
+
+def of_many(**others: Any) -> tuple[ModelChainScheduler, PerformanceSnapshot]:
+    """Twelve drafters; the smaller one is the faster, the larger one the better."""
+    many = ModelChainScheduler(SchedulerConfig(), (*MANY, "big"), SIZES, "big")
+    times = {name: flat(0.1 * size) for size, name in enumerate(MANY, 1)} | {"big": rising(50.0)}
+    alpha = dict.fromkeys(itertools.combinations(MANY, 2), 0.3)
+    alpha |= {(name, "big"): 0.3 + 0.01 * size for size, name in enumerate(MANY)}
+    return many, replace(snapshot(times, alpha=alpha, **others), parameters=SIZES)
+
+
+def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -> None:
+    many, known = of_many()
+    assert {len(chain) for chain in many.candidates} == {1, 2, 3}
+    decision = many.choose(known, ONE, frozenset(MANY))
+    looked_at = set(decision.predicted_ms)
+    assert {(name, "big") for name in MANY} < looked_at
+    pairs = sorted((decision.predicted_ms[name, "big"], name) for name in MANY)
+    longer = [chain for chain in looked_at if len(chain) == 3]
+    assert 0 < len(longer) <= 16
+    assert {chain[0] for chain in longer} <= {name for _, name in pairs[:5]}
+    assert {chain[1] for chain in longer} <= {"m9", "m10", "m11", "m12"}
+
+
+def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> None:
+    many, known = of_many()
+    chain = ("m1", "m2", "big")
+    assert chain not in many.choose(known, ONE, frozenset(MANY)).predicted_ms
+    current = ChainDecision(chain, 1, 1)
+    assert chain in many.choose(known, ONE, frozenset(MANY), current).predicted_ms
+
+
+def test_of_few_drafters_every_chain_is_looked_at() -> None:
+    many, known = of_many()
+    few = frozenset(MANY[:4])
+    assert len(many.choose(known, ONE, few).predicted_ms) == 1 + 4 + 6
+
+
 # What is chosen
 
 
