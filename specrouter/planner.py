@@ -334,11 +334,14 @@ class RoutePlanner:
         """How a cycle came out."""
         gained = {commit.row: len(commit.tokens) for commit in result.commits}
         decoded = [row for group in plan.groups for row in group.rows.tolist()]
-        self.profiler.record_cycle(
-            elapsed_ms, sum(gained.values()), sum(row in gained for row in decoded)
-        )
+        is_regular = result.is_regular and not result.failures and not len(plan.prefill_rows)
+        stage = None
+        if is_regular and gained:
+            stage = "drafting" if any(len(group.chain) > 1 for group in plan.groups) else "cycle"
+        requests = sum(row in gained for row in decoded)
+        self.profiler.record_cycle(elapsed_ms, sum(gained.values()), requests, stage)
         self._keeper.end_cycle(plan, elapsed_ms)
-        if not result.is_regular or result.failures or len(plan.prefill_rows):
+        if not is_regular:
             return
         for index, option in self._expected.items():
             rows = [

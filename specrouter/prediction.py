@@ -63,7 +63,8 @@ class PerformanceSnapshot:
     """All that a scheduling decision may depend on, beside the configuration and the workload.
 
     `stages` are the engine's own times: "draft" per step over rows x width places, "verify" over
-    the places whose logits are looked at, "cycle" over requests.
+    the places whose logits are looked at; and of all that is around these over requests, "cycle"
+    where nobody drafts and "drafting" where somebody does.
     """
 
     times: Mapping[str, TimeCurve]
@@ -306,7 +307,8 @@ class OptionGrid:
                 places = batch * (1 + offered * (each + 1))
                 judging = _forward(snapshot, name, target, workload, places)
                 total += judging + _stage(snapshot, "verify", places)
-        return np.asarray(total + self.rounds * drafting)[:, None]
+        total += self.rounds * drafting + _drafting_ms(snapshot, batch)
+        return np.asarray(total)[:, None]
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, G], or [1, G] where it is the same for all shapes."""
@@ -454,6 +456,13 @@ def _stage(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic
     if curve is None:
         return np.zeros(places.shape)
     return curve.many(places.astype(np.float64), np.zeros(places.shape))
+
+
+def _drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
+    """What the engine's own work takes longer where somebody drafts."""
+    batch = np.array([requests])
+    more = _stage(snapshot, "drafting", batch) - _stage(snapshot, "cycle", batch)
+    return max(0.0, float(more[0]))
 
 
 def load_of(requests: int) -> int:

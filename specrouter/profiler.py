@@ -130,13 +130,15 @@ class _Totals:
     switches: int = 0
     probes: int = 0
 
-    def end_cycle(self, elapsed_ms: float) -> None:
-        """What was spent neither in forwards nor on logits was the control plane's."""
+    def end_cycle(self, elapsed_ms: float) -> float:
+        """What was spent neither in forwards nor on logits, which was the control plane's."""
         spent_ms = sum(self.model_ms.values()) + self.logits_ms
+        control_ms = max(0.0, elapsed_ms - (spent_ms - self.before_ms))
         self.cycles += 1
         self.cycle_ms += elapsed_ms
-        self.control_ms += max(0.0, elapsed_ms - (spent_ms - self.before_ms))
+        self.control_ms += control_ms
         self.before_ms = spent_ms
+        return control_ms
 
 
 @dataclass
@@ -187,21 +189,31 @@ class PerformanceProfiler:
         `times`: how often that was done in `elapsed_ms`.
         """
         with self._lock:
-            if stage != "cycle":
-                self._totals.logits_ms += elapsed_ms
-            self._notes[stage] += 1
-            if self.is_learning and self._is_wanted(self._notes[stage]):
-                self._stages.record(stage, places, 0.0, elapsed_ms / times)
+            self._totals.logits_ms += elapsed_ms
+            self._learn_stage(stage, places, elapsed_ms / times)
+
+    def _learn_stage(self, stage: str, places: int, elapsed_ms: float) -> None:
+        self._notes[stage] += 1
+        if self.is_learning and self._is_wanted(self._notes[stage]):
+            self._stages.record(stage, places, 0.0, elapsed_ms)
 
     def _is_wanted(self, seen: int) -> bool:
         """Of what is well known, one cycle in some is looked at: learning takes time too."""
         return seen < _WELL_KNOWN or self._cycle % _LOOK_EVERY == 0
 
-    def record_cycle(self, elapsed_ms: float, committed: int, requests: int) -> None:
-        """Ends a cycle that committed so many tokens for so many requests."""
+    def record_cycle(
+        self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
+    ) -> None:
+        """Ends a cycle that committed so many tokens for so many requests.
+
+        `stage`: of `PerformanceSnapshot.stages` that the control plane's time is; None: of none,
+        since the cycle was not like others.
+        """
         with self._lock:
             totals = self._totals
-            totals.end_cycle(elapsed_ms)
+            control_ms = totals.end_cycle(elapsed_ms)
+            if stage is not None:
+                self._learn_stage(stage, requests, control_ms)
             totals.learning_ms += elapsed_ms if self.is_learning else 0.0
             totals.committed += committed
             totals.passes += requests

@@ -62,6 +62,7 @@ class Profiler:
         self.probes_begun = 0
         self.probes: list[float] = []
         self.cycles: list[tuple[float, int, int]] = []
+        self.stages: list[str | None] = []  # of the cycles
         self.outcomes: list[tuple[Any, ...]] = []
 
     def snapshot(self) -> PerformanceSnapshot:
@@ -77,8 +78,11 @@ class Profiler:
     def record_probe(self, extra_ms: float) -> None:
         self.probes.append(extra_ms)
 
-    def record_cycle(self, elapsed_ms: float, committed: int, requests: int) -> None:
+    def record_cycle(
+        self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
+    ) -> None:
         self.cycles.append((elapsed_ms, committed, requests))
+        self.stages.append(stage)
 
     def record_outcome(self, *outcome: Any) -> None:
         self.outcomes.append(outcome)
@@ -534,7 +538,18 @@ def test_an_irregular_cycle_counts_in_the_totals_only(irregular: dict[str, Any])
     plan = Plan(Request())
     plan.learn(plan.groups(), {0: 2}, **irregular)
     assert len(plan.profiler.cycles) == 1
+    assert plan.profiler.stages == [None]
     assert not plan.profiler.outcomes
+
+
+def test_the_engines_own_time_is_told_apart_by_whether_anybody_drafts() -> None:
+    plan = Plan(Request(), Request("off"))
+    plan.learn(plan.groups(), {0: 2, 1: 1})
+    del plan.requests[0]
+    plan.learn(plan.groups(), {1: 1})
+    plan.requests.clear()
+    plan.learn(plan.groups(), {})  # only prompts were read
+    assert plan.profiler.stages == ["drafting", "cycle", None]
 
 
 def test_rows_near_their_ends_tell_nothing_of_what_drafts_bring() -> None:

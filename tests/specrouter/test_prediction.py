@@ -109,6 +109,21 @@ def test_each_draft_step_and_verified_place_costs_the_engine_time() -> None:
     assert option.cycle_ms == pytest.approx(4.4 + 10 + 1.4 + 0.2)
 
 
+@pytest.mark.parametrize("chain", [PAIR, TRIPLE])
+def test_drafting_costs_the_engine_more_than_a_cycle_without(chain: Chain) -> None:
+    known, limits = triple(), replace(DEPTH_2, nodes=2)
+    bare = best(chain, known, limits)
+    for stages, levels_ms, all_ms in (
+        ({"cycle": flat(2.0)}, 0.0, 2.0),
+        ({"cycle": flat(2.0), "drafting": flat(5.0)}, 3.0, 5.0),
+        ({"drafting": flat(5.0)}, 5.0, 5.0),
+        ({"cycle": flat(2.0), "drafting": flat(1.0)}, 0.0, 2.0),
+    ):
+        option = best(chain, replace(known, stages=stages), limits)
+        assert option.levels_ms == pytest.approx(bare.levels_ms + levels_ms)
+        assert option.cycle_ms == pytest.approx(bare.cycle_ms + all_ms)
+
+
 def test_what_is_left_open_is_chosen_by_the_least_time_per_token() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     found = best(PAIR, known, Limits())

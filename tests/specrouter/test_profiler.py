@@ -10,7 +10,7 @@ import pytest
 from specrouter.acceptance import SHAPES, JudgedTrees
 from specrouter.decode_counts import OTHER_CHAINS, TIME_BOUNDS_S, ChainCounts, Gain
 from specrouter.params import MAX_DEPTH
-from specrouter.prediction import Outcome, TreeKey
+from specrouter.prediction import Limits, OptionGrid, Outcome, TreeKey, Workload, target_only
 from specrouter.profiler import EngineStatistics, PerformanceProfiler
 from specrouter.request_drafters import RequestRates
 from specrouter.time_curve import TimeEstimator, TimeSample
@@ -77,6 +77,41 @@ def test_a_profiler_that_does_not_learn_keeps_totals_only(profiler: PerformanceP
     assert profiler.statistics().model_ms == {"big": 160.0}
 
 
+def test_the_control_planes_time_is_a_stage_of_cycles_like_others(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(20):
+        for stage, control_ms in (("cycle", 1.5), ("drafting", 4.0), (None, 900.0)):
+            profiler.record_forward("big", 1, 0.0, 10.0)
+            profiler.record_stage("verify", 3, 0.5)
+            profiler.record_cycle(10.5 + control_ms, 3, 3, stage)
+    stages = profiler.snapshot().stages
+    assert set(stages) == {"verify", "cycle", "drafting"}
+    assert stages["cycle"].at(3) == pytest.approx(1.5)
+    assert stages["drafting"].at(3) == pytest.approx(4.0)
+
+
+def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
+    profiler: PerformanceProfiler,
+) -> None:
+    limits = Limits(depth=1, width=1, nodes=1)
+    for _ in range(400):
+        profiler.begin_cycle()
+        known = profiler.snapshot()
+        alone = target_only(known, Workload(1), "big")
+        profiler.record_forward("big", 1, 0.0, 10.0)
+        profiler.record_cycle(12.0, 1, 1, "cycle")
+        profiler.record_outcome(alone.chain, 1, alone.plain_ms, 12.0, 0.0, 0.0)
+        pair = OptionGrid(PAIR, 1, known, Workload(1), limits).best()
+        profiler.record_forward("small", 2, 0.0, 1.0)
+        profiler.record_forward("big", 2, 0.0, 10.0)
+        profiler.record_cycle(17.0, 1, 1, "drafting")
+        profiler.record_outcome(PAIR, 1, pair.plain_ms, 17.0, 0.0, 0.0)
+    assert (alone.plain_ms, pair.plain_ms) == pytest.approx((12.0, 17.0), rel=0.02)
+    outcomes = profiler.snapshot().outcomes
+    assert [outcome.time for outcome in outcomes.values()] == pytest.approx([1.0] * 2, abs=0.02)
+
+
 def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfiler) -> None:
     for _ in range(20):
         profiler.record_stage("draft", 3, 8.0, times=4)
@@ -113,7 +148,6 @@ def test_statistics_are_the_totals_of_what_was_recorded(profiler: PerformancePro
         profiler.record_forward("big", 5, 100.0, 4.0)
         profiler.record_stage("draft", 2, 0.25)
         profiler.record_stage("verify", 5, 0.5)
-        profiler.record_stage("cycle", 1, 100.0)  # is part of the control plane
         profiler.record_cycle(7.0, committed=3, requests=1)
     profiler.record_switch()
     assert profiler.statistics() == EngineStatistics(
