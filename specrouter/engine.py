@@ -43,6 +43,7 @@ from specrouter.request_meter import RequestMeter
 from specrouter.scheduler import ModelChainScheduler
 from specrouter.slo_accounts import SloAccounts
 from specrouter.tree_planner import TreePlanner, default_selection
+from specrouter.turn import Turn
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ class Engine:
         # Of the policies used so far.
         self._planners = {(config.scheduler, config.trees): self._planner}
         self._policy = config.scheduler, config.trees
-        self._stepping = threading.Lock()  # state may be looked at from outside between steps
+        self._stepping = Turn()  # state may be looked at from outside between steps
+        self._stepper: int | None = None  # the thread of the last step
         self._step_began: float | None = None
         self._is_abandoned = False
 
@@ -176,6 +178,7 @@ class Engine:
     def _a_step(self) -> Iterator[None]:
         """Around what must end within the configuration's `step_timeout_s`."""
         with self._stepping:
+            self._stepper = threading.get_ident()
             began = self._step_began = time.monotonic()
             try:
                 yield
@@ -201,11 +204,11 @@ class Engine:
 
     def take_over(self, hung: str) -> None:
         """Goes on in another thread than the one that hangs in a forward of the model `hung`."""
-        self._stepping = threading.Lock()  # the old one stays with the thread that hangs
-        self._step_began = None
-        self._executor.states.abandon(hung)
-        error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
-        self._quarantine(ModelFailure(hung, error))
+        with self._stepping.after(self._stepper):
+            self._step_began = None
+            self._executor.states.abandon(hung)
+            error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
+            self._quarantine(ModelFailure(hung, error))
 
     def cancel_all(self) -> None:
         """Ends every request, waiting ones included."""
@@ -234,7 +237,7 @@ class Engine:
     def check_integrity(self) -> None:
         with self._stepping:
             self._manager.check_integrity()
-        assert self._manager.free_rows == self._manager.rows - len(self._running)
+            assert self._manager.free_rows == self._manager.rows - len(self._running)
 
     @property
     def decisions(self) -> list[DecisionRecord]:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.hang_guard import Abandoned, HangGuard
 from tests.exact.comparison import assert_whole
 from tests.exact.models import pool_settings, save_family
+from tests.specrouter.faults import PATIENCE_S
 
 # Longer than a sound forward takes on a busy machine.
 ENGINE = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 1.0, "preload": False}
@@ -82,6 +84,37 @@ def test_a_hanging_model_costs_time_and_no_token(
         for _ in range(5):
             again = router.generate(prompts, params, speculation=chain)
             assert [out.token_ids for out in again] == expected
+    assert_whole(router)
+
+
+def test_who_waits_for_a_cycle_that_hangs_is_served_when_it_is_left_behind(
+    router: ChainRouter,
+) -> None:
+    params, chain = SamplingParams(max_new_tokens=60), Speculation(("small", "target"))
+    hang, original = Hang("small"), HangGuard.inside
+    with (
+        mock.patch.object(
+            HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+        ),
+        ThreadPoolExecutor() as others,
+    ):
+        router.generate([5, 6], params, chain)
+        hang.arm()
+        handle = router.submit([5, 6], params, chain)
+        assert hang.hangs.wait(PATIENCE_S)
+        middle: dict[str, Any] = {"chain": ("middle", "target")}
+        asked = [
+            others.submit(router.set_policy, "static", depth=depth, **middle) for depth in (1, 2, 3)
+        ]
+        asked.append(others.submit(router.check_integrity))
+        try:
+            for one in asked:
+                one.result(PATIENCE_S)
+            assert handle.result(PATIENCE_S).finish_reason == "length"
+        finally:
+            hang.release.set()
+        assert hang.woke.wait(PATIENCE_S)
+        assert len(router.generate([5, 6], params)[0].token_ids) == 60
     assert_whole(router)
 
 
