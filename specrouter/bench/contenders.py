@@ -92,7 +92,7 @@ class OwnContender:
     def _sample(
         self, outputs: Sequence[RequestOutput], seconds: float, spent: EngineTime
     ) -> Sample:
-        failed = next((o for o in outputs if o.finish_reason == "error"), None)
+        failed = next((o for o in outputs if o.error is not None), None)
         if failed is not None:
             raise MeasurementError(f"{self.name}: {failed.error}")
         chains: Counter[str] = Counter()

@@ -178,7 +178,7 @@ def _resume(
         case.prompt, case.params, speculation=speculation, generated=prefix, slo=slo
     )
     output = handle.result(timeout=600)
-    if output.finish_reason in ("error", "cancelled"):
+    if output.error is not None or output.finish_reason == "cancelled":
         raise RuntimeError(
             f"{arrangement}, {speculation}, {slo}: request ended with {output.error}"
         )
