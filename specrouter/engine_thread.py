@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,13 @@ logger = logging.getLogger(__name__)
 
 _MOST_CRASHES, _CRASHES_S = 3, 600.0  # of the engine within so many seconds; then it stays down
 _LOOK_S = 1.0  # how often, at least, the engine's thread is looked after
+
+
+@dataclass(eq=False)
+class _Errand:
+    call: Callable[[], Any]
+    result: "Future[Any]" = field(default_factory=Future)
+    has_begun: bool = False
 
 
 class EngineThread:
@@ -51,7 +58,7 @@ class EngineThread:
         self._cpu_threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
-        self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
+        self._errand: _Errand | None = None  # until its caller is told
         self._closing = False
         self._stuck = False  # in a cycle that nothing can end
         self._crashes: deque[float] = deque(maxlen=_MOST_CRASHES)  # when an engine failed
@@ -106,13 +113,12 @@ class EngineThread:
 
     def run_idle(self, errand: Callable[[], Any]) -> Any:
         """See `ChainRouter.run_idle`."""
-        result: Future[Any] = Future()
         with self._wakeup:
             if not self.is_healthy or self._errand is not None:
                 raise RuntimeError(self.failure or "the router is closed or runs an errand")
-            self._errand = (errand, result)
+            asked = self._errand = _Errand(errand)
             self._wakeup.notify()
-        return result.result()
+        return asked.result.result()
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends what runs with "cancelled", and the threads.
@@ -185,13 +191,14 @@ class EngineThread:
         """Sleeps while there is nothing to do. Returns why the engine failed, if it did."""
         try:
             if hung is not None:
+                self._give_up_errand(hung)
                 self.engine.take_over(hung)
             if not self._ready.done():
                 self.engine.preload()
                 self._ready.set_result(None)
             while self._wait_for_work():
                 if self._errand is not None:
-                    self._run_errand(*self._errand)
+                    self._run_errand(self._errand)
                 else:
                     self.engine.step()
         except Abandoned:
@@ -210,15 +217,25 @@ class EngineThread:
                 self.engine.enqueue(self._arrived.popleft())
             return not self._closing
 
-    def _run_errand(self, errand: Callable[[], Any], result: "Future[Any]") -> None:
+    def _run_errand(self, errand: "_Errand") -> None:
+        errand.has_begun = True
         try:
-            value = errand()
-        except Exception as error:
+            value = errand.call()
+        except Abandoned:  # whoever took over has told the caller
+            raise
+        except BaseException as error:  # the caller's affair, `SystemExit` too
             self._errand = None  # before the caller hears of it, who may have another one
-            result.set_exception(error)
+            errand.result.set_exception(error)
         else:
             self._errand = None
-            result.set_result(value)
+            errand.result.set_result(value)
+
+    def _give_up_errand(self, hung: str) -> None:
+        """If it is what the thread hangs in: it is not run again."""
+        errand = self._errand
+        if errand is not None and errand.has_begun:
+            self._errand = None
+            errand.result.set_exception(TimeoutError(f"a forward of {hung} hangs"))
 
     def _begins_anew(self, cause: str) -> bool:
         """Ends the requests that ran when the engine failed, and puts another one in its place.
@@ -263,13 +280,11 @@ class EngineThread:
         finally:
             self._release_callers(cause, errand)
 
-    def _release_callers(
-        self, cause: str | None, errand: "tuple[Callable[[], Any], Future[Any]] | None"
-    ) -> None:
+    def _release_callers(self, cause: str | None, errand: "_Errand | None") -> None:
         """Of those who wait for the engine's start, an errand, or the end."""
         gone = UnavailableError(cause or "the router is closed")
         if errand is not None:
-            errand[1].set_exception(gone)
+            errand.result.set_exception(gone)
         if not self._ready.done():  # it failed while it loaded drafters
             self._ready.set_exception(gone)
         self._ended.set()

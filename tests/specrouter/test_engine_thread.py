@@ -1,6 +1,7 @@
 """Errands of the engine's thread. How it serves, begins anew and ends: `test_router`."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from modelpool.errors import ConfigError
 from specrouter.engine_thread import EngineThread
 from specrouter.model_states import StageError
 from tests.specrouter.fake_router import FakeEngine
+from tests.specrouter.faults import PATIENCE_S
 
 
 @pytest.fixture
@@ -45,6 +47,48 @@ def test_what_an_errand_raises_reaches_who_asked_and_not_the_engine(thread: Engi
         thread.run_idle(lambda: 1 / 0)
     assert thread.run_idle(lambda: 1) == 1
     assert thread.restarts == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_not_even_an_errand_that_asks_for_the_end_is_run_again(
+    thread: EngineThread, error: BaseException
+) -> None:
+    runs: list[int] = []
+
+    def errand() -> None:
+        runs.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        thread.run_idle(errand)
+    assert thread.run_idle(lambda: len(runs)) == 1
+    assert thread.restarts == 0
+
+
+def test_an_errand_that_hangs_in_a_forward_is_told_so_and_not_run_again(
+    thread: EngineThread,
+) -> None:
+    runs: list[int] = []
+    release, ended = threading.Event(), threading.Event()
+    engine: Any = thread.engine
+    engine.guard.limit_s = 0.2
+    engine.take_over = lambda hung: None
+
+    def errand() -> None:
+        runs.append(1)
+        try:
+            with engine.guard.inside("small"):
+                release.wait(PATIENCE_S)
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError, match="small"):
+        thread.run_idle(errand)
+    assert thread.run_idle(lambda: len(runs)) == 1
+    release.set()
+    assert ended.wait(PATIENCE_S)
+    assert thread.run_idle(lambda: len(runs)) == 1
+    assert thread.is_healthy
 
 
 def start_failing(cause: Exception) -> None:
