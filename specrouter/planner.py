@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.audition_policy import next_audition
-from specrouter.cost_model import demanded_rates
+from specrouter.cost_model import MAX_NODES, demanded_rates
 from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan, CycleResult
 from specrouter.decision_keeper import (
     INTERVAL,
@@ -230,7 +230,8 @@ class RoutePlanner:
             for row, option, decision in found:
                 route = self._route(key, option, decision)
                 members.setdefault(route, []).append(row)
-                if option.plain_ms or decision.predicted is not None:
+                is_reshaped = self.trees.reshapes and len(option.chain) > 1
+                if (option.plain_ms or decision.predicted is not None) and not is_reshaped:
                     predicted[route] = option
         return members, predicted
 
@@ -317,10 +318,18 @@ class RoutePlanner:
             factor *= outcome_of(snapshot, alone if has_run else main.chain, active).time
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         workload = Workload(active, reader.slots_read(progress.rows))
-        cost = cycle_cost(
-            snapshot, workload, self.scheduler.target, levels_ms, self._reading.tokens, factor
-        )
         budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
+        # What objectives need is judged by the time of a cycle that spends the whole budget.
+        nodes = max(MAX_NODES, budget_nodes if self.trees.selection == "slo" else 0)
+        cost = cycle_cost(
+            snapshot,
+            workload,
+            self.scheduler.target,
+            levels_ms,
+            self._reading.tokens,
+            factor,
+            nodes,
+        )
         return self.trees.selector(progress, cost, budget_nodes, self._reading.tokens)
 
     def _budget_nodes(self, known: Sequence[tuple[Option, Sequence[int]]], active: int) -> int:

@@ -105,6 +105,11 @@ class TreePlanner:
         has_form = self.config.shape == "static" and not self._only_paths
         return SPECINFER_TREE if has_form else None
 
+    @property
+    def reshapes(self) -> bool:
+        """Drafts are not of the shape that the scheduler chose and predicted."""
+        return self.config.shape.startswith("adaserve")
+
     def choose(
         self,
         snapshot: PerformanceSnapshot,
@@ -134,7 +139,7 @@ class TreePlanner:
         return choose_cycle(snapshot, grid, rates, progress.waited, prompt_tokens, others)
 
     def _shaped(self, option: Option, requests: int) -> Option:
-        if not self.config.shape.startswith("adaserve"):
+        if not self.reshapes:
             return option
         depth, width = self._adaserve(option, requests)
         return replace(
@@ -228,14 +233,15 @@ def cycle_cost(
     levels_ms: float,
     prompt_tokens: int,
     factor: float,
+    nodes: int = MAX_NODES,
 ) -> CycleCost:
-    """The cost of a cycle of `workload.requests` judged rows.
+    """The cost of a cycle of `workload.requests` judged rows, with at most `nodes` drafted ones.
 
     Args:
         levels_ms: of drafts and intermediates, which comes before.
         factor: that earlier outcomes and the machine's state put on the target's pass.
     """
-    most = min(MAX_NODES, workload.requests * MAX_TREE_TOKENS)
+    most = min(nodes, workload.requests * MAX_TREE_TOKENS)
     places = workload.requests + np.arange(most + 1)
     ms = verification_ms(snapshot, workload, target, places, prompt_tokens)
     return CycleCost(levels_ms + factor * np.maximum.accumulate(ms))

@@ -856,6 +856,37 @@ def test_adaserves_shapes_go_by_the_number_of_requests(
     assert (group.depth, group.width) == expected
 
 
+def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
+    plan = pairs(*(Request() for _ in range(4)), trees={"shape": "adaserve", "budget_tokens": 8})
+    [group] = plan.groups()
+    assert (group.depth, group.width) == (1, 2)
+    asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 1, 2, whole=False)
+    plan.learn([group], dict.fromkeys(range(4), 2))
+    [(chain, requests, predicted_ms, _, expected, _)] = plan.profiler.outcomes
+    assert (chain, requests) == (PAIR, 4)
+    assert predicted_ms == pytest.approx(asked.plain_ms)
+    assert expected == pytest.approx(4 * (asked.plain_tokens - 1))
+
+
+def test_what_objectives_need_is_judged_by_a_cycle_that_spends_the_whole_budget() -> None:
+    def nodes_of_the_needy(budget_nodes: int) -> int:
+        trees = {"selection": "slo", "budget_tokens": 8 + budget_nodes, "n_max_share": 100.0}
+        requests = [Request(tpot_ms=250.0, decoded=1), *(Request() for _ in range(7))]
+        plan = pairs(*requests, trees=trees, policy="static", chain=PAIR, depth=16, width=4)
+        plan.now_s = 0.25
+        plan.groups()
+        # Nothing but its objective gives it a node: all others' are worth more.
+        worth = np.full((8, 64), 0.5)
+        worth[0] = 0.05
+        return plan.selected(worth, np.arange(8))[0]
+
+    # With 192 nodes a cycle takes about 260 ms, with 400 of them 470, in which it needs 0.85 tokens
+    # more, which are 17 nodes.
+    few, many = nodes_of_the_needy(192), nodes_of_the_needy(400)
+    assert 0 < few < 5
+    assert many - few == pytest.approx(17, abs=2)
+
+
 def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
     plan = pairs(Request(), Request("off"), trees={"shape": "static"}, policy="static", chain=PAIR)
     branching = {group.chain: group.branching for group in plan.groups()}

@@ -271,6 +271,7 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
     assert np.diff(cost.ms) == pytest.approx(np.full(len(cost.ms) - 1, 2.0 * 1.1))
     assert len(cost.ms) == MAX_NODES + 1
     assert len(cycle_cost(known, Workload(1), "big", 0.0, 0, 1.0).ms) == MAX_TREE_TOKENS + 1
+    assert len(cycle_cost(known, Workload(9), "big", 0.0, 0, 1.0, 512).ms) == 512 + 1
 
 
 def test_nodes_that_are_given_count_as_paid() -> None:
