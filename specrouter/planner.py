@@ -449,10 +449,20 @@ class RoutePlanner:
         main = decision.predicted or _unpredicted(decision)
         main, waiting = self._for_cycle(decision, main, progress.of(rows), len(progress.rows))
         chosen = dict.fromkeys(requests, main)
-        if self.scheduler.config.groups == "requests" and decision.predicted is not None:
+        decided = decision.predicted
+        # A cycle with another chain than was decided on has its reasons: all go through that.
+        if (
+            self.scheduler.config.groups == "requests"
+            and decided is not None
+            and main.chain == decided.chain
+        ):
             snapshot = self._keeper.latest
             workload = workload_of(list(requests.values()), rows, reader)
-            chosen = self._drafters.split(self.scheduler, snapshot, workload, decision, requests)
+            split = self._drafters.split(self.scheduler, snapshot, workload, decision, requests)
+            chosen = {
+                row: main if option is decided else _shaped_like(main, option, decided)
+                for row, option in split.items()
+            }
         probe = self._keeper.probe
         if probe is not None:  # it is paid for, so it takes part
             waiting = frozenset(row for row in waiting if requests[row] is not probe.request)
@@ -509,6 +519,21 @@ def progress_of(
         np.array([waited.get(request, 0) for request in ordered]),
         tpot_ms,
         demanded_rates(decode_ms, decoded, remaining, tpot_ms),
+    )
+
+
+def _shaped_like(main: Option, option: Option, decided: Option) -> Option:
+    """Another drafter's option with the trees of a cycle, `main`, if those are not as decided."""
+    if main.route == decided.route:
+        return option
+    return replace(
+        option,
+        depth=main.depth,
+        width=main.width,
+        nodes=main.nodes,
+        inner_rounds=main.inner_rounds,
+        levels_ms=option.levels_ms * main.levels_ms / max(decided.levels_ms, 1e-9),
+        plain_ms=0.0,  # not what outcomes are about
     )
 
 

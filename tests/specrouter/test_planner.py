@@ -28,6 +28,7 @@ from specrouter.profiler import PerformanceProfiler
 from specrouter.request import Prompt, RunningRequest, SpeculationOverride
 from specrouter.scheduler import ModelChainScheduler
 from specrouter.slo import Objective
+from specrouter.time_curve import TimeCurve
 from specrouter.tree_planner import TreePlanner, default_selection
 from specrouter.tree_selection import Candidates, TreeSelector
 from specrouter.tree_shape import SPECINFER_TREE
@@ -609,14 +610,10 @@ def test_only_so_many_predictions_of_named_chains_are_kept() -> None:
 # Requests that differ
 
 
-def two_drafters(groups: str) -> Plan:
-    plan = Plan(
-        *(Request() for _ in range(4)),
-        known=snapshot(
-            {"small": flat(1.0), "twin": flat(1.0), "big": flat(60.0)}, {PAIR: 0.6, TWIN: 0.59}
-        ),
-        groups=groups,
-    )
+def two_drafters(groups: str, big: TimeCurve | None = None) -> Plan:
+    times = {"small": flat(1.0), "twin": flat(1.0), "big": big or flat(60.0)}
+    known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
+    plan = Plan(*(Request() for _ in range(4)), known=known, groups=groups)
     plan.available = frozenset({"small", "twin"})
     return plan
 
@@ -639,6 +636,20 @@ def test_requests_that_differ_end_up_with_a_drafter_each() -> None:
     chains = play(two_drafters("requests"), 60)
     assert {chain for cycle in chains[:4] for chain in cycle.values()} == {PAIR, TWIN}  # auditions
     assert chains[-1] == {0: PAIR, 1: TWIN, 2: PAIR, 3: TWIN}
+
+
+def test_drafters_of_single_requests_draft_the_trees_of_the_cycle() -> None:
+    plan, together = (two_drafters(groups, rising(60.0)) for groups in ("requests", "one"))
+    play(plan, 60)
+    play(together, 60)
+    [quiet] = together.groups()
+    assert {(group.depth, group.width) for group in plan.groups()} == {(quiet.depth, quiet.width)}
+    plan.reading = together.reading = Reading(tokens=400)
+    [reading] = together.groups()
+    groups = plan.groups()
+    assert {group.chain: group.rows.tolist() for group in groups} == {PAIR: [0, 2], TWIN: [1, 3]}
+    assert {(group.depth, group.width) for group in groups} == {(reading.depth, reading.width)}
+    assert (reading.depth, reading.width) != (quiet.depth, quiet.width)
 
 
 def test_one_group_stays_one_however_requests_differ() -> None:
@@ -781,6 +792,12 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -
     assert not helped.whole
     counts = plan.selected(np.tile([0.5, 0.25, 0.125], (len(helped.rows), 1)), helped.rows)
     assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
+
+
+def test_urgent_requests_are_helped_where_requests_may_differ() -> None:
+    assert crowd(None, groups="requests").chains() == dict.fromkeys(range(16), ALONE)
+    chains = crowd(URGENT_MS, groups="requests").chains()
+    assert {chains[row] for row in range(4)} == {PAIR}
 
 
 def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
