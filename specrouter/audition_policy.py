@@ -8,7 +8,7 @@ less than it usually is: the text has changed, and another may know it better.
 Pure decisions: no clock, no tensors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ def next_audition(
     workload: Workload,
     missed: Callable[[str, Ints], Ints],
     unheard: Callable[[str, Ints], Ints],
+    idle: Collection[str],
 ) -> Audition | None:
     """None: nobody is worth hearing now, or the budget is spent.
 
@@ -53,13 +54,14 @@ def next_audition(
         rows: [R] of the requests that are routed by the scheduler.
         missed: tokens that a model has not read of each of some rows.
         unheard: output tokens of each that it could be heard on, see `Auditor.unheard`.
+        idle: models that may be used, and that the cycle does not use.
     """
     surprised = is_surprised(snapshot, main.chain, workload.sampled)
     limit = _MOST_SHARE if surprised else _ROUTINE_SHARE
     left_ms = (limit - snapshot.probe_share) * snapshot.learning_ms
     if left_ms <= 0.0:
         return None
-    for name in _by_silence(snapshot, main, predicted_ms, surprised):
+    for name in _by_silence(snapshot, main, predicted_ms, surprised, idle):
         new = unheard(name, rows)
         able = np.flatnonzero(new >= _LEAST_TOKENS)
         if not len(able):
@@ -84,14 +86,15 @@ def _by_silence(
     main: Option,
     predicted_ms: Mapping[Chain, float],
     surprised: bool,
+    idle: Collection[str],
 ) -> list[str]:
     """Drafters that may be heard, first who was not for longest."""
     found = []
     for chain, ms_per_token in predicted_ms.items():
-        if len(chain) != 2 or chain[0] in main.chain:
+        if len(chain) != 2 or chain[0] in main.chain or chain[0] not in idle:
             continue
-        idle = snapshot.idle_cycles.get(chain[0], 0)
+        silence = snapshot.idle_cycles.get(chain[0], 0)
         hopeful = ms_per_token <= _HOPEFUL * main.ms_per_token
-        if idle >= (_QUIET_CYCLES if surprised or hopeful else _STALE_CYCLES):
-            found.append((-idle, chain[0]))
+        if silence >= (_QUIET_CYCLES if surprised or hopeful else _STALE_CYCLES):
+            found.append((-silence, chain[0]))
     return [name for _, name in sorted(found)]

@@ -141,8 +141,9 @@ class DecisionKeeper:
             able = tuple(sorted(available))
             self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
         if decision.probe is not None and self.probe is None and key == SCHEDULED:
-            shortest = min(requests.values(), key=lambda request: len(request.prompt.committed))
-            self.probe = Probe(decision.probe, shortest, _PROBE_CYCLES)
+            behind = reader.missed(decision.probe.chain[0], rows)
+            cheapest = requests[int(rows[np.argmin(behind)])]
+            self.probe = Probe(decision.probe, cheapest, _PROBE_CYCLES)
             self.profiler.record_probe_begun()
             self._snapshot = None  # it says that the drafter is idle
         return decision

@@ -146,13 +146,15 @@ class RoutePlanner:
         before = self._as_before(requests, cycle, available, reader)
         if before is not None:
             self.budget_tokens = before.budget_tokens
-            self.audition = self._next_audition(requests, cycle, reader)
+            chains = [group.chain for group in before.groups]
+            self.audition = self._next_audition(requests, cycle, available, chains, reader)
             return before.groups, before.selector
         self._steady = None
         progress = progress_of(requests, self._waited, now)
         members, predicted = self._members(requests, cycle, available, reader, progress)
         self._foresee(members, predicted, requests, cycle, reader)
-        self.audition = self._next_audition(requests, cycle, reader)
+        chains = [route.chain for route in members]
+        self.audition = self._next_audition(requests, cycle, available, chains, reader)
         self._expected = {
             index: predicted[route]
             for index, route in enumerate(members)
@@ -266,9 +268,17 @@ class RoutePlanner:
         )
 
     def _next_audition(
-        self, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
+        self,
+        requests: Mapping[int, RunningRequest],
+        cycle: int,
+        available: Collection[str],
+        chains: Sequence[Chain],
+        reader: Reader,
     ) -> Audition | None:
-        """An idle drafter that is to be heard beside this cycle, on a text that is routed here."""
+        """A drafter that is to be heard beside this cycle, on a text that is routed here.
+
+        `chains`: that the cycle drafts with.
+        """
         main, probe = self._keeper.main, self._keeper.probe
         is_due = cycle % _AUDITION_EVERY == 0 and probe is None and not self._reading.tokens
         if main is None or not is_due:
@@ -288,6 +298,7 @@ class RoutePlanner:
             workload_of([requests[row] for row in routed], rows, reader),
             reader.missed,
             reader.unheard,
+            set(available).difference(*chains),
         )
         if found is not None:
             self._keeper.heard_at = cycle

@@ -1,6 +1,6 @@
 """Idle drafters are heard in turn, on the cheapest text, within their share of the time."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specrouter.audition_policy import HEARD_TOKENS, is_surprised, next_audition
 from specrouter.cycle_plan import Audition
 from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
-from tests.specrouter.predictions import PAIR, TRIPLE, flat, geometric, rising, snapshot
+from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, geometric, rising, snapshot
 
 Ints = NDArray[np.int64]
 TWIN, MIDDLE = ("twin", "big"), ("middle", "big")
@@ -35,6 +35,7 @@ def choice(
     lags: Mapping[int, int] | None = None,
     new: Mapping[str, int] | None = None,
     main: Option = MAIN,
+    idle: Collection[str] = ALL,
 ) -> Audition | None:
     """`lags`: by row, of every model; `new`: tokens of each row that a model may be heard on."""
 
@@ -44,7 +45,7 @@ def choice(
     def unheard(model: str, rows: Ints) -> Ints:
         return np.full_like(rows, (new or {}).get(model, 60))
 
-    return next_audition(known, main, predicted_ms, ROWS, Workload(2), missed, unheard)
+    return next_audition(known, main, predicted_ms, ROWS, Workload(2), missed, unheard, idle)
 
 
 def test_who_was_idle_for_longest_is_heard_first() -> None:
@@ -57,6 +58,11 @@ def test_models_in_use_and_those_that_drafted_just_now_are_not_heard() -> None:
     busy = replace(USUAL, idle_cycles={"small": 100, "twin": 2, "middle": 3})
     assert choice(busy) is None
     assert choice(main=replace(MAIN, chain=("middle", "twin", "big"))) is None
+
+
+def test_models_that_rest_or_draft_in_another_group_are_not_heard() -> None:
+    assert choice(idle=ALL - {"middle"}) == Audition("twin", 2, HEARD_TOKENS)
+    assert choice(idle=frozenset()) is None
 
 
 def test_a_drafter_that_never_ran_is_not_heard() -> None:

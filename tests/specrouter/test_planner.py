@@ -93,6 +93,7 @@ class Reader:
     def __init__(self, new_tokens: int = 0) -> None:
         self.new_tokens = new_tokens  # of each row, that a drafter may be heard on
         self.slots = 128
+        self.behind: dict[int, int] = {}  # of some rows, that a drafter has not read
 
     def lags(self, rows: Ints) -> dict[str, float]:
         return dict.fromkeys(NAMES, 0.0)
@@ -101,7 +102,7 @@ class Reader:
         return self.slots
 
     def missed(self, model: str, rows: Ints) -> Ints:
-        return np.full_like(rows, self.new_tokens)
+        return np.array([self.behind.get(row, self.new_tokens) for row in rows.tolist()])
 
     def unheard(self, model: str, rows: Ints) -> Ints:
         return np.full_like(rows, self.new_tokens)
@@ -412,8 +413,10 @@ def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> No
 STALE = replace(GOOD, idle_cycles={"twin": 10_000})
 
 
-def test_a_probe_runs_on_the_shortest_context_for_three_cycles() -> None:
-    plan = Plan(Request(length=9), Request(length=3), Request(length=6), known=STALE)
+def test_a_probe_runs_where_least_is_to_be_read_for_three_cycles() -> None:
+    # What was committed at admission does not tell: texts grow, and a drafter may have read some.
+    plan = Plan(Request(length=3), Request(length=9), Request(length=6), known=STALE)
+    plan.reader.behind = {0: 90, 1: 20, 2: 60}
     plan.settle()
     for _ in range(3):
         groups = plan.groups()
@@ -499,6 +502,16 @@ def test_a_decision_is_due_after_an_audition() -> None:
     plan.profiler.known = TURNED
     plan.learn(groups, {0: 2}, audition=plan.planner.audition)
     assert plan.chains() == {0: TWIN}
+
+
+def test_nobody_is_heard_who_rests_or_drafts_for_another_request() -> None:
+    plan = listening(Request())
+    plan.groups(LATE)
+    assert plan.planner.audition is not None
+    plan.available = ALL - {"twin"}  # since the last decision
+    plan.groups(LATE + 4)
+    assert plan.planner.audition is None
+    assert not heard(listening(Request(), Request(Speculation(chain=TWIN))))
 
 
 def test_nobody_is_heard_beside_prompts_or_where_nobody_chooses() -> None:
@@ -1132,9 +1145,10 @@ def test_a_request_that_is_probed_takes_part() -> None:
     few = [Request(tpot_ms=FEW_MS, length=9) for _ in range(4)]
     lost = [Request(tpot_ms=LOST_MS, length=3) for _ in range(12)]
     plan = Plan(*few, *lost, known=known)
+    plan.reader.behind = dict.fromkeys(range(4), 9)
     plan.available = frozenset({"small", "twin"})
     chains = {row: group.chain for group in plan.groups() for row in group.rows.tolist()}
-    assert [row for row, chain in chains.items() if chain == TWIN] == [4]  # of the shortest text
+    assert [row for row, chain in chains.items() if chain == TWIN] == [4]
     assert set(chains) == {*FEW, 4}
 
 
