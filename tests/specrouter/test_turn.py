@@ -1,6 +1,7 @@
 """One thread at a time, and nobody waits for one that was left behind."""
 
 import threading
+import time
 
 from specrouter.turn import Turn
 from tests.specrouter.faults import PATIENCE_S
@@ -48,6 +49,26 @@ def test_one_waits_for_the_other() -> None:
     second.leave()
     with turn:
         pass
+
+
+def test_who_comes_again_at_once_does_not_overtake_who_waits() -> None:
+    turn, order = Turn(), list[str]()
+    inside = threading.Event()
+
+    def twice() -> None:
+        with turn:
+            inside.set()
+            time.sleep(SOON_S)  # until the other one waits
+        with turn:
+            order.append("came again")
+
+    coming = threading.Thread(target=twice, daemon=True)
+    coming.start()
+    assert inside.wait(PATIENCE_S)
+    with turn:
+        order.append("waited")
+    coming.join(PATIENCE_S)
+    assert order == ["waited", "came again"]
 
 
 def test_who_was_left_behind_holds_nobody_up_and_ends_nobodys_turn() -> None:
