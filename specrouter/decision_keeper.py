@@ -148,6 +148,16 @@ class DecisionKeeper:
             self._snapshot = None  # it says that the drafter is idle
         return decision
 
+    def put_away(self) -> None:
+        """Keeps what was decided and none of its predictions, so that all decisions are due."""
+        self.probe, self._snapshot = None, None
+        self._in_use = {
+            key: replace(
+                in_use, decision=replace(in_use.decision, grids={}), cycle=in_use.cycle - INTERVAL
+            )
+            for key, in_use in self._in_use.items()
+        }
+
     def _forget_unused(self) -> None:
         """Keys are what callers ask for, and each holds its predictions."""
         others = [key for key in self._in_use if key != SCHEDULED]

@@ -396,6 +396,14 @@ class RoutePlanner:
         self._drafters.forget(request)
         self._waited.pop(request, None)
 
+    def put_away(self) -> None:
+        """Another policy routes from now on: lets go of requests and of what was predicted for
+        them. When it is this one's turn again, every decision is due."""
+        self._steady, self._expected, self.audition = None, {}, None
+        self._foreseen_options.clear()
+        self._waited.clear()
+        self._keeper.put_away()
+
     def _foreseen(
         self, route: _Route, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
     ) -> Option | None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -677,6 +678,26 @@ def test_a_request_that_ended_is_forgotten() -> None:
     plan.planner.forget(first)
     plan.planner.forget(first)
     assert set(plan.chains()) == {1, 2, 3}
+
+
+def test_a_planner_that_is_put_away_holds_no_request_and_no_predictions() -> None:
+    plan = Plan(Request(), Request(), known=STALE)
+    plan.settle()
+    plan.profiler.known = GOOD
+    first = weakref.ref(plan.requests[0])
+    plan.groups()
+    plan.planner.put_away()
+    keeper = plan.planner._keeper
+    assert keeper.probe is None
+    assert keeper.main is not None
+    assert not keeper.main.decision.grids
+    plan.requests.clear()
+    assert first() is None
+    plan.requests = {0: Request()}
+    assert plan.chains() == {0: PAIR}
+    assert keeper.main.cycle == plan.at  # decided anew, but not for the first time
+    assert keeper.main.decision.reason.startswith("kept")
+    assert keeper.main.decision.grids
 
 
 # Trees of a cycle
