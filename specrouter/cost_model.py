@@ -74,6 +74,17 @@ def is_hopeless(needed: Floats, most_tokens: Floats) -> Bools:
     return np.asarray(needed > _HOPELESS * most_tokens)
 
 
+def value_per_ms(tokens: Floats, wanted: Floats, weights: Floats, cycle_ms: Floats) -> Floats:
+    """Worth of what requests get of a cycle; in shapes that broadcast.
+
+    Args:
+        wanted: tokens per millisecond that each needs; 0: nothing that could be attained.
+        weights: of any token.
+    """
+    worth: Floats = wanted * attainable(tokens, wanted * cycle_ms) + weights * tokens / cycle_ms
+    return worth
+
+
 def value(tokens: Floats, rates: Floats, hopeless: Bools, cycle_ms: Floats) -> Floats:
     """[G, B] worth of a cycle per millisecond, by budget and request.
 
@@ -82,8 +93,7 @@ def value(tokens: Floats, rates: Floats, hopeless: Bools, cycle_ms: Floats) -> F
     """
     wanted = np.where(hopeless, 0.0, rates)
     weights = np.where(rates > 0.0, SPARE_TOKEN, THROUGHPUT_TOKEN)
-    worth: Floats = wanted * attainable(tokens, wanted * cycle_ms) + weights * tokens / cycle_ms
-    return worth
+    return value_per_ms(tokens, wanted, weights, cycle_ms)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from specrouter.cost_model import (
     PROMPT_TOKEN,
     SPARE_TOKEN,
     THROUGHPUT_TOKEN,
-    attainable,
+    value_per_ms,
 )
 from specrouter.prediction import (
     Option,
@@ -68,6 +68,16 @@ class _Crowds:
     counts: Ints  # [K, M] requests that take part, for each of the numbers that are compared
 
 
+@dataclass(frozen=True, eq=False)
+class _Drafts:
+    """What may be drafted, [E] each; the first of them is nothing."""
+
+    entries: NDArray[np.intp]  # [E - 1] in the grid's menu, of all but the first
+    nodes: Ints
+    tokens: Floats
+    levels_ms: Floats
+
+
 def choose_cycle(
     snapshot: PerformanceSnapshot,
     grid: OptionGrid,
@@ -95,39 +105,70 @@ def choose_cycle(
     active = _numbers(max(1, int(always.sum())), count, lost, rates)
     crowds = _crowds(rates[order], urgent[order], lost[order], active)
 
-    menu = grid.menu
-    few = menu.nodes <= _MOST_NODES
-    nodes = np.concatenate(([0], menu.nodes[few]))  # the first option: nobody drafts
-    tokens = np.concatenate(([1.0], menu.tokens[few]))
-    scale = 0.5 + 0.5 * active / grid.workload.requests
-    levels_ms = scale[:, None, None] * np.concatenate(([0.0], menu.levels_ms[few]))
+    drafts = _drafts(grid)
     drafting = np.stack((active, crowds.counts[:_BINS].sum(axis=0)), axis=1)  # [M, 2] all; urgent
-    batch = (active + others)[:, None, None]
-    places = batch + drafting[:, :, None] * nodes  # [M, 2, E]
-    target_ms = verification_ms(snapshot, grid.workload, target, places, prompt_tokens, batch)
-    plain = outcome_of(snapshot, (target,), grid.workload.requests).time
-    correction = np.where(nodes > 0, grid.correction, plain)
-    cycle_ms = snapshot.machine * correction * (levels_ms + target_ms)
+    cycle_ms = _cycle_ms(snapshot, grid, drafts, active, drafting, prompt_tokens, others)
     reading = PROMPT_TOKEN * prompt_tokens / cycle_ms
-    value = _value(crowds, tokens, cycle_ms) + reading
+    value = _value(crowds, drafts.tokens, cycle_ms) + reading
     # Drafts that nobody shares in are none.
-    value = np.where((drafting[:, :, None] > 0) | (nodes == 0), value, -np.inf)
-    undrafted = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
-    best = np.unravel_index(np.argmax(value), value.shape)
-    # The margin is for what drafts bring; prompts are read either way.
-    same = reading[*undrafted, 0]
-    if value[best] - same <= _FASTER * (value[*undrafted, 0] - same):
-        best = (*undrafted, np.intp(0))
-    row, sharing, entry = (int(index) for index in best)
+    value = np.where((drafting[:, :, None] > 0) | (drafts.nodes == 0), value, -np.inf)
+    row, sharing, entry = best = _best(value, reading)
     taking = np.zeros(count, dtype=np.bool_)
     taking[order[: active[row]]] = True
     option = None
     if entry:
         share = float(drafting[row, sharing] / active[row])
-        option = _option(grid, np.flatnonzero(few)[entry - 1], share, float(cycle_ms[best]))
+        option = _option(grid, drafts.entries[entry - 1], share, float(cycle_ms[best]))
         if prompt_tokens or share < 1.0 or active[row] != grid.workload.requests:
             option = replace(option, plain_ms=0.0)  # not what outcomes are about
     return CycleChoice(taking, option, float(value[best]))
+
+
+def _drafts(grid: OptionGrid) -> _Drafts:
+    menu = grid.menu
+    few = np.flatnonzero(menu.nodes <= _MOST_NODES)
+    return _Drafts(
+        few,
+        np.concatenate(([0], menu.nodes[few])),
+        np.concatenate(([1.0], menu.tokens[few])),
+        np.concatenate(([0.0], menu.levels_ms[few])),
+    )
+
+
+def _cycle_ms(
+    snapshot: PerformanceSnapshot,
+    grid: OptionGrid,
+    drafts: _Drafts,
+    active: Ints,
+    drafting: Ints,
+    prompt_tokens: int,
+    others: int,
+) -> Floats:
+    """[M, 2, E] where `active` [M] requests take part, of whom `drafting` [M, 2] draft."""
+    target, workload = grid.chain[-1], grid.workload
+    scale = 0.5 + 0.5 * active / workload.requests
+    levels_ms = scale[:, None, None] * drafts.levels_ms
+    batch = (active + others)[:, None, None]
+    places = batch + drafting[:, :, None] * drafts.nodes
+    target_ms = verification_ms(snapshot, workload, target, places, prompt_tokens, batch)
+    plain = outcome_of(snapshot, (target,), workload.requests).time
+    correction = np.where(drafts.nodes > 0, grid.correction, plain)
+    cycle_ms: Floats = snapshot.machine * correction * (levels_ms + target_ms)
+    return cycle_ms
+
+
+def _best(value: Floats, reading: Floats) -> tuple[int, int, int]:
+    """Where in [M, 2, E] the value is largest; drafts must be better than none by a margin.
+
+    `reading`: what of it prompts bring, which are read either way.
+    """
+    undrafted = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
+    best = np.unravel_index(np.argmax(value), value.shape)
+    same = reading[*undrafted, 0]
+    if value[best] - same <= _FASTER * (value[*undrafted, 0] - same):
+        best = (*undrafted, np.intp(0))
+    row, sharing, entry = (int(index) for index in best)
+    return row, sharing, entry
 
 
 def _option(grid: OptionGrid, at: np.intp, share: float, cycle_ms: float) -> Option:
@@ -174,8 +215,7 @@ def _value(crowds: _Crowds, tokens: Floats, cycle_ms: Floats) -> Floats:
     gained = np.ones((len(crowds.rates), 1, 2, len(tokens)))
     gained[:, :, 0] = tokens
     gained[:_BINS, :, 1] = tokens
-    rates = crowds.rates[:, None, None, None]
-    each = rates * attainable(gained, rates * cycle_ms)
-    each += crowds.weights[:, None, None, None] * gained / cycle_ms
+    rates, weights = crowds.rates[:, None, None, None], crowds.weights[:, None, None, None]
+    each = value_per_ms(gained, rates, weights, cycle_ms)
     value: Floats = (crowds.counts[:, :, None, None] * each).sum(axis=0)
     return value

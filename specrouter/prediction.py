@@ -34,7 +34,7 @@ from specrouter.acceptance import (
     tree_rates,
 )
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
-from specrouter.time_curve import TimeCurve, prior_curve
+from specrouter.time_curve import TimeCurve
 from statemgr.forward_view import READING_QUERIES
 
 Chain = tuple[str, ...]
@@ -484,7 +484,7 @@ def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve
     if name == target:
         return reference
     share = snapshot.parameters[name] / max(1, snapshot.parameters[target])
-    return prior_curve(reference, max(share, _UNTRIED_SPEED))
+    return reference.scaled(max(share, _UNTRIED_SPEED))
 
 
 def _similarity(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> float:

@@ -95,11 +95,6 @@ class TimeCurve:
         return TimeCurve(points, self.slope_ms_per_million * factor)
 
 
-def prior_curve(known: TimeCurve, share: float) -> TimeCurve:
-    """What is assumed of an untried model: that it takes `share` of a known one's time."""
-    return known.scaled(share)
-
-
 @dataclass(frozen=True)
 class TimeSample:
     """A forward over `tokens` that attended to `attended` pairs took `ms`."""

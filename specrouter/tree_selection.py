@@ -158,12 +158,6 @@ def whole(candidates: Candidates, most: int = MAX_TREE_TOKENS) -> Bools:
     return candidates.best(np.minimum(candidates.counts, most))
 
 
-def expected_tokens(candidates: Candidates, chosen: Bools, root_credit: float = 1.0) -> Floats:
-    """[B] tokens that the chosen nodes and the root promise (Equation 5's left side)."""
-    expected: Floats = root_credit + np.where(chosen, candidates.worth, 0.0).sum(axis=1)
-    return expected
-
-
 def _nodes_towards(candidates: Candidates, goals: Floats, root_credit: float) -> Ints:
     """[B] how many of a row's best nodes it takes until `goals[i]` tokens are expected."""
     root = np.full((len(goals), 1), root_credit)

@@ -18,6 +18,12 @@ Node = tuple[int, int]
 ROOT = -1
 
 
+def expected_tokens(candidates: Candidates, chosen: Bools, root_credit: float = 1.0) -> Floats:
+    """[B] tokens that the chosen nodes and the root promise (Equation 5's left side)."""
+    expected: Floats = root_credit + np.where(chosen, candidates.worth, 0.0).sum(axis=1)
+    return expected
+
+
 class Invalid(Exception):
     """Algorithm 1's INVALID: the objectives cannot all be met within the budget."""
 

@@ -16,7 +16,6 @@ from specrouter.time_curve import (
     TimeSample,
     bucket_of,
     isotonic,
-    prior_curve,
 )
 from tests.specrouter.forward_times import SIZES, TARGET, jitter, profiled
 
@@ -66,9 +65,8 @@ def test_a_curve_goes_through_its_points_and_on_as_between_the_last_two() -> Non
     assert TimeCurve(((4, 5.0),)).at(100) == 5.0
 
 
-def test_an_untried_model_takes_a_share_of_a_known_ones_time() -> None:
-    prior = prior_curve(TARGET, 0.1)
-    assert prior.at(20, 1e5) == pytest.approx(0.1 * TARGET.at(20, 1e5))
+def test_a_scaled_curve_is_of_something_that_takes_so_many_times_as_long() -> None:
+    assert TARGET.scaled(0.1).at(20, 1e5) == pytest.approx(0.1 * TARGET.at(20, 1e5))
 
 
 def test_a_look_at_a_curve_takes_less_than_3_microseconds() -> None:
