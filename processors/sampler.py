@@ -48,8 +48,13 @@ class Sampler:
         settings: SamplingSettings,
         prompt: Sequence[int] = (),
         output: Sequence[int] = (),
+        noise: tuple[torch.device, int] | None = None,
     ) -> None:
-        """`prompt`, `output`: the committed text so far."""
+        """Args:
+        prompt, output: the committed text so far.
+        noise: device and purpose of what a sampled row will need in any case. Without memory for
+            it this raises, which concerns the row alone; later that may be in a pack of many.
+        """
         self._rows[row] = opened = SamplingRow(settings, prompt, output, self._vocab_size)
         missing = (0, max(0, row + 1 - len(self._plain)))
         self._temperatures = np.pad(self._temperatures, missing)
@@ -62,6 +67,8 @@ class Sampler:
         if settings.temperature > 0:
             for (_, purpose), bank in self._banks.items():
                 bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
+            if noise is not None:
+                self._bank(*noise)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Output tokens were committed."""

@@ -236,7 +236,7 @@ class VerifyProcessor:
         p = sampler.distribution(result.logits, contexts)
         before = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
         q = _proposed(sampler, tree, proposals, contexts, before, p)
-        purpose = level + 1  # 0 is the noise that all models share, 1 the drafter's own
+        purpose = rejection_purpose(level)
         accepted, emitted = reject(
             p,
             q,
@@ -267,6 +267,11 @@ class VerifyProcessor:
             result.pack_tokens,
             _by_row(plan, result.earlier),
         )
+
+
+def rejection_purpose(level: int) -> int:
+    """Of the noise of a verifier by Leviathan's rule."""
+    return level + 1  # 0 is the noise that all models share, 1 the drafter's own
 
 
 def _by_row(plan: PackPlan, earlier: Tensor) -> dict[int, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from processors import Sampler, SamplingSettings
@@ -44,7 +45,10 @@ class DecodingRows:
         self._eos_token_ids = eos_token_ids
         self._facts: dict[int, _RowFacts] = {}
 
-    def open(self, row: int, request: Prompt) -> None:
+    def open(
+        self, row: int, request: Prompt, noise: tuple[torch.device, int] | None = None
+    ) -> None:
+        """`noise`: see `Sampler.open`."""
         params = request.params
         self._facts[row] = _RowFacts(
             len(request.token_ids),
@@ -53,7 +57,7 @@ class DecodingRows:
             params.temperature > 0,
         )
         settings = sampling_settings(request, self._eos_token_ids)
-        self.sampler.open(row, settings, request.token_ids, request.generated)
+        self.sampler.open(row, settings, request.token_ids, request.generated, noise)
         self.ngrams.open(row)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 

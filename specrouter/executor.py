@@ -21,6 +21,7 @@ from processors import TokenTree, Verdict, VerifyProcessor, join
 from processors.grammar import GrammarError
 from processors.pack import lag
 from processors.token_tree import ROOT
+from processors.verify import rejection_purpose
 from specrouter.auditor import Auditor
 from specrouter.chain_drafter import ChainDrafter
 from specrouter.cycle_plan import Audition, Commit, CyclePlan, CycleResult, TargetError
@@ -60,6 +61,7 @@ class Executor:
         rejection: bool = False,
         guard: HangGuard | None = None,
     ) -> None:
+        self._pool = pool
         self._target = pool.target
         self._manager = manager
         self._profiler = profiler
@@ -94,7 +96,8 @@ class Executor:
 
     def open(self, row: int, request: Prompt) -> None:
         """Prepares a row that the state manager has allocated for a request."""
-        self._rows.open(row, request)
+        purpose = rejection_purpose(1) if self._rejection else 0
+        self._rows.open(row, request, (self._pool.get(self._target).device, purpose))
 
     def close(self, row: int) -> None:
         self._rows.close(row)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from processors.contexts import Contexts
-from processors.noise import gumbel, uniform
+from processors.noise import NoiseBank, gumbel, uniform
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from tests.processors.sampling import (
@@ -113,6 +113,29 @@ def test_rows_opened_before_and_after_the_first_choice_are_alike() -> None:
     first = choose(sampler, logits, [0], [1])
     sampler.open(1, one)
     assert choose(sampler, logits, [1], [1]) == first
+
+
+def test_a_row_without_memory_for_its_noise_is_refused_when_it_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, noise = SamplingSettings(1.0, seed=3), (torch.device("cpu"), 0)
+    sampler, logits = Sampler(VOCAB, window=16), random_logits(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(NoiseBank, "_grow", _no_memory)
+        sampler.open(0, GREEDY, noise=noise)
+        with pytest.raises(MemoryError):
+            sampler.open(1, one, noise=noise)
+        sampler.close(1)
+        greedy = choose(sampler, logits, [0], [1])
+    sampler.open(1, one, noise=noise)
+    expected = choose(open_rows(GREEDY, one), logits, [1], [1])
+    monkeypatch.setattr(NoiseBank, "_grow", _no_memory)  # nothing is missing any more
+    assert choose(sampler, logits, [1], [1]) == expected
+    assert choose(sampler, logits, [0], [1]) == greedy
+
+
+def _no_memory(bank: NoiseBank) -> None:
+    raise MemoryError("full")
 
 
 def test_a_closed_row_takes_its_settings_and_text_along() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
+from processors.noise import NoiseBank
 from specrouter import (
     SLO,
     ChainRouter,
@@ -330,6 +331,27 @@ def test_a_request_may_fill_the_models_length(router: ChainRouter) -> None:
     outputs = router.generate([PROMPT] * 2, params, [deep, "off"])
     assert outputs[0].token_ids == outputs[1].token_ids
     assert len(outputs[0].token_ids) == params.max_new_tokens
+
+
+@pytest.mark.parametrize("verification", ["shared-noise", "rejection"])
+def test_a_sampled_request_without_memory_for_its_noise_is_nobody_elses_affair(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch, verification: str
+) -> None:
+    def no_memory(bank: NoiseBank) -> None:
+        raise MemoryError("full")
+
+    sampled = SamplingParams(max_new_tokens=12, temperature=1.0, seed=3)
+    with open_router(small_config, verification=verification) as router:
+        expected = router.generate([PROMPT], LONG, "off")[0].token_ids
+        running = router.submit(PROMPT, LONG, "off")
+        next(iter(running))
+        with monkeypatch.context() as patch:
+            patch.setattr(NoiseBank, "_grow", no_memory)
+            output = router.submit(PROMPT, sampled, "off").result(PATIENCE_S)
+            assert (output.finish_reason, output.error) == ("error", "MemoryError: full")
+        assert running.result(PATIENCE_S).token_ids == expected
+        assert router.generate([PROMPT], sampled, "off")[0].finish_reason == "length"
+        assert_whole(router)
 
 
 # Seeds and resumption
