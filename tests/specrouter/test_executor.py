@@ -471,6 +471,7 @@ def test_what_a_selector_sees_is_worth_no_more_than_its_parents(bench: Bench) ->
     ]
     for _ in range(3):
         bench.run(groups, selector)
+    assert selector.asked
     for candidates in selector.asked:
         worth, depths = candidates.worth, candidates.depths
         assert ((worth > 0) <= (depths > 0)).all()
