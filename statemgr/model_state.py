@@ -122,8 +122,10 @@ class ModelState:
         Args:
             bases: [R] positions from here on are speculative.
             accepted: flat slots on the paths, of any of the rows; one per row and position from
-                the row's base on.
+                the row's base on. Those that were given back since stay forgotten.
         """
+        # A stage that failed may have had the row rolled back after another one had fed it.
+        accepted = accepted[accepted % self.slots < self.ends[accepted // self.slots]]
         self._forget(rows, bases)
         if len(accepted):
             self.cache_mask.reshape(-1)[accepted] = True

@@ -14,7 +14,8 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import NonFiniteLogits, PrefillProcessor
+from processors import NonFiniteLogits, PrefillProcessor, TokenTree
+from processors.pack import PackPlan, run_pack
 from specrouter.forward_clock import ForwardClock
 from specrouter.model_states import ModelStates, StageError
 from specrouter.model_times import ModelTimes
@@ -79,6 +80,28 @@ def test_a_model_that_failed_keeps_what_it_has_read_of_the_committed_text(
         raise BROKEN
     states.settle()
     assert lengths(manager, "small") == [4, 1]
+
+
+def test_what_a_model_drafts_after_it_failed_is_read_anew(
+    states: ModelStates, manager: StateManager
+) -> None:
+    read(states, manager, "small")
+    states.settle()
+    states.begin()
+    with pytest.raises(StageError), states.stage("small", ROWS):  # an audition
+        raise BROKEN
+    tree = TokenTree.path(ROWS, np.array([[7, 8], [7, 8]]), np.array([2, 2]))
+    plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
+    with states.stage("small", ROWS) as (model, state), torch.inference_mode():
+        states.touch(state, ROWS, run_pack(model, state, manager, plan, tree).fed)
+    for row in ROWS.tolist():
+        manager.extend(row, np.array([7, 8, 9]))
+    states.settle()
+    manager.check_integrity()
+    assert lengths(manager, "small") == [5, 2]
+    read(states, manager, "small")
+    assert lengths(manager, "small") == [7, 4]
+    manager.check_integrity()
 
 
 def test_a_model_whose_logits_are_no_numbers_reads_everything_anew(

@@ -133,6 +133,19 @@ def test_rows_whose_trees_are_not_decided_stay_as_they_are() -> None:
     assert state.lengths(np.array([0, 1])).tolist() == [1, 3]
 
 
+@pytest.mark.parametrize(("base", "end"), [(4, 5), (2, 2)])  # then it is compacted, too
+def test_what_was_given_back_is_not_committed(base: int, end: int) -> None:
+    state = make_state()
+    fill(state, 0, [0, 0, 1, 2, 3])
+    state.commit(ROWS, np.array([0]), np.array([1, 2, 3, 4]))
+    fill(state, 0, [4, 5])
+    state.commit(ROWS, np.array([base]), np.array([], dtype=np.int64))
+    assert state.ends[0] == end
+    state.commit(ROWS, np.array([4]), np.array([5, 6]))
+    assert state.lengths(ROWS).tolist() == [base]
+    state.check_integrity(0, np.array([101, 102, 103, 104, 105, 106, 5]))
+
+
 def test_a_committed_row_is_compacted_once_it_has_many_holes() -> None:
     state = make_state()
     fill(state, 0, [0, 1, 2, 2, 2, 2])
