@@ -273,6 +273,8 @@ class Engine:
         with self._stepping:
             if (config, trees) not in self._planners:
                 self._planners[config, trees] = self._new_planner(config, trees)
+            if self._planners[config, trees] is not self._planner:
+                self._planner.put_away()
             self._planner = self._planners[config, trees]
             self._policy = config, trees
 
@@ -316,6 +318,7 @@ class Engine:
             only_paths=strict,
             rejection=engine.verification == "rejection",
             whole_trees=planner.selection == "whole",
+            fit_together=self._pool.fit_together,
         )
         return RoutePlanner(scheduler, self.profiler, planner)
 

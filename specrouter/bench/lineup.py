@@ -7,7 +7,7 @@ from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.scheduler import Chain, candidate_chains
 
-ALL_CHAINS_UP_TO = 12  # a larger pool's chains of four models and more are left out
+_ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
 SMALLEST, BEST = "ssd-smallest", "ssd-tuned"
 POLICIES = ("paper", "adaptive")
 
@@ -31,8 +31,9 @@ def chain_name(chain: Chain) -> str:
 
 def static_chains(pool: ModelPool) -> list[Chain]:
     parameters = {name: pool.parameter_count(name) for name in pool.names}
-    chains = [c for c in candidate_chains(pool.names, parameters, pool.target) if len(c) > 1]
-    return chains if len(chains) <= ALL_CHAINS_UP_TO else [c for c in chains if len(c) <= 3]
+    longest = None if len(pool.names) <= _ALL_CHAINS_UP_TO else 3
+    chains = candidate_chains(pool.names, parameters, pool.target, longest)
+    return [chain for chain in chains if len(chain) > 1 and pool.fit_together(chain)]
 
 
 def lineup(pool: ModelPool, only: Sequence[str] | None, has_peer: bool) -> Lineup:
