@@ -18,12 +18,12 @@ from torch.nn import functional
 from modelpool.packed_model import PackedModel
 from processors.contexts import Contexts
 from processors.errors import NonFiniteLogits
-from processors.pack import NO_SLOT, FedTree, PackPlan, lag, run_pack
+from processors.pack import NO_SLOT, FedTree, PackPlan, PackResult, lag, run_pack
 from processors.proposal import Proposal
 from processors.sampler import Sampler
 from processors.stem import graft, graft_values, renumbered
 from processors.token_tree import ROOT, TokenTree
-from statemgr import ModelState, StateManager, TreeMask
+from statemgr import ForwardView, ModelState, StateManager, TreeMask
 
 Ints = NDArray[np.int64]
 
@@ -60,79 +60,109 @@ class DraftProcessor:
             NonFiniteLogits: the model is of no use for these rows.
         """
         stem = TokenTree.empty(rows) if stem is None else stem
-        behind = lag(state, manager, rows) + 1
-        if stem.height:  # its slots are handed on: those of the beam must not move them
-            state.make_room(rows, behind + stem.sizes + (depths - 1) * width)
-        plan = PackPlan(rows, behind, np.ones(len(rows), dtype=np.bool_))
-        begun = run_pack(model, state, manager, plan, stem)
+        begun = _begin(model, state, manager, rows, (depths - 1) * width, stem)
         first = _ends(begun.logits, stem)
-        text = _Text(stem, model.device)
-        output_positions = output_positions + stem.sizes
-        roots = manager.counts[rows] - 1 + stem.sizes
-        logits, beam = [first], _Beam(rows, depths, width, branching)
-        contexts = Contexts(
-            rows,
-            output_positions,
-            stem.sizes,
-            text.followed_by(np.arange(len(rows)), _no_texts(first)),
-        )
-        beam.begin(*sampler.rank(first, contexts, width, purpose))
-        slots = self._reserve(state, rows, roots + 1, depths, width)
-        starts = np.full(len(state.ends), state.slots)  # of speculative slots; beyond other rows
-        starts[rows] = state.ends[rows] - (depths - 1) * width
+        text = _Text(rows, output_positions, stem, model.device)
+        beam, logits = _Beam(rows, depths, width, branching), [first]
+        everyone = text.contexts(np.arange(len(rows)), 0, _no_texts(first))
+        beam.begin(*sampler.rank(first, everyone, width, purpose))
+        slots = _BeamSlots(state, rows, manager.counts[rows] + stem.sizes, depths, width)
         try:
             for step in range(1, int(depths.max())):
                 which = np.flatnonzero(depths > step)
                 active = torch.from_numpy(which).to(model.device, non_blocking=True)
-                positions = np.repeat(roots[which] + step, width)
-                view = state.view(
-                    rows[which],
-                    np.full_like(which, width),
-                    positions,
-                    slots[which, step - 1].reshape(-1),
-                    None if width == 1 else TreeMask(starts, beam.visible(active)),
-                )
-                at = torch.from_numpy(positions).to(model.device, non_blocking=True)
-                everywhere = torch.arange(len(positions), device=model.device)
-                logits.append(model.forward(beam.tokens(active), at, view, everywhere))
-                each = np.repeat(which, width)
-                contexts = Contexts(
-                    rows[each],
-                    output_positions[each] + step,
-                    stem.sizes[each] + step,
-                    text.followed_by(each, beam.texts(active)),
-                )
+                logits.append(_feed(model, beam, slots, which, active, step))
+                contexts = text.contexts(np.repeat(which, width), step, beam.texts(active))
                 beam.grow(active, *sampler.rank(logits[-1], contexts, width, purpose))
             tree = beam.tree()
         except BaseException:
-            state.scrub(slots[slots != NO_SLOT])
+            slots.scrub()
             raise
         if np.isnan(tree.log_probs).any():
             raise NonFiniteLogits(f"{model.name} gave logits that are not numbers")
-        fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
-        fed.flat_slots[:, : slots[0].size] = slots.reshape(len(rows), -1)
-        state.set_tokens(slots[slots != NO_SLOT], tree.tokens[fed.flat_slots != NO_SLOT])
-        # Impossible nodes are no text: of places that a level lacks several have the same token.
-        fed.flat_slots[np.isneginf(tree.log_probs)] = NO_SLOT
         places = _places(depths, width)
-        proposal = Proposal(tree, torch.cat(logits), places, fed)
+        proposal = Proposal(tree, torch.cat(logits), places, slots.hold(tree))
         return proposal if not stem.height else _grafted(stem, begun.fed, proposal)
 
-    def _reserve(
-        self, state: ModelState, rows: Ints, first_positions: Ints, depths: Ints, width: int
-    ) -> Ints:
-        """Slots [B, max(depths) - 1, width] for the nodes fed back, all taken now.
 
-        A step's queries do not see those of later steps: their positions are larger.
-        """
+def _begin(
+    model: PackedModel,
+    state: ModelState,
+    manager: StateManager,
+    rows: Ints,
+    more: Ints,
+    stem: TokenTree,
+) -> PackResult:
+    """Feeds what the rows lack, and the stems; `more`: nodes of each row that will follow."""
+    behind = lag(state, manager, rows) + 1
+    if stem.height:  # its slots are handed on: those of the beam must not move them
+        state.make_room(rows, behind + stem.sizes + more)
+    plan = PackPlan(rows, behind, np.ones(len(rows), dtype=np.bool_))
+    return run_pack(model, state, manager, plan, stem)
+
+
+def _feed(
+    model: PackedModel, beam: "_Beam", slots: "_BeamSlots", which: Ints, active: Tensor, step: int
+) -> Tensor:
+    """[A * w, V] after the nodes of the last level; `active` is `which`, on the device."""
+    visible = None if slots.width == 1 else beam.visible(active)
+    positions, view = slots.view(which, step, visible)
+    at = torch.from_numpy(positions).to(model.device, non_blocking=True)
+    everywhere = torch.arange(len(positions), device=model.device)
+    return model.forward(beam.tokens(active), at, view, everywhere)
+
+
+class _BeamSlots:
+    """The slots of the nodes that are fed back, all taken now: `depths[i] - 1` levels of a row.
+
+    A step's queries do not see those of later steps: their positions are larger.
+    """
+
+    def __init__(
+        self, state: ModelState, rows: Ints, first_positions: Ints, depths: Ints, width: int
+    ) -> None:
+        """`first_positions`: [B] of the first level."""
+        self.width = width
+        self._state = state
+        self._rows = rows
+        self._first_positions = first_positions
         steps = np.arange(int(depths.max()) - 1)
         shape = (len(rows), len(steps), width)
         real = np.broadcast_to((steps < depths[:, None] - 1)[:, :, None], shape)
         positions = np.broadcast_to((first_positions[:, None] + steps)[:, :, None], shape)
-        slots = np.full(shape, NO_SLOT)
-        unknown = np.full(int(real.sum()), -1)
-        slots[real] = state.append(rows, (depths - 1) * width, unknown, positions[real])
-        return slots
+        counts, unknown = (depths - 1) * width, np.full(int(real.sum()), -1)
+        self._slots = np.full(shape, NO_SLOT)
+        self._slots[real] = state.append(rows, counts, unknown, positions[real])
+        self._starts = np.full(len(state.ends), state.slots)  # beyond other rows
+        self._starts[rows] = state.ends[rows] - counts
+
+    def view(self, which: Ints, step: int, visible: Tensor | None) -> tuple[Ints, ForwardView]:
+        """Positions [A * w] and view of a forward over a level, the first being step 1.
+
+        `visible`: [A * w, E] which of the slots each node descends from; None: positions say so.
+        """
+        positions = np.repeat(self._first_positions[which] + step - 1, self.width)
+        view = self._state.view(
+            self._rows[which],
+            np.full_like(which, self.width),
+            positions,
+            self._slots[which, step - 1].reshape(-1),
+            None if visible is None else TreeMask(self._starts, visible),
+        )
+        return positions, view
+
+    def hold(self, tree: TokenTree) -> FedTree:
+        """Tells the state the tokens, now that they are known."""
+        fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
+        fed.flat_slots[:, : self._slots[0].size] = self._slots.reshape(len(tree.rows), -1)
+        taken = self._slots[self._slots != NO_SLOT]
+        self._state.set_tokens(taken, tree.tokens[fed.flat_slots != NO_SLOT])
+        # Impossible nodes are no text: of places that a level lacks several have the same token.
+        fed.flat_slots[np.isneginf(tree.log_probs)] = NO_SLOT
+        return fed
+
+    def scrub(self) -> None:
+        self._state.scrub(self._slots[self._slots != NO_SLOT])
 
 
 def _no_texts(logits: Tensor) -> Tensor:
@@ -149,15 +179,29 @@ def _ends(logits: Tensor, stem: TokenTree) -> Tensor:
 
 
 class _Text:
-    """The tokens of the stems, which stand before those of a beam."""
+    """What stands before the tokens of a beam: the rows' outputs, then the stems."""
 
-    def __init__(self, stem: TokenTree, device: torch.device) -> None:
+    def __init__(
+        self, rows: Ints, output_positions: Ints, stem: TokenTree, device: torch.device
+    ) -> None:
+        """`output_positions`: [B], of the token after each row's root."""
+        self._rows = rows
+        self._positions = output_positions + stem.sizes
         self._heights = stem.sizes
         self._longest = stem.height
         tokens = stem.tokens[:, : self._longest]
         self._tokens = torch.from_numpy(np.ascontiguousarray(tokens)).to(device, non_blocking=True)
 
-    def followed_by(self, rows: Ints, texts: Tensor) -> Tensor:
+    def contexts(self, which: Ints, step: int, texts: Tensor) -> Contexts:
+        """After `texts` [n, step], which go on from the stems of the rows `which` [n]."""
+        return Contexts(
+            self._rows[which],
+            self._positions[which] + step,
+            self._heights[which] + step,
+            self._followed_by(which, texts),
+        )
+
+    def _followed_by(self, rows: Ints, texts: Tensor) -> Tensor:
         """[n, longest + L]: row `rows[i]`'s stem, then `texts[i]` [L], without a gap."""
         if not self._longest:
             return texts

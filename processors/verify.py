@@ -20,7 +20,7 @@ from torch import Tensor
 
 from modelpool.packed_model import PackedModel
 from processors.contexts import Contexts
-from processors.pack import FedTree, PackPlan, lag, run_pack, tree_contexts
+from processors.pack import FedTree, PackPlan, PackResult, lag, run_pack, tree_contexts
 from processors.proposal import Proposal
 from processors.rejection import reject
 from processors.sampler import Sampler
@@ -166,49 +166,14 @@ class VerifyProcessor:
         plan = _plan(state, manager, tree, prefill, earlier, earlier_in_chunks)
         result = run_pack(model, state, manager, plan, tree)
         contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
-        count, nodes = len(contexts.rows), int(tree.sizes.sum())
         places = _places(tree)
-        found: Sequence[Tensor]
         if rescore:
-            parents = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
-            found = sampler.judge(
-                result.logits,
-                contexts,
-                torch.from_numpy(parents).to(model.device, non_blocking=True),
-                torch.from_numpy(tree.tokens[tree.real]).to(model.device, non_blocking=True),
-            )
+            found = _judge(sampler, result.logits, contexts, tree, places)
         else:
             found = sampler.choose(result.logits, contexts)
-        together = torch.cat([found[0].double(), *(part.double() for part in found[1:])])
+        together = torch.cat([part.double() for part in found])
         values = together.cpu().numpy()  # the one wait; ids are exact in float64
-        chosen, winning = values[:count].astype(np.int64), values[count : 2 * count]
-        here = places >= 0
-        choices = np.zeros(places.shape, dtype=np.int64)
-        choices[here] = chosen
-        choice_log_probs = np.zeros(places.shape)
-        node_log_probs = np.zeros(tree.tokens.shape)
-        if rescore:
-            choice_log_probs[here] = np.minimum(values[2 * count : 3 * count], 0.0)
-            node_log_probs[tree.real] = np.minimum(values[3 * count : 3 * count + nodes], 0.0)
-        finite = np.ones(places.shape, dtype=np.bool_)
-        finite[here] = np.isfinite(winning)
-        broken = np.zeros(places.shape, dtype=np.bool_)
-        broken[here] = np.isnan(winning)
-        accepted = tree.matching(choices)
-        return Verdict(
-            tree,
-            accepted,
-            choices,
-            choice_log_probs,
-            node_log_probs,
-            finite,
-            broken,
-            result.logits,
-            places,
-            result.fed,
-            result.pack_tokens,
-            _by_row(plan, result.earlier),
-        )
+        return _verdict(tree, places, values, rescore, result, _by_row(plan, result.earlier))
 
     def verify_by_rejection(
         self,
@@ -267,6 +232,60 @@ class VerifyProcessor:
             result.pack_tokens,
             _by_row(plan, result.earlier),
         )
+
+
+def _judge(
+    sampler: Sampler, logits: Tensor, contexts: Contexts, tree: TokenTree, places: Ints
+) -> tuple[Tensor, ...]:
+    """`Sampler.judge` of all nodes, row after row."""
+    parents = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
+    tokens = tree.tokens[tree.real]
+    return sampler.judge(
+        logits,
+        contexts,
+        torch.from_numpy(parents).to(logits.device, non_blocking=True),
+        torch.from_numpy(tokens).to(logits.device, non_blocking=True),
+    )
+
+
+def _verdict(
+    tree: TokenTree,
+    places: Ints,
+    values: Floats,
+    rescored: bool,
+    result: PackResult,
+    earlier: Mapping[int, Tensor],
+) -> Verdict:
+    """`values`: what was chosen at each place, its scores, and if `rescored` its
+    log-probabilities and those of the nodes, one after the other."""
+    here = places >= 0
+    count, nodes = int(here.sum()), int(tree.sizes.sum())
+    choices = np.zeros(places.shape, dtype=np.int64)
+    choices[here] = values[:count].astype(np.int64)
+    winning = values[count : 2 * count]
+    choice_log_probs = np.zeros(places.shape)
+    node_log_probs = np.zeros(tree.tokens.shape)
+    if rescored:
+        choice_log_probs[here] = np.minimum(values[2 * count : 3 * count], 0.0)
+        node_log_probs[tree.real] = np.minimum(values[3 * count : 3 * count + nodes], 0.0)
+    finite = np.ones(places.shape, dtype=np.bool_)
+    finite[here] = np.isfinite(winning)
+    broken = np.zeros(places.shape, dtype=np.bool_)
+    broken[here] = np.isnan(winning)
+    return Verdict(
+        tree,
+        tree.matching(choices),
+        choices,
+        choice_log_probs,
+        node_log_probs,
+        finite,
+        broken,
+        result.logits,
+        places,
+        result.fed,
+        result.pack_tokens,
+        earlier,
+    )
 
 
 def rejection_purpose(level: int) -> int:
