@@ -194,7 +194,12 @@ def open_small_router(
     pool = pool_settings(save_family(directory, noise=0.05))
     if ngram:
         pool["models"].append({"name": "ngram", "source": "ngram"})
-    engine = {"max_requests": BATCH, "max_model_len": 128, "verification": verification}
+    engine = {
+        "max_requests": BATCH,
+        "max_model_len": 128,
+        "verification": verification,
+        "preload": False,
+    }
     return ChainRouter.from_config({"pool": pool, "engine": engine})
 
 

@@ -59,6 +59,7 @@ class Family:
             "max_model_len": 128,
             "prefill_chunk": 16,
             "hang_timeout_s": HANG_TIMEOUT_S,
+            "preload": False,  # every router would time its drafters
         }
         return ChainRouter.from_config({"pool": pool, "engine": engine})
 

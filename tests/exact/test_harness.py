@@ -162,7 +162,7 @@ def test_mixed_requests_take_the_overrides_in_turn() -> None:
 def small_router(small_family: dict[str, Path]) -> Iterator[ChainRouter]:
     pool = pool_settings(small_family)
     pool["models"].append({"name": "ngram", "source": "ngram"})
-    engine = {"max_requests": 8, "max_model_len": 64, "prefill_chunk": 16}
+    engine = {"max_requests": 8, "max_model_len": 64, "prefill_chunk": 16, "preload": False}
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         yield router
 

@@ -81,7 +81,7 @@ def test_a_padded_family_serves_the_tokens_of_its_target(architecture: str, tmp_
     wanted = [greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
     settings = {
         "pool": pool_settings(paths),
-        "engine": {"max_requests": 4, "max_model_len": 64, "prefill_chunk": 16},
+        "engine": {"max_requests": 4, "max_model_len": 64, "prefill_chunk": 16, "preload": False},
     }
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     seeded = SamplingParams(

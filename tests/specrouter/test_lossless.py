@@ -57,7 +57,7 @@ def served(
 ) -> Iterator[Served]:
     """A router over a family of each architecture, and requests with their references."""
     paths = save_family(tmp_path_factory.mktemp(request.param), request.param)
-    engine = {"max_requests": 8, "max_model_len": 128, "prefill_chunk": 16}
+    engine = {"max_requests": 8, "max_model_len": 128, "prefill_chunk": 16, "preload": False}
     pool = pool_settings(paths)
     pool["models"].append({"name": "ngram", "source": "ngram"})
     settings = {"pool": pool, "engine": engine}
@@ -174,7 +174,7 @@ def test_requests_that_differ_in_chains_and_objectives_share_a_batch(
 def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Path) -> None:
     """Models that nearly always agree, so that every inner round adds all it drafts."""
     pool = pool_settings(save_family(tmp_path, noise=0.002))
-    engine = {"max_requests": 2, "max_model_len": 128}
+    engine = {"max_requests": 2, "max_model_len": 128, "preload": False}
     row = Arrangement(
         Routed("static", NAMES),
         1,
@@ -196,7 +196,7 @@ def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Pa
 def test_places_that_a_beam_leaves_empty_are_no_tokens(inner_rounds: int, tmp_path: Path) -> None:
     """A static tree is wider than its first level: what pads it is id 0, here a likely choice."""
     pool = pool_settings(save_family(tmp_path))
-    engine = {"max_requests": 4, "max_model_len": 128}
+    engine = {"max_requests": 4, "max_model_len": 128, "preload": False}
     row = Arrangement(
         Routed("static", NAMES), 4, inner_rounds=inner_rounds, trees=(("shape", "static"),)
     )

@@ -370,7 +370,12 @@ def test_texts_under_rejection_follow_the_masked_distribution(
     structure = Structure("choice", json.dumps(["the fox", "then", "thing", "a", "ab", "fox"]))
     pool = pool_settings(save_family(tmp_path, noise=noise))
     pool["models"].append({"name": "ngram", "source": "ngram"})
-    engine = {"max_requests": 16, "max_model_len": 64, "verification": "rejection"}
+    engine = {
+        "max_requests": 16,
+        "max_model_len": 64,
+        "verification": "rejection",
+        "preload": False,
+    }
     count = 200 if temperature else 4
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         params = SamplingParams(20, temperature=temperature, structure=structure)
