@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.exact.models import pool_settings, save_family
 from tests.exact.report import prepare
@@ -13,6 +14,8 @@ from tests.exact.report import prepare
 
 def pytest_configure() -> None:
     prepare(threads=min(2, torch.get_num_threads()))  # OMP_NUM_THREADS=1 is obeyed
+    settings.register_profile("any-machine", deadline=None)
+    settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ from tests.exact.models import pool_settings, save_family
 from tests.specrouter.faults import PATIENCE_S
 
 # Longer than a sound forward takes on a busy machine.
-ENGINE = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 1.0, "preload": False}
+ENGINE = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 1.5, "preload": False}
 
 
 class Hang:

@@ -47,6 +47,7 @@ Settings = dict[str, Any]
 PROMPT = [5, 17, 300, 42, 9]
 GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
 LONG = SamplingParams(max_new_tokens=200, ignore_eos=True)
+HANG_S = 2.0  # longer than a sound forward takes, a model's first one on a busy machine included
 CHAIN = Speculation(chain=("small", "middle", "target"), depth=3)
 
 
@@ -585,7 +586,7 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
         return real(executor, plan)
 
     monkeypatch.setattr(Executor, "run", run)
-    router = open_router(small_config, step_timeout_s=0.5, max_requests=1)
+    router = open_router(small_config, step_timeout_s=HANG_S, max_requests=1)
     running = router.submit(PROMPT, LONG, "off")
     next(iter(running))
     waiting = router.submit(PROMPT, LONG, "off")
@@ -593,8 +594,8 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
     for handle, reason in ((running, "error"), (waiting, "unserved")):
         output = handle.result(PATIENCE_S)
         assert output.finish_reason == reason
-        assert "a cycle has taken more than 0.5 s" in (output.error or "")
-    wait_until(lambda: router.failure == "a cycle has taken more than 0.5 s")
+        assert "a cycle has taken more than 2 s" in (output.error or "")
+    wait_until(lambda: router.failure == "a cycle has taken more than 2 s")
     assert not router.is_healthy
     with pytest.raises(UnavailableError, match="a cycle"):
         router.submit(PROMPT, GREEDY)
@@ -831,7 +832,7 @@ def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
 
 
 def test_a_hung_drafter_is_given_back_to_the_pool(small_config: Settings, faults: Faults) -> None:
-    with open_router(small_config, hang_timeout_s=0.2) as router:
+    with open_router(small_config, hang_timeout_s=HANG_S) as router:
         expected = alone(router, PROMPT)
         router.generate([PROMPT], GREEDY, CHAIN)
         faults.hanging = {"small"}
@@ -852,7 +853,7 @@ def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
         return profile_model(model)
 
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
-    with open_router(small_config, hang_timeout_s=0.2, preload=False) as router:
+    with open_router(small_config, hang_timeout_s=HANG_S, preload=False) as router:
         expected = alone(router, PROMPT)
         monkeypatch.setattr("specrouter.model_times.profile_model", profile)
         pair = Speculation(chain=("small", "target"))
@@ -889,7 +890,7 @@ def test_an_error_while_a_hung_thread_is_replaced_is_a_crash_like_any_other(
         raise OSError(f"{hung} cannot be left")
 
     monkeypatch.setattr(Engine, "take_over", broken)
-    with open_router(small_config, hang_timeout_s=0.2, max_requests=1) as router:
+    with open_router(small_config, hang_timeout_s=HANG_S, max_requests=1) as router:
         expected = alone(router, PROMPT)
         router.generate([PROMPT], GREEDY, CHAIN)
         faults.hanging = {"small"}
