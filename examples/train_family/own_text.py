@@ -46,7 +46,7 @@ def load_own_text(
     if not kept.exists():
         served: LlamaForCausalLM = copy.deepcopy(target).bfloat16()  # as the family is written
         if target.device.type == "cpu" and not computes_in("bfloat16"):
-            served = served.to(torch.float32)
+            torch.nn.Module.to(served, torch.float32)  # in place
         rng = np.random.default_rng(0)
         torch.manual_seed(0)
         own: dict[str, NDArray[np.uint16]] = {}
