@@ -46,6 +46,7 @@ WIDTHS = (1, 3)
 
 @dataclasses.dataclass(frozen=True)
 class Served:
+    architecture: str
     router: ChainRouter
     oracle: Oracle
     cases: list[Case]
@@ -65,7 +66,7 @@ def served(
     prompts = [tuple(rng.integers(0, 320, rng.integers(1, 50)).tolist()) for _ in range(REQUESTS)]
     with ChainRouter.from_config(settings) as router:
         oracle = open_oracle(router, "float64")
-        yield Served(router, oracle, make_cases(oracle, prompts, _params))
+        yield Served(request.param, router, oracle, make_cases(oracle, prompts, _params))
 
 
 def _params(index: int) -> SamplingParams:
@@ -75,7 +76,10 @@ def _params(index: int) -> SamplingParams:
 
 
 def test_tokens_are_the_oracles_under_every_arrangement(served: Served) -> None:
-    for index, mode in enumerate(modes_of(served.router)):
+    modes = list(enumerate(modes_of(served.router)))
+    number = list(SAVERS).index(served.architecture)
+    # The first architecture takes every mode, the others every second one in turn.
+    for index, mode in modes if number == 0 else modes[number % 2 :: 2]:
         depth, width = (None, None) if isinstance(mode, str) else (5, WIDTHS[index % 2])
         row = Arrangement(mode, 8, depth, width, urgent=index // 2 % 2 == 0)
         result = compare(served.router, served.cases, row)
