@@ -13,6 +13,9 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 	now >= tuple(map(int, "$(MIN_PYTHON)".split("."))) or sys.exit( \
 	"$(1) is Python %d.%d, which is below $(MIN_PYTHON); with a newer one: $(NEWER)" % now)'
 
+# One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
+PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
+
 .PHONY: install serve check test exact bench bench-load clients fuzz soak structures streaming \
 	wheel-check clean
 
@@ -35,7 +38,7 @@ check: install
 	$(PYTHON) -m mypy
 
 test: check
-	$(PYTHON) -m pytest -q -m "not gpu and not exact"
+	$(PYTHON) -m pytest -q -m "not gpu and not exact" $(PARALLEL)
 
 exact: install
 	$(PYTHON) -m pytest -q -m exact

@@ -1,5 +1,6 @@
 """What tests of several packages share: few threads, a cache of their own, a family of models."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from tests.exact.report import prepare
 
 
 def pytest_configure() -> None:
-    prepare(threads=min(2, torch.get_num_threads()))  # OMP_NUM_THREADS=1 is obeyed
+    # OMP_NUM_THREADS=1 is obeyed. Threads beyond the cores would only wait for each other.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    prepare(threads=max(1, min(2, torch.get_num_threads() // workers)))
     settings.register_profile("any-machine", deadline=None)
     settings.load_profile("any-machine")
 
