@@ -43,7 +43,9 @@ anything else.
   target on Python code and on mathematics.
 
 Made by `examples/train_family` in {minutes:.0f} minutes of wall-clock time on two CPU cores
-that did other work besides.
+that did other work besides. `python -m examples.train_family.train --data DIR --work DIR` trains,
+`python -m examples.train_family.card` with the same options writes this card. `DIR` has the text
+below that Python does not bring, `peps_public_domain.rst` and `gsm8k_train.jsonl`.
 
 ## Data and licences
 
