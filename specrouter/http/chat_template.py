@@ -8,11 +8,12 @@ are added to it; `DEFAULT` holds none, so they are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import itertools
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from modelpool.errors import ConfigError
 from specrouter import RequestError
@@ -27,6 +28,9 @@ DEFAULT = (
     "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
 )
 _SETTING = "server.chat_template"
+_render: Any = render_jinja_template  # its annotation is wrong
+# Not the client's to set: what this module hands over itself, and what would not be a variable.
+_RESERVED = {"messages", "self", "tokenize", *inspect.signature(_render).parameters} - {"kwargs"}
 
 
 class ChatTemplate:
@@ -41,59 +45,77 @@ class ChatTemplate:
             self._template = _read(file)
             self._try_out()
         self._knows_developers = "developer" in str(self._template or own)
-        own_names = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = {"messages", *own_names} - {"kwargs"}
 
     def token_ids(self, conversation: Conversation, with_tools: bool = True) -> list[int]:
         """Raises `RequestError`, naming a message or another field of the conversation."""
-        turns = conversation.turns()
-        for turn in turns:
-            if turn["role"] == "developer" and not self._knows_developers:
-                turn["role"] = "system"  # its name before
         goes_on = bool(conversation.continue_final_message)
         answers = conversation.add_generation_prompt
         if goes_on and answers:
             raise RequestError("add_generation_prompt", "contradicts continue_final_message")
-        text = self._rendered(
-            turns,
-            [*(conversation.tools or ())] if with_tools else None,
-            add_generation_prompt=not goes_on if answers is None else answers,
-            continue_final_message=goes_on,
-            **self._variables(conversation),
-        )
-        return list(
-            self._tokenizer(text, add_special_tokens=self._adds_special_tokens)["input_ids"]
-        )
+        variables = {
+            **_variables(conversation),
+            "tools": (conversation.tools or None) if with_tools else None,
+            "documents": conversation.documents,
+            "add_generation_prompt": not goes_on if answers is None else answers,
+            "continue_final_message": goes_on,
+        }
+        text = self._text(conversation, variables)
+        special = conversation.add_special_tokens
+        if special is None:
+            special = self._adds_special_tokens
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _rendered(
-        self,
-        turns: list[dict[str, Any]],
-        tools: list[dict[Any, Any] | Callable[..., Any]] | None,
-        **variables: Any,
-    ) -> str:
+    def _text(self, conversation: Conversation, variables: dict[str, Any]) -> str:
+        """In the first form that the template takes.
+
+        Most templates have the arguments of a call as an object, and ask whether there is a
+        content. Others (DeepSeek's) put text before and after the arguments, or ask whether the
+        content is none.
+        """
+        forms = list(itertools.product((False, True), repeat=2))
+        if not any(message.tool_calls for message in conversation.messages):
+            forms = forms[:1]
+        failure: RequestError | None = None
+        for null_contents, text_arguments in forms:
+            turns = conversation.turns(null_contents, text_arguments)
+            for turn in turns:
+                if turn["role"] == "developer" and not self._knows_developers:
+                    turn["role"] = "system"  # its name before
+            try:
+                return self._rendered(turns, variables)
+            except RequestError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def _rendered(self, turns: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        # Not by `apply_chat_template`, which leaves out what is None.
         try:
-            text = self._tokenizer.apply_chat_template(
-                turns, tools or None, chat_template=self._template, tokenize=False, **variables
-            )
-            assert isinstance(text, str)  # ids only if tokenized
+            template = self._tokenizer.get_chat_template(self._template, variables.get("tools"))
+            known = {**self._tokenizer.special_tokens_map, **variables}
+            [text], _ = _render([turns], chat_template=template, **known)
+            assert isinstance(text, str)
             text.encode()  # fails for half a surrogate pair
         except Exception as error:  # a template is a program, and these are its inputs
             reason = f"the chat template cannot take them: {str(error)[:200]}"
             raise RequestError("messages", reason) from error
         return text
 
-    def _variables(self, conversation: Conversation) -> dict[str, Any]:
-        given = conversation.chat_template_kwargs or {}
-        for name in given:
-            if name in self._reserved:
-                raise RequestError("chat_template_kwargs", f"must not hold {name!r}")
-        return given
-
     def _try_out(self) -> None:
         try:
-            self._rendered([{"role": "user", "content": "a"}], None, add_generation_prompt=True)
+            self._rendered([{"role": "user", "content": "a"}], {"add_generation_prompt": True})
         except RequestError as error:
             raise ConfigError(_SETTING, f"is no usable template: {error.__cause__}") from error
+
+
+def _variables(conversation: Conversation) -> dict[str, Any]:
+    """The client's own. Templates ask whether there is one: none is None."""
+    given = conversation.chat_template_kwargs or {}
+    for name in given:
+        if name in _RESERVED:
+            raise RequestError("chat_template_kwargs", f"must not hold {name!r}")
+    effort = conversation.reasoning_effort
+    return given if effort is None else {**given, "reasoning_effort": effort}
 
 
 def _read(file: Path) -> str:

@@ -9,14 +9,13 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from specrouter import (
     SLO,
@@ -108,6 +107,7 @@ class FakeTokenizer:
 
     begin = 1
     vocab_size = 10_000
+    special_tokens_map: Mapping[str, str] = {}
 
     def __init__(self, chat_template: str | None = None) -> None:
         self.chat_template = chat_template
@@ -126,20 +126,8 @@ class FakeTokenizer:
             return "<s>"
         return TOKEN_TEXTS.get(ids) or chr(ids - _FIRST_CHARACTER)
 
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, Any]],
-        tools: list[Any] | None = None,
-        chat_template: str | None = None,
-        tokenize: bool = True,
-        **variables: Any,
-    ) -> str:
-        assert not tokenize
-        template = chat_template or self.chat_template
-        render: Any = render_jinja_template  # its annotation is wrong
-        rendered, _ = render([conversation], tools, None, template, **variables)
-        text: str = rendered[0]
-        return text
+    def get_chat_template(self, chat_template: str | None, tools: list[Any] | None) -> str | None:
+        return chat_template or self.chat_template
 
 
 class FakeRouter:

@@ -43,7 +43,8 @@ SCALARS = st.one_of(
 NESTED_KEYS = st.sampled_from(
     ["a", "5", "\ud800", "type", "n", "text", "role", "content", "json_schema", "schema", "json",
      "regex", "choice", "chain", "depth", "width", "tpot_ms", "ttft_ms", "include_usage",
-     "function", "arguments", "tool_calls", "name", "messages", "tokenize", "properties"]
+     "function", "arguments", "tool_calls", "name", "messages", "tokenize", "properties",
+     "self", "turns", "tools", "conversations", "bos_token"]
 )  # fmt: skip
 VALUES = st.recursive(
     SCALARS,

@@ -21,7 +21,7 @@ TEMPLATE = (
     "<s>{% for m in messages %}"
     "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{{ m.colour }}{{ m.tool_calls }}{% endfor %}"
-    "{{ tools }}{{ mood }}{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ mood }}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 
@@ -116,6 +116,60 @@ def test_tools_variables_and_calls_reach_the_template() -> None:
     assert "'type': 'function'" in text
     assert text.endswith("calm[assistant]")
     assert "'type': 'function'" not in prompt_of([USER], TEMPLATE, tools=tools, tool_choice="none")
+
+
+@pytest.mark.parametrize("name", ["turns", "variables", "conversation", "tokenizer", "kwargs"])
+def test_a_variable_may_have_any_name_that_the_service_does_not_give(name: str) -> None:
+    template = f"{{{{ {name} }}}} {{{{ messages[0].content }}}}"
+    assert prompt_of([USER], template, chat_template_kwargs={name: 1}) == "1 hi"
+
+
+def test_documents_and_the_reasoning_effort_reach_the_template() -> None:
+    text = prompt_of([USER], TEMPLATE, documents=[{"text": "a"}], reasoning_effort="high")
+    assert text.endswith("[{'text': 'a'}]high[assistant]")
+    kwargs = {"reasoning_effort": "low"}
+    assert "low" in prompt_of([USER], TEMPLATE, chat_template_kwargs=kwargs)
+    assert "low" not in prompt_of(
+        [USER], TEMPLATE, chat_template_kwargs=kwargs, reasoning_effort="high"
+    )
+    unless_asked = "{{ reasoning_effort is defined }}"
+    assert prompt_of([USER], unless_asked, reasoning_effort=None) == "False"
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
+def test_special_tokens_are_added_or_left_out_where_asked(template: str | None) -> None:
+    assert prompt_of([USER], template, add_special_tokens=True).startswith("<s>")
+    assert not prompt_of([USER], template, add_special_tokens=False).startswith("<s>")
+
+
+# How DeepSeek's templates read calls: a content that is none, arguments between other texts.
+_CALLS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m['content'] is none %}{% for call in m['tool_calls'] %}"
+    "{{ '<call>' + call['function']['name'] + call['function']['arguments'] + '</call>' }}"
+    "{% endfor %}{% else %}{{ '<said>' + m['content'] }}{% endif %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [('{"x":1}', '{"x":1}'), ({"x": "é"}, '{"x": "é"}'), ("", "{}"), (None, "{}")],
+)
+@pytest.mark.parametrize("content", [{"content": None}, {}])
+def test_a_template_that_puts_arguments_between_texts_gets_text(
+    arguments: Any, shown: str, content: dict[str, Any]
+) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call], **content}]
+    assert prompt_of(messages, _CALLS) == f"<call>f{shown}</call>"
+
+
+def test_a_content_beside_calls_that_is_null_is_none_to_templates_that_need_it_alone() -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    needed = "{{ '' if messages[1].content is none else raise_exception('a content') }}{}"
+    assert prompt_of(messages, needed) == "{}"
+    assert prompt_of(messages, "{{ messages[1].content is defined }}") == "False"
 
 
 @pytest.mark.parametrize(
@@ -262,6 +316,8 @@ def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> 
         ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"conversations": []}}, "chat_template_kwargs"),
         ({"chat_template": "x"}, "chat_template"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
