@@ -86,22 +86,22 @@ class EngineThread:
     def enqueue(self, requests: Sequence[RunningRequest], max_waiting: int | None) -> None:
         """All of them or none.
 
-        Raises:
-            OverloadedError: see `check_room`.
-            UnavailableError: it is closed or has failed.
+        Raises: see `check_room`.
         """
         with self._wakeup:
-            if not self.is_healthy:
-                raise UnavailableError(self.failure or "the router is closed")
             self.check_room(max_waiting)
             self._arrived.extend(requests)
             self._wakeup.notify()
 
     def check_room(self, max_waiting: int | None) -> None:
-        """Raises `OverloadedError` if more wait than `max_waiting` - 1.
+        """Whether it would take requests now; those that will be admitted at once do not count.
 
-        Requests that will be admitted at once do not count.
+        Raises:
+            OverloadedError: more wait than `max_waiting` - 1.
+            UnavailableError: it is closed or has failed.
         """
+        if not self.is_healthy:
+            raise UnavailableError(self.failure or "the router is closed")
         waiting = len(self._arrived) + self.engine.waiting - self.engine.free_rows
         if max_waiting is not None and waiting >= max_waiting:
             raise OverloadedError(waiting, self.engine.seconds_until_admitted(waiting))

@@ -156,7 +156,7 @@ class ChainRouter:
             UnavailableError: the router is closed or has failed.
         """
         asked = [Asked(one, params, speculation, slo, priority, timeout_s) for one in prompts]
-        self._thread.check_room(max_waiting)  # before anything is done for it, and again at the end
+        self.check_room(max_waiting)  # before anything is done for it, and again at the end
         # A long prompt, or a structure, takes long, and other streams must go on meanwhile.
         accepted = await asyncio.to_thread(self._intake.accept_all, asked)
         loop = asyncio.get_running_loop()
@@ -222,6 +222,15 @@ class ChainRouter:
         """
         asked = Asked(prompt, params, speculation, slo, priority, timeout_s)
         return self._enqueue(self._intake.accept_samples(asked))
+
+    def check_room(self, max_waiting: int | None = None) -> None:
+        """For who has work to do before a request can be queued, such as to tokenize its prompt.
+
+        Raises:
+            OverloadedError: more wait than `max_waiting` - 1.
+            UnavailableError: the router is closed or has failed.
+        """
+        self._thread.check_room(max_waiting)
 
     @property
     def is_healthy(self) -> bool:

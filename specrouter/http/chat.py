@@ -32,6 +32,7 @@ def add_chat(app: FastAPI, service: Service) -> None:
         with field_names(body.field_names()):
             body.check()
             service.check_choices(1, body.samples)
+            service.check_room()
             with_tools = body.tool_choice != "none"
             ids = await asyncio.to_thread(service.template.token_ids, body, with_tools)
             room = service.router.max_request_tokens - len(ids)

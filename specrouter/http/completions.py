@@ -38,6 +38,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
             body.check()
             service.check_choices(len(body.prompts), body.samples)
             params = sampling_params(body)
+            service.check_room()
             prompts = await asyncio.to_thread(_prompts, service.tokenizer, body)
             envelope = service.envelope(request, "cmpl")
             answer = CompletionAnswer(body, envelope, prompts, service.texts)

@@ -59,6 +59,13 @@ class Service:
             )
             raise RequestError("prompt" if prompts > self.config.max_choices else "n", reason)
 
+    def check_room(self) -> None:
+        """Raises what the router would refuse a request with that comes now.
+
+        For before its prompts are read: a service with too much to do does nothing for it.
+        """
+        self.router.check_room(self.config.max_waiting)
+
     def envelope(self, request: Request, prefix: str) -> Envelope:
         known = getattr(request.state, "request_id", None)
         identity = f"{prefix}-{known or uuid.uuid4().hex}"

@@ -182,6 +182,10 @@ class FakeRouter:
     def __exit__(self, *_: object) -> None:
         self.is_closed = True
 
+    def check_room(self, max_waiting: int | None = None) -> None:
+        if self._refuses is not None:
+            raise self._refuses
+
     async def astream_all(
         self,
         prompts: Sequence[str | Sequence[int]],
@@ -193,8 +197,7 @@ class FakeRouter:
         max_waiting: int | None = None,
     ) -> AsyncGenerator[tuple[int, Delta]]:
         """The prompts take turns, the last one first."""
-        if self._refuses is not None:
-            raise self._refuses
+        self.check_room(max_waiting)
         for prompt in prompts:
             self._accept(prompt, params, speculation, slo)
         self.terms.append((priority, timeout_s, max_waiting))

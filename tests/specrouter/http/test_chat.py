@@ -21,7 +21,8 @@ TEMPLATE = (
     "<s>{% for m in messages %}"
     "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{{ m.colour }}{{ m.tool_calls }}{% endfor %}"
-    "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ mood }}{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ mood }}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 

@@ -411,6 +411,20 @@ def test_an_error_in_mid_stream_is_an_event_and_then_done(router: FakeRouter) ->
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [(PATH, PROMPT), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_a_service_without_room_reads_no_prompt(path: str, body: dict[str, Any]) -> None:
+    class Unread(FakeTokenizer):
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            raise AssertionError("tokenized")
+
+    router = FakeRouter(refuses=OverloadedError(3, 2.5), tokenizer=Unread())
+    assert post(router, body, path).status_code == 503
+    assert post(router, {**body, "n": 0}, path).status_code == 400
+
+
+@pytest.mark.parametrize(
     ("router", "status", "code", "retry"),
     [
         (FakeRouter(error="it broke", silent=1), 500, "generation_failed", "false"),
