@@ -1,22 +1,25 @@
 """Drain: the generation requests in flight, and whether the service still takes new ones.
 
-Contract: once `begin` was called no request is let in any more; those that are in flight go on.
-Belongs to the event loop's thread. Ending requests that take too long is the server's business.
+Contract: once `begin` was called no request is let in any more; those that are in flight go on. One
+that is still being sent is not in flight: nobody waits for a client that may never go on. Belongs
+to the event loop's thread. Ending requests that take too long is the server's business.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 _POLL_S = 0.05
+_LAST_ARRIVAL_S = 0.5  # for who is sending a request when the drain begins: to hear of it
 
 
 class Drain:
     def __init__(self) -> None:
         self._is_draining = False
         self._in_flight = 0
+        self._arrivals = set[asyncio.Timeout]()
 
     @property
     def is_draining(self) -> bool:
@@ -29,10 +32,34 @@ class Drain:
 
     def begin(self) -> None:
         self._is_draining = True
+        for limit in self._arrivals:
+            if not limit.expired():
+                limit.reschedule(self._deadline(limit.when()))
+
+    @asynccontextmanager
+    async def arrival(self, timeout_s: float) -> AsyncIterator[None]:
+        """Within it, one request is read.
+
+        Raises `TimeoutError` after `timeout_s`, or shortly after the drain has begun.
+        """
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(self._deadline(now + timeout_s)) as limit:
+            self._arrivals.add(limit)
+            try:
+                yield
+            finally:
+                self._arrivals.discard(limit)
+
+    def _deadline(self, otherwise_s: float | None) -> float | None:
+        """In the event loop's time."""
+        if not self._is_draining:
+            return otherwise_s
+        last_s = asyncio.get_running_loop().time() + _LAST_ARRIVAL_S
+        return last_s if otherwise_s is None else min(last_s, otherwise_s)
 
     @contextmanager
     def flight(self) -> Iterator[None]:
-        """One request, from its arrival to the end of its response."""
+        """One request, from when it has been read to the end of its response."""
         assert not self._is_draining, "a request is refused once the service drains"
         self._in_flight += 1
         try:

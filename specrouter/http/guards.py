@@ -1,12 +1,12 @@
-"""What stands between the network and the service: CORS, API keys, the drain, and a body limit.
+"""What stands between the network and the service: CORS, API keys, a body limit, and the drain.
 
 Contract: a refusal has OpenAI's error shape and reaches nothing behind it; all but those of CORS
 are counted. Layers, outermost first:
 
     CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
     keys        401, except on /health and /metrics, which probes and scrapers read without one
+    body limit  413 and 408; a body is read before anything else, `max_body_bytes` at most
     drain       503 for a new generation request (POST) once the service is stopping
-    body limit  413; a body is read before the application starts, at most `max_body_bytes` of it
 
 Pure ASGI, since streams pass through: each layer costs a call per request, and nothing per token.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +36,7 @@ OPEN_PATHS = frozenset({"/health", "/metrics"})
 
 # Read and thrown away before a body is refused: a client that still sends would miss the answer.
 _DISCARDED_BYTES = 64 * 2**20
+_BODY_S = 60.0  # for a body to arrive
 _NoBody = Literal["too large", "gone"]
 Count = Callable[[Refusal], None]  # told why a request was refused
 _RETRY_AFTER_S = 1  # behind a balancer the next try meets another server
@@ -44,9 +45,9 @@ _RETRY_AFTER_S = 1  # behind a balancer the next try meets another server
 def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
     """Puts the layers around `app`. Raises `ConfigError` for a key that cannot be one."""
     count = partial(count_refusal, app)
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, count=count)
-    if drain is not None:
-        app.add_middleware(DrainGate, drain=drain, count=count)
+    drain = drain or Drain()  # one that never begins
+    app.add_middleware(DrainGate, drain=drain, count=count)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, drain=drain, count=count)
     keys = api_keys(config)
     if keys:
         app.add_middleware(ApiKeys, keys=keys, count=count)
@@ -121,6 +122,51 @@ class ApiKeys:
         return scheme.lower() == "bearer" and any(matches)
 
 
+class BodyLimit:
+    """413 for a body of more than `max_bytes`, declared or counted as it comes; 408 for one that
+    does not come. It is in nobody's way: the service stops without it, with 503 for its client."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, drain: Drain, count: Count) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._drain = drain
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with self._drain.arrival(_BODY_S):
+                body = await _body(self._max_bytes, scope, receive)
+        except TimeoutError:
+            await self._late()(scope, receive, send)
+            return
+        if isinstance(body, bytes):
+            await self._app(scope, _replay(body, receive), send)
+        elif body == "too large":
+            self._count("bad_request")
+            refusal = error_response(
+                413,
+                f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)",
+                code="request_too_large",
+                headers={"Connection": "close"},
+            )
+            await refusal(scope, receive, send)
+
+    def _late(self) -> Response:
+        if self._drain.is_draining:
+            self._count("unavailable")
+            return _shutting_down()
+        self._count("bad_request")
+        return error_response(
+            408,
+            f"the body did not arrive within {_BODY_S:g} s",
+            code="body_timeout",
+            headers={"Connection": "close"},
+        )
+
+
 class DrainGate:
     """Counts POSTs while they are in flight; 503 for new ones once the service drains."""
 
@@ -134,43 +180,19 @@ class DrainGate:
             await self._app(scope, receive, send)
         elif self._drain.is_draining:
             self._count("unavailable")
-            await _body(0, scope, receive)
-            refusal = error_response(
-                503,
-                "the service is shutting down and takes no new requests",
-                code="shutting_down",
-                headers={"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"},
-            )
-            await refusal(scope, receive, send)
+            await _shutting_down()(scope, receive, send)
         else:
             with self._drain.flight():
                 await self._app(scope, receive, send)
 
 
-class BodyLimit:
-    """413 for a body of more than `max_bytes`, declared or counted as it comes."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int, count: Count) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._count = count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body = await _body(self._max_bytes, scope, receive)
-        if isinstance(body, bytes):
-            await self._app(scope, _replay(body, receive), send)
-        elif body == "too large":
-            self._count("bad_request")
-            refusal = error_response(
-                413,
-                f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)",
-                code="request_too_large",
-                headers={"Connection": "close"},
-            )
-            await refusal(scope, receive, send)
+def _shutting_down() -> Response:
+    return error_response(
+        503,
+        "the service is shutting down and takes no new requests",
+        code="shutting_down",
+        headers={"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"},
+    )
 
 
 async def _body(limit: int, scope: Scope, receive: Receive) -> bytes | _NoBody:

@@ -201,6 +201,26 @@ def test_second_signal_waits_for_no_request(router: Router) -> None:
     assert router.is_closed
 
 
+def test_half_a_request_holds_nothing_up(router: Router) -> None:
+    """The drain would wait for 30 s."""
+    signalled: list[float] = []
+    said: list[bytes] = []
+
+    def act(url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head)
+            time.sleep(0.2)  # until it is being read
+            os.kill(os.getpid(), signal.SIGTERM)
+            signalled.append(time.monotonic())
+            said.extend(iter(lambda: client.recv(4096), b""))
+
+    assert serve(act) == 0
+    assert time.monotonic() - signalled[0] < 10.0
+    assert b"".join(said).startswith(b"HTTP/1.1 503")
+
+
 @pytest.mark.parametrize("key", ["a-secret", None])
 def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
     key: str | None,

@@ -288,7 +288,42 @@ def test_client_that_leaves_while_it_sends_reaches_nothing() -> None:
     assert (sent, app.state.calls) == ([], 0)
 
 
+async def half_sent(seconds: float = 3600.0) -> AsyncIterator[bytes]:
+    yield b"x"
+    await asyncio.sleep(seconds)
+
+
+def test_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specrouter.http.guards._BODY_S", 0.01)
+    app = guarded()
+    response = call(app, content=half_sent())
+    assert (response.status_code, error_code(response)) == (408, "body_timeout")
+    assert response.headers["Connection"] == "close"
+    assert app.state.calls == 0
+
+
 # Drain
+
+
+def test_who_has_sent_half_a_request_is_told_that_the_service_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specrouter.http.drain._LAST_ARRIVAL_S", 0.01)
+    drain = Drain()
+    app = guarded(drain)
+    seen: list[int] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x"
+        seen.append(drain.in_flight)
+        drain.begin()
+        async for chunk in half_sent():
+            yield chunk
+
+    response = call(app, content=body())
+    assert (response.status_code, error_code(response)) == (503, "shutting_down")
+    assert (seen, drain.in_flight, app.state.calls) == ([0], 0, 0)
+    assert call(app, content=half_sent()).status_code == 503  # one that comes later, too
 
 
 def test_new_generation_is_refused_while_the_service_drains() -> None:
