@@ -18,6 +18,8 @@ def add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{model_id:path}", responses=answers(ModelObject, 401, 404))
     async def model(model_id: str) -> Response:
+        if not model_id:  # /v1/models/
+            return await models()
         service.check_model(model_id)
         return JSONResponse(_model(service))
 

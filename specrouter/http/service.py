@@ -46,8 +46,8 @@ class Service:
         self._fingerprint = _fingerprint(router)
 
     def check_model(self, asked: str | None) -> None:
-        """Raises `UnknownModelError`."""
-        if asked is not None and asked != self.model:
+        """None and an empty name ask for what is served. Raises `UnknownModelError`."""
+        if asked and asked != self.model:
             raise UnknownModelError(asked, self.model)
 
     def check_choices(self, prompts: int, samples: int) -> None:

@@ -75,6 +75,12 @@ def test_models_lists_the_target_as_openai_does() -> None:
     assert request(FakeRouter(), "GET", "/v1/models/big").json()["id"] == "big"
 
 
+def test_no_name_is_that_of_the_model_that_is_served() -> None:
+    assert request(FakeRouter(), "GET", "/v1/models/").json()["data"][0]["id"] == "big"
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+        assert post(FakeRouter(), {**body, "model": ""}, path).status_code == 200
+
+
 @pytest.mark.parametrize("name", ["small", "org/name", "%F0%9F"])
 def test_another_model_is_a_404(name: str) -> None:
     response = request(FakeRouter(), "GET", f"/v1/models/{name}")
