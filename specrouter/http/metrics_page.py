@@ -7,6 +7,7 @@ hears of most of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from fastapi import FastAPI, Request, Response
@@ -31,8 +32,17 @@ def add_metrics(app: FastAPI, router: ChainRouter) -> None:
 
     @app.get("/metrics")
     def metrics(request: Request) -> Response:  # not async: what it reads is behind locks
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = _encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"Content-Type": content_type})
+
+
+def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The plain format where a version in `accepted` is none that can be compared ("0.0.4" in
+    quotes, "x")."""
+    try:
+        return choose_encoder(accepted)
+    except (TypeError, ValueError):
+        return choose_encoder("")
 
 
 def count_refusal(app: FastAPI, reason: Refusal) -> None:

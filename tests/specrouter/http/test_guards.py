@@ -401,6 +401,26 @@ def refused(app: FastAPI) -> dict[str, float]:
     return {reason: count for reason, count in counts.items() if count}
 
 
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        'text/plain; version="0.0.4"',
+        "text/plain; version=x",
+        "application/openmetrics-text; version=x",
+        'application/openmetrics-text; version="1.0.0", text/plain;version=0.0.4;q=0.5',
+        "application/openmetrics-text; version=1.0.0x",
+        "application/openmetrics-text; version=99.0.0.\u00e9; escaping=x",
+        "text/plain; version=",
+        "\u00e9",
+    ],
+)
+def test_a_scraper_that_spells_a_version_in_its_own_way_gets_a_page(accepted: str) -> None:
+    headers = [("Accept", accepted.encode("latin-1"))]
+    response = call(service(), "GET", "/metrics", headers=headers)  # type: ignore[arg-type]
+    assert response.status_code == 200
+    assert "specrouter_requests_refused" in response.text
+
+
 JSON = [*bearer(KEY), ("Content-Type", "application/json")]
 GOOD = b'{"prompt": "x", "max_new_tokens": 4}'
 
