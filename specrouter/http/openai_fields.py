@@ -111,7 +111,8 @@ class CompletionRequest(OpenAIRequest):
         return list(self.prompt)
 
     def field_names(self) -> dict[str, str]:
-        return {**super().field_names(), "input_ids": "prompt"}
+        samples = "n" if self.best_of is None else "best_of"
+        return {**super().field_names(), "input_ids": "prompt", "n": samples}
 
     def check(self) -> None:
         super().check()

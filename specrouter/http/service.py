@@ -51,7 +51,7 @@ class Service:
             raise UnknownModelError(asked, self.model)
 
     def check_choices(self, prompts: int, samples: int) -> None:
-        """Raises `RequestError` for more texts than one request may ask for."""
+        """Raises `RequestError` for more texts than one request may ask for, of "prompt" or "n"."""
         if prompts * samples > self.config.max_choices:
             reason = (
                 f"{prompts} prompts times {samples} samples of each are more than "

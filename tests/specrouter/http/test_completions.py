@@ -548,6 +548,7 @@ def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
         ({"prompt": "\ud800"}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a", "b"], "n": 65}, "n"),
+        ({"prompt": ["a", "b"], "best_of": 128, "stream": False}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 10**400}, "max_tokens"),
