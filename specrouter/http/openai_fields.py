@@ -91,12 +91,18 @@ class OpenAIRequest(RequestFields):
 
 
 class CompletionRequest(OpenAIRequest):
+    refused: ClassVar[Mapping[str, str]] = {
+        **OpenAIRequest.refused,
+        "prompt_embeds": "is not supported: a prompt is text or token ids",
+    }
+
     prompt: Prompt
     best_of: Samples | None = None
     echo: bool | None = None
     logprobs: LogprobCount | None = None
     suffix: Text | None = None
     add_special_tokens: bool | None = None
+    prompt_embeds: Refused = None
 
     @property
     def samples(self) -> int:
@@ -188,6 +194,14 @@ class ChatRequest(OpenAIRequest, Conversation):
         "echo": "is not supported in chats",
         "function_call": "is not supported: see tool_choice, which took its place",
         "functions": "is not supported: give tools, which took their place",
+        "modalities": "is not supported but for text",
+        "verbosity": "is not supported: say it in a message",
+        "web_search_options": "is not supported: nothing is looked up",
+    }
+    neutral: ClassVar[Mapping[str, Any]] = {
+        **OpenAIRequest.neutral,
+        "modalities": ["text"],
+        "verbosity": "medium",
     }
 
     max_tokens: Tokens | None = None
@@ -198,6 +212,9 @@ class ChatRequest(OpenAIRequest, Conversation):
     echo: Refused = None
     function_call: Refused = None
     functions: Refused = None
+    modalities: Refused = None
+    verbosity: Refused = None
+    web_search_options: Refused = None
 
     def field_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}

@@ -3,8 +3,9 @@
 Contract: types and ranges are checked here, so that the API's schema shows them; what depends on
 several fields or on the models is refused by `SamplingParams` and the router. A field that is null
 or absent has its default. Unknown fields are accepted, because existing clients send fields that we
-do not have; those of OpenAI's and vLLM's that would change the text are refused. `speculation` and
-`slo` are our own, so an unknown key inside them is an error. An objective may also come in headers
+do not have; those of OpenAI's and vLLM's that would change the text or its log-probabilities are
+refused, and so are other servers' names for a form of the text. `speculation` and `slo` are our
+own, so an unknown key inside them is an error. An objective may also come in headers
 (`x-slo-tpot-ms`, `x-slo-ttft-ms`), which add to the body's and must not contradict it.
 """
 
@@ -48,7 +49,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms"}
-Refused = SkipJsonSchema[Any]  # whatever is given but null or false
+Refused = SkipJsonSchema[Any]  # whatever is given but null, false, and what asks for nothing
+_LARK = "is not known here: use structured_outputs.grammar, in Lark's notation"
 _SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)} - {"logits_processors"}
 
 
@@ -87,17 +89,29 @@ class SpeculationRequest(BaseModel):
 class RequestFields(StructureFields):
     """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common.
 
-    `refused`: why a field that is `Refused` is, by its name.
+    `refused`: why a field that is `Refused` is, by its name. `neutral`: a value of it that asks for
+    nothing, beside null and false.
     """
 
     refused: ClassVar[Mapping[str, str]] = {
         "allowed_token_ids": "is not supported: logit_bias, bad_words and structures are",
+        "ebnf": _LARK,
+        "grammar": _LARK,
         "guided_whitespace_pattern": "is not supported: structures have white space of their own",
+        "json_schema": "is not known here: use structured_outputs.json",
+        "logprob_token_ids": "is not supported: logprobs has the most likely ones",
         "logits_processors": (
             "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
         ),
+        "regex": "is not known here: use structured_outputs.regex",
+        "repetition_detection": "is not supported: penalties and bad_words are",
+        "return_tokens_as_token_ids": "is not supported: use return_token_ids",
+        "structural_tag": "is not supported: the whole text has a form, see structured_outputs",
+        "thinking_token_budget": "is not supported: max_tokens limits all of a text",
         "truncate_prompt_tokens": "is not supported: a prompt is read whole",
+        "use_beam_search": "is not supported: best_of returns the likeliest of several texts",
     }
+    neutral: ClassVar[Mapping[str, Any]] = {"thinking_token_budget": -1}
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None  # 0 and -1 are off
@@ -124,9 +138,19 @@ class RequestFields(StructureFields):
     slo: Text | SloRequest | None = None  # a class of the configuration, or values
     stream: bool | None = None
     allowed_token_ids: Refused = None
+    ebnf: Refused = None
+    grammar: Refused = None
     guided_whitespace_pattern: Refused = None
+    json_schema: Refused = None
     logits_processors: Refused = None
+    logprob_token_ids: Refused = None
+    regex: Refused = None
+    repetition_detection: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    structural_tag: Refused = None
+    thinking_token_budget: Refused = None
     truncate_prompt_tokens: Refused = None
+    use_beam_search: Refused = None
 
     @property
     def samples(self) -> int:
@@ -137,7 +161,9 @@ class RequestFields(StructureFields):
         """Raises `RequestError` for fields that are refused, or contradict one another."""
         for name, reason in self.refused.items():
             asked = getattr(self, name)
-            if asked is not None and asked is not False:
+            if asked is None or asked is False:
+                continue
+            if name not in self.neutral or asked != self.neutral[name]:
                 raise RequestError(name, reason)
 
     def sampling_params(self, **own: Any) -> SamplingParams:

@@ -221,10 +221,11 @@ def test_null_means_the_default_for_every_optional_field() -> None:
     assert asked(**dict.fromkeys(names)) == asked()
 
 
-def test_fields_that_are_refused_may_be_null_or_false() -> None:
+def test_fields_that_are_refused_may_ask_for_nothing() -> None:
+    names = [*ChatRequest.refused, "chat_template"]
     for nothing in (None, False):
-        names = ("chat_template", "functions", "function_call", "echo", "allowed_token_ids")
         assert asked(**dict.fromkeys(names, nothing)) == asked()
+    assert asked(**ChatRequest.neutral) == asked()
 
 
 def test_a_seed_of_minus_one_is_none_and_a_tiny_temperature_greedy() -> None:
@@ -324,6 +325,12 @@ def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> 
         ({"function_call": "auto"}, "function_call"),
         ({"echo": True}, "echo"),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
+        ({"documents": [3]}, "documents[0]"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -565,6 +565,11 @@ def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
         ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
         ({"guided_whitespace_pattern": "", "guided_regex": "a"}, "guided_whitespace_pattern"),
         ({"logits_processors": ["f"]}, "logits_processors"),
+        ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
         ({"model": 3}, "model"),
@@ -609,6 +614,26 @@ def test_what_forms_there_are_is_said_where_none_is_known() -> None:
     message = refusal(post(FakeRouter(), {**PROMPT, **fields}, PATH))["message"]
     assert message.endswith("none of the forms json, regex, choice, grammar, json_object")
     assert asked(structured_outputs=None).structure is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "instead"),
+    [
+        ("regex", "a+", "regex"),
+        ("json_schema", "{}", "json"),
+        ("json_schema", {}, "json"),
+        ("ebnf", "root ::= 'a'", "grammar"),
+        ("grammar", "root ::= 'a'", "grammar"),
+        ("structural_tag", "{}", ""),
+    ],
+)
+@pytest.mark.parametrize("path", [PATH, "/generate"])
+def test_other_servers_names_of_a_form_are_answered_with_ours(
+    path: str, field: str, value: Any, instead: str
+) -> None:
+    error = refusal(post(FakeRouter(), {**PROMPT, field: value}, path))
+    assert error["param"] == field
+    assert f"structured_outputs.{instead}".rstrip(".") in error["message"]
 
 
 def test_a_limit_on_new_tokens_is_named_as_the_client_named_it() -> None:
