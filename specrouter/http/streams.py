@@ -28,6 +28,7 @@ _Result = TypeVar("_Result")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _DONE = b"data: [DONE]\n\n"
 _LONG = 64  # entries of a list that is encoded one by one
+_SLICE = 8192  # numbers or texts that are encoded at once
 # JSON may hold them as they are, and httpx's clients take them for the end of a line.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
@@ -81,11 +82,13 @@ def _answered(outputs: Outputs, answer: Answer) -> Response:
         failure = failure_of(output)
         if failure is not None:
             content = {**answer.partial(outputs), **failure.payload()}
-            return _PartsResponse(content, status_code=failure.status, headers=failure.headers)
-    return _PartsResponse(answer.whole(outputs))
+            return PartsResponse(content, status_code=failure.status, headers=failure.headers)
+    return PartsResponse(answer.whole(outputs))
 
 
-class _PartsResponse(JSONResponse):
+class PartsResponse(JSONResponse):
+    """For what may be long: to be made in a thread, beside which others run."""
+
     def render(self, content: Any) -> bytes:
         return _in_parts(content)
 
@@ -188,18 +191,23 @@ def _in_parts(value: Any) -> bytes:
     however large."""
     if not _holds_long_list(value):
         return _encoded(value)
-    if isinstance(value, list):
+    if isinstance(value, dict):
+        members = (_encoded(key) + b":" + _in_parts(member) for key, member in value.items())
+        return b"{" + b",".join(members) + b"}"
+    if len(value) <= _SLICE:
         return b"[" + b",".join(map(_in_parts, value)) + b"]"
-    members = (_encoded(key) + b":" + _in_parts(member) for key, member in value.items())
-    return b"{" + b",".join(members) + b"}"
+    slices = (value[at : at + _SLICE] for at in range(0, len(value), _SLICE))
+    return b"[" + b",".join(_in_parts(part)[1:-1] for part in slices) + b"]"
 
 
 def _holds_long_list(value: Any) -> bool:
-    """Of objects or lists: plain numbers and texts take little time."""
+    """Of objects or lists, or a very long one: plain numbers and texts take little time each."""
     if isinstance(value, dict):
         return any(map(_holds_long_list, value.values()))
-    if not isinstance(value, list) or not value or not isinstance(value[-1], dict | list):
+    if not isinstance(value, list) or not value:
         return False
+    if len(value) > _SLICE or not isinstance(value[-1], dict | list):
+        return len(value) > _SLICE
     return len(value) > _LONG or any(map(_holds_long_list, value))
 
 

@@ -11,24 +11,14 @@ from specrouter import RequestError
 from specrouter.http.openai_fields import DetokenizeRequest, TokenizeRequest, TokenizeText
 from specrouter.http.openapi import DetokenizeAnswer, TokenizeAnswer, body_answers
 from specrouter.http.service import Service
+from specrouter.http.streams import PartsResponse
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", responses=body_answers(TokenizeAnswer, 404))
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
-        tokens = await asyncio.to_thread(_tokens, service, body)
-        pieces = None
-        if body.return_token_strs:
-            pieces = [str(piece) for piece in service.tokenizer.convert_ids_to_tokens(tokens)]
-        return JSONResponse(
-            {
-                "count": len(tokens),
-                "max_model_len": service.router.max_request_tokens,
-                "tokens": tokens,
-                "token_strs": pieces,
-            }
-        )
+        return await asyncio.to_thread(_tokenized, service, body)
 
     @app.post("/detokenize", responses=body_answers(DetokenizeAnswer, 404))
     async def detokenize(body: DetokenizeRequest) -> Response:
@@ -38,6 +28,22 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             raise RequestError("tokens", f"must be from 0 to {known - 1}")
         text = await asyncio.to_thread(service.texts.of, body.tokens)
         return JSONResponse({"prompt": text})
+
+
+def _tokenized(service: Service, body: TokenizeRequest) -> Response:
+    """Seconds of work for a text as long as a body may be, during which streams go on."""
+    tokens = _tokens(service, body)
+    pieces = None
+    if body.return_token_strs:
+        pieces = [str(piece) for piece in service.tokenizer.convert_ids_to_tokens(tokens)]
+    return PartsResponse(
+        {
+            "count": len(tokens),
+            "max_model_len": service.router.max_request_tokens,
+            "tokens": tokens,
+            "token_strs": pieces,
+        }
+    )
 
 
 def _tokens(service: Service, body: TokenizeRequest) -> list[int]:

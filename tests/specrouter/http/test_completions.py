@@ -500,6 +500,7 @@ def test_long_lists_are_encoded_one_entry_at_a_time(
         {},
         {"a": None, "b": [{"é": 1}] * 100, "c": []},
         [[None, {"a": [{}, {"b": "\u2028"}] * 70}], "c", {"d": [[1]] * 65}],
+        {"a": list(range(20_000)), "b": ["é,]"] * (2 * streams._SLICE), "c": [[]] * 9000},
     ],
 )
 def test_what_is_encoded_in_parts_is_the_same(value: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 
+from specrouter.http import streams
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
 from tests.specrouter.http.client import app_of, post, refusal, request
 
@@ -29,6 +31,25 @@ def test_a_text_is_tokenized_as_a_prompt_would_be(
 ) -> None:
     expected = {"count": len(tokens), "max_model_len": 64, "tokens": tokens, "token_strs": pieces}
     assert post(FakeRouter(), body, "/tokenize").json() == expected
+
+
+def test_a_long_text_is_told_in_tokens_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """json lets no other thread run while it encodes."""
+    lengths, encoded = list[int](), streams._encoded
+
+    def noted(value: Any) -> bytes:
+        assert threading.current_thread() is not threading.main_thread()
+        data = encoded(value)
+        lengths.append(len(data))
+        return data
+
+    monkeypatch.setattr(streams, "_encoded", noted)
+    router = FakeRouter()
+    response = post(router, {"prompt": "ab" * 50_000, "return_token_strs": True}, "/tokenize")
+    assert response.json()["count"] == 100_001
+    assert max(lengths) < sum(lengths) / 10
 
 
 def test_a_chat_is_tokenized_with_its_template() -> None:
