@@ -10,7 +10,7 @@ store of all rows, which is taken as a whole.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from modelpool.errors import DoesNotFitError
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.guards import api_keys
+from specrouter.scheduler import ModelChainScheduler
 from specrouter.serve import check_server
 from statemgr import row_tokens
 
@@ -101,6 +102,7 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
     pool, too_large = _pool(config, found)
     pool.check_architectures()
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
+    unusable = _drafters_without_room(config, pool)
     members = tuple(_member(model, pool) for model in config.pool.models if not model.is_weightless)
     reports = tuple(_device(device, members) for device in found)
     return CheckReport(
@@ -115,7 +117,10 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
             name: one.model_dump(exclude_none=True) for name, one in config.slo_classes.items()
         },
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
-        warnings=(*_pool_warnings(config, pool, members), *_server_warnings(config.server, pool)),
+        warnings=(
+            *_pool_warnings(config, pool, members, unusable),
+            *_server_warnings(config.server, pool),
+        ),
     )
 
 
@@ -128,6 +133,17 @@ def _pool(
         return pool(devices=devices), None
     except DoesNotFitError as error:
         return pool(devices=[replace(device, free_bytes=_ROOMY) for device in devices]), error
+
+
+def _drafters_without_room(config: RouterConfig, pool: ModelPool) -> tuple[str, ...]:
+    """Those of the policy's choice that the pool's limits never let in beside the target.
+
+    Raises `ConfigError` for a configured chain that they leave no room for.
+    """
+    parameters = {name: pool.parameter_count(name) for name in pool.names}
+    scheduler = partial(ModelChainScheduler, config.scheduler, pool.names, parameters, pool.target)
+    left = scheduler(fit_together=pool.fit_together).drafters
+    return tuple(name for name in scheduler().drafters if name not in left)
 
 
 def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
@@ -196,7 +212,10 @@ def _share(member: MemberReport, device: DeviceReport) -> float:
 
 
 def _pool_warnings(
-    config: RouterConfig, pool: ModelPool, members: Sequence[MemberReport]
+    config: RouterConfig,
+    pool: ModelPool,
+    members: Sequence[MemberReport],
+    unusable: Collection[str],
 ) -> Iterator[str]:
     for member in members:
         for warning in (pool.placement(member.name).warning, pool.plan(member.name).warning):
@@ -212,11 +231,15 @@ def _pool_warnings(
     budget = engine.kv_budget_tokens
     if budget is not None and budget < engine.max_request_tokens(longest):
         yield f"engine.kv_budget_tokens: requests of more than {budget} tokens are always refused"
+    limits = ("max_loaded_models", "memory_limit_mb")
+    limit = " and ".join(f"pool.{n}" for n in limits if getattr(config.pool, n) is not None)
+    for name in unusable:
+        yield f"{limit}: {name!r} has no room beside the target and what is pinned: it never drafts"
     limit_mb = config.pool.memory_limit_mb
-    needed = sum(member.weight_bytes + member.kv_bytes for member in members)
+    needed = sum(m.weight_bytes + m.kv_bytes for m in members if m.name not in unusable)
     if limit_mb is not None and needed > limit_mb * _MIB:
         yield (
-            f"pool.memory_limit_mb: all models take {_size(needed)}, so idle ones are evicted, and "
+            f"pool.memory_limit_mb: the models take {_size(needed)}, so idle ones are evicted, and "
             "loaded again when they are wanted"
         )
 

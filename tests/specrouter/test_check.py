@@ -185,6 +185,39 @@ def test_what_works_otherwise_than_one_may_think_is_a_warning(
     assert any(warning.startswith(f"{named}: ") for warning in report.warnings)
 
 
+LIMITS = ("max_loaded_models", "memory_limit_mb")
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_chain_that_a_limit_leaves_no_room_for_is_refused_as_it_is_when_served(
+    limit: str, settings: Settings
+) -> None:
+    settings["scheduler"] = {"policy": "static", "chain": ["small", "target"]}
+    assert check(settings).fits
+    settings["pool"][limit] = 1
+    for ask in (check, ChainRouter.from_config):
+        with pytest.raises(ConfigError) as refused:
+            ask(settings)
+        assert refused.value.field == "scheduler.chain"
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_drafters_without_room_beside_the_target_are_a_warning_each(
+    limit: str, settings: Settings
+) -> None:
+    settings["pool"][limit] = 1
+    warnings = [warning for warning in check(settings).warnings if "never drafts" in warning]
+    assert [warning.split(":")[0] for warning in warnings] == [f"pool.{limit}"] * 2
+    assert ["'small'" in warnings[0], "'middle'" in warnings[1]] == [True, True]
+    settings["scheduler"] = {"policy": "target-only"}
+    assert not any("never drafts" in warning for warning in check(settings).warnings)
+
+
+def test_drafters_that_have_room_one_at_a_time_are_used(settings: Settings) -> None:
+    settings["pool"]["max_loaded_models"] = 2
+    assert not any("never drafts" in warning for warning in check(settings).warnings)
+
+
 def test_network_with_keys_is_no_warning(settings: Settings) -> None:
     settings["server"].update(host="0.0.0.0", api_keys=["key"], cors_origins=["*"])
     warnings = check(settings).warnings
