@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
@@ -35,6 +34,7 @@ from specrouter.bench.prompts import load_prompts
 from specrouter.bench.tuning import Shape, grid, tune
 from specrouter.cli import default_config
 from specrouter.scheduler import Chain, ChainDecision, candidate_chains
+from specrouter.yaml_file import read_mapping
 
 _LONGEST_PROMPT = 200  # tokens
 _COLD_TOKENS = 300
@@ -279,7 +279,7 @@ _WEIGHTS = shutil.ignore_patterns("*.safetensors*", "*.bin*", "*.pth")
 
 
 def random_drafters(options: argparse.Namespace) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load(Path(options.config).read_text())
+    config = read_mapping(options.config)
     with tempfile.TemporaryDirectory() as folder:
         bench = open_bench(options)
         with bench.router:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
 from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH, RequestError
 from specrouter.slo import BY_VALUE, NO_OBJECTIVE, SLO
+from specrouter.yaml_file import read_mapping
 from statemgr import row_slots
 
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
@@ -287,17 +287,7 @@ class RouterConfig(_Strict):
             return source
         if isinstance(source, Mapping):
             return validate_config(cls, source)
-        try:
-            data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError("config", f"cannot read {source}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError("config", f"{source} is not UTF-8 text: {error}") from error
-        except yaml.YAMLError as error:
-            raise ConfigError("config", f"{source} is not YAML: {error}") from error
-        if not isinstance(data, dict):
-            raise ConfigError("config", f"{source} holds no mapping at its top level")
-        return validate_config(cls, data)
+        return validate_config(cls, read_mapping(source))
 
 
 def is_api_key(text: str) -> bool:

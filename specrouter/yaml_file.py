@@ -1,0 +1,64 @@
+"""A configuration's YAML file, read so that nothing in it is lost or taken for something else.
+
+Contract: safe, as `yaml.safe_load` is. A key that a mapping has twice is an error, where PyYAML
+would let the last one win; a merge (`<<`) may bring keys that the mapping has itself. What looks
+like a date is text: no setting is one, and a revision may be called so.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from modelpool.errors import ConfigError
+
+_MERGE = "tag:yaml.org,2002:merge"
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+def read_mapping(file: str | Path) -> dict[Any, Any]:
+    """What the file holds at its top level. Raises `ConfigError` for `config`, with the file."""
+    try:
+        found = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise ConfigError("config", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("config", f"{file} is not UTF-8 text: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError("config", f"{file} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError("config", f"{file} is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ConfigError("config", f"{file} holds no mapping at its top level")
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Here a mapping has its own keys only: merges are resolved later."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in lines:
+                reason = f"line {line} has the key {key.value!r}, and so has line {lines[name]}"
+                raise ConstructorError(None, None, reason)
+            lines[name] = line
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML lets Python's own errors through, for what only begins like a number, say."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            kind, line = node.tag.rpartition(":")[2], node.start_mark.line + 1
+            raise ConstructorError(None, None, f"line {line} has no {kind} there") from error
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
