@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -143,27 +143,32 @@ def _bench_chains(arguments: argparse.Namespace) -> int:
     from specrouter.bench.chains import bench_chains, write
     from specrouter.bench.options import Options
     from specrouter.bench.rounds import Progress
-    from specrouter.bench.sample import MeasurementError
 
     options = Options(**_fields(Options, arguments))
-    try:
-        write(bench_chains(options, Progress()), options)
-    except MeasurementError as error:
-        return _failed_measurement(error)
-    return 0
+    return _measured(lambda: write(bench_chains(options, Progress()), options))
 
 
 def _bench_load(arguments: argparse.Namespace) -> int:
     from specrouter.bench.load import bench_load, write_load
     from specrouter.bench.load_options import LoadOptions
     from specrouter.bench.rounds import Progress
-    from specrouter.bench.sample import MeasurementError
 
     options = LoadOptions(**_fields(LoadOptions, arguments))
+    return _measured(lambda: write_load(bench_load(options, Progress()), options))
+
+
+def _measured(measure: Callable[[], None]) -> int:
+    from specrouter.bench.output_file import FileNotWrittenError
+    from specrouter.bench.sample import MeasurementError
+
     try:
-        write_load(bench_load(options, Progress()), options)
+        measure()
     except MeasurementError as error:
-        return _failed_measurement(error)
+        print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
+        return 1
+    except FileNotWrittenError as error:
+        _complain(error)
+        return 1
     return 0
 
 
@@ -173,11 +178,6 @@ def _fields(options: type, arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in vars(arguments).items() if name in names}
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return {**given, **lists}
-
-
-def _failed_measurement(error: Exception) -> int:
-    print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
-    return 1
 
 
 def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:

@@ -20,6 +20,7 @@ from specrouter.bench.conditions import request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
 from specrouter.bench.options import Options
+from specrouter.bench.output_file import writing
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.plot import check_plot, write_plot
 from specrouter.bench.prompts import load_prompts, tokenize
@@ -35,14 +36,14 @@ _SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU bet
 
 def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
     """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
+    if options.plot is not None:
+        check_plot(options.plot)
     config = RouterConfig.load(options.config)
     sizes = options.batches(config.engine.max_requests)
     texts = load_prompts(options.prompts)
     pool = ModelPool.from_config(config.pool)  # reads no weights
     who = lineup(pool, options.only, options.peer is not None)
     prompts = tokenize(texts, pool.tokenizer, _longest_prompt(config, pool, options.new_tokens))
-    if options.plot is not None:
-        check_plot(options.plot)
     with ExitStack() as stack:
         outside: list[Contender] = []
         if options.peer is not None:
@@ -60,14 +61,21 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
 
 
 def write(document: Mapping[str, Any], options: Options) -> None:
-    """The plot, the table, and the document: into its file, and as the last line of stdout."""
+    """The table, the document as the last line of stdout, and the files that are asked for.
+
+    Raises `FileNotWrittenError`.
+    """
     line = json.dumps(document)
-    if options.json is not None:
-        options.json.write_text(line + "\n", encoding="utf-8")
-    if options.plot is not None:
-        write_plot(document, options.plot)
-    print(table(document))
-    print(line, flush=True)
+    try:
+        print(table(document))
+        print(line, flush=True)
+    finally:  # also where nobody reads stdout to its end
+        if options.json is not None:
+            with writing(options.json):
+                options.json.write_text(line + "\n", encoding="utf-8")
+        if options.plot is not None:
+            with writing(options.plot):
+                write_plot(document, options.plot)
 
 
 def references(pool: ModelPool, who: Lineup, process: ReferenceProcess) -> list[Contender]:

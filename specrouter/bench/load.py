@@ -24,10 +24,11 @@ from specrouter.bench.api_key import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
 from specrouter.bench.load_figures import figures, medians, over_baselines, series
 from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_plot import plot_path, write_load_plots
+from specrouter.bench.load_plot import PLOTS, plot_path, write_load_plots
 from specrouter.bench.load_prompts import fill_prompts, load_labelled
 from specrouter.bench.load_report import describe, load_table
 from specrouter.bench.load_services import BASELINES, OwnService, ServerService
+from specrouter.bench.output_file import writing
 from specrouter.bench.plot import check_plot
 from specrouter.bench.prompts import Texts, Tokenizer
 from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
@@ -83,7 +84,8 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     config = _with_rows(RouterConfig.load(options.config), options.rows)
     texts = load_labelled(options.prompts)
     if options.plot is not None:
-        check_plot(plot_path(options.plot, "series"))
+        for name in PLOTS:
+            check_plot(plot_path(options.plot, name))
     trace = read_arrivals(options)
     pool = ModelPool.from_config(config.pool)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
@@ -102,16 +104,20 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
 
 
 def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
-    """The plots, the table, and the document: into its file, and as the last line of stdout.
+    """The table, the document as the last line of stdout, and the files that are asked for.
 
-    The series of single requests is in the file only.
+    The series of single requests is in the file only. Raises `FileNotWrittenError`.
     """
-    if options.json is not None:
-        options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    if options.plot is not None:
-        write_load_plots(document, options.plot)
-    print(load_table(document))
-    print(json.dumps({k: v for k, v in document.items() if k != "series"}), flush=True)
+    try:
+        print(load_table(document))
+        print(json.dumps({k: v for k, v in document.items() if k != "series"}), flush=True)
+    finally:  # also where nobody reads stdout to its end
+        if options.json is not None:
+            with writing(options.json):
+                options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        if options.plot is not None:
+            with writing(options.plot):
+                write_load_plots(document, options.plot)
 
 
 def read_arrivals(options: LoadOptions) -> list[Arrival]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from modelpool.errors import ConfigError
 from specrouter.bench.load_services import POLICIES
+from specrouter.bench.output_file import check_writable
 
 DEFAULT_POLICIES = ("target-only", "fixed-4", "global-greedy", "slo", "costmodel")
 
@@ -60,8 +61,10 @@ class LoadOptions:
         _check_positive("--slo-scale", self.slo_scale)
         if not (self.temperature == 0 or 0.01 <= self.temperature <= 100):
             raise ConfigError("--temperature", f"must be 0, or 0.01 to 100, not {self.temperature}")
-        if self.json is not None and not self.json.parent.is_dir():
-            raise ConfigError("--json", f"there is no folder {self.json.parent}")
+        if self.json is not None:
+            check_writable("--json", self.json)
+        if self.plot is not None and not self.plot.name:
+            raise ConfigError("--plot", f"{self.plot} is a folder: say how names in it begin")
 
     @property
     def policies(self) -> tuple[str, ...]:

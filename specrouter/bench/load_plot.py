@@ -27,6 +27,7 @@ _AXES = (
     _Axis("urgent", "urgent_share", "urgent_share", "share of the category with least time"),
     _Axis("slo", "slo_scale", "slo_scale", "objectives, times"),
 )
+PLOTS = (*(axis.file for axis in _AXES), "series")  # what their files' names end with
 _FIGURES = (("attainment", "attainment"), ("goodput_tokens_per_s", "goodput, tokens per second"))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from modelpool.errors import ConfigError
 from specrouter.bench import tuning
+from specrouter.bench.output_file import check_writable
 from specrouter.params import MAX_DEPTH, MAX_WIDTH
 
 DEFAULT_BATCHES = (1, 4, 8, 16)
@@ -45,8 +46,8 @@ class Options:
         _check("--temperature", [self.temperature], 0, 100)
         if not tuning.grid(self.depths, self.widths):
             raise ConfigError("--widths", "no depth times width is small enough for a tree")
-        if self.json is not None and not self.json.parent.is_dir():
-            raise ConfigError("--json", f"there is no folder {self.json.parent}")
+        if self.json is not None:
+            check_writable("--json", self.json)
 
     def batches(self, max_requests: int) -> tuple[int, ...]:
         """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""

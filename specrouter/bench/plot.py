@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.errors import ConfigError
+from specrouter.bench.output_file import check_writable
 from specrouter.bench.report import model_sizes
 
 
@@ -13,8 +14,7 @@ def check_plot(path: Path) -> None:
     """Raises `ConfigError` for a plot that could not be written after the measurement."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot", "needs matplotlib: pip install specrouter[bench]")
-    if not path.parent.is_dir():
-        raise ConfigError("--plot", f"there is no folder {path.parent}")
+    check_writable("--plot", path)
 
 
 def write_plot(document: Mapping[str, Any], path: Path) -> None:

@@ -68,6 +68,8 @@ def test_short_run_ends_with_one_json_document(
         (["--prompts", "/none.jsonl"], "--prompts"),
         (["--plot", "/none/plot.png"], "--plot"),
         (["--json", "/none/figures.json"], "--json"),
+        (["--json", "."], "--json"),
+        (["--plot", "."], "--plot"),
         (["--peer", "http://127.0.0.1:9"], "--peer"),
         (["--config", "/none.yaml"], "config"),
     ],
@@ -90,6 +92,25 @@ def test_bad_argument_is_one_line_that_names_it(
     error = capsys.readouterr().err
     assert argument in error
     assert error.count("\n") == 1
+
+
+def test_result_is_printed_where_its_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, document = tmp_path / "results", {"conditions": {}, "batches": {}}
+    folder.mkdir()
+
+    def measure(*_: object) -> dict[str, dict[str, str]]:
+        folder.rmdir()
+        return document
+
+    monkeypatch.setattr("specrouter.bench.chains.bench_chains", measure)
+    monkeypatch.setattr("specrouter.bench.chains.table", lambda _: "the table")
+    file = folder / "figures.json"
+    assert bench("--json", str(file)) == 1
+    out, err = capsys.readouterr()
+    assert out == f"the table\n{json.dumps(document)}\n"
+    assert err == f"specrouter: cannot write {file}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
