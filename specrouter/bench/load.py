@@ -22,7 +22,7 @@ from modelpool.errors import ConfigError
 from specrouter.bench import traces
 from specrouter.bench.api_key import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
-from specrouter.bench.load_figures import figures, medians, over_baselines, series
+from specrouter.bench.load_figures import figures, medians, series, with_ratios
 from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_plot import PLOTS, plot_path, write_load_plots
 from specrouter.bench.load_prompts import fill_prompts, load_labelled
@@ -177,7 +177,7 @@ class LoadBench:
         measured = [self._run_point(point) for point in points]
         shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
         results = zip(points, measured, strict=True)
-        return {"points": [_result(*pair) for pair in results], "series": shown}
+        return {"points": [point_result(*pair) for pair in results], "series": shown}
 
     def _settle(self, point: Point) -> None:
         """Drafters are loaded, timed and tried before anything counts, at several loads."""
@@ -284,16 +284,15 @@ class _Ticker:
             self._next_s = elapsed_s + _NOTE_S
 
 
-def _result(point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]) -> dict[str, Any]:
-    rows = {
-        name: medians([figures(of_round) for of_round in rounds])
-        for name, rounds in outcomes.items()
-    }
-    over = over_baselines(rows, BASELINES)
-    return {
-        **point.to_json(),
-        "policies": {name: {**row, "over": over[name]} for name, row in rows.items()},
-    }
+def point_result(
+    point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]
+) -> dict[str, Any]:
+    """Medians over rounds, also of ratios, which are taken within a round."""
+    by_round = [
+        with_ratios(dict(zip(outcomes, map(figures, found), strict=True)), BASELINES)
+        for found in zip(*outcomes.values(), strict=True)
+    ]
+    return {**point.to_json(), "policies": medians(by_round)}
 
 
 def _summary(row: Mapping[str, Any]) -> str:

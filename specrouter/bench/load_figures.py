@@ -45,10 +45,10 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def over_baselines(
+def with_ratios(
     rows: Mapping[str, Mapping[str, Any]], baselines: Collection[str]
-) -> dict[str, dict[str, float | None]]:
-    """Of each policy, what it gains over the best of the baselines that took part.
+) -> dict[str, dict[str, Any]]:
+    """The figures of each policy in a round, with what it gains `over` that round's best baseline.
 
     violations: the fewest of a baseline over its own; None where it has none itself, or none was
     measured. goodput: its own over the highest of a baseline, which may be another one. ttft_p99:
@@ -60,9 +60,12 @@ def over_baselines(
     first = rows.get("target-only", {}).get("ttft_ms", {}).get("p99")
     return {
         name: {
-            "violations": _ratio(fewest, row["violations"]),
-            "goodput": _ratio(row["goodput_tokens_per_s"], highest),
-            "ttft_p99": _ratio(row["ttft_ms"]["p99"], first),
+            **row,
+            "over": {
+                "violations": _ratio(fewest, row["violations"]),
+                "goodput": _ratio(row["goodput_tokens_per_s"], highest),
+                "ttft_p99": _ratio(row["ttft_ms"]["p99"], first),
+            },
         }
         for name, row in rows.items()
     }

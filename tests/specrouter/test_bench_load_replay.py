@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specrouter.bench.load_figures import figures, medians, over_baselines, series
+from specrouter.bench.load import Point, point_result
+from specrouter.bench.load_figures import figures, medians, series, with_ratios
 from specrouter.bench.replay import Answer, LoadRequest, Outcome, replay
+from specrouter.bench.traces import Arrival
 
 
 def request(at_s: float, objective_ms: float | None = 10.0, category: str = "chat") -> LoadRequest:
@@ -177,15 +179,39 @@ def row(violations: int, goodput: float, ttft_ms: float) -> dict[str, object]:
 def test_ratios_are_over_the_best_baseline_of_each_kind() -> None:
     rows = {"target-only": row(30, 50.0, 100.0), "fixed-4": row(20, 40.0, 80.0)}
     rows |= {"slo": row(5, 75.0, 110.0), "perfect": row(0, 80.0, 90.0)}
-    over = over_baselines(rows, {"target-only", "fixed-4"})
+    found = with_ratios(rows, {"target-only", "fixed-4"})
+    over = {name: one.pop("over") for name, one in found.items()}
+    assert found == rows
     assert over["slo"] == {"violations": 4.0, "goodput": 1.5, "ttft_p99": 1.1}
     assert over["fixed-4"] == {"violations": 1.0, "goodput": 0.8, "ttft_p99": 0.8}
     assert over["perfect"]["violations"] is None
-    assert over_baselines({"slo": row(5, 75.0, 110.0)}, {"fixed-4"})["slo"] == {
+    assert with_ratios({"slo": row(5, 75.0, 110.0)}, {"fixed-4"})["slo"]["over"] == {
         "violations": None,
         "goodput": None,
         "ttft_p99": None,
     }
+
+
+def test_a_point_has_medians_of_ratios_within_a_round() -> None:
+    """The machine is ten times slower in the second round, and the best baseline is another one."""
+    ttft_ms = {
+        "target-only": (100.0, 1000.0, 200.0),
+        "fixed-4": (50.0, 2000.0, 100.0),
+        "slo": (50.0, 2000.0, 20.0),
+    }
+    misses = {"target-only": (4, 4, 6), "fixed-4": (2, 6, 3), "slo": (1, 2, 3)}
+    outcomes = {
+        name: [
+            [outcome(0.0, 11.0 if n < missed else 9.0, ttft_ms=ms) for n in range(6)]
+            for missed, ms in zip(misses[name], times, strict=True)
+        ]
+        for name, times in ttft_ms.items()
+    }
+    point = Point(1.0, 1.0, 1.0, (Arrival(0.0, "chat", 8, 8, 1.0),))
+    row = point_result(point, outcomes)["policies"]["slo"]
+    assert row["ttft_ms"]["p99"] == pytest.approx(50.0)
+    assert row["over"]["ttft_p99"] == pytest.approx(0.5)  # of 0.5, 2 and 0.1; of the medians 0.25
+    assert row["over"]["violations"] == 2.0  # of 2, 2 and 1; of the medians 1.5
 
 
 def test_series_has_times_and_tpot_over_the_objective() -> None:
