@@ -384,9 +384,9 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
             help=f"among which a static chain's best is found (default: {shown})",
         )  # fmt: skip
     parser.add_argument(
-        "--peer", metavar="URL",
-        help="a server with OpenAI's completions, as a contender; OPENAI_API_KEY is sent to it",
-    )  # fmt: skip
+        "--peer", metavar="URL", help="a server with OpenAI's completions, as a contender"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="of that server (default: OPENAI_API_KEY)")
 
 
 def _add_bench_load(what: argparse._SubParsersAction[_Parser]) -> None:

@@ -48,7 +48,9 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
         outside: list[Contender] = []
         if options.peer is not None:
             outside.append(
-                PeerContender(options.peer, lambda text: pool.tokenizer(text)["input_ids"])
+                PeerContender(
+                    options.peer, lambda text: pool.tokenizer(text)["input_ids"], options.api_key
+                )
             )
         if who.has_transformers or who.assistants:
             process = stack.enter_context(ReferenceProcess(torch.get_num_threads()))

@@ -1,7 +1,7 @@
 """What `specrouter bench chains` is asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.errors import ConfigError
@@ -17,7 +17,7 @@ class Options:
     """What the command line asks for.
 
     `batch`: None takes those of `DEFAULT_BATCHES` that the configuration has rows for. `only`:
-    names of contenders; None takes all.
+    names of contenders; None takes all. `api_key`: of the peer; None takes the environment's.
     """
 
     config: Path
@@ -32,6 +32,7 @@ class Options:
     by_category: bool = False
     min_distinct: float = 0.5
     peer: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
 
@@ -46,6 +47,8 @@ class Options:
         _check("--temperature", [self.temperature], 0, 100)
         if not tuning.grid(self.depths, self.widths):
             raise ConfigError("--widths", "no depth times width is small enough for a tree")
+        if self.api_key is not None and self.peer is None:
+            raise ConfigError("--api-key", "goes with --peer")
         if self.json is not None:
             check_writable("--json", self.json)
 

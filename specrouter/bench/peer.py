@@ -1,7 +1,6 @@
 """Another server that speaks OpenAI's completions, asked with as many requests at once as a batch.
 
-Its time includes HTTP, which the other contenders do without. Where the environment has an
-OPENAI_API_KEY, it is sent it.
+Its time includes HTTP, which the other contenders do without.
 """
 
 import http.client
@@ -33,12 +32,18 @@ class PeerContender:
 
     name = "peer"
 
-    def __init__(self, url: str, tokenize: Tokenize | None = None) -> None:
-        """`tokenize`: the pool's tokenizer, which finds repetitions in the peer's texts."""
+    def __init__(
+        self, url: str, tokenize: Tokenize | None = None, api_key: str | None = None
+    ) -> None:
+        """
+        Args:
+            tokenize: the pool's tokenizer, which finds repetitions in the peer's texts.
+            api_key: None sends the environment's OPENAI_API_KEY, where there is one.
+        """
         if not url.startswith(("http://", "https://")):
             raise ConfigError("--peer", f"{url!r} is no http address")
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._api_key = read_api_key(OPENAI_VARIABLE)
+        self._api_key = read_api_key(OPENAI_VARIABLE, api_key)
         self.tokenize = tokenize
         try:
             self._model = self._first_model()

@@ -71,6 +71,8 @@ def test_short_run_ends_with_one_json_document(
         (["--json", "."], "--json"),
         (["--plot", "."], "--plot"),
         (["--peer", "http://127.0.0.1:9"], "--peer"),
+        (["--peer", "http://127.0.0.1:9", "--api-key", "its key"], "--api-key"),
+        (["--api-key", "key"], "--api-key"),
         (["--config", "/none.yaml"], "config"),
     ],
 )

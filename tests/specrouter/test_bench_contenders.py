@@ -237,7 +237,7 @@ def test_a_peer_that_made_nothing_is_not_believed_to_have_made_all(
 
 
 @pytest.mark.parametrize(("key", "header"), [("a-key", "Bearer a-key"), ("", None), (None, None)])
-def test_peer_is_sent_the_key_of_the_environment(
+def test_peer_is_sent_the_key_that_is_given_or_the_environment_s(
     key: str | None,
     header: str | None,
     server: tuple[str, type[Server]],
@@ -249,6 +249,9 @@ def test_peer_is_sent_the_key_of_the_environment(
     url, handler = server
     PeerContender(url).run(WORK)
     assert handler.authorized == [header] * 4  # the models, a first request, two texts
+    handler.authorized.clear()
+    PeerContender(url, api_key="given").run(WORK)
+    assert handler.authorized == ["Bearer given"] * 4
 
 
 def test_a_peer_s_key_that_cannot_be_sent_is_refused_without_telling_it(
