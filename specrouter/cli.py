@@ -153,6 +153,8 @@ def _bench_load(arguments: argparse.Namespace) -> int:
     from specrouter.bench.load_options import LoadOptions
     from specrouter.bench.rounds import Progress
 
+    if arguments.config is None and arguments.server is None:
+        arguments.config = default_config("bench-cpu.yaml")
     options = LoadOptions(**_fields(LoadOptions, arguments))
     return _measured(lambda: write_load(bench_load(options, Progress()), options))
 
@@ -397,6 +399,7 @@ def _add_bench_load(what: argparse._SubParsersAction[_Parser]) -> None:
         "service; policies take turns on the same ones. The last line is one JSON document.",
     )
     _add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
+    parser.set_defaults(config=None)  # to tell whether it is given
     _add_load_arrivals(parser)
     _add_load_lengths(parser)
     _add_load_runs(parser)
@@ -473,7 +476,7 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server", metavar="URL",
-        help="a running specrouter server, under its own policy, instead of a router here",
+        help="a running specrouter server, under its own configuration, instead of a router here",
     )  # fmt: skip
     parser.add_argument(
         "--api-key", metavar="KEY", help="of that server (default: SPECROUTER_API_KEY)"

@@ -30,7 +30,7 @@ from specrouter.bench.load_report import describe, load_table
 from specrouter.bench.load_services import BASELINES, OwnService, ServerService
 from specrouter.bench.output_file import writing
 from specrouter.bench.plot import check_plot
-from specrouter.bench.prompts import Texts, Tokenizer
+from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
@@ -81,26 +81,49 @@ class Point:
 
 def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
-    config = _with_rows(RouterConfig.load(options.config), options.rows)
     texts = load_labelled(options.prompts)
     if options.plot is not None:
         for name in PLOTS:
             check_plot(plot_path(options.plot, name))
     trace = read_arrivals(options)
+    if options.server is not None:
+        return _measure_server(options.server, options, trace, texts, progress)
+    assert options.config is not None, "the options have one of both"
+    config = _with_rows(RouterConfig.load(options.config), options.rows)
     pool = ModelPool.from_config(config.pool)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
-    if options.server is not None:
-        key = read_api_key(SERVICE_VARIABLE, options.api_key)
-        service = ServerService(options.server, key)
-        bench = LoadBench(service, pool.tokenizer, texts, options, progress)
-        measured = bench.run(points)
-        return {"conditions": {**_elsewhere(options.server), **_asked(options, bench)}, **measured}
     progress.note(f"loading {pool.target}")
     with ChainRouter.from_config(config) as router:
-        bench = LoadBench(OwnService(router), pool.tokenizer, texts, options, progress)
+        bench = LoadBench(
+            OwnService(router),
+            lambda text: pool.tokenizer(text)["input_ids"],
+            texts,
+            options,
+            progress,
+        )
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
         return {"conditions": {**conditions(router), **rows, **_asked(options, bench)}, **measured}
+
+
+def _measure_server(
+    url: str,
+    options: LoadOptions,
+    trace: Sequence[Arrival],
+    texts: Texts,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Nothing of a model is needed here: the server says how it reads texts, and how long."""
+    service = ServerService(url, read_api_key(SERVICE_VARIABLE, options.api_key))
+    bench = LoadBench(service, service.tokenize, texts, options, progress)
+    measured = bench.run(sweep(trace, options, service.max_request_tokens))
+    elsewhere = {
+        "server": url,
+        "target": service.model,
+        "max_request_tokens": service.max_request_tokens,
+        "cpu": cpu_name(),
+    }
+    return {"conditions": {**elsewhere, **_asked(options, bench)}, **measured}
 
 
 def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
@@ -158,13 +181,13 @@ class LoadBench:
     def __init__(
         self,
         service: PolicyService,
-        tokenizer: Tokenizer,
+        tokenize: Tokenize,
         texts: Texts,
         options: LoadOptions,
         progress: Progress,
         clock: Clock | None = None,
     ) -> None:
-        self._service, self._tokenizer, self._texts = service, tokenizer, texts
+        self._service, self._tokenize, self._texts = service, tokenize, texts
         self._options, self._progress = options, progress
         self._clock = clock or WallClock()
         self.baseline_ms = 0.0
@@ -250,7 +273,7 @@ class LoadBench:
 
     def _requests(self, point: Point, number: int) -> list[LoadRequest]:
         options = self._options
-        prompts = fill_prompts(point.arrivals, self._texts, self._tokenizer, options.seed)
+        prompts = fill_prompts(point.arrivals, self._texts, self._tokenize, options.seed)
         first_seed = options.seed + number * _SEEDS_OF_A_ROUND
         return [
             LoadRequest(
@@ -309,14 +332,9 @@ def _with_rows(config: RouterConfig, rows: int | None) -> RouterConfig:
     return config.model_copy(update={"engine": engine})
 
 
-def _elsewhere(server: str) -> dict[str, Any]:
-    """Conditions that are known of a server: it runs what its own configuration says."""
-    return {"server": server, "cpu": cpu_name()}
-
-
 def _asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
     return {
-        "config": options.config.name,
+        "config": None if options.config is None else options.config.name,
         "trace": None if options.trace is None else options.trace.name,
         "poisson_per_s": options.poisson,
         "requests": options.requests,

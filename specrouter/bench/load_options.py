@@ -17,6 +17,7 @@ class LoadOptions:
     """What the command line asks for; exactly one of `trace` and `poisson`.
 
     Attributes:
+        config: None with a server, which has its own.
         poisson: requests per second.
         scale: times the trace's gaps; every value is a point of the sweep, and so is every one of
             `urgent_share` (none: as the trace has it) and `slo_scale`.
@@ -28,7 +29,7 @@ class LoadOptions:
         plot: what the files' names begin with.
     """
 
-    config: Path
+    config: Path | None
     trace: Path | None = None
     poisson: float | None = None
     scale: tuple[float, ...] = (1.0,)
@@ -101,7 +102,8 @@ class LoadOptions:
             return
         if not self.server.startswith(("http://", "https://")):
             raise ConfigError("--server", f"{self.server!r} is no http address")
-        for argument, value in (("--policy", self.policy), ("--rows", self.rows)):
+        its_own = {"--config": self.config, "--policy": self.policy, "--rows": self.rows}
+        for argument, value in its_own.items():
             if value is not None:
                 raise ConfigError(argument, "is the server's own: not with --server")
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specrouter.bench.prompts import BUILT_IN, Texts, Tokenizer, load_prompts
+from specrouter.bench.prompts import BUILT_IN, Texts, Tokenize, load_prompts
 from specrouter.bench.traces import Arrival
 
 # Of a trace's category, the files or categories of prompts, the best first.
@@ -46,13 +46,13 @@ def texts_for(category: str, texts: Texts) -> Sequence[str]:
 
 
 def fill_prompts(
-    arrivals: Sequence[Arrival], texts: Texts, tokenizer: Tokenizer, seed: int
+    arrivals: Sequence[Arrival], texts: Texts, tokenize: Tokenize, seed: int
 ) -> list[tuple[int, ...]]:
     """Token ids of each arrival's prompt, as many as it says."""
     draw = random.Random(f"prompts {seed}")
     by_category = {a.category: texts_for(a.category, texts) for a in arrivals}
     chosen = [draw.choice(by_category[arrival.category]) for arrival in arrivals]
-    ids = {text: tuple(tokenizer(text)["input_ids"]) for text in set(chosen)}
+    ids = {text: tuple(tokenize(text)) for text in set(chosen)}
     return [
         fitted(ids[text], arrival.input_tokens)
         for text, arrival in zip(chosen, arrivals, strict=True)

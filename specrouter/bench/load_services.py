@@ -10,13 +10,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from modelpool.errors import ConfigError
 from specrouter.bench.api_key import authorize
 from specrouter.bench.replay import Answer, LoadRequest, Pending
+from specrouter.bench.sample import MeasurementError
 from specrouter.config import RouterConfig, Selection
 from specrouter.output import RequestOutput
 from specrouter.params import RequestError, SamplingParams
@@ -25,6 +26,7 @@ from specrouter.slo import SLO
 _END_S = 60.0  # within which one that was cancelled must end
 _SILENCE_S = 600.0  # of a server between two events
 _FIRST_TIMEOUT_S = 10.0
+_NO_HEADERS: Mapping[str, str] = {}
 _FAILURES = (OSError, ValueError, LookupError, http.client.HTTPException)
 
 # A proxy would be measured too.
@@ -163,16 +165,39 @@ class _OwnPending:
 class ServerService:
     """A SpecRouter server elsewhere, with a thread and a connection for each request.
 
-    Raises `ConfigError` where nothing healthy answers.
+    Raises `ConfigError` where nothing healthy answers, or nothing that says what it serves.
+
+    Attributes:
+        model: the name of what it serves.
+        max_request_tokens: of a request there, prompt and output.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._api_key = url.rstrip("/"), api_key
+        self._known_ids: dict[str, tuple[int, ...]] = {}
         try:
             with _opener.open(self._url + "/health", timeout=_FIRST_TIMEOUT_S):
                 pass
         except _FAILURES as error:
             raise ConfigError("--server", f"{url} is not healthy: {error}") from error
+        try:
+            model = self._ask("/v1/models")["data"][0]
+            self.model, self.max_request_tokens = str(model["id"]), int(model["max_model_len"])
+        except (*_FAILURES, TypeError) as error:
+            raise ConfigError("--server", f"{url} does not say what it serves: {error}") from error
+
+    def tokenize(self, text: str) -> Sequence[int]:
+        """Its own ids, which are its model's; each text is asked for once.
+
+        Raises `MeasurementError`.
+        """
+        if text not in self._known_ids:
+            try:
+                ids = self._ask("/tokenize", {"prompt": text})["tokens"]
+                self._known_ids[text] = tuple(map(int, ids))
+            except (*_FAILURES, TypeError) as error:
+                raise MeasurementError(f"the server does not tokenize: {error}") from error
+        return self._known_ids[text]
 
     def use(self, policy: str) -> None:
         """A server keeps its own."""
@@ -190,11 +215,22 @@ class ServerService:
             "speculation": request.speculation,
             "stream": True,
         }
-        headers = {"Content-Type": "application/json"}
+        headers = {}
         if request.objective_ms is not None:
             headers["x-slo-tpot-ms"] = f"{request.objective_ms:.6g}"
-        data = json.dumps(body).encode()
-        asked = urllib.request.Request(self._url + "/generate", data, headers)
+        return self._authorized("/generate", body, headers)
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        with _opener.open(self._authorized(path, body), timeout=_FIRST_TIMEOUT_S) as response:
+            return json.load(response)
+
+    def _authorized(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> urllib.request.Request:
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(
+            self._url + path, data, {"Content-Type": "application/json", **headers}
+        )
         authorize(asked, self._api_key)
         return asked
 

@@ -8,13 +8,13 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from modelpool.errors import ConfigError
 from specrouter.bench.api_key import OPENAI_VARIABLE, authorize, read_api_key
-from specrouter.bench.prompts import Work
+from specrouter.bench.prompts import Tokenize, Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share
 
 _TIMEOUT_S = 600.0
@@ -23,8 +23,6 @@ _FAILURES = (OSError, ValueError, http.client.HTTPException)
 
 # A proxy would be measured too.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-Tokenize = Callable[[str], Sequence[int]]
 
 
 class PeerContender:

@@ -6,7 +6,7 @@ all contenders of a round get the same prompts and seeds.
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from modelpool.errors import ConfigError
 
 Texts = Mapping[str, Sequence[str]]  # by category
+Tokenize = Callable[[str], Sequence[int]]  # a text's ids, as a prompt of the model has them
 
 _FIELDS = ("prompt", "question", "text")
 

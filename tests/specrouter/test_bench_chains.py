@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -99,10 +100,11 @@ def test_bad_argument_is_one_line_that_names_it(
 def test_result_is_printed_where_its_file_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, document = tmp_path / "results", {"conditions": {}, "batches": {}}
+    folder = tmp_path / "results"
     folder.mkdir()
+    document: dict[str, Any] = {"conditions": {}, "batches": {}}
 
-    def measure(*_: object) -> dict[str, dict[str, str]]:
+    def measure(*_: object) -> dict[str, Any]:
         folder.rmdir()
         return document
 

@@ -32,7 +32,7 @@ from specrouter.output import FinishReason
 from specrouter.params import SamplingParams
 from specrouter.slo import SLO
 from specrouter.tree_planner import TreePlanner, default_selection
-from tests.specrouter.test_bench_load_traces import ADASERVE, Letters
+from tests.specrouter.test_bench_load_traces import ADASERVE, letters
 
 TINY = str(default_config())
 BASELINE_MS = 20.0
@@ -41,6 +41,10 @@ TPOT_MS = {"target-only": 30.0, "adaptive": 10.0}
 
 def bench(*options: str) -> int:
     return main(["bench", "load", "--config", TINY, *options])
+
+
+def bench_server(url: str, *options: str) -> int:
+    return main(["bench", "load", f"--server={url}", *options])
 
 
 class FakeHandle:
@@ -97,7 +101,7 @@ class FakeRouter:
 def load_bench(router: FakeRouter, **options: Any) -> LoadBench:
     asked = LoadOptions(Path("x.yaml"), poisson=1.0, **options)
     texts = {"code": ["abc"]}
-    return LoadBench(OwnService(router), Letters(), texts, asked, Progress(io.StringIO()))
+    return LoadBench(OwnService(router), letters, texts, asked, Progress(io.StringIO()))
 
 
 def point(output_tokens: int = 8) -> Point:
@@ -218,19 +222,32 @@ def test_sweep_has_a_point_for_each_combination() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Six tokens in two events; refuses an odd seed."""
+    """Six tokens in two events; refuses an odd seed. Reads letters, and at most 40 of them."""
 
     seen: list[tuple[dict[str, Any], str | None]]
     authorized: list[str | None]
+    read: list[str]
 
     def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer({"status": "ok"})
+        else:
+            self.authorized.append(self.headers["Authorization"])
+            self.answer({"data": [{"id": "theirs", "max_model_len": 40}]})
+
+    def answer(self, body: dict[str, Any]) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append((body, self.headers["x-slo-tpot-ms"]))
         self.authorized.append(self.headers["Authorization"])
+        if self.path == "/tokenize":
+            self.read.append(body["prompt"])
+            self.answer({"tokens": letters(body["prompt"])})
+            return
+        self.seen.append((body, self.headers["x-slo-tpot-ms"]))
         self.send_response(400 if body["seed"] % 2 else 200)
         self.end_headers()
         if body["seed"] % 2:
@@ -251,7 +268,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Answers.seen, Answers.authorized = [], []
+    Answers.seen, Answers.authorized, Answers.read = [], [], []
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -280,9 +297,9 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
 
 
 def test_run_against_a_server_has_one_row(server: str) -> None:
-    options = LoadOptions(Path("x.yaml"), poisson=1.0, server=server)
+    options = LoadOptions(None, poisson=1.0, server=server)
     bench = LoadBench(
-        ServerService(server), Letters(), {"a": ["b"]}, options, Progress(io.StringIO())
+        ServerService(server), letters, {"a": ["b"]}, options, Progress(io.StringIO())
     )
     with pytest.raises(MeasurementError, match="seed: is odd"):
         bench.run([point(6)])
@@ -308,7 +325,7 @@ def test_key_goes_to_the_server_and_nowhere_else(
     key = [f"--api-key={KEY}"] if given else []
     # The second request has an odd seed, and is refused: that is reported, with its cause.
     monkeypatch.setattr(LoadBench, "measure_baseline", lambda *_: BASELINE_MS)
-    assert bench(*options, f"--server={server}", *key, f"--json={file}") == 0
+    assert bench_server(server, *options, *key, f"--json={file}") == 0
     assert set(Answers.authorized) == {f"Bearer {KEY}"}
     out, err = capsys.readouterr()
     assert "seed: is odd" in err
@@ -317,7 +334,51 @@ def test_key_goes_to_the_server_and_nowhere_else(
 
 def test_server_without_a_key_is_sent_none(server: str) -> None:
     ServerService(server).send(LoadRequest(0.0, "chat", (5,), 6, 1.0, 2)).answer()
-    assert Answers.authorized == [None]
+    assert set(Answers.authorized) == {None}
+
+
+def test_prompts_for_a_server_are_in_its_own_ids_and_within_its_limit(
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def opens(*_: object, **__: object) -> None:
+        raise AssertionError("no model is needed here")
+
+    monkeypatch.setattr("specrouter.bench.load.ModelPool", opens)
+    prompts, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.csv"
+    prompts.write_text('{"prompt": "abc"}')
+    trace.write_text(ADASERVE)
+    options = ["--scale=0.01", "--requests=2", "--output-tokens=6", f"--prompts={prompts}"]
+    monkeypatch.setattr(LoadBench, "measure_baseline", lambda *_: BASELINE_MS)
+    assert bench_server(server, f"--trace={trace}", *options) == 0
+    assert Answers.read == ["abc"]  # once
+    for body, _ in Answers.seen:
+        assert bytes(body["input_ids"]).startswith(b"abcabc")
+        assert len(body["input_ids"]) <= 40 - 6
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["conditions"]
+    assert (found["target"], found["max_request_tokens"], found["config"]) == ("theirs", 40, None)
+    assert bench_server(server, "--poisson=1", "--output-tokens=40") == 2
+    assert "--output-tokens: must be below" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [{}, {"data": []}, {"data": [{"id": "x"}]}, []])
+def test_a_server_that_does_not_say_what_it_serves_is_refused(
+    answer: Any, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "do_GET", lambda self: self.answer(answer))
+    with pytest.raises(ConfigError, match=r"--server: .* does not say what it serves"):
+        ServerService(server)
+
+
+def test_a_server_that_does_not_tokenize_fails_the_measurement(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = ServerService(server)
+    monkeypatch.setattr(Answers, "do_POST", lambda self: self.answer({}))
+    with pytest.raises(MeasurementError, match="does not tokenize"):
+        service.tokenize("abc")
 
 
 def test_the_variable_is_the_service_s_own() -> None:
@@ -329,10 +390,26 @@ def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
 ) -> None:
     monkeypatch.setenv(SERVICE_VARIABLE, "its secret")
     for options, named in (([], SERVICE_VARIABLE), (["--api-key", "my secret"], "--api-key")):
-        assert bench("--poisson", "1", "--server", server, *options) == 2
+        assert bench_server(server, "--poisson", "1", *options) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"specrouter: {named}: must be printable")
         assert "secret" not in error
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "argument"),
+    [
+        ("http://127.0.0.1:9", [], "--server"),
+        ("http://x", ["--policy", "slo"], "--policy"),
+        ("http://x", ["--rows", "4"], "--rows"),
+        ("http://x", ["--config", TINY], "--config"),
+    ],
+)
+def test_what_is_the_server_s_own_is_not_given_with_it(
+    url: str, options: list[str], argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_server(url, "--poisson", "1", *options) == 2
+    assert capsys.readouterr().err.startswith(f"specrouter: {argument}: ")
 
 
 def test_silent_server_is_refused() -> None:
@@ -432,9 +509,7 @@ def test_last_line_is_the_document_and_the_file_has_the_series(
         (["--poisson", "1", "--json", "/none/load.json"], "--json"),
         (["--poisson", "1", "--json", "."], "--json"),
         (["--poisson", "1", "--server", "localhost"], "--server"),
-        (["--poisson", "1", "--server", "http://127.0.0.1:9"], "--server"),
-        (["--poisson", "1", "--server", "http://x", "--policy", "slo"], "--policy"),
-        (["--poisson", "1", "--server", "http://x", "--rows", "4"], "--rows"),
+        (["--poisson", "1", "--server", "http://x"], "--config"),
         (["--poisson", "1", "--api-key", "key"], "--api-key"),
         (["--poisson", "1", "--config", "/none.yaml"], "config"),
     ],

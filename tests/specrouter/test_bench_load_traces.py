@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -172,14 +171,9 @@ def test_slo_scale_is_on_what_has_an_objective() -> None:
 # Prompts
 
 
-class Letters:
-    """A tokenizer with a token for each letter."""
-
-    def __call__(self, text: str) -> Any:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-    def decode(self, token_ids: list[int]) -> str:
-        return "".join(map(chr, token_ids))
+def letters(text: str) -> list[int]:
+    """A token for each letter."""
+    return [ord(letter) for letter in text]
 
 
 def test_prompts_are_known_by_file_and_by_category(tmp_path: Path) -> None:
@@ -212,6 +206,6 @@ def test_prompt_keeps_its_beginning_or_is_repeated(length: int, text: str) -> No
 
 def test_every_arrival_gets_a_prompt_of_its_length_and_kind() -> None:
     arrivals = mix(coding=3, chat=3)
-    found = fill_prompts(arrivals, {"code": ["aa"], "chat": ["b", "bb"]}, Letters(), seed=0)
+    found = fill_prompts(arrivals, {"code": ["aa"], "chat": ["b", "bb"]}, letters, seed=0)
     assert [len(prompt) for prompt in found] == [a.input_tokens for a in arrivals]
     assert [chr(prompt[0]) for prompt in found] == ["a"] * 3 + ["b"] * 3
