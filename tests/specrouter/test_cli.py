@@ -193,7 +193,7 @@ def free_port() -> int:
         return port
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -259,7 +259,7 @@ def test_client_that_hangs_up_frees_its_row(stream: bool, install: Install) -> N
     def visit(url: str) -> None:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/generate", json={"prompt": "p", "stream": stream}, timeout=0.5)
-        wait_until(lambda: router.open_requests == 0, timeout_s=2.0)
+        wait_until(lambda: router.open_requests == 0)
 
     serve(visit)
     assert len(router.calls) == 1

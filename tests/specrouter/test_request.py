@@ -470,7 +470,7 @@ def served(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) 
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.002)

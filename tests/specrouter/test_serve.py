@@ -34,7 +34,7 @@ POOL = {
 PROMPT = {"prompt": "def f", "ignore_eos": True, "stream": True}
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -196,7 +196,7 @@ def test_second_signal_waits_for_no_request(router: Router) -> None:
         signalled.append(time.monotonic())
 
     assert serve(act) == 0
-    assert time.monotonic() - signalled[0] < 10.0
+    assert time.monotonic() - signalled[0] < 25.0
     assert router.closings == 1
     assert router.is_closed
 

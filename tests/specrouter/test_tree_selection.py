@@ -4,8 +4,6 @@ Random cases are seeded: 22,000 forests in all, half of them with many ties and 
 """
 
 import math
-import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -36,6 +34,7 @@ from tests.specrouter.optimal_trees import (
     nodes_of,
     random_forest,
 )
+from tests.yardstick import Timing, timed
 
 NOBODY = -math.inf
 UNLIMITED = 1000
@@ -431,18 +430,27 @@ def test_a_request_that_lost_time_gets_nodes_from_one_that_did_not() -> None:
 # Time
 
 
-@pytest.mark.parametrize(("requests", "limit_ms"), [(32, 1.0), (256, 6.0)])
-def test_selection_takes_no_time_to_speak_of(requests: int, limit_ms: float) -> None:
-    """Half a millisecond and 3 ms are promised; twice that is for busy machines."""
+def time_of_selection(requests: int) -> Timing:
     rng = np.random.default_rng(11)
     depths = np.tile(np.arange(32) // 4 + 1, (requests, 1))
     worth = rng.random((requests, 32)) ** depths
     decode_ms, tpot_ms = rng.uniform(0, 500, requests), rng.choice([30.0, 50.0, math.nan], requests)
     tokens = (decode_ms / 40).astype(np.int64)
-    took_ms = []
-    for _ in range(50):
-        start = time.perf_counter()
+
+    def select(worth: Floats) -> None:
         needs = needed_tokens(decode_ms, tokens, tpot_ms, 40.0)
         slo_customized(Candidates(worth, depths), needs, 8 * requests, 10, 8)
-        took_ms.append(1000 * (time.perf_counter() - start))
-    assert statistics.median(took_ms) <= limit_ms
+
+    return timed(select, [worth])
+
+
+@pytest.mark.parametrize(("requests", "yardsticks"), [(32, 1.0), (256, 4.0)])
+def test_selection_takes_no_time_to_speak_of(requests: int, yardsticks: float) -> None:
+    assert time_of_selection(requests).yardsticks < yardsticks
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("requests", "promised_ms"), [(32, 0.5), (256, 3.0)])
+def test_selection_takes_as_long_as_is_promised(requests: int, promised_ms: float) -> None:
+    """Twice that on a busy machine."""
+    assert time_of_selection(requests).ms < 2 * promised_ms
