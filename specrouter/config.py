@@ -33,9 +33,10 @@ class SchedulerConfig(_Strict):
 
     Attributes:
         policy: `adaptive`: measured times and acceptances decide; `paper`: SpecRouter's formula and
-            hard rejection; `static`: always `chain`; `ssd-smallest`: the smallest drafter and the
-            target; `ssd-tuned`: a `chain` of two models with the depth and width that were found to
-            be the best offline (`specrouter bench chains` finds them); `target-only`.
+            hard rejection; `static`: always `chain`; `ssd-smallest` and `ssd-tuned` (ssd:
+            speculative decoding with one drafter): the smallest drafter and the target, or a
+            `chain` of two models with the depth and width that were found to be the best offline
+            (`specrouter bench chains` finds them); `target-only`: no speculation.
         depth: levels of the drafted token trees. Left out, `adaptive` chooses it, and the other
             policies take 4.
         width: branches on each level; times the depth at most 64. Left out, `adaptive` chooses it,

@@ -24,9 +24,11 @@ _INTRODUCTION = """\
 <!-- Made by `python -m specrouter.config_reference`, from the classes that check the file. -->
 
 One YAML file per scenario, given with `--config`; without it, the bundled family is served
-(`configs/tiny.yaml`). Keys are strict: an unknown one is an error that names it, and suggests the
-nearest known one. Only `pool` is required. `specrouter check` says what is wrong with a file, and
-what memory its models would take, without loading them.
+(`configs/tiny.yaml`), and `specrouter bench` measures `configs/bench-cpu.yaml`. Keys are strict: an
+unknown one is an error that names it, and suggests the nearest known one; one that is there twice
+is an error, too. Relative paths count from the folder that the command runs in, not from the
+file's. Only `pool` is required. `specrouter check` says what is wrong with a file, and what memory
+its models would take, without loading them.
 
 ```yaml
 pool:
@@ -41,9 +43,13 @@ slo_classes:
   interactive: {tpot_ms: 50, ttft_ms: 1000}
 ```
 
-`configs/` has ready ones: [Qwen2.5](../configs/qwen2.5.yaml), [Qwen3](../configs/qwen3.yaml),
+`configs/` has ready ones, and `--config` takes their names as well (`--config qwen3`):
+[Qwen2.5](../configs/qwen2.5.yaml), [Qwen3](../configs/qwen3.yaml),
 [Llama 3](../configs/llama3.yaml), [the pool of SpecRouter's paper](../configs/llama2-paper.yaml),
-and [the bundled family](../configs/tiny.yaml). Which values to choose is the subject of
+[the bundled family](../configs/tiny.yaml), [the same with a drafter that has no
+weights](../configs/tiny-ngram.yaml), [a pool with the cost ratios of real models, for benchmarks on
+a CPU](../configs/bench-cpu.yaml), and [the same with drafters that know one kind of text
+each](../configs/bench-specialists.yaml). Which values to choose is the subject of
 [tuning.md](tuning.md).
 
 Outside of the file: `SPECROUTER_API_KEY` (a key beside `server.api_keys`), `SPECROUTER_CACHE` (the

@@ -28,6 +28,11 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == configuration_reference(), again
 
 
+@pytest.mark.parametrize("scenario", sorted(PAGE.parents[1].glob("configs/*.yaml")))
+def test_the_page_leads_to_every_bundled_scenario(scenario: Path) -> None:
+    assert f"](../configs/{scenario.name})" in configuration_reference()
+
+
 @pytest.mark.parametrize("model", CLASSES)
 def test_every_key_has_a_meaning_and_every_meaning_a_key(model: type[BaseModel]) -> None:
     assert set(attribute_meanings(model)) == set(model.model_fields)
