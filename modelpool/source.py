@@ -1,7 +1,8 @@
 """Where a member's files are: a source string becomes a local directory.
 
     bundled:NAME        weights that came with this package
-    path:DIR, /DIR, ./DIR, ~/DIR    a checkpoint as `save_pretrained` writes it
+    path:DIR, /DIR, ./DIR, ~/DIR    a checkpoint as `save_pretrained` writes it; a relative path
+                        counts from the working directory
     hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
 
 The source `ngram` has no files: `ModelPool` never resolves it.
@@ -125,8 +126,8 @@ def _local(text: str, field: str) -> Path:
     if not directory.is_dir():
         raise _error(
             field,
-            f"no directory {str(directory)!r}: give a directory that save_pretrained wrote, "
-            "or hub:ORG/NAME to download one",
+            f"no directory {str(directory.absolute())!r}: give a directory that save_pretrained "
+            "wrote, or hub:ORG/NAME to download one",
         )
     return directory.resolve()
 

@@ -64,7 +64,7 @@ def check_server(config: ServerConfig) -> None:
     api_keys(config)
     template = config.chat_template
     if template is not None and not template.is_file():
-        raise ConfigError("server.chat_template", f"there is no file {str(template)!r}")
+        raise ConfigError("server.chat_template", f"there is no file {str(template.absolute())!r}")
 
 
 def _application(router: ChainRouter, config: ServerConfig, drain: Drain) -> ASGIApp:

@@ -47,6 +47,7 @@ def test_a_path_may_be_written_in_four_ways(
 
 def test_what_is_not_a_checkpoint_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     assert "no directory" in reason_of(f"path:{tmp_path}/absent")
+    assert str(Path.cwd() / "absent") in reason_of("./absent")
     assert "config.json" in reason_of(str(tmp_path))
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     assert "safetensors" in reason_of(str(checkpoint))

@@ -242,6 +242,14 @@ def test_invalid_setting_is_an_error_that_names_it(
     assert refused.value.field == named
 
 
+def test_a_file_that_is_not_found_is_named_with_the_folder_where_it_was_looked_for(
+    settings: Settings,
+) -> None:
+    settings["server"]["chat_template"] = "templates/chat.jinja"
+    with pytest.raises(ConfigError, match=re.escape(str(Path.cwd() / "templates"))):
+        check(settings)
+
+
 def test_template_that_cannot_be_used_is_an_error_of_its_setting(
     settings: Settings, tmp_path: Path
 ) -> None:
