@@ -65,6 +65,7 @@ class ModelStates:
         self._clock = clock
         self._guard = guard
         self._rollback = RollbackProcessor()
+        self._held: list[str] = []  # the models of the stages that are open
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
@@ -83,16 +84,17 @@ class ModelStates:
         try:
             self._make_room(name)
             model = self._pool.acquire(name)
+            self._held.append(name)
             try:
                 state = self._open(name, model)
                 yield model, state
             except Abandoned:  # whoever took over has released it
                 raise
             except BaseException:
-                self._pool.release(name)
+                self._release(name)
                 raise
             else:
-                self._pool.release(name)
+                self._release(name)
         except Exception as error:
             if state is not None and isinstance(error, NonFiniteLogits):
                 for row in rows.tolist():  # its keys and values may be no numbers either
@@ -124,8 +126,12 @@ class ModelStates:
         self._touched = []
 
     def abandon(self, name: str) -> None:
-        """Takes over from a thread that hangs in a forward of a model, whose cache is forgotten."""
-        self._pool.release(name)
+        """Takes over from a thread that hangs in a forward of a model, whose cache is forgotten.
+
+        In a stage or not: an errand runs models that are not held.
+        """
+        while self._held:
+            self._release(self._held[-1])
         self._manager.drop_state(name)
         self._loaded.pop(name, None)
         self.settle()
@@ -175,6 +181,10 @@ class ModelStates:
         """[R] committed tokens that a model has not read, the last one not counted."""
         state = self._manager.state(name)
         return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
+
+    def _release(self, name: str) -> None:
+        self._held.remove(name)
+        self._pool.release(name)
 
     def _make_room(self, name: str) -> None:
         """What is evicted is gone before the model is loaded, its KV memory included."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.bench.bare_forward import time_forward
 from specrouter.hang_guard import Abandoned, HangGuard
 from tests.exact.comparison import assert_whole
 from tests.exact.models import pool_settings, save_family
@@ -115,6 +116,27 @@ def test_who_waits_for_a_cycle_that_hangs_is_served_when_it_is_left_behind(
             hang.release.set()
         assert hang.woke.wait(PATIENCE_S)
         assert len(router.generate([5, 6], params)[0].token_ids) == 60
+    assert_whole(router)
+
+
+def test_an_errand_that_hangs_costs_the_running_requests_nothing(router: ChainRouter) -> None:
+    params, chain = SamplingParams(max_new_tokens=100, ignore_eos=True), ("small", "target")
+    alone = router.generate([5, 6], params, "off")[0].token_ids
+    hang, original = Hang("small"), HangGuard.inside
+    with mock.patch.object(
+        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+    ):
+        router.generate([5, 6], params, Speculation(chain))
+        small = router.pool.get("small")
+        hang.arm()
+        running = router.submit([5, 6], params, "off")
+        next(iter(running))
+        with pytest.raises(TimeoutError, match="small"):
+            router.run_idle(lambda: time_forward(small, 1, 1, 8, canonical=False, repeats=1))
+        hang.release.set()
+        assert hang.woke.wait(PATIENCE_S)
+    assert running.result(PATIENCE_S).token_ids == alone
+    assert router.restarts == 0
     assert_whole(router)
 
 

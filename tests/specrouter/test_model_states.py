@@ -17,6 +17,7 @@ from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor, TokenTree
 from processors.pack import PackPlan, run_pack
 from specrouter.forward_clock import ForwardClock
+from specrouter.hang_guard import Abandoned
 from specrouter.model_states import ModelStates, StageError
 from specrouter.model_times import ModelTimes
 from statemgr import StateManager
@@ -147,10 +148,30 @@ def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
 ) -> None:
     read(states, manager, "small")
     read(states, manager, "middle")
-    pool.acquire("small")  # as the thread has that hangs
-    states.abandon("small")
+    with pytest.raises(Abandoned), states.stage("small", ROWS):
+        states.abandon("small")  # by whom takes over, and then the forward returns
+        raise Abandoned
     assert manager.state("small") is None
     assert lengths(manager, "middle") == [4, 1]
+
+
+def test_a_model_that_hangs_outside_of_a_stage_is_abandoned_too(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    pool.get("small")  # as an errand has it, which holds nothing
+    states.abandon("small")
+    assert manager.state("small") is None
+
+
+def test_whoever_takes_over_releases_what_the_hanging_thread_holds(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    with pytest.raises(Abandoned), states.stage("middle", ROWS), states.stage("small", ROWS):
+        states.abandon("small")
+        assert pool.evict("small")
+        assert pool.evict("middle")
+        raise Abandoned
 
 
 def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
