@@ -132,8 +132,7 @@ class ModelStates:
         """
         while self._held:
             self._release(self._held[-1])
-        self._manager.drop_state(name)
-        self._loaded.pop(name, None)
+        self._drop(name)
         self.settle()
 
     # Between cycles
@@ -150,14 +149,12 @@ class ModelStates:
     def forget_evicted(self) -> None:
         """Frees the caches of models that the pool no longer holds."""
         for name in [name for name in self._loaded if not self._pool.is_loaded(name)]:
-            del self._loaded[name]
-            self._manager.drop_state(name)
+            self._drop(name)
 
     def drop_all(self) -> None:
         """Gives back all KV memory. Nothing can run here afterwards."""
-        self._touched = []
         for name in self._pool.names:
-            self._manager.drop_state(name)
+            self._drop(name)
 
     def target_lag(self, rows: Ints) -> Ints:
         """Committed tokens that the target has not read, the last one not counted, [R]."""
@@ -192,9 +189,16 @@ class ModelStates:
             self._pool.make_room(name)
             self.forget_evicted()
 
+    def _drop(self, name: str) -> None:
+        """Forgets a model and its cache, of which nothing is left to settle either."""
+        state = self._manager.state(name)
+        self._touched = [touched for touched in self._touched if touched.state is not state]
+        self._manager.drop_state(name)
+        self._loaded.pop(name, None)
+
     def _open(self, name: str, model: PackedModel) -> ModelState:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
-            self._manager.drop_state(name)
+            self._drop(name)
             guarded = self._guard is not None and name != self._pool.target
             around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
             model.watch = lambda _tokens, _attended: around()  # its profile may hang, too

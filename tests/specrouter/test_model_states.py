@@ -55,6 +55,20 @@ def read(states: ModelStates, manager: StateManager, name: str) -> None:
         PrefillProcessor(32).catch_up(model, state, manager, ROWS, 0)
 
 
+def draft(states: ModelStates, manager: StateManager, name: str) -> None:
+    """A model reads the last tokens of all texts, and two that it has drafted."""
+    tree = TokenTree.path(ROWS, np.array([[7, 8], [7, 8]]), np.array([2, 2]))
+    plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
+    with states.stage(name, ROWS) as (model, state), torch.inference_mode():
+        states.touch(state, ROWS, run_pack(model, state, manager, plan, tree).fed)
+
+
+def give_up(states: ModelStates, name: str) -> None:
+    """A forward hangs, another thread takes over, and then it returns."""
+    states.abandon(name)
+    raise Abandoned
+
+
 def lengths(manager: StateManager, name: str) -> list[int]:
     state = manager.state(name)
     assert state is not None
@@ -91,10 +105,7 @@ def test_what_a_model_drafts_after_it_failed_is_read_anew(
     states.begin()
     with pytest.raises(StageError), states.stage("small", ROWS):  # an audition
         raise BROKEN
-    tree = TokenTree.path(ROWS, np.array([[7, 8], [7, 8]]), np.array([2, 2]))
-    plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
-    with states.stage("small", ROWS) as (model, state), torch.inference_mode():
-        states.touch(state, ROWS, run_pack(model, state, manager, plan, tree).fed)
+    draft(states, manager, "small")
     for row in ROWS.tolist():
         manager.extend(row, np.array([7, 8, 9]))
     states.settle()
@@ -149,8 +160,7 @@ def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
     read(states, manager, "small")
     read(states, manager, "middle")
     with pytest.raises(Abandoned), states.stage("small", ROWS):
-        states.abandon("small")  # by whom takes over, and then the forward returns
-        raise Abandoned
+        give_up(states, "small")
     assert manager.state("small") is None
     assert lengths(manager, "middle") == [4, 1]
 
@@ -168,20 +178,24 @@ def test_whoever_takes_over_releases_what_the_hanging_thread_holds(
     states: ModelStates, manager: StateManager, pool: ModelPool
 ) -> None:
     with pytest.raises(Abandoned), states.stage("middle", ROWS), states.stage("small", ROWS):
-        states.abandon("small")
-        assert pool.evict("small")
-        assert pool.evict("middle")
-        raise Abandoned
+        give_up(states, "small")
+    assert pool.evict("small")
+    assert pool.evict("middle")
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
 def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
-    small_config: dict[str, Any], manager: StateManager, monkeypatch: pytest.MonkeyPatch
+    is_settled: bool,
+    small_config: dict[str, Any],
+    manager: StateManager,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = ModelPool.from_config({**small_config["pool"], "max_loaded_models": 2})
     times: Any = SimpleNamespace(learn=lambda *_: None)  # a mock would keep the model
     states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
     states.prepare("target")
     read(states, manager, "small")
+    draft(states, manager, "small")
     weights, store = weakref.ref(pool.get("small").model), manager.state("small")
     assert store is not None
     kv = weakref.ref(store.store)
@@ -195,7 +209,10 @@ def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
         return load(pool, member)
 
     monkeypatch.setattr(ModelPool, "_load", noting)
-    states.settle()
+    if is_settled:
+        states.settle()
     states.prepare("middle")
     assert left == [False, False]
     assert not pool.is_loaded("small")
+    states.settle()
+    manager.check_integrity()
