@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -35,6 +35,16 @@ _NOISE = 0.02  # spread of new weights, as in the initialisation of real models
 _REAL_HIDDEN = 640  # the narrowest hidden state that passes for a real model's
 # What comes along unchanged.
 COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+# What a damaged checkpoint, a full disk or too little memory raise here, beside `ConfigError`.
+FAULTS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError)
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"  # that are written
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True)
@@ -80,10 +90,13 @@ def inflate(
         dtype: of the written weights. One narrower than the source's rounds them.
 
     Raises:
-        ConfigError: naming the argument that the source does not allow.
+        ConfigError: naming the argument that the source does not allow; for `out` where that would
+            overwrite a file of the source's.
+        Any of `FAULTS`: the source cannot be read, or `out` not be written.
     """
     source, out = Path(source), Path(out)
     config = _read_config(source)
+    _check_out(source, out)
     old = _shape(config)
     new = LlamaShape(
         hidden=old.hidden * 4**width_exponent,
@@ -103,11 +116,10 @@ def inflate(
     stored = {
         name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in inflation.tensors()
     }
-    save_file(stored, str(out / "model.safetensors"), metadata={"format": "pt"})
+    save_file(stored, str(out / _WEIGHTS), metadata={"format": "pt"})
     _write_config(config, new, width_exponent, dtype, source.name, out)
-    for pattern in COPIED:
-        for file in source.glob(pattern):
-            shutil.copy(file, out)
+    for file in _copied(source):
+        shutil.copy(file, out)
     return new
 
 
@@ -270,15 +282,34 @@ class _Inflation:
 
 
 def _read_config(source: Path) -> dict[str, Any]:
-    file = source / "config.json"
+    file = source / _CONFIG
     if not file.is_file():
-        raise ConfigError("source", f"{str(source)!r} has no config.json: not a checkpoint")
-    config: dict[str, Any] = json.loads(file.read_text())
+        raise ConfigError("source", f"{str(source)!r} has no {_CONFIG}: not a checkpoint")
+    config: Any = json.loads(file.read_text())
+    if not isinstance(config, dict):
+        raise ConfigError("source", f"{str(file)!r} is not a configuration")
     if config.get("model_type") != "llama":
         raise ConfigError("source", f"only llama can be inflated, not {config.get('model_type')}")
     if config.get("attention_bias") or config.get("mlp_bias"):
         raise ConfigError("source", "a llama with biases cannot be inflated")
+    for name in _SIZES:
+        if not isinstance(config.get(name), int) or config[name] < 1:
+            raise ConfigError("source", f"{str(file)!r} has no {name}")
     return config
+
+
+def _check_out(source: Path, out: Path) -> None:
+    """A link in `out` to the source's weights would be written through, too."""
+    own = [file for file in source.iterdir() if file.is_file()]
+    names = {_CONFIG, _WEIGHTS, *(file.name for file in _copied(source))}
+    for file in (out / name for name in names):
+        if file.exists() and any(file.samefile(other) for other in own):
+            raise ConfigError("out", f"{str(file)!r} is the source's own and would be overwritten")
+
+
+def _copied(source: Path) -> list[Path]:
+    found = [file for pattern in COPIED for file in source.glob(pattern)]
+    return [file for file in found if file.is_file()]
 
 
 def _shape(config: dict[str, Any]) -> LlamaShape:
@@ -322,6 +353,8 @@ def _read_tensors(source: Path) -> dict[str, Tensor]:
         with safe_open(str(file), framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a mapping
                 weights[name] = tensors.get_tensor(name)
+    if not weights:
+        raise ConfigError("source", f"{str(source)!r} has no weights in *.safetensors files")
     return weights
 
 
@@ -348,7 +381,7 @@ def _write_config(
     kept = {
         key: value for key, value in config.items() if key not in ("torch_dtype", "layer_types")
     }
-    (out / "config.json").write_text(json.dumps({**kept, **changed}, indent=2) + "\n")
+    (out / _CONFIG).write_text(json.dumps({**kept, **changed}, indent=2) + "\n")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from modelpool.cache_dir import cache_dir
 from modelpool.config import Dtype
 from modelpool.errors import ConfigError
-from modelpool.inflate import COPIED, inflated_shape
+from modelpool.inflate import COPIED, FAULTS, inflated_shape
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
             _write(source, folder, min_parameters, written_dtype)
     except ConfigError as error:
         raise ConfigError(f"{field}.inflate_to", error.reason) from error
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except FAULTS as error:
         reason = f"cannot inflate {str(source)!r}: {error}"
         raise ConfigError(f"{field}.inflate_to", reason) from error
     return folder

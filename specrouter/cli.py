@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from modelpool.errors import ConfigError
-from modelpool.inflate import inflate_to
+from modelpool.inflate import FAULTS, inflate_to
 from specrouter import ChainRouter, RequestError, RequestOutput, SamplingParams, Speculation
 from specrouter.config import RouterConfig
 from specrouter.logs import configure_logs
@@ -133,8 +133,15 @@ def _for_one_request(config: RouterConfig, arguments: argparse.Namespace) -> Rou
 
 
 def _inflate(arguments: argparse.Namespace) -> int:
-    shape = inflate_to(arguments.source_dir, arguments.out_dir, arguments.parameters)
-    print(f"{arguments.out_dir}: {shape.parameter_count / 1e6:.1f}M parameters")
+    source, out = arguments.source_dir, arguments.out_dir
+    try:
+        shape = inflate_to(source, out, arguments.parameters)
+    except ConfigError:
+        raise
+    except FAULTS as error:
+        reason = f"cannot inflate {str(source)!r} to {str(out)!r}: {error}"
+        raise ConfigError("inflate", reason) from error
+    print(f"{out}: {shape.parameter_count / 1e6:.1f}M parameters")
     return 0
 
 

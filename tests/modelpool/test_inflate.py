@@ -127,3 +127,22 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     source = save_gpt2(tmp_path / "source")
     with pytest.raises(ConfigError, match="only llama"):
         inflate_to(source, tmp_path / "out")
+
+
+def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source")
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "model.safetensors").symlink_to(source / "model.safetensors")
+    (tmp_path / "hard").mkdir()
+    (tmp_path / "hard" / "tokenizer.json").hardlink_to(source / "tokenizer.json")
+    itself = (source, source / ".." / "source", tmp_path / "link")
+    for out in (*itself, tmp_path / "linked", tmp_path / "hard"):
+        with pytest.raises(ConfigError) as caught:
+            inflate(source, out, **SHAPES["wider"])
+        assert caught.value.field == "out"
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+    inflate(source, source / "tokenizer-and-model", **SHAPES["wider"])  # no file of it
+    inflate(source, source / "tokenizer-and-model", **SHAPES["wider"])
+    assert (source / "tokenizer-and-model" / "tokenizer.json").is_file()
