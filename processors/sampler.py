@@ -196,7 +196,10 @@ class Sampler:
         return ids.squeeze(1), values.squeeze(1), own.squeeze(1), others
 
     def distribution(self, logits: Tensor, contexts: Contexts) -> Tensor:
-        """Probabilities [n, V] float64 before noise; all on the choice at temperature 0."""
+        """Probabilities [n, V] float64 before noise; all on the choice at temperature 0.
+
+        NaN among them where no choice can be made.
+        """
         rows = self._rows_of(contexts)
         scores = self._processed(logits, rows, contexts, torch.float64)
         greedy = [index for index, row in enumerate(rows) if row.settings.temperature == 0]
@@ -343,10 +346,13 @@ def _log_probabilities(scores: Tensor, total: Tensor, places: Tensor, tokens: Te
 
 
 def _one_hot(scores: Tensor) -> Tensor:
-    """[n, V] float64, all on each row's argmax; NaN there if the scores hold NaN."""
+    """[n, V] float64, all on each row's argmax; NaN there if the largest score is no number.
+
+    That is where a softmax has NaN, too: scores that hold NaN or +inf, or no id that is left.
+    """
     values, ids = scores.max(dim=-1, keepdim=True)
     mass = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
-    mass.masked_fill_(values.isnan(), math.nan)
+    mass.masked_fill_(~values.isfinite(), math.nan)
     return mass.new_zeros(scores.shape).scatter_(1, ids, mass)
 
 

@@ -300,6 +300,18 @@ def test_the_distribution_is_that_of_the_processed_logits() -> None:
     assert torch.equal(alone, got[1:])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("scores", [[-math.inf] * VOCAB, [math.inf] + [0.0] * (VOCAB - 1)])
+def test_where_no_choice_can_be_made_there_is_no_distribution(
+    temperature: float, scores: list[float]
+) -> None:
+    sampler, contexts = open_rows(SamplingSettings(temperature)), contexts_at([0, 0], [0, 1])
+    logits = torch.stack((torch.tensor(scores, dtype=torch.float64), random_logits(1)[0]))
+    assert sampler.choose(logits, contexts)[1].isfinite().tolist() == [False, True]
+    got = sampler.distribution(logits, contexts)
+    assert got.isfinite().all(dim=1).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("one", [GREEDY, SamplingSettings(0.8, seed=1), FULL])
 def test_nan_comes_through(one: SamplingSettings) -> None:
     sampler, logits = open_rows(one, GREEDY), random_logits(3)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
@@ -81,6 +82,49 @@ def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) 
         assert failed.token_ids == expected[:4]  # all before the place that failed
         assert one.token_ids == other.token_ids == expected
         assert_whole(router)
+
+
+@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "excludes all"])
+def test_a_greedy_text_ends_where_no_token_is_left_however_it_is_verified(
+    router: ChainRouter, rejecting: ChainRouter, speculation: SpeculationOverride, raises: bool
+) -> None:
+    def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] <= len(PROMPT) + 3:
+            return scores
+        if raises:
+            raise LookupError("no more words")
+        return scores.new_full(scores.shape, float("-inf"))
+
+    greedy = replace(SAMPLED, temperature=0.0, seed=None)
+    expected = router.generate([PROMPT], greedy, "off")[0].token_ids
+    reason = "LookupError: no more words" if raises else "leave no token to choose"
+    for one in (router, rejecting):
+        params = [greedy, replace(greedy, logits_processors=(moody,))]
+        other, failed = one.generate([PROMPT] * 2, params, speculation)
+        assert (other.token_ids, other.error) == (expected, None)
+        assert (failed.token_ids, failed.finish_reason) == (expected[:4], "error")
+        assert reason in (failed.error or "")
+        assert_whole(one)
+
+
+@pytest.mark.parametrize("speculation", OVERRIDES[-2:], ids=str)
+def test_a_rejected_text_says_only_what_a_processor_allows(
+    rejecting: ChainRouter, speculation: SpeculationOverride
+) -> None:
+    """Ids below 40; after 31 or more, none at all."""
+
+    def narrow(input_ids: Tensor, scores: Tensor) -> Tensor:
+        is_over = input_ids.shape[1] > len(PROMPT) and int(input_ids[0, -1]) > 30
+        ids = torch.arange(scores.shape[-1]) < (0 if is_over else 40)
+        return scores.masked_fill(~ids, float("-inf"))
+
+    sampled = replace(SAMPLED, logits_processors=(narrow,))
+    params = [sampled, replace(sampled, temperature=0.0)]
+    for output in rejecting.generate([PROMPT] * 2, params, speculation):
+        *others, last = output.token_ids
+        assert all(token <= 30 for token in others)
+        assert (output.finish_reason == "error") == (30 < last < 40)
 
 
 def test_what_fails_behind_the_end_of_a_text_does_not_concern_it(router: ChainRouter) -> None:
