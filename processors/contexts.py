@@ -26,13 +26,12 @@ class Contexts:
     masks: Tensor | None = None  # [n, ceil(V / 8)] what grammars allow there, `grammar.Bits`
     are_past: bool = False
 
-    def part(self, start: int, stop: int) -> "Contexts":
-        """Places `start .. stop`, not copied."""
-        paths = None if self.paths is None else self.paths[start:stop]
-        masks = None if self.masks is None else self.masks[start:stop]
-        rows, positions, depths = self.rows, self.positions, self.depths
-        own = slice(start, stop)
-        return Contexts(rows[own], positions[own], depths[own], paths, masks, self.are_past)
+    def part(self, own: slice) -> "Contexts":
+        """Consecutive places, not copied."""
+        paths = None if self.paths is None else self.paths[own]
+        masks = None if self.masks is None else self.masks[own]
+        rows, positions, depths = self.rows[own], self.positions[own], self.depths[own]
+        return Contexts(rows, positions, depths, paths, masks, self.are_past)
 
     def take(self, index: Ints) -> "Contexts":
         """Some of the places, in the order of `index`."""

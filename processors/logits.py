@@ -6,7 +6,7 @@ Semantics: those of `transformers`' processors; presence and frequency penalties
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,24 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 _BLOCK = 64  # ids whose maximum is taken first
+# Scores that are worked on at once, each of 8 bytes and with a few copies beside it.
+_CPU_PART = 2**19  # of one thread: what its caches hold; more would take memory anew each time
+_DEVICE_PART = 2**25  # beside the models' weights and caches
+
+
+def parts(count: int, like: Tensor) -> Iterator[slice]:
+    """`count` rows of scores like those of `like` [..., V], in consecutive pieces.
+
+    A piece holds a row at least, on a CPU one for each thread. Without rows it is an empty one.
+    """
+    size = like.shape[-1]
+    if like.device.type == "cpu":
+        threads = torch.get_num_threads()
+        rows = max(threads, threads * _CPU_PART // size)
+    else:
+        rows = max(1, _DEVICE_PART // size)
+    for start in range(0, max(1, count), rows):
+        yield slice(start, min(count, start + rows))
 
 
 def change_rows(scores: Tensor, which: Sequence[int], change: Callable[[Tensor], None]) -> None:

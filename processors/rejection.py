@@ -22,53 +22,39 @@ Source: Leviathan, Kalman, Matias, arXiv 2211.17192, algorithm 1 and appendix A.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from processors.token_tree import Floats, Ints
 
 
-def reject(
-    p: Tensor, q: Tensor, tokens: Ints, sizes: Ints, uniforms: Floats, noise: Tensor
-) -> tuple[Ints, Ints]:
-    """One level's walk down the drafts, of width 1, of B rows: accepted nodes and emitted token.
-
-    A node is accepted if uniform * q < p at its token. Draws are argmaxes of log-probability plus
-    noise, ties to the lowest id. A residual that rounding leaves without any mass counts as p.
-    Waits for the device once.
+def accepted_lengths(p: Floats, q: Floats, sizes: Ints, uniforms: Floats) -> Ints:
+    """How many nodes of each of B drafts, of width 1, are accepted, [B]: uniform * q < p.
 
     Args:
-        p: [sum(sizes + 1), V] float64 probabilities of the verifier, row after row: after the
-            root, then after each node.
-        q: [sum(sizes), V] float64 probabilities that each node was drawn from, at its parent.
-        tokens: [B, W] the nodes, of which row i has the first `sizes[i]`.
+        p, q: [sum(sizes)] float64, row after row: how probable a node is after its parent to the
+            verifier, and to its proposer. NaN, where there is no distribution: not accepted.
+        sizes: [B] nodes of each draft.
         uniforms: [sum(sizes)] in [0, 1), of each node.
-        noise: [sum(sizes + 1), V] float64 standard Gumbel, for a draw after each context of `p`.
-
-    Returns:
-        accepted [B], and the token [B] that stands after the accepted nodes.
     """
-    rows, steps = np.nonzero(np.arange(tokens.shape[1]) < sizes[:, None])
-    starts = np.cumsum(sizes + 1) - (sizes + 1)  # of each row in p
-    nodes = _to_device(np.stack((starts[rows] + steps, tokens[rows, steps], rows, steps)), p)
-    context, token, row, step = nodes
-    roots, limits = _to_device(np.stack((starts, sizes)), p)
-    threshold = _to_device(uniforms, p) * q.gather(1, token.unsqueeze(1)).squeeze(1)
-    kept = torch.zeros(tokens.shape, dtype=torch.int64, device=p.device)
-    kept[row, step] = (threshold < p[context, token]).to(torch.int64)
-    accepted = kept.cumprod(dim=1).sum(dim=1)
-    stop = roots + accepted
-    wanted = p.index_select(0, stop)
-    if len(rows):
-        first = roots - torch.arange(len(sizes), device=p.device)  # of each row in q
-        refused = q.index_select(0, (first + accepted).clamp_(max=len(rows) - 1))
-        residual = (wanted - refused).clamp_(min=0)
-        drawn_anew = (accepted < limits) & (residual > 0).any(dim=1)
-        wanted = torch.where(drawn_anew.unsqueeze(1), residual, wanted)
-    emitted = wanted.log().add_(noise.index_select(0, stop)).argmax(dim=1)
-    both = torch.stack((accepted, emitted)).cpu().numpy()  # the one wait
-    return both[0], both[1]
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    steps = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = np.zeros((len(sizes), int(sizes.max(initial=0))), dtype=np.int64)
+    kept[rows, steps] = uniforms * q < p
+    accepted: Ints = kept.cumprod(axis=1).sum(axis=1)
+    return accepted
 
 
-def _to_device(values: Ints | Floats, like: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(like.device, non_blocking=True)
+def emit(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
+    """The token that stands after the accepted nodes of each of B drafts, [B].
+
+    A draw is the argmax of log-probability plus noise, ties to the lowest id. A residual that
+    rounding leaves without any mass counts as p. Does not wait for the device.
+
+    Args:
+        p: [B, V] float64 probabilities of the verifier there.
+        q: [B, V] float64 probabilities that the refused node was drawn from; 0 if none was refused.
+        noise: [B, V] float64 standard Gumbel.
+    """
+    residual = (p - q).clamp_(min=0)
+    has_mass = (residual > 0).any(dim=1, keepdim=True)
+    return residual.where(has_mass, p).log_().add_(noise).argmax(dim=1)

@@ -10,7 +10,7 @@ Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared no
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,13 +19,12 @@ from torch import Tensor
 
 from processors.contexts import Contexts, Ints
 from processors.grammar import Bits, GrammarError, Path, TokenGrammar
-from processors.logits import best, column, log_shares, log_total, on_device, top
+from processors.logits import best, column, log_shares, log_total, on_device, parts, top
 from processors.noise import NoiseBank, uniform
 from processors.sampling_row import SamplingRow, SamplingSettings
 from processors.score_edits import edit, warp
 
 _PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
-_PART = 2**19  # scores that a CPU's thread works on at once; more would take memory anew each time
 
 
 class Sampler:
@@ -149,8 +148,10 @@ class Sampler:
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
-        found = [best(self.scores(*part)) for part in _parts(logits, contexts)]
-        values, ids = _joined(found)
+        pieces = parts(len(logits), logits)
+        values, ids = _joined(
+            [best(self.scores(logits[part], contexts.part(part))) for part in pieces]
+        )
         return ids.squeeze(1), values.squeeze(1)
 
     def rank(
@@ -163,8 +164,11 @@ class Sampler:
         Log-probabilities are float64, at most 0, NaN where logits hold NaN. Ties behind the first
         place are in no order.
         """
-        found = [self._rank(*part, width, purpose) for part in _parts(logits, contexts)]
-        return _joined(found)
+        pieces = parts(len(logits), logits)
+        ids, log_probs = _joined(
+            [self._rank(logits[part], contexts.part(part), width, purpose) for part in pieces]
+        )
+        return ids, log_probs
 
     def _rank(
         self, logits: Tensor, contexts: Contexts, width: int, purpose: int
@@ -177,7 +181,7 @@ class Sampler:
         return ids, log_shares(scores, values, ids)
 
     def judge(
-        self, logits: Tensor, contexts: Contexts, parents: Tensor, tokens: Tensor
+        self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`choose`, and log-probabilities under the same scores.
 
@@ -188,12 +192,27 @@ class Sampler:
             Choices [n], their scores [n], their log-probabilities [n] float64, and those of the
             tokens [m] float64.
         """
+        order = np.argsort(parents, kind="stable")
+        ordered = parents[order]
+        found = []
+        for part in parts(len(logits), logits):
+            own = slice(*np.searchsorted(ordered, (part.start, part.stop)).tolist())
+            asked = ordered[own] - part.start, tokens[order[own]]
+            found.append(self._judge(logits[part], contexts.part(part), *asked))
+        ids, values, log_probs, others = _joined(found)
+        back = on_device(np.argsort(order), logits.device)
+        return ids.squeeze(1), values.squeeze(1), log_probs.squeeze(1), others.index_select(0, back)
+
+    def _judge(
+        self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `judge`, but columns for what is of contexts."""
         scores = self.scores(logits, contexts)
         values, ids = best(scores)
         total = log_total(scores)
         own = (values.double() - total).clamp_(max=0.0)
-        others = _log_probabilities(scores, total, parents, tokens)
-        return ids.squeeze(1), values.squeeze(1), own.squeeze(1), others
+        where = on_device(parents, logits.device), on_device(tokens, logits.device)
+        return ids, values, own, _log_probabilities(scores, total, *where)
 
     def distribution(self, logits: Tensor, contexts: Contexts) -> Tensor:
         """Probabilities [n, V] float64 before noise; all on the choice at temperature 0.
@@ -211,12 +230,11 @@ class Sampler:
             probabilities.index_copy_(0, where, _one_hot(scores.index_select(0, where)))
         return probabilities
 
-    def noise(self, contexts: Contexts, purpose: int, like: Tensor | None = None) -> Tensor:
+    def noise(self, contexts: Contexts, purpose: int, like: Tensor) -> Tensor:
         """Gumbel noise [n, V] float64 of each place, 0 at temperature 0.
 
-        `like`: logits, whose vocabulary and device it takes; else the whole one, on the host.
+        `like`: [..., V], whose vocabulary and device it takes.
         """
-        like = torch.empty(0, self._vocab_size) if like is None else like
         rows = self._rows_of(contexts)
         sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
         shape = (len(rows), like.shape[-1])
@@ -317,24 +335,10 @@ class Sampler:
         return scores
 
 
-def _parts(logits: Tensor, contexts: Contexts) -> Iterator[tuple[Tensor, Contexts]]:
-    """Contexts are independent: a CPU takes as many at once as its caches hold."""
-    count, size = logits.shape
-    threads = torch.get_num_threads()
-    rows = max(threads, threads * _PART // size) if logits.device.type == "cpu" else count
-    if rows >= count:
-        yield logits, contexts
-        return
-    for start in range(0, count, rows):
-        stop = min(count, start + rows)
-        yield logits[start:stop], contexts.part(start, stop)
-
-
-def _joined(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _joined(found: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     if len(found) == 1:
         return found[0]
-    first, second = zip(*found, strict=True)
-    return torch.cat(first), torch.cat(second)
+    return tuple(map(torch.cat, zip(*found, strict=True)))
 
 
 def _log_probabilities(scores: Tensor, total: Tensor, places: Tensor, tokens: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from modelpool.packed_model import PackedModel
 from processors.contexts import Contexts
+from processors.drafted_paths import DraftedPaths
 from processors.pack import FedTree, PackPlan, PackResult, lag, run_pack, tree_contexts
 from processors.proposal import Proposal
-from processors.rejection import reject
 from processors.sampler import Sampler
 from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import ModelState, StateManager
@@ -193,36 +193,31 @@ class VerifyProcessor:
 
         Args:
             level: of the verifier, the drafter's being 0; every level has noise of its own.
+
+        Waits for the device a few times.
         """
         plan = _plan(state, manager, tree, prefill, earlier, earlier_in_chunks)
         result = run_pack(model, state, manager, plan, tree)
         contexts = tree_contexts(sampler, tree, output_positions, result.logits.device)
         places = _places(tree)
-        p = sampler.distribution(result.logits, contexts)
-        before = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
-        q = _proposed(sampler, tree, proposals, contexts, before, p)
+        paths = DraftedPaths(sampler, tree, places, contexts, result.logits, proposals)
         purpose = rejection_purpose(level)
-        accepted, emitted = reject(
-            p,
-            q,
-            tree.tokens,
-            tree.sizes,
-            sampler.uniforms(contexts, purpose)[before],
-            sampler.noise(contexts, purpose, like=p),
-        )
+        accepted = paths.accepted(purpose)
+        emitted, finite_there = paths.emitted(accepted, purpose)
         finite, broken = np.ones(places.shape, np.bool_), np.zeros(places.shape, np.bool_)
-        finite[places >= 0] = p.isfinite().all(dim=1).cpu().numpy()
-        broken[places >= 0] = result.logits.isnan().any(dim=1).cpu().numpy()
+        last = np.arange(len(tree.rows)), accepted  # a node is accepted by numbers only
+        finite[last] = finite_there
+        broken[places >= 0] = result.logits.amax(dim=1).isnan().cpu().numpy()
         walk = np.arange(tree.tokens.shape[1]) < accepted[:, None]
         choices = np.zeros(places.shape, dtype=np.int64)
         choices[:, :-1] = tree.tokens
-        choices[np.arange(len(tree.rows)), accepted] = emitted
+        choices[last] = emitted
         nothing = np.zeros(places.shape)
         return Verdict(
             tree,
             walk,
             choices,
-            nothing,
+            np.where(finite, 0.0, -np.inf),  # where nothing could be drawn, nothing is handed on
             nothing[:, 1:],
             finite,
             broken,
@@ -240,12 +235,7 @@ def _judge(
     """`Sampler.judge` of all nodes, row after row."""
     parents = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
     tokens = tree.tokens[tree.real]
-    return sampler.judge(
-        logits,
-        contexts,
-        torch.from_numpy(parents).to(logits.device, non_blocking=True),
-        torch.from_numpy(tokens).to(logits.device, non_blocking=True),
-    )
+    return sampler.judge(logits, contexts, parents, tokens)
 
 
 def _verdict(
@@ -299,39 +289,6 @@ def _by_row(plan: PackPlan, earlier: Tensor) -> dict[int, Tensor]:
     asked = plan.earlier > 0
     counts = plan.earlier[asked].tolist()
     return dict(zip(plan.rows[asked].tolist(), torch.split(earlier, counts), strict=True))
-
-
-def _proposed(
-    sampler: Sampler,
-    tree: TokenTree,
-    proposals: Sequence[Proposal],
-    contexts: Contexts,
-    before: Ints,
-    like: Tensor,
-) -> Tensor:
-    """[sum(sizes), V] the distributions that the nodes were drawn from, one after the other.
-
-    `before`: which of the contexts each node was drawn at.
-    """
-    q = torch.zeros((len(before), like.shape[1]), dtype=like.dtype, device=like.device)
-    first = np.cumsum(tree.sizes) - tree.sizes  # of each row's nodes
-    for proposal in proposals:
-        own = proposal.tree
-        at = first[np.searchsorted(tree.rows, own.rows)][:, None] + np.arange(own.tokens.shape[1])
-        nodes = at[own.real]
-        if not len(nodes):
-            continue
-        index = torch.from_numpy(nodes).to(like.device)
-        if not len(proposal.logits):  # drawn without chance
-            q[index, torch.from_numpy(own.tokens[own.real]).to(like.device)] = 1.0
-            continue
-        origin = np.take_along_axis(own.origins, np.maximum(own.parents, 0), axis=1)
-        origin = np.where(own.parents == ROOT, ROOT, origin)
-        place = np.take_along_axis(proposal.places, origin + 1, axis=1)[own.real]
-        logits = proposal.logits[torch.from_numpy(place).to(proposal.logits.device)]
-        places = contexts if proposal.is_masked else replace(contexts, masks=None)
-        q[index] = sampler.distribution(logits.to(like.device), places.take(before[nodes]))
-    return q
 
 
 def _plan(

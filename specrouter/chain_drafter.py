@@ -210,8 +210,6 @@ class ChainDrafter:
         nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size + len(group.chain)))
         limits = self._rows.remaining(rows) - 1
         tree = after.tree.select(nodes, limits)
-        if self._rejection:  # from where no token is allowed, nothing can be drawn
-            tree = tree.keep(tree.real & verdict.sound[:, None])
         self._offer(draft, replace(after, tree=tree))
 
     def _catch_up(self, model: PackedModel, state: ModelState, draft: GroupDraft) -> None:

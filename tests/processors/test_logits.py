@@ -6,6 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
@@ -24,6 +26,7 @@ from processors.logits import (
     keep_top_p,
     log_shares,
     log_total,
+    parts,
     penalize,
     top,
 )
@@ -32,6 +35,19 @@ VOCAB = 50
 ROWS = 20
 HOST = torch.device("cpu")
 NOTHING = torch.zeros(1, 0, dtype=torch.int64)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 5000), st.integers(1, 200_000), st.sampled_from(["cpu", "meta"]))
+def test_scores_of_whatever_device_are_worked_on_in_parts_of_bounded_memory(
+    count: int, size: int, device: str
+) -> None:
+    found = list(parts(count, torch.empty((1, size), dtype=torch.bfloat16, device=device)))
+    assert [place for part in found for place in range(part.start, part.stop)] == list(range(count))
+    threads = torch.get_num_threads() if device == "cpu" else 1
+    most = threads * 2**19 if device == "cpu" else 2**25
+    assert all((part.stop - part.start) <= max(threads, most // size) for part in found)
+    assert len(found) == max(1, -(-count // max(threads, most // size)))
 
 
 def random_scores(seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from processors.rejection import reject
+from processors.rejection import accepted_lengths, emit
 from processors.token_tree import Floats, Ints
 from tests.exact.chi_square import fit_p_value
 
@@ -19,6 +19,25 @@ ROWS = 30_000
 LEAST_P = 1e-4
 
 Rule = Callable[[Tensor, Tensor, Ints, Ints, Floats, Tensor], tuple[Ints, Ints]]
+
+
+def reject(
+    p: Tensor, q: Tensor, tokens: Ints, sizes: Ints, uniforms: Floats, noise: Tensor
+) -> tuple[Ints, Ints]:
+    """The rule with all distributions at hand: accepted nodes [B], and the token after them [B].
+
+    `p`, `noise`: [sum(sizes + 1), V] after the root and after each node; `q`: [sum(sizes), V].
+    """
+    row, step = nodes_of(sizes)
+    first, roots = np.cumsum(sizes) - sizes, np.cumsum(sizes + 1) - (sizes + 1)
+    drafted = tokens[row, step]
+    at_nodes = p.numpy()[roots[row] + step, drafted], q.numpy()[np.arange(len(row)), drafted]
+    accepted = accepted_lengths(*at_nodes, sizes, uniforms)
+    refused = torch.zeros((len(sizes), p.shape[1]), dtype=torch.float64)
+    which = np.flatnonzero(accepted < sizes)
+    refused[which] = q[(first + accepted)[which]]
+    stop = roots + accepted
+    return accepted, emit(p[stop], refused, noise[stop]).numpy()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -205,6 +206,34 @@ def test_a_context_does_not_depend_on_its_neighbours(data: st.DataObject) -> Non
             assert torch.equal(together[index], alone)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(some_settings, min_size=1, max_size=3), st.data())
+def test_many_contexts_are_worked_on_in_parts_to_the_same_bits(
+    rows: list[SamplingSettings], data: st.DataObject
+) -> None:
+    which = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=9))
+    children = data.draw(
+        st.lists(st.tuples(st.integers(0, len(which) - 1), st.integers(0, VOCAB)), max_size=6)
+    )
+    parents, tokens = (np.array([c[part] for c in children], dtype=np.int64) for part in (0, 1))
+    with torch.inference_mode():
+        sampler, logits = open_rows(*rows, prompt=PROMPT), random_logits(len(which), seed=5)
+        places = list(range(len(which)))
+        contexts = contexts_at(which, places, [[7] * (place % 3) for place in places])
+        whole = [
+            *sampler.choose(logits, contexts),
+            *sampler.judge(logits, contexts, parents, tokens),
+            *sampler.rank(logits, contexts, 3),
+        ]
+        with mock.patch("processors.logits._CPU_PART", 2 * VOCAB):
+            pieces = [
+                *sampler.choose(logits, contexts),
+                *sampler.judge(logits, contexts, parents, tokens),
+                *sampler.rank(logits, contexts, 3),
+            ]
+    assert all(torch.equal(got, wanted) for got, wanted in zip(pieces, whole, strict=True))
+
+
 @settings(max_examples=60, deadline=None)
 @given(some_settings, some_tokens, some_tokens, some_tokens, some_tokens)
 def test_a_path_counts_like_committed_tokens(
@@ -274,7 +303,7 @@ def test_the_best_are_ranked(width: int, purpose: int) -> None:
 def test_judging_is_choosing_and_looking_up() -> None:
     sampler, logits = open_rows(FULL, GREEDY, prompt=PROMPT), random_logits(3)
     contexts = contexts_at([0, 0, 1], [3, 4, 5], [[], [7], []])
-    parents, tokens = torch.tensor([2, 0, 0, 1, 2]), torch.tensor([3, 30, 7, 20, VOCAB])
+    parents, tokens = np.array([2, 0, 0, 1, 2]), np.array([3, 30, 7, 20, VOCAB])
     choices, winning, own, others = sampler.judge(logits, contexts, parents, tokens)
     chosen = sampler.choose(logits, contexts)
     assert torch.equal(choices, chosen[0])
@@ -318,12 +347,11 @@ def test_nan_comes_through(one: SamplingSettings) -> None:
     logits[0, 17] = math.nan
     logits[1] = math.nan
     contexts = contexts_at([0, 0, 1], [2, 3, 0])
-    at = torch.tensor([5, 5, 5])
     found = [
         sampler.choose(logits, contexts)[1],
         sampler.rank(logits, contexts, 1)[1].sum(1),
         sampler.rank(logits, contexts, 3)[1].sum(1),
-        *sampler.judge(logits, contexts, torch.arange(3), at)[2:],
+        *sampler.judge(logits, contexts, np.arange(3), np.full(3, 5))[2:],
         sampler.distribution(logits, contexts).sum(1),
     ]
     for values in found:
@@ -341,7 +369,7 @@ def test_each_purpose_has_noise_of_its_own() -> None:
         wanted = gumbel(5, 6, VOCAB, stream=3 + purpose * 2**32, draw=7 if purpose else 0)
         scores = sampler.scores(logits, contexts_at([1], [6]), purpose)
         assert np.array_equal(scores[0].numpy(), wanted)
-        both = sampler.noise(contexts_at([0, 1], [6, 6]), purpose)
+        both = sampler.noise(contexts_at([0, 1], [6, 6]), purpose, like=logits)
         assert np.array_equal(both.numpy(), [np.zeros(VOCAB), wanted])
         narrow = sampler.noise(contexts_at([1], [6]), purpose, like=logits[:, :30])
         assert np.array_equal(narrow[0].numpy(), wanted[:30])
@@ -378,7 +406,7 @@ def test_a_choice_has_the_same_bits_in_parts(
     rows, positions = np.arange(26) % 2, np.arange(26) // 2
     contexts = Contexts(rows, positions, np.zeros(26, dtype=np.int64))
     whole, ranked = sampler.choose(logits, contexts), sampler.rank(logits, contexts, 3)
-    monkeypatch.setattr("processors.sampler._PART", 4 * size)
+    monkeypatch.setattr("processors.logits._CPU_PART", 4 * size)
     for got, wanted in zip(sampler.choose(logits, contexts), whole, strict=True):
         assert torch.equal(got, wanted)
     assert torch.equal(sampler.rank(logits, contexts, 3)[0], ranked[0])

@@ -1,5 +1,9 @@
 """Verification accepts what the verifier would have said, and says what comes after it."""
 
+import dataclasses
+from typing import Any
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +11,7 @@ from numpy.typing import NDArray
 
 from modelpool.packed_model import PackedModel
 from processors.draft import DraftProcessor
+from processors.noise import gumbel
 from processors.pack import FedTree
 from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
@@ -380,6 +385,58 @@ def test_rejection_tells_which_row_was_not_judged_by_numbers(settings: SamplingS
     tree = path_tree({0: [3, 4], 1: [5]})
     verdict = verify_by_rejection(bench, tree, [Proposal.without_logits(tree)])
     assert verdict.sound.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("settings", [GREEDY, WARM, PENALIZED], ids=["g", "s", "p"])
+def test_rejection_judges_in_parts_to_the_same_bits(settings: SamplingSettings) -> None:
+    lengths = [12, 9, 5, 7]
+    drafter, verdicts = Bench(lengths, settings, seed=1), []
+    proposals = [draft(drafter, [0, 3], [4, 2], purpose=1), draft(drafter, [2], [3], purpose=1)]
+    tree = join([proposal.tree for proposal in proposals] + [TokenTree.empty(np.array([1]))])
+    for part in (2**19, 2 * VOCAB_SIZE):
+        with mock.patch("processors.logits._CPU_PART", part):
+            verdicts.append(verify_by_rejection(Bench(lengths, settings), tree, proposals))
+    assert_same_verdict(verdicts[1], verdicts[0])
+
+
+def test_rejection_draws_noise_where_a_row_stops_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [12, 9, 5, 7]
+    bench, drafter = Bench(lengths, WARM), Bench(lengths, WARM, seed=1)
+    proposal = draft(drafter, [0, 1, 2, 3], [4, 4, 3, 1], purpose=1)
+    drawn: list[tuple[int, int]] = []
+
+    def noting(seed: int, position: int, vocab_size: int, *rest: Any, **options: Any) -> Any:
+        drawn.append((position, rest[1]))
+        return gumbel(seed, position, vocab_size, *rest, **options)
+
+    monkeypatch.setattr("processors.noise.gumbel", noting)
+    verdict = verify_by_rejection(bench, proposal.tree, [proposal])
+    begun = bench.output_positions(np.arange(4))
+    wanted = [
+        (int(at + more), int(at + 1)) for at, more in zip(begun, verdict.lengths, strict=True)
+    ]
+    assert drawn == wanted
+
+
+def test_rejection_hands_on_what_was_accepted_before_a_place_without_a_distribution() -> None:
+    lengths = [12, 9]
+    before = Bench(lengths).continuation(0, 2)
+
+    def moody(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids[0, -2:].tolist() == before:
+            raise LookupError("no more words")
+        return scores
+
+    bench = Bench(lengths, dataclasses.replace(GREEDY, logits_processors=(moody,)))
+    tree = path_tree({0: [*before, 5, 6], 1: bench.continuation(1, 2)})
+    verdict = verify_by_rejection(bench, tree, [Proposal.without_logits(tree)])
+    assert verdict.sound.tolist() == [False, True]
+    handed_on = verdict.proposal(hard_rejection=False, is_path=True).tree
+    left = handed_on.select(np.full(2, 9), np.full(2, 9))
+    assert left.sizes.tolist() == [2, 3]
+    assert left.tokens[0, :2].tolist() == before
 
 
 def test_a_failed_rejection_leaves_the_state_as_before() -> None:
