@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 
 _SMALLEST_UNIFORM = 2.0**-54  # below what the generator can tell from 0; its log is finite
 _NO_BLOCK = -1
+_HOST = torch.device("cpu")
 
 
 def gumbel(
@@ -60,25 +61,22 @@ def _generator(
 
 
 class NoiseBank:
-    """Noise of the positions near each row's end, computed once per row and position.
+    """Noise of the positions near each row's end, drawn once for all the devices that ask for it.
 
-    A row keeps a ring of `window` positions on the device; a row without noise takes no memory.
-    Once somebody asked for float32 on a CPU, a rounded copy stands beside each position.
+    A row keeps a ring of `window` positions on each of them; a row without noise takes no memory.
     """
 
-    def __init__(self, vocab_size: int, window: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, window: int) -> None:
         self._vocab_size = vocab_size
         self._window = window
-        self._device = device
         self._blocks = np.zeros(0, dtype=np.int64)  # of each row, or _NO_BLOCK
         self._free: list[int] = []
+        self._size = 0  # blocks
         self._keys: dict[int, tuple[int, int]] = {}  # row -> seed, stream
-        # Position and draw in each place of the blocks, one after the other.
-        self._tags = np.full((0, 2), -1, dtype=np.int64)
-        self._values = self._empty(0, torch.float64)  # [places, vocab_size]
-        self._rounded: Tensor | None = None  # [places, vocab_size] float32
+        self._rings: dict[torch.device, _Rings] = {}
 
     def open(self, row: int, seed: int, stream: int = 0) -> None:
+        """Raises where a device has no memory left for the row."""
         if not self._free:
             self._grow()
         if row >= len(self._blocks):
@@ -87,7 +85,8 @@ class NoiseBank:
         block = self._free.pop()
         self._blocks[row] = block
         self._keys[row] = (seed, stream)
-        self._tags[block * self._window : (block + 1) * self._window] = -1
+        for rings in self._rings.values():
+            rings.tags[block * self._window : (block + 1) * self._window] = -1
 
     def close(self, row: int) -> None:
         if row in self._keys:
@@ -95,8 +94,14 @@ class NoiseBank:
             self._blocks[row] = _NO_BLOCK
             del self._keys[row]
 
+    def hold_on(self, device: torch.device) -> None:
+        """Takes the memory that a device will need. Raises where it has not as much."""
+        if device not in self._rings:
+            self._rings[device] = _Rings(self._size * self._window, self._vocab_size, device)
+
     def take(
         self,
+        device: torch.device,
         rows: Sequence[int] | Ints,
         positions: Sequence[int] | Ints,
         draws: Sequence[int] | Ints | None = None,
@@ -106,39 +111,43 @@ class NoiseBank:
 
         A row's position is asked for one draw at a time. `dtype`: float64, or float32, rounded.
         """
-        index = torch.from_numpy(self._find(np.asarray(rows), np.asarray(positions), draws))
-        index = index.to(self._device, non_blocking=True)
-        if dtype == torch.float64:
-            return self._values.index_select(0, index)
-        if self._device.type != "cpu":  # where to round costs less than the memory
-            return self._values.index_select(0, index).to(dtype)
-        if self._rounded is None:
-            self._rounded = self._empty(len(self._tags), torch.float32)
-            self._rounded.copy_(self._values)
-        return self._rounded.index_select(0, index)
+        places = self._find(device, np.asarray(rows), np.asarray(positions), draws)
+        return self._rings[device].copied(places, dtype)
 
-    def recall(self, rows: Ints, positions: Ints, dtype: torch.dtype = torch.float64) -> Tensor:
+    def recall(
+        self,
+        device: torch.device,
+        rows: Ints,
+        positions: Ints,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
         """[n, vocab_size] as `take`, of positions that may be long past: the ring keeps those that
         are ahead."""
+        self.hold_on(device)
+        rings = self._rings[device]
         values = np.empty((len(rows), self._vocab_size))
         places = self._blocks[rows] * self._window + positions % self._window
-        is_kept = (self._tags[places, 0] == positions) & (self._tags[places, 1] == 0)
+        is_kept = (rings.tags[places, 0] == positions) & (rings.tags[places, 1] == 0)
         for index in np.flatnonzero(~is_kept).tolist():
             seed, stream = self._keys[int(rows[index])]
             gumbel(seed, int(positions[index]), self._vocab_size, stream, out=values[index])
-        found = torch.from_numpy(values).to(self._device, dtype, non_blocking=True)
+        found = torch.from_numpy(values).to(device, dtype, non_blocking=True)
         if is_kept.any():
-            where, kept = np.flatnonzero(is_kept), torch.from_numpy(places[is_kept])
-            ring = self._values.index_select(0, kept.to(self._device))
-            found[torch.from_numpy(where).to(self._device)] = ring.to(dtype)
+            where = torch.from_numpy(np.flatnonzero(is_kept)).to(device)
+            found[where] = rings.copied(places[is_kept], torch.float64).to(dtype)
         return found
 
-    def peek(self, row: int, position: int) -> Tensor:
-        """[vocab_size] of one place, not copied."""
-        return self._values[int(self._find(np.array([row]), np.array([position]), None)[0])]
+    def peek(self, row: int, position: int) -> NDArray[np.float64]:
+        """[vocab_size] of one place on the host, not copied."""
+        place = self._find(_HOST, np.array([row]), np.array([position]), None)
+        noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
+        return noise
 
-    def _find(self, rows: Ints, positions: Ints, draws: Sequence[int] | Ints | None) -> Ints:
-        """[n] places that hold what is asked for."""
+    def _find(
+        self, device: torch.device, rows: Ints, positions: Ints, draws: Sequence[int] | Ints | None
+    ) -> Ints:
+        """[n] places that hold what is asked for, on a device."""
+        self.hold_on(device)
         blocks = self._blocks[rows]
         assert (blocks != _NO_BLOCK).all(), "a row has no noise"
         places: Ints = blocks * self._window + positions % self._window
@@ -146,7 +155,7 @@ class NoiseBank:
         wanted[:, 0] = positions
         if draws is not None:
             wanted[:, 1] = draws
-        missing = (self._tags[places] != wanted).any(axis=1)
+        missing = (self._rings[device].tags[places] != wanted).any(axis=1)
         if missing.any():
             new = dict.fromkeys(  # once, however often it is asked for
                 zip(
@@ -161,33 +170,69 @@ class NoiseBank:
         return places
 
     def _fill(self, row: int, place: int, position: int, draw: int) -> None:
+        """On every device: to copy is much less work than to draw."""
         seed, stream = self._keys[row]
-        values = self._values[place]
-        on_host = self._device.type == "cpu"
-        out = values.numpy() if on_host else None
+        host = self._rings.get(_HOST)
+        out = None if host is None else host.values[place].numpy()
         noise = gumbel(seed, position, self._vocab_size, stream, draw, out)
-        if not on_host:
-            values.copy_(torch.from_numpy(noise), non_blocking=True)
-        if self._rounded is not None:
-            self._rounded[place].copy_(values)
-        self._tags[place] = position, draw
+        for rings in self._rings.values():
+            rings.put(place, (position, draw), None if rings is host else torch.from_numpy(noise))
 
     def _grow(self) -> None:
-        """Doubles the blocks."""
-        old = len(self._tags)
-        blocks = old // self._window
-        new = max(1, 2 * blocks)
-        size = new * self._window
-        values = self._empty(size, torch.float64)
-        values[:old] = self._values
+        """Doubles the blocks; if that fails on one device, none is in use that another lacks."""
+        size = max(1, 2 * self._size)
+        for rings in self._rings.values():
+            rings.grow(size * self._window)
+        self._free += range(size - 1, self._size - 1, -1)
+        self._size = size
+
+
+class _Rings:
+    """Those of all rows on one device, one after the other.
+
+    Once somebody asked for float32 on a CPU, a rounded copy stands beside each position.
+    """
+
+    def __init__(self, places: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self.tags = np.full((places, 2), -1, dtype=np.int64)  # position and draw in each place
+        self.values = self._empty(places, torch.float64)  # [places, vocab_size]
+        self._rounded: Tensor | None = None  # [places, vocab_size] float32
+
+    def grow(self, places: int) -> None:
+        """What is there stays where it is."""
+        old = len(self.tags)
+        if places <= old:
+            return
+        values = self._empty(places, torch.float64)
+        values[:old] = self.values
         if self._rounded is not None:
-            rounded = self._empty(size, torch.float32)
+            rounded = self._empty(places, torch.float32)
             rounded[:old] = self._rounded
             self._rounded = rounded
-        tags = np.full((size, 2), -1, dtype=np.int64)
-        tags[:old] = self._tags
-        self._values, self._tags = values, tags
-        self._free += range(new - 1, blocks - 1, -1)
+        self.values = values
+        self.tags = np.pad(self.tags, ((0, places - old), (0, 0)), constant_values=-1)
+
+    def put(self, place: int, tag: tuple[int, int], noise: Tensor | None) -> None:
+        """`noise`: [vocab_size] on the host; None: it stands there already."""
+        if noise is not None:
+            self.values[place].copy_(noise, non_blocking=True)
+        if self._rounded is not None:
+            self._rounded[place].copy_(self.values[place])
+        self.tags[place] = tag
+
+    def copied(self, places: Ints, dtype: torch.dtype) -> Tensor:
+        """[n, vocab_size] float64, or float32, rounded."""
+        index = torch.from_numpy(places).to(self._device, non_blocking=True)
+        if dtype == torch.float64:
+            return self.values.index_select(0, index)
+        if self._device.type != "cpu":  # where to round costs less than the memory
+            return self.values.index_select(0, index).to(dtype)
+        if self._rounded is None:
+            self._rounded = self._empty(len(self.tags), torch.float32)
+            self._rounded.copy_(self.values)
+        return self._rounded.index_select(0, index)
 
     def _empty(self, places: int, dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):  # rows are opened outside of inference

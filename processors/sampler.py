@@ -37,7 +37,7 @@ class Sampler:
         # By row, for a look at many contexts at once; a closed row is not plain.
         self._temperatures = np.zeros(0)
         self._plain = np.zeros(0, dtype=np.bool_)
-        self._banks: dict[tuple[torch.device, int], NoiseBank] = {}  # per device and purpose
+        self._banks: dict[int, NoiseBank] = {}  # by purpose
         self._errors: dict[int, Exception] = {}
         self.grammars: dict[int, TokenGrammar] = {}  # of the rows that have one
 
@@ -64,10 +64,11 @@ class Sampler:
             settings.grammar.advance(list(output))
             self.grammars[row] = settings.grammar
         if settings.temperature > 0:
-            for (_, purpose), bank in self._banks.items():
+            for purpose, bank in self._banks.items():
                 bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
             if noise is not None:
-                self._bank(*noise)
+                device, purpose = noise
+                self._bank(purpose).hold_on(device)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Output tokens were committed."""
@@ -248,8 +249,7 @@ class Sampler:
         """The shared noise of a row's output position at some ids, on the host."""
         if self._rows[row].settings.temperature == 0:
             return np.zeros(len(ids))
-        values = self._bank(torch.device("cpu"), 0).peek(row, position).numpy()
-        noise: NDArray[np.float64] = values[ids]
+        noise: NDArray[np.float64] = self._bank(0).peek(row, position)[ids]
         return noise
 
     def uniforms(self, contexts: Contexts, purpose: int) -> NDArray[np.float64]:
@@ -273,23 +273,23 @@ class Sampler:
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
         """[len(sampled), V] of the sampled ones among the contexts, of its own memory."""
-        bank = self._bank(like.device, purpose)
+        bank, device = self._bank(purpose), like.device
         rows, positions = contexts.rows[sampled], contexts.positions[sampled]
         if contexts.are_past:
             assert not purpose, "only the shared noise is asked for again"
-            return bank.recall(rows, positions, dtype)[:, : like.shape[-1]]
+            return bank.recall(device, rows, positions, dtype)[:, : like.shape[-1]]
         draws = _draws(contexts)[sampled] if purpose else None
-        return bank.take(rows, positions, draws, dtype)[:, : like.shape[-1]]
+        return bank.take(device, rows, positions, draws, dtype)[:, : like.shape[-1]]
 
-    def _bank(self, device: torch.device, purpose: int) -> NoiseBank:
-        if (device, purpose) not in self._banks:
-            bank = NoiseBank(self._vocab_size, self._window, device)
+    def _bank(self, purpose: int) -> NoiseBank:
+        if purpose not in self._banks:
+            bank = NoiseBank(self._vocab_size, self._window)
             for number, row in self._rows.items():
                 if row.settings.temperature > 0:
                     stream = row.settings.stream + purpose * _PURPOSE
                     bank.open(number, row.settings.seed, stream)
-            self._banks[device, purpose] = bank
-        return self._banks[device, purpose]
+            self._banks[purpose] = bank
+        return self._banks[purpose]
 
     # Processing
 

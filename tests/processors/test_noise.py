@@ -1,16 +1,26 @@
 """The noise is a pure function, and a bank of it says nothing that the function does not."""
 
+from typing import Any
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from processors.noise import NoiseBank, gumbel, uniform
+from processors.noise import NoiseBank, _Rings, gumbel, uniform
 
 VOCAB = 40
 
 
+HOST = torch.device("cpu")
+OTHER = torch.device("cpu", 0)  # another device to a bank, which knows it by its name alone
+
+
 def make_bank(window: int = 8) -> NoiseBank:
-    return NoiseBank(VOCAB, window, torch.device("cpu"))
+    return NoiseBank(VOCAB, window)
 
 
 def test_noise_is_a_function_of_seed_stream_position_and_id() -> None:
@@ -61,7 +71,7 @@ def test_a_bank_keeps_the_streams_of_one_seed_apart() -> None:
     bank = make_bank()
     bank.open(0, seed=5)
     bank.open(1, seed=5, stream=2**32 + 1)
-    taken = bank.take([0, 1], [3, 3]).numpy()
+    taken = bank.take(HOST, [0, 1], [3, 3]).numpy()
     assert np.array_equal(taken[0], gumbel(5, 3, VOCAB))
     assert np.array_equal(taken[1], gumbel(5, 3, VOCAB, stream=2**32 + 1))
 
@@ -73,7 +83,7 @@ def test_a_bank_gives_each_row_the_noise_of_its_seed() -> None:
         bank.open(row, seed)
     rows, positions = [4, 4, 0, 7, 0], [0, 3, 3, 0, 9]
     for _ in range(2):  # computed, then remembered
-        taken = bank.take(rows, positions).numpy()
+        taken = bank.take(HOST, rows, positions).numpy()
         for noise, row, position in zip(taken, rows, positions, strict=True):
             assert np.array_equal(noise, gumbel(seeds[row], position, VOCAB))
 
@@ -82,49 +92,49 @@ def test_a_ring_is_written_anew_as_positions_move_on() -> None:
     bank = make_bank(window=4)
     bank.open(0, seed=5)
     for position in [0, 1, 2, 3, 4, 5, 3, 2, 9, 5]:  # forwards, and back within the window
-        noise = bank.take([0], [position])[0].numpy()
+        noise = bank.take(HOST, [0], [position])[0].numpy()
         assert np.array_equal(noise, gumbel(5, position, VOCAB))
 
 
 def test_a_row_that_is_opened_again_forgets_its_former_seed() -> None:
     bank = make_bank()
     bank.open(0, seed=5)
-    bank.take([0], [2])
+    bank.take(HOST, [0], [2])
     bank.close(0)
     bank.close(0)  # of a row without noise: nothing
     bank.open(0, seed=6)
-    assert np.array_equal(bank.take([0], [2])[0].numpy(), gumbel(6, 2, VOCAB))
+    assert np.array_equal(bank.take(HOST, [0], [2])[0].numpy(), gumbel(6, 2, VOCAB))
 
 
 def test_a_bank_grows_without_losing_noise() -> None:
     bank = make_bank()
     for row in range(9):
         bank.open(row, seed=row)
-        bank.take([row], [1])
-    taken = bank.take(list(range(9)), [1] * 9).numpy()
+        bank.take(HOST, [row], [1])
+    taken = bank.take(HOST, list(range(9)), [1] * 9).numpy()
     assert all(np.array_equal(taken[row], gumbel(row, 1, VOCAB)) for row in range(9))
 
 
 def test_every_draw_for_a_position_has_noise_of_its_own() -> None:
     assert not np.array_equal(gumbel(3, 5, VOCAB), gumbel(3, 5, VOCAB, draw=1))
     assert uniform(3, 5) != uniform(3, 5, draw=1)
-    bank = NoiseBank(VOCAB, 4, torch.device("cpu"))
+    bank = make_bank(window=4)
     bank.open(0, 7)
     for draw in (1, 2, 0, 2):
-        taken = bank.take([0], [3], [draw])[0].numpy()
+        taken = bank.take(HOST, [0], [3], [draw])[0].numpy()
         assert np.array_equal(taken, gumbel(7, 3, VOCAB, draw=draw))
 
 
 def test_float32_noise_is_the_rounded_float64_noise() -> None:
     bank = make_bank(window=4)
     bank.open(0, seed=5)
-    bank.take([0], [1])  # before anybody asked for float32
+    bank.take(HOST, [0], [1])  # before anybody asked for float32
     for row in range(1, 4):
         bank.open(row, seed=5 + row)  # and as the bank grows
         for position in (1, 2, 6, 2):
-            taken = bank.take([0, row], [position] * 2, dtype=torch.float32)
+            taken = bank.take(HOST, [0, row], [position] * 2, dtype=torch.float32)
             assert taken.dtype == torch.float32
-            assert torch.equal(taken, bank.take([0, row], [position] * 2).float())
+            assert torch.equal(taken, bank.take(HOST, [0, row], [position] * 2).float())
             wanted = gumbel(5 + row, position, VOCAB).astype(np.float32)
             assert np.array_equal(taken[1].numpy(), wanted)
 
@@ -133,8 +143,10 @@ def test_what_is_taken_is_a_copy() -> None:
     bank = make_bank()
     bank.open(0, seed=5)
     for dtype in (torch.float64, torch.float32):
-        bank.take([0], [3], dtype=dtype).zero_()
-        assert torch.equal(bank.take([0], [3], dtype=dtype)[0].double() != 0, torch.ones(VOCAB) > 0)
+        bank.take(HOST, [0], [3], dtype=dtype).zero_()
+        assert torch.equal(
+            bank.take(HOST, [0], [3], dtype=dtype)[0].double() != 0, torch.ones(VOCAB) > 0
+        )
 
 
 def test_a_row_without_noise_is_refused() -> None:
@@ -143,25 +155,91 @@ def test_a_row_without_noise_is_refused() -> None:
     for row in (0, 1):
         bank.close(row)
         with pytest.raises(AssertionError):
-            bank.take([row], [0])
+            bank.take(HOST, [row], [0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_bank_recalls_positions_that_its_ring_has_lost(dtype: torch.dtype) -> None:
     bank = make_bank(window=4)
     bank.open(1, seed=5, stream=2)
-    ahead = bank.take([1] * 4, [6, 7, 8, 9])
+    ahead = bank.take(HOST, [1] * 4, [6, 7, 8, 9])
     positions = np.array([0, 9, 3, 6, 5])
-    found = bank.recall(np.ones(5, dtype=np.int64), positions, dtype)
+    found = bank.recall(HOST, np.ones(5, dtype=np.int64), positions, dtype)
     expected = [gumbel(5, position, VOCAB, stream=2) for position in positions.tolist()]
     assert torch.equal(found, torch.from_numpy(np.stack(expected)).to(dtype))
-    assert torch.equal(bank.take([1] * 4, [6, 7, 8, 9]), ahead)
+    assert torch.equal(bank.take(HOST, [1] * 4, [6, 7, 8, 9]), ahead)
 
 
 def test_what_a_bank_recalls_is_never_that_of_another_draw() -> None:
     bank = make_bank()
     bank.open(0, seed=5)
-    bank.take([0], [3], draws=[2])
+    bank.take(HOST, [0], [3], draws=[2])
     assert torch.equal(
-        bank.recall(np.array([0]), np.array([3]))[0], torch.from_numpy(gumbel(5, 3, VOCAB))
+        bank.recall(HOST, np.array([0]), np.array([3]))[0], torch.from_numpy(gumbel(5, 3, VOCAB))
     )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([HOST, OTHER]),
+            st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), min_size=1, max_size=4),
+            st.sampled_from([torch.float64, torch.float32]),
+        ),
+        max_size=8,
+    )
+)
+def test_devices_share_what_was_drawn_and_each_gets_the_noise_of_the_seed(
+    asked: list[tuple[torch.device, list[tuple[int, int]], torch.dtype]],
+) -> None:
+    bank, drawn = make_bank(window=6), []
+
+    def noting(seed: int, position: int, *rest: Any) -> NDArray[np.float64]:
+        drawn.append((seed, position))
+        return gumbel(seed, position, *rest)
+
+    for device in (HOST, OTHER):
+        bank.hold_on(device)
+    for row in range(3):
+        bank.open(row, seed=row)
+    with mock.patch("processors.noise.gumbel", noting):
+        for device, places, dtype in asked:
+            rows, positions = zip(*places, strict=True)
+            for noise, (row, position) in zip(
+                bank.take(device, rows, positions, dtype=dtype), places, strict=True
+            ):
+                wanted = torch.from_numpy(gumbel(row, position, VOCAB)).to(dtype)
+                assert torch.equal(noise, wanted)
+    assert len(drawn) == len(set(drawn))
+
+
+def test_a_device_that_asks_later_gets_the_same_noise() -> None:
+    bank = make_bank()
+    bank.open(0, seed=5)
+    first = bank.take(OTHER, [0, 0], [3, 4])
+    assert torch.equal(bank.take(HOST, [0, 0], [4, 3]), first.flip(0))
+    assert np.array_equal(bank.peek(0, 3), first[0].numpy())
+
+
+def test_a_bank_that_could_not_grow_on_one_device_grows_when_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bank = make_bank()
+    bank.open(0, seed=5)
+    first = bank.take(HOST, [0], [3]), bank.take(OTHER, [0], [3])
+    grow = _Rings.grow
+
+    def no_memory(rings: _Rings, places: int) -> None:
+        if rings is bank._rings[OTHER]:
+            raise MemoryError("full")
+        grow(rings, places)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Rings, "grow", no_memory)
+        with pytest.raises(MemoryError):
+            bank.open(1, seed=6)
+    for device, before in zip((HOST, OTHER), first, strict=True):
+        assert torch.equal(bank.take(device, [0], [3]), before)
+    bank.open(1, seed=6)
+    for device in (HOST, OTHER):
+        assert np.array_equal(bank.take(device, [1], [3])[0].numpy(), gumbel(6, 3, VOCAB))
