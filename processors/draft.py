@@ -78,8 +78,9 @@ class DraftProcessor:
         except BaseException:
             slots.scrub()
             raise
-        if np.isnan(tree.log_probs).any():
-            raise NonFiniteLogits(f"{model.name} gave logits that are not numbers")
+        broken = np.isnan(tree.log_probs).any(axis=1)
+        if broken.any():
+            raise NonFiniteLogits(model.name, rows[broken])
         places = _places(depths, width)
         proposal = Proposal(tree, torch.cat(logits), places, slots.hold(tree))
         return proposal if not stem.height else _grafted(stem, begun.fed, proposal)

@@ -56,8 +56,25 @@ class Verdict:
     @cached_property
     def sound(self) -> Bools:
         """[B]: are all choices on the walk finite?"""
-        on_walk = np.concatenate((np.ones((len(self.accepted), 1), np.bool_), self.accepted), 1)
-        return np.asarray((self.finite | ~on_walk).all(axis=1))
+        return np.asarray((self.finite | ~self._on_walk).all(axis=1))
+
+    @property
+    def broken_rows(self) -> Bools:
+        """[B] rows on whose walk logits hold NaN."""
+        return np.asarray((self.broken & self._on_walk).any(axis=1))
+
+    @property
+    def poisoned(self) -> Bools:
+        """[B, W] nodes off the walk after which logits hold NaN.
+
+        So may their slots, and a masked NaN would poison the row's next forward.
+        """
+        return self.broken[:, 1:] & ~self.accepted & self.tree.real
+
+    @property
+    def _on_walk(self) -> Bools:
+        """[B, W + 1] roots and nodes."""
+        return np.concatenate((np.ones((len(self.accepted), 1), np.bool_), self.accepted), 1)
 
     def sound_length(self, index: int) -> int:
         """How many tokens of a row's path come before the first choice that is not finite."""

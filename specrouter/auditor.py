@@ -83,7 +83,7 @@ class Auditor:
             stated, drafted = np.exp(log_probs.cpu().numpy()), ids.cpu().numpy()
             self._profiler.record_stage("audition", heard, self._clock.own_ms(started))
             if np.isnan(stated).any():
-                raise NonFiniteLogits(f"{name} gave logits that are not numbers")
+                raise NonFiniteLogits(name, rows)
         said = self._manager.tokens[audition.row, count - heard : count]
         sampled = bool(self._rows.sampled(rows)[0])
         key = ((name,), 1, self._target, sampled)

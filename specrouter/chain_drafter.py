@@ -17,15 +17,17 @@ from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import (
     DraftProcessor,
+    FedTree,
     NgramDraftProcessor,
     NonFiniteLogits,
     PrefillProcessor,
     Proposal,
     TokenTree,
+    Verdict,
     VerifyProcessor,
 )
 from processors.grammar import prune
-from processors.pack import lag
+from processors.pack import NO_SLOT, lag
 from specrouter.cycle_plan import ChainGroup
 from specrouter.decoding_rows import DecodingRows
 from specrouter.forward_clock import ForwardClock
@@ -200,9 +202,9 @@ class ChainDrafter:
                 verdict = self._verify.verify(*arguments, rescore=True)
             places = int((verdict.places >= 0).sum())
             self._profiler.record_stage("verify", places, self._clock.own_ms(started))
-            if verdict.broken.any():
-                raise NonFiniteLogits(f"{name} gave logits that are not numbers")
-            self._states.touch(state, rows, verdict.fed)
+            if verdict.broken_rows.any():
+                raise NonFiniteLogits(name, rows[verdict.broken_rows])
+            self._states.touch(state, rows, _scrubbed(state, verdict))
         self._teacher.learn_from_judge(draft, before, name, verdict)
         is_path = self._rejection or group.width == 1 or draft.inner_rounds < group.inner_rounds
         after = verdict.proposal(group.hard_rejection and not self._rejection, is_path)
@@ -226,6 +228,19 @@ class ChainDrafter:
         if len(known):
             logits = self._prefill.read(model, state, self._manager, known, lengths, counts)
             self._teacher.compare_prompt_ends(model.name, known, logits)
+
+
+def _scrubbed(state: ModelState, verdict: Verdict) -> FedTree:
+    """What an intermediate's state holds after odd nodes off its walk are gone.
+
+    The target may take them, or what is below them, into the text: such a tree is read anew.
+    """
+    poisoned, fed = verdict.poisoned, verdict.fed
+    if not poisoned.any():
+        return fed
+    state.scrub(fed.flat_slots[poisoned])
+    is_odd = poisoned.any(axis=1, keepdims=True)
+    return FedTree(fed.tree, np.where(is_odd, NO_SLOT, fed.flat_slots))
 
 
 def _as_stem(tree: TokenTree) -> TokenTree:

@@ -193,10 +193,8 @@ class Executor:
             places = int((verdict.places >= 0).sum())
             self._profiler.record_stage("verify", places, self._clock.own_ms(started))
             self.states.touch(state, tree.rows, verdict.fed)
-            # A masked NaN would poison the row's next cycle.
-            poisoned = verdict.broken[:, 1:] & ~verdict.accepted & tree.real
-            if poisoned.any():
-                state.scrub(verdict.fed.flat_slots[poisoned])
+            if verdict.poisoned.any():
+                state.scrub(verdict.fed.flat_slots[verdict.poisoned])
         return verdict
 
     def _earlier(self, state: ModelState, rows: Ints) -> Ints:

@@ -96,10 +96,10 @@ class ModelStates:
             else:
                 self._release(name)
         except Exception as error:
-            if state is not None and isinstance(error, NonFiniteLogits):
-                for row in rows.tolist():  # its keys and values may be no numbers either
+            if state is not None:
+                broken = error.rows if isinstance(error, NonFiniteLogits) else rows[:0]
+                for row in broken.tolist():  # its keys and values may be no numbers either
                     state.free(row)
-            elif state is not None:
                 self.touch(state, rows, None)
             raise StageError(name, error) from error
 

@@ -318,8 +318,9 @@ def test_logits_that_are_not_numbers_are_an_error(
 ) -> None:
     bench = Bench([7, 3], settings)
     bench.model = SpeechlessModel(bench.model)
-    with pytest.raises(NonFiniteLogits, match="not numbers"):
+    with pytest.raises(NonFiniteLogits, match="not numbers") as raised:
         draft(bench, {0: depth, 1: depth}, width)
+    assert raised.value.rows.tolist() == [0]
 
 
 STEMS = ([3, 4, 5], [6], [7, 8])

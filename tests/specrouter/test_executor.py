@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import NonFiniteLogits, VerifyProcessor
+from processors import NonFiniteLogits, Verdict, VerifyProcessor
 from specrouter.acceptance import shape_index
 from specrouter.cycle_plan import ChainGroup, CyclePlan, CycleResult, TargetError
 from specrouter.decoding_rows import DecodingRows
@@ -209,6 +209,50 @@ def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     assert len(bench.cycle(("small", "target")).commits) == 3
 
 
+@pytest.mark.parametrize("name", ["small", "middle"])
+def test_a_row_whose_logits_are_no_numbers_costs_no_other_row_its_cache(
+    name: str, bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.cycle(TRIPLE)
+    _disturb(monkeypatch, name)
+    result = bench.cycle(TRIPLE)
+    monkeypatch.undo()
+    assert [failure.model for failure in result.failures] == [name]
+    state = bench.manager.state(name)
+    assert state is not None
+    assert (state.lengths(np.arange(3)) > 0).tolist() == [False, True, True]
+    assert not bench.cycle(TRIPLE).failures
+    assert_target_alone(bench, target)
+
+
+def test_odd_logits_off_an_intermediates_walk_are_no_failure(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled"])
+    judged, taken = VerifyProcessor.verify, 0
+    astray: list[Verdict] = []
+
+    def odd(processor: VerifyProcessor, model: PackedModel, *rest: Any, **options: Any) -> Verdict:
+        verdict = judged(processor, model, *rest, **options)
+        if model.name == "middle":
+            verdict.broken[:, 1:] |= verdict.tree.real & ~verdict.accepted
+            astray.append(verdict)
+        return verdict
+
+    monkeypatch.setattr(VerifyProcessor, "verify", odd)
+    while len(min(bench.made(), key=len)) < 12:
+        result = bench.cycle(TRIPLE, depth=2, width=4)  # asserts that states are sound
+        assert not result.failures
+        for commit in result.commits:
+            found = astray[-1].tree
+            text = np.array([commit.tokens[:1]] * len(found.rows))
+            on_text = found.on_text(text, np.ones_like(found.rows))[commit.row]
+            taken += int((on_text & ~astray[-1].accepted[commit.row]).sum())
+    assert taken, "the target never took what was astray to the intermediate"
+    for made, expected in zip(bench.made(), target_alone(pool, "sampled"), strict=True):
+        assert made == expected[: len(made)]
+
+
 # Inner rounds
 
 FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
@@ -322,7 +366,9 @@ def test_distributions_of_all_rows_are_compared_in_turn(
     assert set(compared) == set(range(8))
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), NonFiniteLogits("broken")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("broken"), NonFiniteLogits("broken", np.array([0]))]
+)
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize(("name", "after"), [("small", 3), ("small", 4), ("middle", 1)])
 def test_a_failure_in_the_second_inner_round_costs_no_request_and_no_token(
@@ -610,6 +656,19 @@ def _break(
         if model.name == name and seen[0] > after:
             raise error
         return real(model, *arguments, **options)
+
+    monkeypatch.setattr(PackedModel, "forward", forward)
+
+
+def _disturb(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The first logits of each of the model's forwards are no numbers."""
+    real: Any = PackedModel.forward
+
+    def forward(model: PackedModel, *arguments: Any, **options: Any) -> Any:
+        logits = real(model, *arguments, **options)
+        if model.name == name:
+            logits[:1] = float("nan")
+        return logits
 
     monkeypatch.setattr(PackedModel, "forward", forward)
 

@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
@@ -21,6 +22,8 @@ from specrouter.hang_guard import Abandoned
 from specrouter.model_states import ModelStates, StageError
 from specrouter.model_times import ModelTimes
 from statemgr import StateManager
+
+Ints = NDArray[np.int64]
 
 ROWS = np.array([0, 1])
 TEXTS = ([5, 17, 300, 42, 9], [3, 4])
@@ -116,14 +119,23 @@ def test_what_a_model_drafts_after_it_failed_is_read_anew(
     manager.check_integrity()
 
 
-def test_a_model_whose_logits_are_no_numbers_reads_everything_anew(
-    states: ModelStates, manager: StateManager
+def draft_nothing(states: ModelStates, rows: Ints) -> None:
+    """Of a token of each row, the first row's logits are no numbers."""
+    with states.stage("small", rows) as (_, state):
+        state.append(rows, np.ones_like(rows), np.full_like(rows, -1), state.lengths(rows))
+        raise NonFiniteLogits("small", rows[:1])
+
+
+@pytest.mark.parametrize("staged", [ROWS, ROWS[:1]])
+def test_a_model_whose_logits_are_no_numbers_reads_the_rows_anew_where_they_are_none(
+    states: ModelStates, manager: StateManager, staged: Ints
 ) -> None:
     read(states, manager, "small")
-    with pytest.raises(StageError), states.stage("small", ROWS[:1]):
-        raise NonFiniteLogits("broken")
+    with pytest.raises(StageError):
+        draft_nothing(states, staged)
     states.settle()
     assert lengths(manager, "small") == [0, 1]
+    manager.check_integrity()
 
 
 def test_a_model_lags_by_what_it_has_not_read(states: ModelStates, manager: StateManager) -> None:
