@@ -94,6 +94,11 @@ class DecisionKeeper:
             self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
         return self._snapshot
 
+    def end_unable_probe(self, available: Collection[str]) -> None:
+        """Ends a probe of models that may not be used any more: it may be what they failed in."""
+        if self.probe is not None and not set(self.probe.option.chain[:-1]) <= set(available):
+            self.probe = None
+
     def end_cycle(self, plan: CyclePlan, elapsed_ms: float) -> None:
         """What a cycle with a probe or an audition leaves behind."""
         if self.probe is not None:

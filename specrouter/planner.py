@@ -143,6 +143,7 @@ class RoutePlanner:
         if not requests:
             self._expected, self._steady = {}, None
             return [], None
+        self._keeper.end_unable_probe(available)
         before = self._as_before(requests, cycle, available, reader)
         if before is not None:
             self.budget_tokens = before.budget_tokens

@@ -459,6 +459,19 @@ def test_a_probe_ends_with_its_request() -> None:
     assert plan.chains() == {1: PAIR}
 
 
+@pytest.mark.parametrize("came_back", [True, False])
+def test_a_drafter_that_fails_while_it_is_probed_is_not_probed_on(came_back: bool) -> None:
+    """`came_back`: else it hung, and nothing was learned of the cycle."""
+    plan = Plan(Request(), Request(), known=STALE)
+    groups = plan.groups()
+    assert TWIN in {group.chain for group in groups}
+    if came_back:
+        plan.learn(groups, {0: 1, 1: 1}, failures=[ModelFailure("twin", RuntimeError())])
+    plan.available = ALL - {"twin"}
+    for _ in range(20):
+        assert plan.chains() == {0: PAIR, 1: PAIR}
+
+
 def test_requests_that_ask_for_something_are_not_probed() -> None:
     plan = Plan(Request(Speculation(depth=4)), known=STALE)
     [group] = plan.groups()
