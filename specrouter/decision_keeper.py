@@ -44,6 +44,7 @@ class Reader(Protocol):
     def slots_read(self, rows: Ints) -> int: ...
     def missed(self, model: str, rows: Ints) -> Ints: ...
     def unheard(self, model: str, rows: Ints) -> Ints: ...
+    def is_open(self, model: str) -> bool: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,7 @@ class DecisionKeeper:
         self._in_use[key] = InUse(decision, load, cycle, cycle if before is None else before.since)
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
-            kept = replace(decision, grids={})  # megabytes of predictions that nobody asks for
+            kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
             able = tuple(sorted(available))
             self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
         if decision.probe is not None and self.probe is None and key == SCHEDULED:

@@ -132,6 +132,10 @@ class Executor:
     def unheard(self, model: str, rows: Ints) -> Ints:
         return self._auditor.unheard(model, rows)
 
+    def is_open(self, model: str) -> bool:
+        """Whether a model could draft at once."""
+        return self._pool.is_weightless(model) or self.states.is_open(model)
+
     # A cycle
 
     def _cycle(self, plan: CyclePlan) -> CycleResult:

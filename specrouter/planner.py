@@ -467,7 +467,9 @@ class RoutePlanner:
             key, requests, rows, self._reading.requests, cycle, available, reader
         )
         main = decision.predicted or _unpredicted(decision)
-        main, waiting = self._for_cycle(decision, main, progress.of(rows), len(progress.rows))
+        helper = None if len(main.chain) > 1 else self._helper(decision, available, reader)
+        decoding = len(progress.rows)
+        main, waiting = self._for_cycle(decision, main, helper, progress.of(rows), decoding)
         chosen = dict.fromkeys(requests, main)
         decided = decision.predicted
         # A cycle with another chain than was decided on has its reasons: all go through that.
@@ -478,7 +480,9 @@ class RoutePlanner:
         ):
             snapshot = self._keeper.latest
             workload = workload_of(list(requests.values()), rows, reader)
-            split = self._drafters.split(self.scheduler, snapshot, workload, decision, requests)
+            split = self._drafters.split(
+                self.scheduler, snapshot, workload, decision, requests, available
+            )
             chosen = {
                 row: main if option is decided else _shaped_like(main, option, decided)
                 for row, option in split.items()
@@ -501,18 +505,32 @@ class RoutePlanner:
             else:
                 self._waited.pop(request, None)
 
+    def _helper(
+        self, decision: ChainDecision, available: Collection[str], reader: Reader
+    ) -> Chain | None:
+        """The best chain that could draft at once for requests in need: their cycle is no time to
+        load a model."""
+        for option in self.scheduler.at_hand(decision, available):
+            if all(map(reader.is_open, option.chain[:-1])):
+                return option.chain
+        return None
+
     def _for_cycle(
-        self, decision: ChainDecision, main: Option, progress: Progress, decoding: int
+        self,
+        decision: ChainDecision,
+        main: Option,
+        helper: Chain | None,
+        progress: Progress,
+        decoding: int,
     ) -> tuple[Option, frozenset[int]]:
         """The decision's option with the trees that suit this one cycle, and rows that sit out.
 
-        `decoding`: requests, those included that go another way.
+        Args:
+            helper: may draft where the target alone was decided on.
+            decoding: requests, those included that go another way.
         """
         snapshot = self._keeper.latest
-        chain = main.chain
-        if len(chain) == 1 and decision.alternatives:
-            chain = decision.alternatives[0].chain
-        grid = decision.grids.get(chain)
+        grid = decision.grids.get(helper or main.chain)
         others = decoding - len(progress.rows)
         choice = self.trees.choose(snapshot, main, grid, progress, self._reading.tokens, others)
         alone = Option((self.scheduler.target,)) if len(main.chain) > 1 else main

@@ -6,7 +6,7 @@ serves everybody; `ModelChainScheduler.split` judges whether several groups pay.
 Pure bookkeeping: no clock, no tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
@@ -38,10 +38,11 @@ class RequestDrafters:
         workload: Workload,
         decision: ChainDecision,
         requests: Mapping[int, RunningRequest],
+        available: Collection[str],
     ) -> dict[int, Option]:
         """What each of the requests goes through, by row. `workload`: of all of them."""
         assert decision.predicted is not None
-        main, pairs = decision.predicted, scheduler.pairs(decision)
+        main, pairs = decision.predicted, scheduler.pairs(decision, available)
         if not pairs:
             return dict.fromkeys(requests, main)
         slowest = _TRIED_LOSS * main.ms_per_token
@@ -60,7 +61,7 @@ class RequestDrafters:
             factors.append({option.chain[:-1]: rates.factor(option.chain[:-1]) for option in tried})
         if settled:
             own = replace(workload, requests=len(settled))
-            options = scheduler.split(snapshot, own, decision, factors)
+            options = scheduler.split(snapshot, own, pairs, factors)
             chosen.update(zip(settled, options, strict=True))
         return chosen
 

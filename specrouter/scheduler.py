@@ -59,7 +59,9 @@ _EXPLAINED = 6  # alternatives that a decision names
 class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
-    `nodes` None: whole trees. `alternatives`: the best option of every other chain, best first.
+    `nodes` None: whole trees. `alternatives`: the best option of every other chain, best first, to
+    explain the choice. `at_hand`: of those, what may draft beside it or in its place in one cycle:
+    models that never ran and promise too little to be loaded are not among them.
     """
 
     chain: Chain
@@ -71,6 +73,7 @@ class ChainDecision:
     reason: str = "configured"
     predicted: Option | None = None
     alternatives: tuple[Option, ...] = ()
+    at_hand: tuple[Option, ...] = ()
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
     probe: Option | None = None  # to be tried on one request, to learn what became of a drafter
     # Of every chain that drafts: what its trees of any shape promise.
@@ -262,6 +265,7 @@ class ModelChainScheduler:
             reason=reason,
             predicted=best,
             alternatives=tuple(others[:_EXPLAINED]),
+            at_hand=tuple(option for option in others if option in worth),
             predicted_ms={option.chain: option.ms_per_token for option in ranked},
             probe=self._probe(snapshot, best, found),
             grids=best_grids,
@@ -338,12 +342,17 @@ class ModelChainScheduler:
         limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
         return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
 
-    def pairs(self, decision: ChainDecision) -> list[Option]:
-        """A decision's pair and the alternatives that may be used beside it, best first; none where
-        it is no pair."""
+    def at_hand(self, decision: ChainDecision, available: Collection[str]) -> list[Option]:
+        """The options beside a decision's own that may be used now, best first: one may have failed
+        since."""
+        return [o for o in decision.at_hand if o.chain == self._usable(o.chain, available)]
+
+    def pairs(self, decision: ChainDecision, available: Collection[str]) -> list[Option]:
+        """A decision's pair and the others that may be used beside it, best first; none where it is
+        no pair."""
         main, found, members = decision.predicted, list[Option](), set[str]()
         if main is not None and len(main.chain) == 2:
-            for option in (main, *decision.alternatives):
+            for option in (main, *self.at_hand(decision, available)):
                 if len(option.chain) == 2 and self._fit(members.union(option.chain)):
                     found.append(option)
                     members.update(option.chain)
@@ -353,19 +362,18 @@ class ModelChainScheduler:
         self,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        decision: ChainDecision,
+        pairs: Sequence[Option],
         factors: Sequence[Mapping[Chain, float]],
     ) -> list[Option]:
-        """The pair for each request, where requests may differ; else the decision's for all.
+        """The pair for each request, where requests may differ; else the first for all.
 
         Groups pay only if what their drafters accept more outweighs that each drafts on its own.
 
         Args:
+            pairs: see `pairs`, at least one.
             factors: of each request, by proposers, what drafts bring it against everybody.
         """
-        main = decision.predicted
-        assert main is not None
-        pairs = self.pairs(decision)
+        main = pairs[0]
         alone = [main] * len(factors)
         if len(pairs) < 2:
             return alone

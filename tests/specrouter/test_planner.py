@@ -94,6 +94,7 @@ class Reader:
     def __init__(self, new_tokens: int = 0) -> None:
         self.new_tokens = new_tokens  # of each row, that a drafter may be heard on
         self.slots = 128
+        self.unloaded: set[str] = set()
         self.behind: dict[int, int] = {}  # of some rows, that a drafter has not read
 
     def lags(self, rows: Ints) -> dict[str, float]:
@@ -107,6 +108,9 @@ class Reader:
 
     def unheard(self, model: str, rows: Ints) -> Ints:
         return np.full_like(rows, self.new_tokens)
+
+    def is_open(self, model: str) -> bool:
+        return model not in self.unloaded
 
 
 class Request:
@@ -729,9 +733,9 @@ def pairs(*requests: Request, known: PerformanceSnapshot = CHEAP, **settings: An
     return plan
 
 
-def crowd(tpot_ms: float | None, **settings: Any) -> Plan:
+def crowd(tpot_ms: float | None, known: PerformanceSnapshot | None = None, **settings: Any) -> Plan:
     urgent = [Request(tpot_ms=tpot_ms) for _ in range(4)]
-    return pairs(*urgent, *(Request() for _ in range(12)), known=DEAR, **settings)
+    return pairs(*urgent, *(Request() for _ in range(12)), known=known or DEAR, **settings)
 
 
 def of(group: ChainGroup) -> tuple[Chain, int, int, bool]:
@@ -839,6 +843,40 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -
     assert not helped.whole
     counts = plan.selected(np.tile([0.5, 0.25, 0.125], (len(helped.rows), 1)), helped.rows)
     assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
+
+
+@pytest.mark.parametrize("groups", ["one", "requests"])
+def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loaded(
+    groups: str,
+) -> None:
+    plan = crowd(URGENT_MS, groups=groups)
+    plan.settle()
+    assert PAIR in plan.chains().values()
+    plan.available = frozenset()
+    assert set(plan.chains().values()) == {ALONE}  # long before another decision is due
+    plan.available = MINE
+    assert PAIR in plan.chains().values()
+    plan.reader.unloaded = {"small"}
+    assert set(plan.chains().values()) == {ALONE}
+
+
+def test_the_best_of_those_helps_urgent_requests_that_can() -> None:
+    times = {**DEAR.times, "twin": flat(0.1)}
+    plan = crowd(URGENT_MS, known=snapshot(times, {PAIR: 0.5, TWIN: 0.48}))
+    plan.available = frozenset({"small", "twin"})
+    plan.settle()
+    assert PAIR in plan.chains().values()
+    plan.available = frozenset({"twin"})
+    assert TWIN in plan.chains().values()
+
+
+def test_requests_that_differ_do_without_a_drafter_that_rests() -> None:
+    plan = two_drafters("requests")
+    play(plan, 60)
+    plan.settle()
+    assert set(plan.chains().values()) == {PAIR, TWIN}
+    plan.available = frozenset({"small"})
+    assert set(plan.chains().values()) == {PAIR}
 
 
 def test_urgent_requests_are_helped_where_requests_may_differ() -> None:

@@ -258,9 +258,26 @@ def test_no_probe_evicts_the_drafter_in_use() -> None:
 
 def test_requests_are_split_among_drafters_that_have_room_at_once() -> None:
     decision = choose(two_pairs(0.3))
-    assert [option.chain for option in limited(4).pairs(decision)][:2] == [PAIR, TWIN]
-    assert [option.chain for option in limited(3).pairs(decision)] == [PAIR, TWIN]
-    assert [option.chain for option in limited(2).pairs(decision)] == [PAIR]
+    assert chains(limited(4).pairs(decision, ALL))[:2] == [PAIR, TWIN]
+    assert chains(limited(3).pairs(decision, ALL)) == [PAIR, TWIN]
+    assert chains(limited(2).pairs(decision, ALL)) == [PAIR]
+
+
+def test_who_rests_by_now_or_never_ran_and_promises_little_drafts_beside_nobody() -> None:
+    ran = {"small": flat(1.0), "big": flat(50.0)}
+    never = snapshot(ran, alpha={PAIR: 0.6, TWIN: 0.005})
+    for known, ready in ((never, []), (two_pairs(0.3), [TWIN])):
+        decision = choose(known, available=frozenset({"small", "twin"}))
+        assert decision.chain == PAIR
+        assert chains(decision.alternatives).count(TWIN) == 1  # that is what would have been
+        others = chains(scheduler().at_hand(decision, ALL))
+        assert [chain for chain in others if chain != ALONE] == ready
+        assert chains(scheduler().pairs(decision, ALL)) == [PAIR, *ready]
+        assert chains(scheduler().pairs(decision, frozenset({"small"}))) == [PAIR]
+
+
+def chains(options: Sequence[Option]) -> list[Chain]:
+    return [option.chain for option in options]
 
 
 # Hysteresis
@@ -532,10 +549,11 @@ def split(
 ) -> tuple[ChainDecision, list[Option]]:
     times = {"small": flat(drafting), "twin": flat(drafting), "big": flat(60.0)}
     known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
-    workload = Workload(len(factors))
-    decision = choose(known, workload=workload, available=frozenset({"small", "twin"}))
+    workload, mine = Workload(len(factors)), frozenset({"small", "twin"})
+    decision = choose(known, workload=workload, available=mine)
     assert decision.chain == PAIR
-    return decision, scheduler().split(known, workload, decision, factors)
+    pairs = scheduler().pairs(decision, mine)
+    return decision, scheduler().split(known, workload, pairs, factors)
 
 
 def rate(options: Sequence[Option], factors: Sequence[Mapping[Chain, float]]) -> float:
@@ -578,4 +596,4 @@ def test_a_chain_of_three_is_not_split() -> None:
     mine = frozenset({"small", "middle"})
     decision = choose(known, available=mine, depth=2, width=1)
     assert decision.chain == TRIPLE
-    assert scheduler().split(known, ONE, decision, [CODE]) == [decision.predicted]
+    assert not scheduler().pairs(decision, mine)
