@@ -8,7 +8,8 @@ part and every shape of drafts:
 `t` is what the cycle takes by the measured curves, `E_i` what a request gains in it, `rate_i` the
 tokens per millisecond that it needs to be in time. A token in itself counts less: that of a request
 without an objective more than that of one that is ahead, or that cannot be saved. A prompt token
-that is read counts too, so that large trees do not delay first tokens.
+that is read counts too, so that large trees do not delay first tokens, and so does a token of every
+request that decodes in the same pass and is routed otherwise.
 
 A request that cannot be saved (AdaServe's n_max only limits what it takes) or is worth less than
 the delay that it causes the others sits out, for at most `LONGEST_WAIT` cycles in a row: its row
@@ -108,18 +109,19 @@ def choose_cycle(
     drafts = _drafts(grid)
     drafting = np.stack((active, crowds.counts[:_BINS].sum(axis=0)), axis=1)  # [M, 2] all; urgent
     cycle_ms = _cycle_ms(snapshot, grid, drafts, active, drafting, prompt_tokens, others)
-    reading = PROMPT_TOKEN * prompt_tokens / cycle_ms
-    value = _value(crowds, drafts.tokens, cycle_ms) + reading
+    beside = (PROMPT_TOKEN * prompt_tokens + THROUGHPUT_TOKEN * others) / cycle_ms
+    value = _value(crowds, drafts.tokens, cycle_ms) + beside
     # Drafts that nobody shares in are none.
     value = np.where((drafting[:, :, None] > 0) | (drafts.nodes == 0), value, -np.inf)
-    row, sharing, entry = best = _best(value, reading)
+    row, sharing, entry = best = _best(value, beside)
     taking = np.zeros(count, dtype=np.bool_)
     taking[order[: active[row]]] = True
     option = None
     if entry:
         share = float(drafting[row, sharing] / active[row])
         option = _option(grid, drafts.entries[entry - 1], share, float(cycle_ms[best]))
-        if prompt_tokens or share < 1.0 or active[row] != grid.workload.requests:
+        predicted = grid.workload.requests, grid.workload.others
+        if prompt_tokens or share < 1.0 or (active[row], others) != predicted:
             option = replace(option, plain_ms=0.0)  # not what outcomes are about
     return CycleChoice(taking, option, float(value[best]))
 
@@ -151,20 +153,20 @@ def _cycle_ms(
     batch = (active + others)[:, None, None]
     places = batch + drafting[:, :, None] * drafts.nodes
     target_ms = verification_ms(snapshot, workload, target, places, prompt_tokens, batch)
-    plain = outcome_of(snapshot, (target,), workload.requests).time
+    plain = outcome_of(snapshot, (target,), workload.batch).time
     correction = np.where(drafts.nodes > 0, grid.correction, plain)
     cycle_ms: Floats = snapshot.machine * correction * (levels_ms + target_ms)
     return cycle_ms
 
 
-def _best(value: Floats, reading: Floats) -> tuple[int, int, int]:
+def _best(value: Floats, beside: Floats) -> tuple[int, int, int]:
     """Where in [M, 2, E] the value is largest; drafts must be better than none by a margin.
 
-    `reading`: what of it prompts bring, which are read either way.
+    `beside`: what of it prompts and others bring, who have their tokens either way.
     """
     undrafted = np.unravel_index(np.argmax(value[:, :, 0]), value.shape[:2])
     best = np.unravel_index(np.argmax(value), value.shape)
-    same = reading[*undrafted, 0]
+    same = beside[*undrafted, 0]
     if value[best] - same <= _FASTER * (value[*undrafted, 0] - same):
         best = (*undrafted, np.intp(0))
     row, sharing, entry = (int(index) for index in best)

@@ -53,6 +53,7 @@ class InUse:
 
     decision: ChainDecision
     requests: int
+    others: int  # that decode beside them
     cycle: int  # of the decision
     since: int  # cycle at which decisions began
 
@@ -119,6 +120,7 @@ class DecisionKeeper:
         requests: Mapping[int, RunningRequest],
         rows: Ints,
         reading: int,
+        others: int,
         cycle: int,
         available: Collection[str],
         reader: Reader,
@@ -127,20 +129,23 @@ class DecisionKeeper:
 
         Args:
             reading: further requests, whose prompts are not read yet.
+            others: that decode beside these, by another decision or none.
         """
         before, load = self._in_use.get(key), len(rows) + reading
-        if before is not None and not self.is_due(before, cycle, load, available):
+        if before is not None and not self.is_due(before, cycle, load, others, available):
             return before.decision
         depth, width, rounds = key
         snapshot = self.snapshot(cycle, _SNAPSHOT_CYCLES)
-        workload = replace(workload_of(list(requests.values()), rows, reader), requests=load)
+        workload = workload_of(list(requests.values()), rows, reader)
+        workload = replace(workload, requests=load, others=others)
         current = None if before is None else before.decision
         decision = self.scheduler.choose(
             snapshot, workload, available, current, depth, width, rounds
         )
         if key not in self._in_use:
             self._forget_unused()
-        self._in_use[key] = InUse(decision, load, cycle, cycle if before is None else before.since)
+        since = cycle if before is None else before.since
+        self._in_use[key] = InUse(decision, load, others, cycle, since)
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
             kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
@@ -170,7 +175,9 @@ class DecisionKeeper:
         if len(others) >= _MOST_KEYS:
             del self._in_use[min(others, key=lambda key: self._in_use[key].cycle)]
 
-    def is_due(self, in_use: InUse, cycle: int, requests: int, available: Collection[str]) -> bool:
+    def is_due(
+        self, in_use: InUse, cycle: int, requests: int, others: int, available: Collection[str]
+    ) -> bool:
         decision, target = in_use.decision, self.scheduler.target
         if any(name not in available and name != target for name in decision.chain):
             return True
@@ -179,8 +186,12 @@ class DecisionKeeper:
         eager = max(_EAGER_INTERVAL, (cycle - in_use.since) // _EAGER_SHARE)
         if cycle - in_use.cycle >= min(eager, INTERVAL):
             return True
-        low, high = sorted((requests, in_use.requests))
-        return high > _OTHER_LOAD * low
+        before = in_use.requests
+        return _differ(requests, before) or _differ(requests + others, before + in_use.others)
+
+
+def _differ(load: int, before: int) -> bool:
+    return max(load, before) > _OTHER_LOAD * min(load, before)
 
 
 def workload_of(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:

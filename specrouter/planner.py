@@ -106,8 +106,10 @@ class RoutePlanner:
     _keeper: DecisionKeeper = field(init=False)
     _reading: Reading = Reading()
     _drafters: RequestDrafters = field(default_factory=RequestDrafters)
-    # By route and number of requests: when they were predicted, and what.
-    _foreseen_options: dict[tuple[_Route, int], tuple[int, Option]] = field(default_factory=dict)
+    # By route, number of requests, and of others beside them: when they were predicted, and what.
+    _foreseen_options: dict[tuple[_Route, int, int], tuple[int, Option]] = field(
+        default_factory=dict
+    )
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
     _steady: _Steady | None = None
     # Requests that sit out, and for how many cycles in a row.
@@ -201,7 +203,9 @@ class RoutePlanner:
             steady.requests == list(requests.items())
             and steady.available == available
             and steady.slots == reader.slots_read(rows)
-            and not keeper.is_due(steady.main, cycle, len(rows) + self._reading.requests, available)
+            and not keeper.is_due(
+                steady.main, cycle, len(rows) + self._reading.requests, 0, available
+            )
         )
         return steady if is_same else None
 
@@ -250,7 +254,8 @@ class RoutePlanner:
         for route, rows in members.items():
             if route not in predicted:
                 chosen = {row: requests[row] for row in rows}
-                foreseen = self._foreseen(route, chosen, cycle, reader)
+                others = len(requests) - len(rows)
+                foreseen = self._foreseen(route, chosen, others, cycle, reader)
                 if foreseen is not None:
                     predicted[route] = foreseen
 
@@ -364,6 +369,7 @@ class RoutePlanner:
         self._keeper.end_cycle(plan, elapsed_ms)
         if not is_regular:
             return
+        drafting = [index for index, group in enumerate(plan.groups) if len(group.chain) > 1]
         for index, option in self._expected.items():
             rows = [
                 row
@@ -371,11 +377,12 @@ class RoutePlanner:
                 if row in gained and row not in result.cut_rows
             ]
             extra = float(sum(gained[row] - 1 for row in rows))
-            alone = len(plan.groups) == 1
+            # The whole cycle was predicted of the only group, or of the only one that drafts.
+            is_whole = len(plan.groups) == 1 or drafting == [index]
             self.profiler.record_outcome(
                 option.chain,
-                len(plan.groups[index].rows),
-                option.plain_ms if alone else 0.0,
+                len(decoded),
+                option.plain_ms if is_whole and not self._reading.tokens else 0.0,
                 elapsed_ms,
                 (option.plain_tokens - 1.0) * len(rows),
                 extra,
@@ -406,17 +413,22 @@ class RoutePlanner:
         self._keeper.put_away()
 
     def _foreseen(
-        self, route: _Route, requests: Mapping[int, RunningRequest], cycle: int, reader: Reader
+        self,
+        route: _Route,
+        requests: Mapping[int, RunningRequest],
+        others: int,
+        cycle: int,
+        reader: Reader,
     ) -> Option | None:
         """The prediction for a route that nobody predicted, so that its outcomes teach too."""
         if route.hard_rejection:
             return None
-        key = route, len(requests)  # outcomes count for the requests that there are
+        key = route, len(requests), others  # outcomes count for the requests that there are
         known = self._foreseen_options.get(key)
         if known is not None and cycle - known[0] < INTERVAL:
             return known[1]
         rows = np.array(sorted(requests), dtype=np.int64)
-        workload = workload_of(list(requests.values()), rows, reader)
+        workload = replace(workload_of(list(requests.values()), rows, reader), others=others)
         option = self.scheduler.predict(
             self.profiler.snapshot(),
             workload,
@@ -463,13 +475,13 @@ class RoutePlanner:
     ) -> "list[tuple[int, Option, ChainDecision]]":
         """What each of the requests goes through that leave the chain to the scheduler."""
         rows = np.array(sorted(requests), dtype=np.int64)
+        others = len(progress.rows) - len(rows)
         decision = self._keeper.in_use(
-            key, requests, rows, self._reading.requests, cycle, available, reader
+            key, requests, rows, self._reading.requests, others, cycle, available, reader
         )
         main = decision.predicted or _unpredicted(decision)
         helper = None if len(main.chain) > 1 else self._helper(decision, available, reader)
-        decoding = len(progress.rows)
-        main, waiting = self._for_cycle(decision, main, helper, progress.of(rows), decoding)
+        main, waiting = self._for_cycle(decision, main, helper, progress.of(rows), others)
         chosen = dict.fromkeys(requests, main)
         decided = decision.predicted
         # A cycle with another chain than was decided on has its reasons: all go through that.
@@ -480,6 +492,7 @@ class RoutePlanner:
         ):
             snapshot = self._keeper.latest
             workload = workload_of(list(requests.values()), rows, reader)
+            workload = replace(workload, others=others)
             split = self._drafters.split(
                 self.scheduler, snapshot, workload, decision, requests, available
             )
@@ -521,20 +534,19 @@ class RoutePlanner:
         main: Option,
         helper: Chain | None,
         progress: Progress,
-        decoding: int,
+        others: int,
     ) -> tuple[Option, frozenset[int]]:
         """The decision's option with the trees that suit this one cycle, and rows that sit out.
 
         Args:
             helper: may draft where the target alone was decided on.
-            decoding: requests, those included that go another way.
+            others: requests that decode beside them and go another way.
         """
         snapshot = self._keeper.latest
         grid = decision.grids.get(helper or main.chain)
-        others = decoding - len(progress.rows)
         choice = self.trees.choose(snapshot, main, grid, progress, self._reading.tokens, others)
         alone = Option((self.scheduler.target,)) if len(main.chain) > 1 else main
-        if others or self._reading.tokens or not choice.active.all():
+        if self._reading.tokens or not choice.active.all():
             alone = replace(alone, plain_ms=0.0)  # predicted for another cycle
         return choice.option or alone, frozenset(progress.rows[~choice.active].tolist())
 

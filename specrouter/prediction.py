@@ -4,7 +4,9 @@
 
 A cycle is the drafter's steps, the intermediates' passes and the target's pass, each at the size of
 its pack on the model's measured curve `T(n)`, and the engine's own work. The tokens are one more
-than the sum of the tree's rank rates (`specrouter.acceptance`). Catching up of models that lag is
+than the sum of the tree's rank rates (`specrouter.acceptance`). Requests that decode in the same
+pass and are routed otherwise wait for the drafts too: the tokens are then the mean over all, of
+which those gain at least one. Catching up of models that lag is
 spread over the tokens that the requests have left.
 Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in the place of
 `W * T`; AdaServe, section 3, for the value of a tree.
@@ -92,6 +94,7 @@ class Workload:
         slots: KV slots that attention reads for each of them.
         remaining: tokens that each may still generate, in the mean.
         lags: tokens that a model has not read yet, over all requests; the last two not counted.
+        others: further requests, that decode in the same pass of the target and are routed apart.
     """
 
     requests: int
@@ -99,6 +102,12 @@ class Workload:
     remaining: float = 64.0
     lags: Mapping[str, float] = field(default_factory=dict)
     sampled: Mode = True
+    others: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Requests in the target's pass."""
+        return self.requests + self.others
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class Option:
     inner_rounds: int = 1
     cycle_ms: float = 0.0
     tokens: float = 1.0  # committed per request
-    ms_per_token: float = 0.0  # T_eff, catching up included
+    ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
     levels_ms: float = 0.0  # of the cycle, before the target's pass
     plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
     plain_tokens: float = 1.0
@@ -140,14 +149,9 @@ class Limits:
 
 
 def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
-    requests = workload.requests
-    cycle_ms = (
-        _forward(snapshot, target, target, workload, np.array([requests]))[0]
-        + _stage(snapshot, "verify", np.array([requests]))[0]
-        + _stage(snapshot, "cycle", np.array([requests]))[0]
-    )
-    plain_ms, outcome = float(cycle_ms), outcome_of(snapshot, (target,), requests)
-    cycle_ms = plain_ms * outcome.time
+    everyone = np.array([workload.batch])
+    plain_ms = float(verification_ms(snapshot, workload, target, everyone)[0])
+    cycle_ms = plain_ms * outcome_of(snapshot, (target,), workload.batch).time
     return Option((target,), cycle_ms=cycle_ms, ms_per_token=cycle_ms, plain_ms=plain_ms)
 
 
@@ -215,7 +219,7 @@ class OptionGrid:
         self.nodes: Ints = np.maximum(nodes, 1)
         tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
         self._plain_tokens: Floats = tokens
-        outcome = outcome_of(snapshot, chain, workload.requests)
+        outcome = outcome_of(snapshot, chain, workload.batch)
         self.correction = outcome.time
         self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
         self.levels_ms: Floats = self._find_levels_ms(snapshot, workload)
@@ -227,7 +231,8 @@ class OptionGrid:
             if (lag := workload.lags.get(name, 0.0)) >= 1.0
         )
         spread = max(1.0, workload.remaining)
-        self.ms_per_token: Floats = self.cycle_ms / self.tokens + catch_up / spread
+        mean_tokens = (workload.requests * self.tokens + workload.others) / workload.batch
+        self.ms_per_token: Floats = self.cycle_ms / mean_tokens + catch_up / spread
         self.allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
         self.ms_per_token = np.where(self.allowed, self.ms_per_token, np.inf)
         self.workload = workload
@@ -307,17 +312,17 @@ class OptionGrid:
                 places = batch * (1 + offered * (each + 1))
                 judging = _forward(snapshot, name, target, workload, places)
                 total += judging + _stage(snapshot, "verify", places)
-        total += self.rounds * drafting + _drafting_ms(snapshot, batch)
+        total += self.rounds * drafting + _drafting_ms(snapshot, workload.batch)
         return np.asarray(total)[:, None]
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, G], or [1, G] where it is the same for all shapes."""
-        target, requests = self.chain[-1], workload.requests
+        target, requests, batch = self.chain[-1], workload.requests, workload.batch
         if not self._is_open:
-            return verification_ms(snapshot, workload, target, requests * (1 + self.nodes))
-        key = (target, requests, workload.slots)
+            return verification_ms(snapshot, workload, target, batch + requests * self.nodes)
+        key = (target, requests, batch, workload.slots)
         if key not in snapshot.target_ms:  # all chains of a decision ask for it
-            places = requests * (1 + _NODES)[None, :]
+            places = batch + requests * _NODES[None, :]
             snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
         return snapshot.target_ms[key]
 
@@ -336,7 +341,7 @@ def verification_ms(
     Args:
         requests: whose tokens they are, where that differs; in a shape that broadcasts.
     """
-    batch = np.full(1, workload.requests) if requests is None else requests
+    batch = np.full(1, workload.batch) if requests is None else requests
     packed = (places + prompt_tokens).astype(np.float64)
     attended = (packed + READING_QUERIES * batch) * workload.slots
     return np.asarray(

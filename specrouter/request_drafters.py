@@ -60,7 +60,8 @@ class RequestDrafters:
             rates = self._rates.get(requests[row], RequestRates())
             factors.append({option.chain[:-1]: rates.factor(option.chain[:-1]) for option in tried})
         if settled:
-            own = replace(workload, requests=len(settled))
+            trying = len(requests) - len(settled)
+            own = replace(workload, requests=len(settled), others=workload.others + trying)
             options = scheduler.split(snapshot, own, pairs, factors)
             chosen.update(zip(settled, options, strict=True))
         return chosen

@@ -388,12 +388,14 @@ class ModelChainScheduler:
         chosen = [min(pairs, key=lambda o: ms_per_token(o, request)) for request in factors]
         target_ms, levels_ms = main.cycle_ms - main.levels_ms, 0.0
         for option in set(chosen):
-            part = replace(workload, requests=chosen.count(option), lags={})
+            count = chosen.count(option)
+            part = replace(workload, requests=count, lags={}, others=workload.batch - count)
             grid = OptionGrid(option.chain, 1, snapshot, part, Limits())
             found = grid.like(option)
             levels_ms += option.levels_ms if found is None else found.levels_ms
-        split_rate = sum(map(tokens, chosen, factors)) / (target_ms + levels_ms)
-        alone_rate = sum(map(tokens, alone, factors)) / main.cycle_ms
+        others = workload.others  # gain a token each
+        split_rate = (others + sum(map(tokens, chosen, factors))) / (target_ms + levels_ms)
+        alone_rate = (others + sum(map(tokens, alone, factors))) / main.cycle_ms
         return chosen if _HYSTERESIS * split_rate > alone_rate else alone
 
     def _fit(self, names: Collection[str]) -> bool:

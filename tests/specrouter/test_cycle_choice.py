@@ -81,14 +81,14 @@ def best_value(
 ) -> tuple[float, float]:
     """Of a cycle without drafts, and of all options of the grid, one by one."""
     grid = OptionGrid(PAIR, 1, known, Workload(count), Limits())
-    prompts = PROMPT_TOKEN * prompt_tokens
+    beside = PROMPT_TOKEN * prompt_tokens + THROUGHPUT_TOKEN * others
 
     def value(nodes: int, tokens: float, levels_ms: float, correction: float) -> float:
         batch = np.array([count + others])
         places = batch + count * nodes
         target = verification_ms(known, grid.workload, "big", places, prompt_tokens, batch)
         cycle_ms = known.machine * correction * (levels_ms + float(target[0]))
-        return (THROUGHPUT_TOKEN * count * tokens + prompts) / cycle_ms
+        return (THROUGHPUT_TOKEN * count * tokens + beside) / cycle_ms
 
     drafting = [
         value(int(grid.nodes[at]), float(grid.tokens[at]), float(grid.levels_ms[at[0], 0]), factor)
@@ -138,11 +138,11 @@ def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
     else:
         assert choice.option.nodes <= _MOST_NODES
         assert MENU * drafting <= choice.value <= drafting * (1 + 1e-9)
-        # The margin is on what the requests gain, not on the prompts that are read either way.
-        prompts = PROMPT_TOKEN * prompt_tokens
-        reading = plain * prompts / (THROUGHPUT_TOKEN * count + prompts)
-        assert choice.value - reading > _FASTER * (plain - reading) * (1 - 1e-9)
-        gained = THROUGHPUT_TOKEN * count * choice.option.tokens + PROMPT_TOKEN * prompt_tokens
+        # The margin is on what the requests gain, not on what comes either way.
+        beside = PROMPT_TOKEN * prompt_tokens + THROUGHPUT_TOKEN * others
+        either_way = plain * beside / (THROUGHPUT_TOKEN * count + beside)
+        assert choice.value - either_way > _FASTER * (plain - either_way) * (1 - 1e-9)
+        gained = THROUGHPUT_TOKEN * count * choice.option.tokens + beside
         assert choice.value == pytest.approx(gained / choice.option.cycle_ms)
 
 
@@ -178,11 +178,13 @@ def test_what_a_cycle_takes_holds_prompts_and_the_rows_of_others() -> None:
         assert option.cycle_ms == pytest.approx(option.levels_ms + float(target_ms[0]), rel=0.01)
 
 
-def test_where_others_share_the_cycle_larger_trees_pay() -> None:
-    alone, shared = (choose(target_of(0.7), [FREE] * 4, others=n).option for n in (0, 40))
-    assert alone is not None
-    assert shared is not None
-    assert shared.nodes > alone.nodes
+@pytest.mark.parametrize("each_ms", [0.1, 0.5, 1.0])
+def test_the_more_others_wait_for_drafts_the_less_is_drafted(each_ms: float) -> None:
+    known = target_of(0.7, each_ms, draft_ms=0.5)
+    options = [choose(known, [FREE] * 4, others=count).option for count in (0, 4, 10, 100)]
+    nodes = [0 if option is None else option.nodes for option in options]
+    assert nodes == sorted(nodes, reverse=True)
+    assert nodes[0] > nodes[2] >= nodes[-1] == 0
 
 
 @pytest.mark.parametrize("rate", [FREE, 0.02, 0.04, LOST])

@@ -308,6 +308,22 @@ def test_another_load_or_a_model_that_is_gone_makes_a_decision_due() -> None:
     assert plan.groups()[0].chain == PAIR
 
 
+@pytest.mark.parametrize("beside", ["off", Speculation(chain=("twin", "big"), depth=1)])
+def test_requests_that_go_another_way_count_in_a_decision(beside: SpeculationOverride) -> None:
+    times = {"small": flat(4.0), "twin": flat(4.0), "big": rising(50.0, 0.1)}
+    plan = Plan(Request(), known=snapshot(times, {PAIR: 0.7, TWIN: 0.1}))
+    plan.settle()
+    [alone] = plan.groups()
+    assert alone.chain == PAIR
+    plan.requests |= {row: Request(beside) for row in range(1, 32)}
+    shared = plan.planner._keeper.main
+    assert plan.chains()[0] == ALONE
+    assert plan.planner._keeper.main is not shared  # decided at once
+    plan.requests = {0: plan.requests[0]}
+    [again] = plan.groups()
+    assert of(again) == of(alone)
+
+
 def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
     plan = Plan(Request())
     plan.settle()
@@ -601,6 +617,28 @@ def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
     assert found == {PAIR: (0.0, 1.0), TWIN: (0.0, 1.0), ALONE: (0.0, 0.0)}
 
 
+def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_it() -> None:
+    for named in (None, Speculation(chain=PAIR, depth=2)):
+        plan = Plan(Request(named), *(Request("off") for _ in range(3)))
+        plan.learn(plan.groups(), {0: 2, 1: 1, 2: 1, 3: 1}, elapsed_ms=70.0)
+        found = {chain: rest for chain, *rest in plan.profiler.outcomes}
+        requests, predicted_ms, elapsed_ms, *_ = found[PAIR]
+        [group] = [group for group in plan.groups() if group.chain == PAIR]
+        nodes = drafted(group) if named else plan.planner.records[0].decision.nodes
+        assert nodes is not None
+        assert (requests, elapsed_ms) == (4, 70.0)
+        assert predicted_ms == pytest.approx(group.depth * 1.0 + 50.0 + (3 + nodes))
+        assert found[ALONE][1] == 0.0
+
+
+def test_prompts_that_end_beside_a_group_leave_its_time_untold() -> None:
+    plan = Plan(Request())
+    plan.reading = Reading(tokens=8, requests=1)
+    groups = [*plan.groups(), ChainGroup(ALONE, 1, np.array([1]))]
+    plan.learn(groups, {0: 2, 1: 1})
+    assert [outcome[2] for outcome in plan.profiler.outcomes] in ([], [0.0])
+
+
 def test_a_chain_that_a_request_names_is_predicted_too() -> None:
     plan = Plan(Request(Speculation(chain=TWIN, depth=2)))
     groups = plan.groups()
@@ -635,7 +673,7 @@ def test_only_so_many_predictions_of_named_chains_are_kept() -> None:
         plan.groups()
     kept = plan.planner._foreseen_options
     assert len(kept) == 64
-    assert min(route.depth for route, _ in kept) == 5  # the latest
+    assert min(route.depth for route, *_ in kept) == 5  # the latest
 
 
 # Requests that differ
@@ -886,8 +924,8 @@ def test_urgent_requests_are_helped_where_requests_may_differ() -> None:
 
 
 def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
-    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.3})
-    plan = pairs(*(Request(tpot_ms=URGENT_MS) for _ in range(4)), known=known)
+    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.4})
+    plan = pairs(*(Request(tpot_ms=45.0) for _ in range(4)), known=known)
     assert set(plan.chains().values()) == {ALONE}
     plan.requests |= {row: Request("off") for row in range(4, 16)}
     chains = plan.chains()

@@ -85,6 +85,18 @@ def test_a_pair_costs_more_the_more_requests_share_the_pack() -> None:
     assert option.cycle_ms == pytest.approx(9.5 + 24.0)  # the target reads 15 tokens
 
 
+def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_each() -> None:
+    stages = {"cycle": rising(0.0, 0.5), "drafting": rising(1.0, 0.5), "verify": flat(0.0)}
+    known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5}, stages=stages)
+    workload = Workload(2, others=6)
+    alone, pair = target_only(known, workload, "big"), best(PAIR, known, workload=workload)
+    assert alone.ms_per_token == pytest.approx(10 + 7 + 0.5 * 7)
+    assert pair.tokens == pytest.approx(HALVES)
+    assert pair.levels_ms == pytest.approx(4 * 2 + 2 + 1)  # the first step reads two tokens each
+    assert pair.cycle_ms == pytest.approx(pair.levels_ms + 10 + 7 + 2 * 4 + 0.5 * 7)
+    assert pair.ms_per_token == pytest.approx(pair.cycle_ms / ((2 * HALVES + 6) / 8))
+
+
 def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verifying() -> None:
     known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known, Limits(depth=3, width=2, nodes=4))
