@@ -29,6 +29,10 @@ class FedTree:
     tree: TokenTree
     flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed, or can be no text
 
+    def part(self, which: NDArray[np.bool_]) -> "FedTree":
+        """Of some of the rows. `which`: [B]."""
+        return FedTree(self.tree.part(which), self.flat_slots[which])
+
 
 @dataclass(frozen=True, eq=False)
 class PackResult:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from processors.pack import NO_SLOT, FedTree
-from processors.token_tree import ROOT, Ints, TokenTree
+from processors.token_tree import ROOT, Bools, Ints, TokenTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,11 @@ class Proposal:
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         places = np.full((len(tree.rows), 1 + tree.tokens.shape[1]), -1)
         return cls(tree, torch.zeros((0, 0)), places, fed)
+
+    def part(self, which: Bools) -> "Proposal":
+        """Of some of the rows. `which`: [B]."""
+        places, fed = self.places[which], self.fed.part(which)
+        return Proposal(self.tree.part(which), self.logits, places, fed, self.is_masked)
 
     def place(self, index: int, node: int) -> int:
         """Where the logits after a node (ROOT: the root) of the index-th row stand, or -1."""

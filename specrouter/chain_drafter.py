@@ -72,8 +72,25 @@ class ChainDrafter:
         self._verify = VerifyProcessor()
         self._ngram = NgramDraftProcessor()
 
-    def draft(self, group: ChainGroup) -> GroupDraft:
-        """What a group offers the target. A model that fails is passed over."""
+    def draft(self, group: ChainGroup) -> list[GroupDraft]:
+        """What a group offers the target, in parts if some rows had fewer inner rounds.
+
+        A model that fails is passed over.
+        """
+        drafts = [self._begun(group)]
+        for name in group.chain[:-1] if len(drafts[0].rows) else ():
+            for draft in tuple(drafts):
+                try:
+                    self._advance(draft, name)
+                    draft.used.append(name)
+                    if len(draft.used) == 2 and not group.hard_rejection:
+                        self._go_round(draft, drafts)
+                except StageError as stage:
+                    draft.failures.append(stage.failure)
+                    draft.is_regular = False
+        return drafts
+
+    def _begun(self, group: ChainGroup) -> GroupDraft:
         limits = self._rows.remaining(group.rows) - 1
         drafting = limits > 0  # a row's last token is the target's own
         rows = group.rows[drafting]
@@ -82,15 +99,6 @@ class ChainDrafter:
         cut = group.rows[limits < group.depth]
         draft = GroupDraft(group, rows, heights, positions, self._rows.sampled(rows), cut)
         draft.is_regular = len(cut) <= _FEW * len(group.rows)
-        for name in group.chain[:-1] if len(rows) else ():
-            try:
-                self._advance(draft, name)
-                draft.used.append(name)
-                if len(draft.used) == 2 and not group.hard_rejection:
-                    self._go_round(draft)
-            except StageError as stage:
-                draft.failures.append(stage.failure)
-                draft.is_regular = False
         return draft
 
     def _advance(self, draft: GroupDraft, name: str) -> None:
@@ -109,33 +117,48 @@ class ChainDrafter:
             proposal = replace(proposal, tree=prune(proposal.tree, self._sampler.grammars))
         draft.proposal = proposal
 
-    def _go_round(self, draft: GroupDraft) -> None:
+    def _go_round(self, draft: GroupDraft, drafts: list[GroupDraft]) -> None:
         """Inner rounds after the first: the drafter goes on from the path that the intermediate
-        accepted, which judges it anew with what was added."""
-        group, rows = draft.group, draft.rows
-        drafter, judge = draft.used
-        if self._rejection or self._pool.is_weightless(drafter):
+        accepted, which judges it anew with what was added.
+
+        Rows that cannot go on, for their ends are near or nothing of their paths is allowed, keep
+        what they have: they are taken out, into `drafts`.
+        """
+        group, least = draft.group, len(draft.rows) - _FEW * len(draft.group.rows)
+        if self._rejection or self._pool.is_weightless(draft.used[0]):
             return
         while draft.inner_rounds < group.inner_rounds:
             assert draft.proposal is not None
-            stem = draft.proposal.tree
-            heights = np.minimum(group.depth, self._rows.remaining(rows) - 1 - stem.sizes)
-            if (heights < 1).any() or not stem.sizes.all():
-                draft.is_regular = False  # as for a failure: what was planned takes longer
+            sizes = draft.proposal.tree.sizes
+            heights = np.minimum(group.depth, self._rows.remaining(draft.rows) - 1 - sizes)
+            draft.cut_rows = np.union1d(draft.cut_rows, draft.rows[heights < group.depth])
+            stop = (heights < 1) | (sizes == 0)
+            if np.count_nonzero(~stop) < least or (stop.any() and len(group.chain) > 3):
+                draft.is_regular = False  # as for a failure: what was planned takes longer, or less
+            if stop.all():
                 return
-            draft.inner_rounds += 1
-            for name in (drafter, judge):
-                self._states.forget_draft(name, rows)
-            before = draft.heights, draft.proposal
-            draft.heights = heights
-            try:
-                self._offer(draft, self._propose(drafter, draft, _as_stem(stem)))
-                self._judge(draft, judge)
-            except StageError:  # what the earlier rounds accepted is still good
-                draft.heights, draft.proposal = before
-                draft.inner_rounds -= 1
-                raise
-            draft.heights = before[0]
+            if stop.any():
+                drafts.append(draft.split(stop))
+            self._draft_and_judge_on(draft, heights[~stop])
+
+    def _draft_and_judge_on(self, draft: GroupDraft, heights: Ints) -> None:
+        """One more inner round of all rows. `heights`: [B] of what it adds."""
+        before = draft.heights, draft.proposal
+        assert draft.proposal is not None
+        drafter, judge = draft.used
+        stem = _as_stem(draft.proposal.tree)
+        for name in draft.used:
+            self._states.forget_draft(name, draft.rows)
+        draft.heights = heights
+        draft.inner_rounds += 1
+        try:
+            self._offer(draft, self._propose(drafter, draft, stem))
+            self._judge(draft, judge)
+        except StageError:  # what the earlier rounds accepted is still good
+            draft.heights, draft.proposal = before
+            draft.inner_rounds -= 1
+            raise
+        draft.heights = before[0]
 
     def _propose(self, name: str, draft: GroupDraft, stem: TokenTree | None = None) -> Proposal:
         if self._pool.is_weightless(name):

@@ -142,7 +142,7 @@ class Executor:
         result = CycleResult()
         if plan.audition is not None:
             self._hear(plan.audition, result)
-        drafts = [self._drafter.draft(group) for group in plan.groups]
+        drafts = [draft for group in plan.groups for draft in self._drafter.draft(group)]
         result.failures += [failure for draft in drafts for failure in draft.failures]
         result.is_regular &= all(draft.is_regular for draft in drafts)
         result.cut_rows = {row for draft in drafts for row in draft.cut_rows.tolist()}

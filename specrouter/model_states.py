@@ -47,6 +47,12 @@ class _Touched:
     rows: Ints
     fed: FedTree | None  # None: nothing of it is of use
 
+    def without(self, rows: Ints) -> "_Touched":
+        fed = self.fed
+        if fed is not None:
+            fed = fed.part(~np.isin(fed.tree.rows, rows))
+        return _Touched(self.state, self.rows[~np.isin(self.rows, rows)], fed)
+
 
 class ModelStates:
     """Args: `guard`: told of every forward of a model other than the target."""
@@ -114,8 +120,8 @@ class ModelStates:
             return
         kept = self._manager.counts[rows] - 1
         state.rollback(rows, np.minimum(kept, state.lengths(rows)))
-        same = [t for t in self._touched if t.state is state and np.array_equal(t.rows, rows)]
-        self._touched = [touched for touched in self._touched if touched not in same]
+        left = [t.without(rows) if t.state is state else t for t in self._touched]
+        self._touched = [touched for touched in left if len(touched.rows)]
 
     def settle(self) -> None:
         """Every model that took part keeps what was committed, and nothing else."""

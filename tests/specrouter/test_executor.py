@@ -240,7 +240,7 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
         return verdict
 
     monkeypatch.setattr(VerifyProcessor, "verify", odd)
-    while len(min(bench.made(), key=len)) < 12:
+    while len(min(bench.made(), key=len)) < 8:
         result = bench.cycle(TRIPLE, depth=2, width=4)  # asserts that states are sound
         assert not result.failures
         for commit in result.commits:
@@ -332,18 +332,61 @@ def test_a_row_without_room_for_another_round_does_without_it(pool: ModelPool) -
     assert not bench.rounds(), "a path that was to have further rounds is no whole tree"
 
 
+def _near_their_ends(monkeypatch: pytest.MonkeyPatch, left: dict[int, int]) -> None:
+    """Rows may gain so many tokens, and no more."""
+    remaining = DecodingRows.remaining
+
+    def capped(known: DecodingRows, rows: Ints) -> Ints:
+        caps = np.array([left.get(row, 99) for row in rows.tolist()], dtype=np.int64)
+        return np.minimum(remaining(known, rows), caps)
+
+    monkeypatch.setattr(DecodingRows, "remaining", capped)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(
+    ("left", "is_regular"),
+    [({}, True), ({3: 3}, True), ({3: 1}, True), ({0: 4, 7: 4}, False), ({0: 3, 5: 5}, False)],
+    ids=str,
+)
+def test_rows_without_room_for_another_round_keep_no_other_from_it(
+    left: dict[int, int],
+    is_regular: bool,
+    width: int,
+    pool: ModelPool,
+    target: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = [[5, 9, 11 + index] for index in range(8)]
+    bench, alone = Bench(pool, prompts=prompts), Bench(pool, prompts=prompts)
+    for one in (bench, alone):
+        one.cycle(TRIPLE, depth=2)  # the drafters read the prompts
+    _near_their_ends(monkeypatch, left)
+    result = bench.cycle(TRIPLE, depth=2, width=width, rounds=4)
+    expected = alone.cycle(TRIPLE, [row for row in range(8) if row not in left], 2, width, rounds=4)
+    gained = {commit.row: commit for commit in result.commits}
+    assert sorted(gained) == list(range(8))
+    for commit in expected.commits:  # as if the others were not there
+        assert gained[commit.row].tokens == commit.tokens
+        assert gained[commit.row].drafted == commit.drafted
+    assert bench.rounds() == {1, 4}
+    assert result.is_regular == is_regular
+    assert set(left) <= result.cut_rows
+    assert {commit.chain for commit in result.commits} == {TRIPLE} | (
+        {("target",)} if 1 in left.values() else set()
+    )
+    for _ in range(2):
+        bench.cycle(TRIPLE, [row for row in range(8) if row not in left], 2, width, rounds=4)
+    assert_target_alone(bench, target)
+
+
 @pytest.mark.parametrize(("near", "is_regular"), [(0, True), (1, True), (2, False)])
 def test_few_rows_near_their_ends_leave_a_cycle_regular(
     near: int, is_regular: bool, pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
     bench.cycle(("small", "target"), depth=4)  # the drafter reads the prompts
-    remaining = DecodingRows.remaining
-    monkeypatch.setattr(
-        DecodingRows,
-        "remaining",
-        lambda known, rows: np.where(rows < near, 3, remaining(known, rows)),
-    )
+    _near_their_ends(monkeypatch, dict.fromkeys(range(near), 3))
     result = bench.cycle(("small", "target"), depth=4)
     assert result.cut_rows == set(range(near))
     assert result.is_regular == is_regular
