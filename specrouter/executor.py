@@ -30,7 +30,7 @@ from specrouter.forward_clock import ForwardClock
 from specrouter.group_draft import GroupDraft, leave_selected
 from specrouter.hang_guard import Abandoned, HangGuard
 from specrouter.lessons import PROMPT_POSITIONS, Teacher
-from specrouter.logprobs import token_logprobs
+from specrouter.logprobs import AskedLogprobs, token_logprobs
 from specrouter.model_states import ModelStates, StageError
 from specrouter.model_times import ModelTimes
 from specrouter.output import TokenLogprobs
@@ -218,24 +218,31 @@ class Executor:
         for draft in drafts:
             chains.update(dict.fromkeys(draft.group.rows.tolist(), (self._target,)))
             chains.update(dict.fromkeys(draft.rows.tolist(), (*draft.used, self._target)))
-        rows = verdict.tree.rows
-        remaining = self._rows.remaining(rows)
+        paths = self._sound_paths(verdict, result)
+        logprobs = self._logprobs(verdict, paths)
+        for index, path in paths.items():
+            row = int(verdict.tree.rows[index])
+            self._rows.extend(row, path)
+            of_prompt = self._rows.prompt_logprobs.take(row)
+            drafted = int(verdict.tree.sizes[index])
+            result.commits.append(
+                Commit(row, path.tolist(), chains[row], logprobs.get(index), of_prompt, drafted)
+            )
+
+    def _sound_paths(self, verdict: Verdict, result: CycleResult) -> dict[int, Ints]:
+        """By index: what each row gains, as far as tokens could be chosen."""
+        paths = {}
+        remaining = self._rows.remaining(verdict.tree.rows)
         failed = self._rows.sampler.take_errors()
-        for index, row in enumerate(rows.tolist()):
+        for index, row in enumerate(verdict.tree.rows.tolist()):
             path = verdict.path(index)
             if not verdict.sound[index]:  # what comes before is good, and may end the text
                 result.errors[row] = self._reason(row, failed, verdict.broken[index].any())
                 path = path[: verdict.sound_length(index)]
-                if not len(path):
-                    continue
             assert len(path) <= remaining[index], "a tree was deeper than the request may go"
-            self._rows.extend(row, path)
-            logprobs = self._logprobs(verdict, index, path)
-            of_prompt = self._rows.prompt_logprobs.take(row)
-            drafted = int(verdict.tree.sizes[index])
-            result.commits.append(
-                Commit(row, path.tolist(), chains[row], logprobs, of_prompt, drafted)
-            )
+            if len(path):
+                paths[index] = path
+        return paths
 
     def _reason(self, row: int, failed: Mapping[int, Exception], is_broken: bool) -> str:
         """Why no token could be chosen for a row."""
@@ -248,11 +255,17 @@ class Executor:
             return f"{self._target} gave logits that are not numbers"
         return "the sampling parameters leave no token to choose"
 
-    def _logprobs(self, verdict: Verdict, index: int, path: Ints) -> list[TokenLogprobs] | None:
-        """Of the path's tokens, where the request asked for them."""
-        count = self._rows.logprobs(int(verdict.tree.rows[index]))
-        if count is None:
-            return None
-        places = verdict.places[index, np.append(ROOT, verdict.walk(index)) + 1][: len(path)]
-        at = torch.from_numpy(places).to(verdict.logits.device)
-        return token_logprobs(verdict.logits.index_select(0, at), path, count)
+    def _logprobs(
+        self, verdict: Verdict, paths: Mapping[int, Ints]
+    ) -> dict[int, list[TokenLogprobs]]:
+        """By index: of the paths' tokens, where the request asked for them."""
+        asked = {}
+        for index, path in paths.items():
+            count = self._rows.logprobs(int(verdict.tree.rows[index]))
+            if count is not None:
+                after = np.append(ROOT, verdict.walk(index))[: len(path)]
+                asked[index] = AskedLogprobs(verdict.places[index, after + 1], path, count)
+        if not asked:
+            return {}
+        found = token_logprobs(verdict.logits, list(asked.values()))
+        return dict(zip(asked, found, strict=True))

@@ -8,20 +8,64 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from processors.logits import on_device, parts
 from specrouter.output import TokenLogprobs
 
 Ints = NDArray[np.int64]
 
 
-def token_logprobs(logits: Tensor, tokens: Ints, count: int) -> list[TokenLogprobs]:
-    """Log-probabilities of `tokens` [n] and of the `count` likeliest ids by `logits` [n, V]."""
+@dataclass(frozen=True, eq=False)
+class AskedLogprobs:
+    """Of n tokens of one request, and beside each of the `count` likeliest ids."""
+
+    places: Ints  # [n] where the logits before each token stand
+    tokens: Ints  # [n]
+    count: int
+
+
+def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[TokenLogprobs]]:
+    """By `logits` [m, V], for each that asks. Waits for the device once, however many ask."""
+    groups: dict[int, list[int]] = {}
+    for index, one in enumerate(asked):
+        groups.setdefault(one.count, []).append(index)
+    shares = []
+    for count, members in groups.items():
+        places = np.concatenate([asked[index].places for index in members])
+        tokens = np.concatenate([asked[index].tokens for index in members])
+        for part in parts(len(places), logits):
+            own = logits.index_select(0, on_device(places[part], logits.device))
+            shares.append(_shares(own, on_device(tokens[part], logits.device), count).flatten())
+    values = torch.cat(shares).cpu().numpy()  # the one wait
+    found: list[list[TokenLogprobs]] = [[] for _ in asked]
+    start = 0
+    for count, members in groups.items():
+        width = 1 + 2 * min(count, logits.shape[1])
+        for index in members:
+            tokens = asked[index].tokens
+            end = start + len(tokens) * width
+            found[index] = _named(tokens, values[start:end].reshape(-1, width))
+            start = end
+    return found
+
+
+def _shares(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """[n, 1 + 2k] float64: log-probabilities of the tokens, then the likeliest ids and theirs."""
     values = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    chosen = values.gather(1, torch.from_numpy(tokens).to(values.device).unsqueeze(1))[:, 0]
+    chosen = values.gather(1, tokens.unsqueeze(1))
     best, ids = values.topk(min(count, values.shape[1]), dim=1)
+    return torch.cat((chosen.double(), ids.double(), best.double()), dim=1)
+
+
+def _named(tokens: Ints, shares: NDArray[np.float64]) -> list[TokenLogprobs]:
+    ids, best = np.split(shares[:, 1:], 2, axis=1)
     return [
         TokenLogprobs(token, logprob, tuple(zip(names, others, strict=True)))
         for token, logprob, names, others in zip(
-            tokens.tolist(), chosen.tolist(), ids.tolist(), best.tolist(), strict=True
+            tokens.tolist(),
+            shares[:, 0].tolist(),
+            ids.astype(np.int64).tolist(),
+            best.tolist(),
+            strict=True,
         )
     ]
 
@@ -62,7 +106,8 @@ class PromptLogprobs:
         reading = self._rows[row]
         start = len(reading.found)
         tokens = reading.prompt[start : start + len(logits)]
-        reading.found += token_logprobs(logits[: len(tokens)], tokens, reading.count)
+        asked = AskedLogprobs(np.arange(len(tokens)), tokens, reading.count)
+        reading.found += token_logprobs(logits, [asked])[0]
 
     def take(self, row: int) -> list[TokenLogprobs | None] | None:
         """Of the whole prompt, once; None where nobody asks for them."""

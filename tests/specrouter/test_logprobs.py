@@ -4,12 +4,18 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.logprobs import AskedLogprobs, token_logprobs
+from specrouter.output import TokenLogprobs
 from specrouter.request import SpeculationOverride
 
 PROMPT = [5, 17, 300, 42, 9, 5, 17, 300, 42]
@@ -49,6 +55,35 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
 @pytest.fixture(scope="module")
 def target(small_family: dict[str, Path]) -> Any:
     return AutoModelForCausalLM.from_pretrained(str(small_family["target"]), dtype=torch.float32)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(0, 8), st.integers(0, 29)), max_size=5),
+            st.integers(0, 40),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_logprobs_of_many_requests_are_those_of_each_alone(
+    asked: list[tuple[list[tuple[int, int]], int]], dtype: torch.dtype
+) -> None:
+    logits = torch.randn(9, 30, generator=torch.Generator().manual_seed(1)).to(dtype)
+    many = []
+    for found, count in asked:
+        places, tokens = (np.array([one[part] for one in found], dtype=np.int64) for part in (0, 1))
+        many.append(AskedLogprobs(places, tokens, count))
+    with mock.patch("processors.logits._CPU_PART", 60):
+        entries = token_logprobs(logits, many)
+    for (found, count), own in zip(asked, entries, strict=True):
+        for (place, token), entry in zip(found, own, strict=True):
+            one = logits[place].to(torch.promote_types(dtype, torch.float32)).log_softmax(-1)
+            best, ids = one.topk(min(count, 30))
+            top = tuple(zip(ids.tolist(), best.tolist(), strict=True))
+            assert entry == TokenLogprobs(token, float(one[token]), top)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
