@@ -13,7 +13,6 @@ Source: SpecRouter, section 4.4 (cache mask, logical rollback, `fix_kv_cache`).
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from statemgr.forward_view import ForwardView, GroupPlanner, TreeMask
@@ -33,7 +32,6 @@ class ModelState:
         self.store = KVStore(layers, rows, slots)
         self.slots = slots
         self.canonical = canonical
-        self.device = layers[0].device if layers else torch.device("cpu")
         self.cache_tokens: Ints = np.zeros((rows, slots), dtype=np.int64)
         self.positions: Ints = np.zeros((rows, slots), dtype=np.int64)
         self.cache_mask = np.zeros((rows, slots), dtype=np.bool_)
