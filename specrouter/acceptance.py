@@ -133,7 +133,10 @@ class AcceptanceEstimator:
         stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
-        accepted, count = self._learn(stated[asked], place[asked], trees.accepted[asked])
+        predicted = self._predicted(trees.parents, stated, place)
+        accepted, count = self._learn(
+            stated[asked], place[asked], trees.accepted[asked], predicted[asked]
+        )
         # A selection that leaves out first choices leaves the better ones: no measure of a text.
         firsts = real & (place == 0) & np.take_along_axis(walked, trees.parents + 1, axis=1)
         for fair in (firsts, firsts & (trees.parents < 0)):
@@ -162,13 +165,18 @@ class AcceptanceEstimator:
         """
         self._fade(cycle)
         place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
-        hits, count = self._learn(stated.ravel(), place.ravel(), accepted.ravel())
+        predicted = self._predicted(np.full_like(place, -1), stated, place)
+        hits, count = self._learn(
+            stated.ravel(), place.ravel(), accepted.ravel(), predicted.ravel()
+        )
         self._recent += hits, count
         return hits, count
 
-    def _learn(self, stated: Floats, place: Ints, accepted: Bools) -> tuple[float, float]:
+    def _learn(
+        self, stated: Floats, place: Ints, accepted: Bools, predicted: Floats
+    ) -> tuple[float, float]:
         """Of nodes [n] whose parents were accepted; see `record` for what it returns."""
-        self._calibration.record(stated, place, accepted)
+        self._calibration.record(stated, place, accepted, predicted)
         best = place == 0
         hits, count = float((best & accepted).sum()), float(best.sum())
         fade = max(0.0, 1.0 - count / _TRIALS)
@@ -179,14 +187,23 @@ class AcceptanceEstimator:
     def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
         """[B, n] how likely each node is on the verifier's walk; 0 for padding.
 
-        Never more than its parent is.
+        Never more than its parent is, nor siblings together: the walk takes one of them at most.
         """
-        stated, place = _given_parents(parents, log_probs)
-        worth = self._calibration.probability(stated, place)
+        worth = self._predicted(parents, *_given_parents(parents, log_probs))
         for depth in range(2, int(depths.max(initial=0)) + 1):
             here = np.nonzero(depths == depth)
             worth[here] *= worth[here[0], np.maximum(parents[here], 0)]
         return worth
+
+    def _predicted(self, parents: Ints, stated: Floats, place: Ints) -> Floats:
+        """[B, n] corrected probabilities of nodes given their parents, siblings' at most 1
+        together: each is corrected on its own."""
+        corrected = self._calibration.probability(stated, place)
+        batch, count = parents.shape
+        families = parents + 1 + np.arange(batch)[:, None] * (count + 1)
+        sums = np.bincount(families.ravel(), corrected.ravel(), minlength=batch * (count + 1))
+        shared: Floats = corrected / np.maximum(sums, 1.0)[families]
+        return shared
 
     def snapshot(self, cycle: int) -> TreeAcceptance:
         rates = self._mass / np.maximum(self._trees, 1e-12)[:, None]

@@ -61,9 +61,16 @@ class Calibration:
         corrected: Floats = np.minimum(stated * factor, _MOST_CERTAIN)
         return corrected
 
-    def record(self, stated: Floats, place: Ints, accepted: Bools) -> None:
-        """Learns of nodes [n] whose parents were accepted."""
-        self._note(self.probability(stated, place), accepted)
+    def record(
+        self, stated: Floats, place: Ints, accepted: Bools, predicted: Floats | None = None
+    ) -> None:
+        """Learns of nodes [n] whose parents were accepted.
+
+        Args:
+            predicted: that trees were selected by, where that is not `probability` alone.
+        """
+        predicted = self.probability(stated, place) if predicted is None else predicted
+        self._note(predicted, accepted)
         fade = max(0.0, 1.0 - len(stated) / _NODES)
         bins, size = _bins(stated, place), len(self._hits)
         self._stated = self._stated * fade + np.bincount(bins, stated, minlength=size)

@@ -160,6 +160,22 @@ def test_no_node_is_worth_more_than_its_parent(seed: int) -> None:
     assert (worth <= np.take_along_axis(above, trees.parents + 1, axis=1)).all()
 
 
+@settings(max_examples=100, deadline=None, database=None)
+@given(st.integers(0, 2**32 - 1))
+def test_siblings_are_worth_no_more_than_their_parent(seed: int) -> None:
+    rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()
+    for _ in range(20):  # first choices that are better than they say, and of others now and then
+        stated = np.sort(rng.dirichlet(np.full(3, 1.0), 40), axis=1)[:, ::-1]
+        hits = rng.random((40, 3)) < rng.uniform(0.2, 1.0, 3)
+        estimator.record_choices(stated, hits & (np.cumsum(hits, axis=1) == 1), 0)
+    trees = judged(rng, 3, 3, 4, boast=rng.uniform(0.3, 1.0))
+    worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
+    above = np.concatenate((np.ones((4, 1)), worth), axis=1)
+    for parent in range(ROOT, worth.shape[1]):
+        children = np.where(trees.parents == parent, worth, 0.0).sum(axis=1)
+        assert (children <= above[:, parent + 1] * (1 + 1e-9)).all()
+
+
 def test_alpha_is_how_often_the_best_child_of_a_walked_node_is_accepted() -> None:
     seen = taught(1, 1).snapshot(300)
     assert seen.alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.06)
