@@ -51,7 +51,8 @@ def next_audition(
     Args:
         main: in use.
         predicted_ms: per token, by chain.
-        rows: [R] of the requests that are routed by the scheduler.
+        rows: [R] of the requests that are routed by the scheduler and are of the workload's mode,
+            which alone decisions are about: what others teach would not be asked for.
         missed: tokens that a model has not read of each of some rows.
         unheard: output tokens of each that it could be heard on, see `Auditor.unheard`.
         idle: models that may be used, and that the cycle does not use.

@@ -153,7 +153,7 @@ def _cycle_ms(
     batch = (active + others)[:, None, None]
     places = batch + drafting[:, :, None] * drafts.nodes
     target_ms = verification_ms(snapshot, workload, target, places, prompt_tokens, batch)
-    plain = outcome_of(snapshot, (target,), workload.batch).time
+    plain = outcome_of(snapshot, (target,), workload.batch, workload.sampled).time
     correction = np.where(drafts.nodes > 0, grid.correction, plain)
     cycle_ms: Floats = snapshot.machine * correction * (levels_ms + target_ms)
     return cycle_ms

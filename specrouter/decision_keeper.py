@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specrouter.cycle_plan import CyclePlan
 from specrouter.decision_record import DecisionRecord
-from specrouter.prediction import Option, PerformanceSnapshot, Workload
+from specrouter.prediction import Mode, Option, PerformanceSnapshot, Workload
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
@@ -152,8 +152,9 @@ class DecisionKeeper:
             able = tuple(sorted(available))
             self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
         if decision.probe is not None and self.probe is None and key == SCHEDULED:
-            behind = reader.missed(decision.probe.chain[0], rows)
-            cheapest = requests[int(rows[np.argmin(behind)])]
+            able_rows = rows_of_mode(requests, rows, workload.sampled)
+            behind = reader.missed(decision.probe.chain[0], able_rows)
+            cheapest = requests[int(able_rows[np.argmin(behind)])]
             self.probe = Probe(decision.probe, cheapest, _PROBE_CYCLES)
             self.profiler.record_probe_begun()
             self._snapshot = None  # it says that the drafter is idle
@@ -194,8 +195,17 @@ def _differ(load: int, before: int) -> bool:
     return max(load, before) > _OTHER_LOAD * min(load, before)
 
 
+def rows_of_mode(requests: Mapping[int, RunningRequest], rows: Ints, sampled: Mode) -> Ints:
+    """Those of the rows whose tokens are sampled, or not."""
+    return np.array([row for row in rows.tolist() if is_sampled(requests[row]) == sampled])
+
+
+def is_sampled(request: RunningRequest) -> Mode:
+    return request.prompt.params.temperature > 0
+
+
 def workload_of(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:
-    sampled = sum(request.prompt.params.temperature > 0 for request in requests)
+    sampled = sum(map(is_sampled, requests))
     remaining = sum(request.remaining for request in requests) / max(1, len(requests))
     return Workload(
         len(requests),

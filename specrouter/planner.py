@@ -23,6 +23,7 @@ from specrouter.decision_keeper import (
     InUse,
     Override,
     Reader,
+    rows_of_mode,
     workload_of,
 )
 from specrouter.decision_record import DecisionRecord
@@ -296,12 +297,13 @@ class RoutePlanner:
         if not routed or self.scheduler.config.policy != "adaptive":
             return None
         snapshot, rows = self._keeper.snapshot(cycle), np.array(routed, dtype=np.int64)
+        workload = workload_of([requests[row] for row in routed], rows, reader)
         found = next_audition(
             snapshot,
             decision.predicted,
             decision.predicted_ms,
-            rows,
-            workload_of([requests[row] for row in routed], rows, reader),
+            rows_of_mode(requests, rows, workload.sampled),
+            workload,
             reader.missed,
             reader.unheard,
             set(available).difference(*chains),
@@ -330,9 +332,9 @@ class RoutePlanner:
         if main is not None:
             # A chain's outcomes are of what a selection left of its drafts; what the target's pass
             # costs in itself is told by cycles without drafts.
-            alone = (self.scheduler.target,)
-            has_run = (alone, load_of(active)) in snapshot.outcomes
-            factor *= outcome_of(snapshot, alone if has_run else main.chain, active).time
+            alone, sampled = (self.scheduler.target,), main.sampled
+            has_run = (alone, load_of(active), sampled) in snapshot.outcomes
+            factor *= outcome_of(snapshot, alone if has_run else main.chain, active, sampled).time
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         workload = Workload(active, reader.slots_read(progress.rows))
         budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
@@ -386,6 +388,7 @@ class RoutePlanner:
                 elapsed_ms,
                 (option.plain_tokens - 1.0) * len(rows),
                 extra,
+                option.sampled,
             )
 
     def learn_requests(

@@ -44,6 +44,7 @@ Pair = tuple[str, str]  # who proposed, who verified
 Mode = bool  # are tokens sampled, or chosen greedily?
 # Who proposed a tree (all levels but the last), in how many inner rounds, who verified it, how.
 TreeKey = tuple[Chain, int, str, Mode]
+OutcomeKey = tuple[Chain, int, Mode]  # of cycles at about one load, see `load_of`
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -76,7 +77,7 @@ class PerformanceSnapshot:
     # alpha as the SimScore promises it, by a logistic map; by pair and mode
     promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
-    outcomes: Mapping[tuple[Chain, int], Outcome] = field(default_factory=dict)  # by chain and load
+    outcomes: Mapping[OutcomeKey, Outcome] = field(default_factory=dict)
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # how slow the machine is now, against its quiet self
     learning_ms: float = 0.0  # time of all cycles so far that taught
@@ -129,6 +130,7 @@ class Option:
     levels_ms: float = 0.0  # of the cycle, before the target's pass
     plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
     plain_tokens: float = 1.0
+    sampled: Mode = True  # of the workload that it is predicted for
 
     @property
     def route(self) -> tuple[Chain, int, int, int, int]:
@@ -151,8 +153,14 @@ class Limits:
 def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
     everyone = np.array([workload.batch])
     plain_ms = float(verification_ms(snapshot, workload, target, everyone)[0])
-    cycle_ms = plain_ms * outcome_of(snapshot, (target,), workload.batch).time
-    return Option((target,), cycle_ms=cycle_ms, ms_per_token=cycle_ms, plain_ms=plain_ms)
+    cycle_ms = plain_ms * outcome_of(snapshot, (target,), workload.batch, workload.sampled).time
+    return Option(
+        (target,),
+        cycle_ms=cycle_ms,
+        ms_per_token=cycle_ms,
+        plain_ms=plain_ms,
+        sampled=workload.sampled,
+    )
 
 
 def options(
@@ -219,7 +227,7 @@ class OptionGrid:
         self.nodes: Ints = np.maximum(nodes, 1)
         tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
         self._plain_tokens: Floats = tokens
-        outcome = outcome_of(snapshot, chain, workload.batch)
+        outcome = outcome_of(snapshot, chain, workload.batch, workload.sampled)
         self.correction = outcome.time
         self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
         self.levels_ms: Floats = self._find_levels_ms(snapshot, workload)
@@ -263,6 +271,7 @@ class OptionGrid:
             float(self.levels_ms[shape, 0]) * self.correction,
             float(self._plain_ms[shape, place]),
             float(self._plain_tokens[shape, place]),
+            self.workload.sampled,
         )
 
     def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
@@ -475,9 +484,11 @@ def load_of(requests: int) -> int:
     return 1 << max(0, requests - 1).bit_length()
 
 
-def outcome_of(snapshot: PerformanceSnapshot, chain: Chain, requests: int) -> Outcome:
-    """How predictions of a chain came out at about this load."""
-    return snapshot.outcomes.get((chain, load_of(requests)), Outcome())
+def outcome_of(
+    snapshot: PerformanceSnapshot, chain: Chain, requests: int, sampled: Mode
+) -> Outcome:
+    """How predictions of a chain came out at about this load, in this mode."""
+    return snapshot.outcomes.get((chain, load_of(requests), sampled), Outcome())
 
 
 def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:

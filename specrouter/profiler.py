@@ -28,6 +28,7 @@ from specrouter.prediction import (
     Chain,
     Mode,
     Outcome,
+    OutcomeKey,
     Pair,
     PerformanceSnapshot,
     TreeKey,
@@ -155,7 +156,7 @@ class PerformanceProfiler:
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
     _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
-    _outcomes: dict[tuple[Chain, int], _Outcome] = field(default_factory=dict)
+    _outcomes: dict[OutcomeKey, _Outcome] = field(default_factory=dict)
     _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
     _counts: DecodeCounts = field(default_factory=DecodeCounts)
@@ -250,17 +251,19 @@ class PerformanceProfiler:
         elapsed_ms: float,
         expected: float,
         committed: float,
+        sampled: Mode = True,
     ) -> None:
         """How one cycle of a chain came out: its time, and tokens beyond the target's own.
 
-        Apart by the number of requests: what a model of the cycle leaves out differs with it.
+        Apart by the number of requests: what a model of the cycle leaves out differs with it. And
+        by the mode that was predicted, whose acceptances the expected tokens are made of.
 
         The prediction is the plain one, without what earlier outcomes have corrected.
         """
         if not self.is_learning:
             return
         with self._lock:
-            key = chain, load_of(requests)
+            key = chain, load_of(requests), sampled
             if key not in self._outcomes:
                 _forget_oldest(self._outcomes, lambda outcome: outcome.last)
             known = self._outcomes.setdefault(key, _Outcome())

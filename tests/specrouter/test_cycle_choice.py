@@ -95,7 +95,7 @@ def best_value(
         for at in zip(*np.nonzero(grid.allowed & (grid.nodes <= _MOST_NODES)), strict=True)
         for factor in (grid.correction,)
     ]
-    plain = outcome_of(known, ("big",), count).time
+    plain = outcome_of(known, ("big",), count, True).time
     return value(0, 1.0, 0.0, plain), max(drafting)
 
 
@@ -127,7 +127,7 @@ def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
     known = replace(
         target_of(alpha, each_ms, draft_ms),
         machine=machine,
-        outcomes={(PAIR, load): Outcome(slower), (("big",), load): Outcome(alone)},
+        outcomes={(PAIR, load, True): Outcome(slower), (("big",), load, True): Outcome(alone)},
     )
     choice = choose(known, [FREE] * count, prompt_tokens=prompt_tokens, others=others)
     assert choice.active.all()

@@ -123,11 +123,11 @@ class Request:
         tpot_ms: float | None = None,
         decoded: int = 0,
         came_s: float = 0.0,
+        temperature: float = 1.0,
     ) -> None:
         self.objective = Objective(tpot_ms, None) if tpot_ms else None
-        self.prompt = Prompt(
-            (1,) * length, (), SamplingParams(), speculation, 0, objective=self.objective
-        )
+        params = SamplingParams(temperature=temperature)
+        self.prompt = Prompt((1,) * length, (), params, speculation, 0, objective=self.objective)
         self.remaining = 64
         self.cycles = 0
         self.finished = False
@@ -527,6 +527,20 @@ def test_an_idle_drafter_is_heard_in_one_cycle_of_four() -> None:
     assert plan.planner.audition == Audition("twin", 1, 30)  # whose text is routed here
 
 
+@pytest.mark.parametrize(("greedy", "heard_row"), [(1, 1), (2, 0)])
+def test_who_is_heard_or_tried_is_so_in_the_mode_that_is_decided_for(
+    greedy: int, heard_row: int
+) -> None:
+    requests = [Request(temperature=float(row >= greedy)) for row in range(3)]
+    plan = listening(*requests)
+    plan.reader.behind = {0: 5, 1: 6, 2: 7}  # what was heard before takes least to read
+    plan.groups(4)
+    assert plan.planner.audition == Audition("twin", heard_row, 30)
+    plan = Plan(*requests, known=STALE)
+    plan.reader.behind = {0: 5, 1: 6, 2: 7}
+    assert plan.chains()[heard_row] == TWIN
+
+
 def test_a_decision_is_due_after_an_audition() -> None:
     plan = listening(Request())
     plan.settle()
@@ -568,8 +582,8 @@ def test_a_regular_cycle_tells_how_the_prediction_came_out() -> None:
     assert predicted is not None
     plan.learn(groups, {0: 3, 1: 1}, elapsed_ms=66.0)
     assert plan.profiler.cycles == [(66.0, 4, 2)]
-    [(chain, _, predicted_ms, elapsed_ms, expected, gained)] = plan.profiler.outcomes
-    assert (chain, elapsed_ms, gained) == (PAIR, 66.0, 2.0)
+    [(chain, _, predicted_ms, elapsed_ms, expected, gained, sampled)] = plan.profiler.outcomes
+    assert (chain, elapsed_ms, gained, sampled) == (PAIR, 66.0, 2.0, True)
     assert predicted_ms == pytest.approx(predicted.plain_ms)
     assert expected == pytest.approx(2 * (predicted.plain_tokens - 1))
 
@@ -603,7 +617,7 @@ def test_the_engines_own_time_is_told_apart_by_whether_anybody_drafts() -> None:
 def test_rows_near_their_ends_tell_nothing_of_what_drafts_bring() -> None:
     plan = Plan(Request(), Request())
     plan.learn(plan.groups(), {0: 3, 1: 1}, cut_rows={1})
-    [(chain, requests, _, _, expected, gained)] = plan.profiler.outcomes
+    [(chain, requests, _, _, expected, gained, _)] = plan.profiler.outcomes
     assert (chain, requests, gained) == (PAIR, 2, 2.0)
     both = Plan(Request(), Request())
     both.learn(both.groups(), {0: 3, 1: 1})
@@ -613,7 +627,7 @@ def test_rows_near_their_ends_tell_nothing_of_what_drafts_bring() -> None:
 def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
     plan = Plan(Request(), Request(Speculation(chain=TWIN, depth=2)), Request("off"))
     plan.learn(plan.groups(), {0: 2, 1: 2, 2: 1})
-    found = {chain: (ms, gained) for chain, _, ms, _, _, gained in plan.profiler.outcomes}
+    found = {chain: (ms, gained) for chain, _, ms, _, _, gained, _ in plan.profiler.outcomes}
     assert found == {PAIR: (0.0, 1.0), TWIN: (0.0, 1.0), ALONE: (0.0, 0.0)}
 
 
@@ -1002,7 +1016,7 @@ def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
     assert (group.depth, group.width) == (1, 2)
     asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 1, 2, whole=False)
     plan.learn([group], dict.fromkeys(range(4), 2))
-    [(chain, requests, predicted_ms, _, expected, _)] = plan.profiler.outcomes
+    [(chain, requests, predicted_ms, _, expected, *_)] = plan.profiler.outcomes
     assert (chain, requests) == (PAIR, 4)
     assert predicted_ms == pytest.approx(asked.plain_ms)
     assert expected == pytest.approx(4 * (asked.plain_tokens - 1))

@@ -247,7 +247,10 @@ def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
 
 
 def test_earlier_outcomes_correct_a_prediction() -> None:
-    outcomes = {(PAIR, 1): Outcome(time=1.2, tokens=0.5), (("big",), 1): Outcome(time=0.9)}
+    outcomes = {
+        (PAIR, 1, True): Outcome(time=1.2, tokens=0.5),
+        (("big",), 1, True): Outcome(time=0.9),
+    }
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5}, outcomes=outcomes)
     option = best(PAIR, known)
     assert option.cycle_ms == pytest.approx(1.2 * 18)
@@ -257,6 +260,11 @@ def test_earlier_outcomes_correct_a_prediction() -> None:
     assert (option.plain_ms, option.plain_tokens) == pytest.approx((18, HALVES))
     alone = target_only(known, ONE, "big")
     assert (alone.ms_per_token, alone.plain_ms) == pytest.approx((9.0, 10.0))
+    greedy = replace(ONE, sampled=False)  # of which nothing is known yet
+    option = best(PAIR, known, workload=greedy)
+    assert (option.cycle_ms, option.tokens) == (option.plain_ms, option.plain_tokens)
+    assert not option.sampled
+    assert target_only(known, greedy, "big").ms_per_token == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE])

@@ -356,7 +356,7 @@ def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfile
 
 
 def outcome(profiler: PerformanceProfiler) -> Outcome:
-    return profiler.snapshot().outcomes[PAIR, 1]
+    return profiler.snapshot().outcomes[PAIR, 1, True]
 
 
 def test_cycles_that_come_out_as_predicted_correct_nothing(profiler: PerformanceProfiler) -> None:
@@ -372,6 +372,16 @@ def test_cycles_that_are_slower_or_bring_less_correct_the_prediction(
         profiler.record_outcome(PAIR, 1, 10.0, 12.0, 4.0, 3.0)
     assert outcome(profiler).time == pytest.approx(1.2, rel=0.01)
     assert outcome(profiler).tokens == pytest.approx(0.75, abs=0.04)
+
+
+def test_outcomes_of_greedy_and_sampled_requests_are_kept_apart(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(100):
+        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 4.0, 4.0, True)
+        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 4.0, 2.0, False)
+    assert outcome(profiler).tokens == pytest.approx(1.0)
+    assert profiler.snapshot().outcomes[PAIR, 1, False].tokens < 0.7
 
 
 def test_one_hiccup_hardly_counts_and_no_correction_is_absurd(
@@ -429,7 +439,7 @@ def test_outcomes_of_what_is_not_in_use_are_forgotten(profiler: PerformanceProfi
     for _ in range(60):
         profiler.record_outcome(PAIR, 4, 10.0, 13.0, 2.0, 1.0)
     for _ in range(3):
-        found.append(profiler.snapshot().outcomes[PAIR, 4])
+        found.append(profiler.snapshot().outcomes[PAIR, 4, True])
         for _ in range(1000):
             profiler.begin_cycle()
     assert found[0].time > 1.2
@@ -459,5 +469,5 @@ def test_of_chains_that_callers_name_the_latest_are_known(profiler: PerformanceP
         profiler.record_trees((chain[:1], 1, "big", True), trees(True))
     known = profiler.snapshot()
     latest = [f"model-{index}" for index in range(144, 400)]
-    assert [chain[0] for chain, _ in known.outcomes] == latest
+    assert [chain[0] for chain, *_ in known.outcomes] == latest
     assert [key[0][0] for key in known.trees] == latest

@@ -419,7 +419,7 @@ def test_a_cycles_cost_is_that_of_its_prediction() -> None:
     known = snapshot(
         {"small": flat(1.0), "big": rising(10.0)},
         {PAIR: 0.5},
-        outcomes={(PAIR, 2): Outcome(time=1.2)},
+        outcomes={(PAIR, 2, True): Outcome(time=1.2)},
     )
     option = OptionGrid(PAIR, 1, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
     factor = option.cycle_ms / option.plain_ms
