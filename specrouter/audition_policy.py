@@ -1,9 +1,10 @@
 """Which idle drafter is heard next, and on whose text.
 
 An audition (`specrouter.auditor`) costs a forward of the drafter over what it has missed, so all of
-them together, and probes, may take at most `_MOST_SHARE` of the time. Half of that goes into
-listening around while nothing happens; the rest is kept for when the drafter in use is accepted
-less than it usually is: the text has changed, and another may know it better.
+them together, and probes, may take at most `EXPLORED_SHARE` of the time of the last minutes. Half
+of that goes into listening around while nothing happens; the rest is kept for when the drafter in
+use is accepted less than it usually is: the text has changed, and another may know it better. All
+requests wait for an audition, so a single one takes no longer than a few cycles.
 
 Pure decisions: no clock, no tensors.
 """
@@ -27,12 +28,13 @@ Ints = NDArray[np.int64]
 
 HEARD_TOKENS = 32  # of one audition, at most: its price is mostly the text before them
 _LEAST_TOKENS = 12  # fewer say too little
-_MOST_SHARE = 0.01  # of the time, of auditions and probes
+EXPLORED_SHARE = 0.01  # of the time, of auditions and probes
 _ROUTINE_SHARE = 0.005  # while the drafter in use does as well as usual
 _SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed
 _QUIET_CYCLES = 8  # after which a drafter may be heard again
 _STALE_CYCLES = 64  # after which even a drafter is heard of which little is expected
 _HOPEFUL = 1.2  # how much slower than the best a drafter may be to be heard earlier
+_MOST_CYCLES = 8  # that one takes as long as, at most
 _OWN_MS_PER_TOKEN = 0.1  # of the choice, beside the forward
 
 
@@ -58,9 +60,9 @@ def next_audition(
         idle: models that may be used, and that the cycle does not use.
     """
     surprised = is_surprised(snapshot, main.chain, workload.sampled)
-    limit = _MOST_SHARE if surprised else _ROUTINE_SHARE
-    left_ms = (limit - snapshot.probe_share) * snapshot.learning_ms
-    if left_ms <= 0.0:
+    left_ms = snapshot.exploration_ms(EXPLORED_SHARE if surprised else _ROUTINE_SHARE)
+    most_ms = min(left_ms, _MOST_CYCLES * snapshot.machine * main.cycle_ms)
+    if most_ms <= 0.0:
         return None
     for name in _by_silence(snapshot, main, predicted_ms, surprised, idle):
         new = unheard(name, rows)
@@ -71,7 +73,7 @@ def next_audition(
         best = int(np.argmin(behind))
         tokens = min(HEARD_TOKENS, int(new[able[best]]))
         cost_ms = forward_ms(snapshot, name, main.chain[-1], workload, int(behind[best]))
-        if cost_ms + _OWN_MS_PER_TOKEN * tokens <= left_ms:
+        if cost_ms + _OWN_MS_PER_TOKEN * tokens <= most_ms:
             return Audition(name, int(rows[able[best]]), tokens)
     return None
 

@@ -16,9 +16,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.audition_policy import EXPLORED_SHARE
 from specrouter.cycle_plan import CyclePlan
 from specrouter.decision_record import DecisionRecord
-from specrouter.prediction import Mode, Option, PerformanceSnapshot, Workload
+from specrouter.prediction import Mode, Option, PerformanceSnapshot, Workload, forward_ms
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
 from specrouter.scheduler import ChainDecision, ModelChainScheduler
@@ -104,8 +105,10 @@ class DecisionKeeper:
     def end_cycle(self, plan: CyclePlan, elapsed_ms: float) -> None:
         """What a cycle with a probe or an audition leaves behind."""
         if self.probe is not None:
-            if self.main is not None and self.main.decision.predicted is not None:
-                usual_ms = self.latest.machine * self.main.decision.predicted.cycle_ms
+            usual = None if self.main is None else self.main.decision.predicted
+            # Prompts that came since are others' time. What a probe reads or loads it does at once.
+            if usual is not None and not len(plan.prefill_rows):
+                usual_ms = self.latest.machine * usual.cycle_ms
                 self.profiler.record_probe(elapsed_ms - usual_ms)
             self.probe.cycles -= 1
             if self.probe.cycles <= 0 or self.probe.request.finished:
@@ -151,14 +154,21 @@ class DecisionKeeper:
             kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
             able = tuple(sorted(available))
             self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
-        if decision.probe is not None and self.probe is None and key == SCHEDULED:
+        if decision.probe is not None and self.probe is None and key == SCHEDULED and not reading:
             able_rows = rows_of_mode(requests, rows, workload.sampled)
             behind = reader.missed(decision.probe.chain[0], able_rows)
             cheapest = requests[int(able_rows[np.argmin(behind)])]
-            self.probe = Probe(decision.probe, cheapest, _PROBE_CYCLES)
+            self._try(Probe(decision.probe, cheapest, _PROBE_CYCLES), workload, int(behind.min()))
+        return decision
+
+    def _try(self, probe: Probe, workload: Workload, behind: int) -> None:
+        """Begins a probe if its drafter's reading of `behind` tokens fits what is left for that."""
+        snapshot, name = self.latest, probe.option.chain[0]
+        price_ms = forward_ms(snapshot, name, self.scheduler.target, workload, behind)
+        if price_ms <= snapshot.exploration_ms(EXPLORED_SHARE):
+            self.probe = probe
             self.profiler.record_probe_begun()
             self._snapshot = None  # it says that the drafter is idle
-        return decision
 
     def put_away(self) -> None:
         """Keeps what was decided and none of its predictions, so that all decisions are due."""

@@ -80,11 +80,17 @@ class PerformanceSnapshot:
     outcomes: Mapping[OutcomeKey, Outcome] = field(default_factory=dict)
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # how slow the machine is now, against its quiet self
-    learning_ms: float = 0.0  # time of all cycles so far that taught
+    learning_ms: float = 0.0  # time of the cycles that taught, older ones faded
     probe_share: float = 0.0  # of it that probes and auditions have cost
+    is_learning: bool = True
     # What follows from the fields above alone is found once.
     offers: dict[Any, tuple[Floats, Floats]] = field(default_factory=dict, init=False, repr=False)
     target_ms: dict[Any, Floats] = field(default_factory=dict, init=False, repr=False)
+
+    def exploration_ms(self, share: float) -> float:
+        """What probes and auditions may take now, if they may take so much of the time; none where
+        nothing is learned."""
+        return max(0.0, share - self.probe_share) * self.learning_ms if self.is_learning else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -448,7 +454,10 @@ def _find_offer(
 def forward_ms(
     snapshot: PerformanceSnapshot, name: str, target: str, workload: Workload, tokens: float
 ) -> float:
-    """Of a model over so many tokens of one request, on the machine as it is now."""
+    """Of a model over so many tokens of one request, on the machine as it is now; 0 for one
+    without weights, which keeps no state."""
+    if not snapshot.parameters.get(name, 1):
+        return 0.0
     one = Workload(1, workload.slots)
     return snapshot.machine * float(_forward(snapshot, name, target, one, np.array([tokens]))[0])
 

@@ -43,6 +43,7 @@ _OUTCOME_TOKENS = 600.0  # after which older tokens have faded
 _OUTCOME_HALF_LIFE = 256.0  # cycles without a chain, after which it is half forgotten
 _IN_USE = 16  # cycles without news of a chain that is in use, since not every cycle tells
 _LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
+_EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on probes has faded
 _MOST_KEYS = 256  # chains and their ways to run of which outcomes, or acceptances, are kept
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
 _LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
@@ -115,9 +116,26 @@ def _within(factor: float) -> float:
 
 
 @dataclass
+class _Exploration:
+    """The time of cycles that taught, and what probes and auditions took of it, older ones faded:
+    what was not spent is not saved up for long, and what was is forgiven."""
+
+    learning_ms: float = 0.0
+    probe_ms: float = 0.0
+
+    def end_cycle(self, elapsed_ms: float) -> None:
+        fade = math.exp(-elapsed_ms / _EXPLORATION_MS)
+        self.learning_ms = self.learning_ms * fade + elapsed_ms
+        self.probe_ms *= fade
+
+    @property
+    def share(self) -> float:
+        return self.probe_ms / max(self.learning_ms, 1e-9)
+
+
+@dataclass
 class _Totals:
     cycle_ms: float = 0.0
-    learning_ms: float = 0.0  # of it, while the profiler learned
     probe_ms: float = 0.0
     logits_ms: float = 0.0
     control_ms: float = 0.0
@@ -159,6 +177,7 @@ class PerformanceProfiler:
     _outcomes: dict[OutcomeKey, _Outcome] = field(default_factory=dict)
     _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
+    _exploration: _Exploration = field(default_factory=_Exploration)
     _counts: DecodeCounts = field(default_factory=DecodeCounts)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -215,7 +234,8 @@ class PerformanceProfiler:
             control_ms = totals.end_cycle(elapsed_ms)
             if stage is not None:
                 self._learn_stage(stage, requests, control_ms)
-            totals.learning_ms += elapsed_ms if self.is_learning else 0.0
+            if self.is_learning:
+                self._exploration.end_cycle(elapsed_ms)
             totals.committed += committed
             totals.passes += requests
             self._counts.cycle_times.add(elapsed_ms / 1000)
@@ -242,6 +262,7 @@ class PerformanceProfiler:
         """Time that a cycle took beyond what the best chain would have taken, or an audition."""
         with self._lock:
             self._totals.probe_ms += max(0.0, extra_ms)
+            self._exploration.probe_ms += max(0.0, extra_ms)
 
     def record_outcome(
         self,
@@ -332,7 +353,6 @@ class PerformanceProfiler:
                 for pair, score in self._similarity.items()
                 for mode in (False, True)
             }
-            totals = self._totals
             return PerformanceSnapshot(
                 times=MappingProxyType(dict(self._times.curves())),
                 parameters=self.parameters,
@@ -349,8 +369,9 @@ class PerformanceProfiler:
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),
                 machine=self._times.speed.factor,
-                probe_share=totals.probe_ms / max(totals.learning_ms, 1e-9),
-                learning_ms=totals.learning_ms,
+                learning_ms=self._exploration.learning_ms,
+                probe_share=self._exploration.share,
+                is_learning=self.is_learning,
             )
 
     def statistics(self) -> EngineStatistics:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from modelpool.errors import ConfigError
+from specrouter.audition_policy import EXPLORED_SHARE
 from specrouter.config import SchedulerConfig
 from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.prediction import (
@@ -50,7 +51,6 @@ _HYSTERESIS = 0.96
 _WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
 # What a model must promise that never ran: to load it takes seconds, and to read all prompts.
 _WORTH_LOADING = 0.9
-_PROBE_SHARE = 0.01  # of the time, at most, that goes into probes
 _STALE_CYCLES = 256  # after which a drafter that nobody used is to be tried again
 _EXPLAINED = 6  # alternatives that a decision names
 
@@ -308,7 +308,7 @@ class ModelChainScheduler:
         self, snapshot: PerformanceSnapshot, best: Option, found: Mapping[Chain, Option]
     ) -> Option | None:
         """The most promising pair of a drafter that was idle for long, if the budget allows it."""
-        if snapshot.probe_share >= _PROBE_SHARE:
+        if not snapshot.exploration_ms(EXPLORED_SHARE):
             return None
         stale = [
             option

@@ -17,7 +17,7 @@ TWIN, MIDDLE = ("twin", "big"), ("middle", "big")
 TIMES = {"small": flat(1.0), "twin": rising(1.0, 0.01), "middle": flat(10.0), "big": flat(50.0)}
 IDLE = {"small": 0, "twin": 20, "middle": 30}
 USUAL = snapshot(TIMES, {PAIR: 0.6}, idle_cycles=IDLE, learning_ms=100_000.0)
-MAIN = Option(PAIR, 3, 2, ms_per_token=20.0)
+MAIN = Option(PAIR, 3, 2, cycle_ms=60.0, ms_per_token=20.0)
 PREDICTED = {("big",): 50.0, PAIR: 20.0, TWIN: 21.0, MIDDLE: 22.0, TRIPLE: 20.5}
 ROWS = np.array([2, 5])
 KEY = (("small",), 1, "big", True)
@@ -85,6 +85,19 @@ def test_auditions_keep_within_half_a_percent_of_the_time() -> None:
     assert choice(replace(one, probe_share=0.0049)) is None  # 13 ms do not fit any more
     assert choice(replace(one, learning_ms=2_000.0)) is None
     assert choice(replace(USUAL, probe_share=0.0049)) == Audition("twin", 2, HEARD_TOKENS)
+
+
+def test_no_audition_takes_longer_than_eight_cycles() -> None:
+    rich = replace(USUAL, learning_ms=1e9)
+    long = {2: 50_000, 5: 60_000}  # of which the twin reads a hundred in a millisecond
+    assert choice(rich, lags=long) == Audition("middle", 2, HEARD_TOKENS)
+    one = replace(rich, idle_cycles={"twin": 20})
+    assert choice(one, lags=long) is None
+    assert choice(one, lags={**long, 5: 40_000}) == Audition("twin", 5, HEARD_TOKENS)
+
+
+def test_nobody_is_heard_while_nothing_is_learned() -> None:
+    assert choice(replace(USUAL, is_learning=False)) is None
 
 
 def test_a_drafter_in_use_that_does_worse_than_usual_doubles_their_share() -> None:

@@ -129,7 +129,8 @@ def test_texts_are_the_same_however_often_drafters_are_heard(
     params: SamplingParams, small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "_AUDITION_EVERY", 1)
-    monkeypatch.setattr(audition_policy, "_MOST_SHARE", 1e9)
+    monkeypatch.setattr(audition_policy, "EXPLORED_SHARE", 1e9)
+    monkeypatch.setattr(audition_policy, "_MOST_CYCLES", 1e9)
     monkeypatch.setattr(audition_policy, "_ROUTINE_SHARE", 1e9)
     monkeypatch.setattr(audition_policy, "_QUIET_CYCLES", 0)
     monkeypatch.setattr(audition_policy, "_STALE_CYCLES", 0)

@@ -431,7 +431,7 @@ def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> No
 
 # Probes
 
-STALE = replace(GOOD, idle_cycles={"twin": 10_000})
+STALE = replace(GOOD, idle_cycles={"twin": 10_000}, learning_ms=1e6)
 
 
 def test_a_probe_runs_where_least_is_to_be_read_for_three_cycles() -> None:
@@ -466,6 +466,28 @@ def test_a_probe_is_not_charged_for_a_machine_that_is_slow() -> None:
     assert predicted is not None
     plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=1.5 * predicted.cycle_ms + 12.0)
     assert plan.profiler.probes == [pytest.approx(12.0)]
+
+
+def test_a_probe_is_not_charged_for_prompts() -> None:
+    plan = Plan(Request(), known=STALE)
+    plan.learn(plan.groups(), {0: 1}, elapsed_ms=900.0, prefill=np.array([3]))
+    assert not plan.profiler.probes
+
+
+def test_a_probe_that_would_read_for_longer_than_is_left_does_not_begin() -> None:
+    slow = {**TIMES, "twin": rising(1.0, 0.1)}
+    for behind, begun in ((6000, 1), (60_000, 0)):
+        plan = Plan(Request(), known=replace(STALE, times=slow, learning_ms=100_000.0))
+        plan.reader.behind = {0: behind}
+        plan.groups()
+        assert plan.profiler.probes_begun == begun
+
+
+def test_no_probe_begins_while_prompts_are_read() -> None:
+    plan = Plan(Request(), known=STALE)
+    plan.reading = Reading(tokens=8, requests=1)
+    plan.groups()
+    assert plan.profiler.probes_begun == 0
 
 
 def test_a_probe_ends_with_its_request() -> None:
@@ -1265,7 +1287,8 @@ def test_a_cycle_in_which_requests_sit_out_teaches_nothing_of_a_whole_one() -> N
 
 def test_a_request_that_is_probed_takes_part() -> None:
     times = {"small": flat(0.5), "twin": flat(0.5), "big": rising(10.0, 2.0)}
-    known = snapshot(times, {PAIR: 0.05, TWIN: 0.04}, idle_cycles={"twin": 10_000})
+    known = snapshot(times, {PAIR: 0.05, TWIN: 0.04})
+    known = replace(known, idle_cycles={"twin": 10_000}, learning_ms=1e6)
     few = [Request(tpot_ms=FEW_MS, length=9) for _ in range(4)]
     lost = [Request(tpot_ms=LOST_MS, length=3) for _ in range(12)]
     plan = Plan(*few, *lost, known=known)

@@ -176,7 +176,30 @@ def test_probes_cost_what_the_best_chain_would_not_have(profiler: PerformancePro
     profiler.record_cycle(10.0, 1, 1)
     profiler.record_probe(3.0)
     profiler.record_probe(-5.0)  # faster than the best: no cost, and no gain
-    assert profiler.snapshot().probe_share == pytest.approx(0.03)
+    assert profiler.snapshot().probe_share == pytest.approx(0.03, rel=0.01)
+
+
+@pytest.mark.parametrize("spent_ms", [0.0, 5000.0])
+def test_what_may_be_explored_fades_within_minutes(
+    spent_ms: float, profiler: PerformanceProfiler
+) -> None:
+    profiler.record_probe(spent_ms)
+    for _ in range(10):
+        profiler.record_cycle(100.0, 1, 1)
+    early = profiler.snapshot().exploration_ms(0.01)
+    assert early == pytest.approx(0.0 if spent_ms else 10.0, rel=0.01)
+    for _ in range(4000):  # a few minutes
+        profiler.record_cycle(100.0, 1, 1)
+    late = profiler.snapshot().exploration_ms(0.01)
+    assert 800.0 < late < 1200.0  # as if nothing had been spent, and never more than a second
+    assert profiler.statistics().probe_ms == spent_ms
+
+
+def test_nothing_is_explored_while_nothing_is_learned(profiler: PerformanceProfiler) -> None:
+    profiler.record_cycle(1e4, 1, 1)
+    assert profiler.snapshot().exploration_ms(0.01) > 0.0
+    profiler.is_learning = False
+    assert profiler.snapshot().exploration_ms(0.01) == 0.0
 
 
 def test_probes_are_counted_when_they_begin(profiler: PerformanceProfiler) -> None:

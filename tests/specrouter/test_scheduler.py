@@ -251,7 +251,7 @@ def test_a_configured_chain_that_has_no_room_is_refused() -> None:
 
 
 def test_no_probe_evicts_the_drafter_in_use() -> None:
-    stale = two_pairs(0.1, idle_cycles={"twin": STALE})
+    stale = two_pairs(0.1, idle_cycles={"twin": STALE}, learning_ms=1e4)
     assert limited(3).choose(stale, ONE, ALL).probe is not None
     assert limited(2).choose(stale, ONE, ALL).probe is None
 
@@ -333,7 +333,7 @@ def test_inner_rounds_in_use_are_kept_though_fewer_look_as_good() -> None:
 
 
 def test_a_stale_drafter_is_probed_while_the_budget_lasts() -> None:
-    stale = two_pairs(0.1, idle_cycles={"twin": STALE, "small": STALE})
+    stale = two_pairs(0.1, idle_cycles={"twin": STALE, "small": STALE}, learning_ms=1e4)
     decision = choose(stale)
     assert decision.chain == PAIR  # whose own drafter needs no probe
     assert decision.probe is not None
@@ -341,6 +341,7 @@ def test_a_stale_drafter_is_probed_while_the_budget_lasts() -> None:
     assert choose(replace(stale, probe_share=0.009)).probe is not None
     assert choose(replace(stale, probe_share=0.01)).probe is None
     assert choose(stale, available=ALL - {"twin"}).probe is None
+    assert choose(replace(stale, is_learning=False)).probe is None
 
 
 def test_drafters_that_were_used_lately_or_never_are_not_probed() -> None:
@@ -350,7 +351,7 @@ def test_drafters_that_were_used_lately_or_never_are_not_probed() -> None:
 
 def test_of_several_stale_drafters_the_most_promising_is_probed() -> None:
     idle = dict.fromkeys(NAMES, STALE)
-    probe = choose(two_pairs(0.3, idle_cycles=idle)).probe
+    probe = choose(two_pairs(0.3, idle_cycles=idle, learning_ms=1e4)).probe
     assert probe is not None
     assert probe.chain == TWIN
 
