@@ -27,7 +27,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-MAX_NODES = 192  # of all requests in one cycle
 _HORIZON_TOKENS = 32  # within which a request that fell behind is to be in time again
 _HOPELESS = 1.6  # needs beyond so many times what its whole tree may bring are given up
 # What a token counts, where one that an objective needs counts 1:

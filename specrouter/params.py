@@ -28,6 +28,7 @@ MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is ne
 MAX_WIDTH = 8  # branches of a token tree
 MAX_INNER_ROUNDS = 4  # drafts that an intermediate judges before the next model sees the result
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
+MAX_CYCLE_NODES = 192  # draft tokens of all requests that a cycle's selection may leave
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
 

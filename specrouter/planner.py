@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.audition_policy import next_audition
-from specrouter.cost_model import MAX_NODES, demanded_rates
+from specrouter.cost_model import demanded_rates
 from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan, CycleResult
 from specrouter.decision_keeper import (
     INTERVAL,
@@ -27,7 +27,7 @@ from specrouter.decision_keeper import (
     workload_of,
 )
 from specrouter.decision_record import DecisionRecord
-from specrouter.params import Speculation
+from specrouter.params import MAX_CYCLE_NODES, Speculation
 from specrouter.prediction import Chain, Option, Workload, load_of, outcome_of
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
@@ -339,7 +339,7 @@ class RoutePlanner:
         workload = Workload(active, reader.slots_read(progress.rows))
         budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
         # What objectives need is judged by the time of a cycle that spends the whole budget.
-        nodes = max(MAX_NODES, budget_nodes if self.trees.selection == "slo" else 0)
+        nodes = max(MAX_CYCLE_NODES, budget_nodes if self.trees.selection == "slo" else 0)
         cost = cycle_cost(
             snapshot,
             workload,

@@ -35,7 +35,7 @@ from specrouter.acceptance import (
     rank_rates,
     tree_rates,
 )
-from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
+from specrouter.params import MAX_CYCLE_NODES, MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.time_curve import TimeCurve
 from statemgr.forward_view import READING_QUERIES
 
@@ -231,7 +231,9 @@ class OptionGrid:
         elif limits.nodes is not None:
             nodes = np.minimum(limits.nodes, np.broadcast_to(sizes.astype(np.int64), nodes.shape))
         self.nodes: Ints = np.maximum(nodes, 1)
-        tokens = np.take_along_axis(expected_tokens(rates), np.minimum(self.nodes, 64), axis=1)
+        # Selected nodes are no more than a cycle may have, of a share of a node in the mean.
+        most = MAX_CYCLE_NODES / workload.requests if self._is_open else float(MAX_TREE_TOKENS)
+        tokens = _at(expected_tokens(rates), np.minimum(self.nodes, most))
         self._plain_tokens: Floats = tokens
         outcome = outcome_of(snapshot, chain, workload.batch, workload.sampled)
         self.correction = outcome.time
@@ -248,6 +250,8 @@ class OptionGrid:
         mean_tokens = (workload.requests * self.tokens + workload.others) / workload.batch
         self.ms_per_token: Floats = self.cycle_ms / mean_tokens + catch_up / spread
         self.allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
+        if self._is_open:
+            self.allowed &= self.nodes < most + 1.0
         self.ms_per_token = np.where(self.allowed, self.ms_per_token, np.inf)
         self.workload = workload
 
@@ -337,9 +341,17 @@ class OptionGrid:
             return verification_ms(snapshot, workload, target, batch + requests * self.nodes)
         key = (target, requests, batch, workload.slots)
         if key not in snapshot.target_ms:  # all chains of a decision ask for it
-            places = batch + requests * _NODES[None, :]
+            places = batch + np.minimum(requests * _NODES, MAX_CYCLE_NODES)[None, :]
             snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
         return snapshot.target_ms[key]
+
+
+def _at(sums: Floats, nodes: NDArray[np.generic]) -> Floats:
+    """[O, G] of sums [O, RANKS + 1] by the number of nodes, which need not be whole."""
+    whole = nodes.astype(np.int64)
+    low = np.take_along_axis(sums, whole, axis=1)
+    high = np.take_along_axis(sums, np.minimum(whole + 1, MAX_TREE_TOKENS), axis=1)
+    return np.asarray(low + (nodes - whole) * (high - low))
 
 
 def verification_ms(

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cost_model import MAX_NODES, choose_nodes
+from specrouter.cost_model import choose_nodes
 from specrouter.cycle_choice import CycleChoice, choose_cycle
-from specrouter.params import MAX_TREE_TOKENS
+from specrouter.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
 from specrouter.prediction import (
     Option,
     OptionGrid,
@@ -233,7 +233,7 @@ def cycle_cost(
     levels_ms: float,
     prompt_tokens: int,
     factor: float,
-    nodes: int = MAX_NODES,
+    nodes: int = MAX_CYCLE_NODES,
 ) -> CycleCost:
     """The cost of a cycle of `workload.requests` judged rows, with at most `nodes` drafted ones.
 

@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 from specrouter.cost_model import (
-    MAX_NODES,
     SPARE_TOKEN,
     THROUGHPUT_TOKEN,
     Choice,
@@ -22,7 +21,7 @@ from specrouter.cost_model import (
     is_hopeless,
     value,
 )
-from specrouter.params import MAX_TREE_TOKENS
+from specrouter.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
 from specrouter.tree_selection import Candidates, Floats, global_greedy
 from tests.specrouter.optimal_trees import Forest, nodes_of, random_forest
 from tests.yardstick import Timing, timed
@@ -243,7 +242,7 @@ def test_without_objectives_the_best_of_many_budgets_is_found() -> None:
         batch = len(forest.worth)
         ranked = -np.sort(-forest.worth.ravel())
         for each_ms in (0.02, 0.2, 0.6):
-            cost_ms = steps(MAX_NODES, each_ms=each_ms * batch / 10)
+            cost_ms = steps(MAX_CYCLE_NODES, each_ms=each_ms * batch / 10)
             choice = choose_nodes(forest.candidates, np.zeros(batch), cost_ms)
             totals = batch + np.concatenate(([0.0], np.cumsum(ranked)))[: len(cost_ms)]
             best = (totals / cost_ms[: len(totals)]).max()
@@ -465,7 +464,7 @@ def time_of_selection(batch: int) -> Timing:
     rng = np.random.default_rng(10)
     depths = np.tile(np.arange(32) // 4 + 1, (batch, 1))
     tpot_ms = np.where(rng.random(batch) < 0.6, rng.uniform(10, 80, batch), math.nan)
-    cost_ms = steps(MAX_NODES, first_ms=20.0, each_ms=0.05)
+    cost_ms = steps(MAX_CYCLE_NODES, first_ms=20.0, each_ms=0.05)
     cases = [
         (rng.random((batch, 32)) ** depths, rng.uniform(0, 900, batch), rng.integers(0, 30, batch))
         for _ in range(6)

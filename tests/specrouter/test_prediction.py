@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrouter.acceptance import UNTRIED_ALPHA, TreeAcceptance
-from specrouter.params import MAX_INNER_ROUNDS
+from specrouter.params import MAX_CYCLE_NODES, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
 from specrouter.prediction import (
     Chain,
     Limits,
@@ -265,6 +265,22 @@ def test_earlier_outcomes_correct_a_prediction() -> None:
     assert (option.cycle_ms, option.tokens) == (option.plain_ms, option.plain_tokens)
     assert not option.sampled
     assert target_only(known, greedy, "big").ms_per_token == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("requests", [1, 20, 50, 64, 96, 300])
+def test_no_more_nodes_are_promised_than_a_selection_may_spend(requests: int) -> None:
+    known = snapshot({"small": flat(1e-3), "big": flat(50.0)}, {PAIR: 0.9})
+    workload = replace(ONE, requests=requests)
+    [grid] = options(PAIR, known, workload, Limits())
+    option = grid.best()  # as large as may be, since nodes cost nothing
+    sums = np.concatenate(([1.0], 1.0 + np.cumsum(0.9 ** np.arange(1, 65))))
+    most = min(MAX_CYCLE_NODES / requests, MAX_TREE_TOKENS)
+    assert option.tokens == pytest.approx(np.interp(most, np.arange(65), sums))
+    assert option.nodes < most + 1
+    steep = snapshot({"small": flat(1e-3), "big": rising(1.0, 1.0)}, {PAIR: 0.9})
+    [grid] = options(PAIR, steep, workload, Limits())
+    dearest_ms = grid.cycle_ms[grid.allowed].max() - grid.levels_ms.max()
+    assert dearest_ms <= requests + min(MAX_CYCLE_NODES, 64 * requests) + 1e-6
 
 
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE])

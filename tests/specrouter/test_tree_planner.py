@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cost_model import MAX_NODES, choose_nodes
+from specrouter.cost_model import choose_nodes
 from specrouter.cycle_choice import LONGEST_WAIT, CycleChoice, choose_cycle
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.params import MAX_CYCLE_NODES, MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.prediction import (
     Limits,
     Option,
@@ -40,7 +40,7 @@ from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NAN = np.nan
-COST = CycleCost(10.0 + 0.25 * np.arange(MAX_NODES + 1.0))
+COST = CycleCost(10.0 + 0.25 * np.arange(MAX_CYCLE_NODES + 1.0))
 KNOWN = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
 
 
@@ -269,7 +269,7 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
     # 10 tokens without nodes cost 19 ms, of which 3 are judged.
     assert cost.ms[0] == pytest.approx(5.0 + 2.0 * (19.0 + 1.2 + 2.0))
     assert np.diff(cost.ms) == pytest.approx(np.full(len(cost.ms) - 1, 2.0 * 1.1))
-    assert len(cost.ms) == MAX_NODES + 1
+    assert len(cost.ms) == MAX_CYCLE_NODES + 1
     assert len(cycle_cost(known, Workload(1), "big", 0.0, 0, 1.0).ms) == MAX_TREE_TOKENS + 1
     assert len(cycle_cost(known, Workload(9), "big", 0.0, 0, 1.0, 512).ms) == 512 + 1
 
