@@ -140,7 +140,7 @@ class AcceptanceEstimator:
         # A selection that leaves out first choices leaves the better ones: no measure of a text.
         firsts = real & (place == 0) & np.take_along_axis(walked, trees.parents + 1, axis=1)
         for fair in (firsts, firsts & (trees.parents < 0)):
-            if trees.judged[fair].all() and fair.any(axis=1).all():
+            if fair.any() and trees.judged[fair].all():
                 self._recent += trees.accepted[fair].sum(), fair.sum()
                 break
         if self._trees.max() > _WELL_KNOWN_TREES and cycle % _RANK_EVERY:

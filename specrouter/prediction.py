@@ -65,9 +65,9 @@ class Outcome:
 class PerformanceSnapshot:
     """All that a scheduling decision may depend on, beside the configuration and the workload.
 
-    `stages` are the engine's own times: "draft" per step over rows x width places, "verify" over
-    the places whose logits are looked at; and of all that is around these over requests, "cycle"
-    where nobody drafts and "drafting" where somebody does.
+    `stages` are the engine's own times: "draft" per step of a model over rows x width places,
+    "verify" over the places whose logits are looked at; and of all that is around these over
+    requests, "cycle" where nobody drafts and "drafting" where somebody does.
     """
 
     times: Mapping[str, TimeCurve]
@@ -315,14 +315,8 @@ class OptionGrid:
     def _find_levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, 1] all that comes before the target."""
         batch, target = workload.requests, self.chain[-1]
-        wide = batch * SHAPE_WIDTHS
-        first = np.full(len(wide), batch * _STEADY_LAG)
-        drafting = (
-            _forward(snapshot, self.chain[0], target, workload, first)
-            + (SHAPE_DEPTHS - 1) * _forward(snapshot, self.chain[0], target, workload, wide)
-            + SHAPE_DEPTHS * _stage(snapshot, "draft", wide)
-        )
-        total = np.zeros(len(wide))
+        drafting = self._drafter_ms(snapshot, workload)
+        total = np.zeros(len(SHAPE_NODES))
         for index, name in enumerate(self.chain[1:-1], start=1):
             prefix = self.chain[:index]
             _, offered = _offer((*prefix, name), 1, snapshot, workload.sampled)
@@ -333,6 +327,20 @@ class OptionGrid:
                 total += judging + _stage(snapshot, "verify", places)
         total += self.rounds * drafting + _drafting_ms(snapshot, workload.batch)
         return np.asarray(total)[:, None]
+
+    def _drafter_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+        """[O] of the drafter's steps, once."""
+        name, target = self.chain[0], self.chain[-1]
+        wide = workload.requests * SHAPE_WIDTHS
+        step = _forward(snapshot, name, target, workload, wide)
+        if not snapshot.parameters.get(name, 1):  # its steps are all alike, and rank nothing
+            return np.asarray(SHAPE_DEPTHS * step)
+        first = np.full(1, workload.requests * _STEADY_LAG)
+        return np.asarray(
+            _forward(snapshot, name, target, workload, first)
+            + (SHAPE_DEPTHS - 1) * step
+            + SHAPE_DEPTHS * _stage(snapshot, "draft", wide)
+        )
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, G], or [1, G] where it is the same for all shapes."""

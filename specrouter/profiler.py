@@ -181,6 +181,10 @@ class PerformanceProfiler:
     _counts: DecodeCounts = field(default_factory=DecodeCounts)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        # What has no weights cannot be heard and is never loaded, but may be tried from the start.
+        self._used.update((name, 0) for name, size in self.parameters.items() if not size)
+
     def learn_curve(self, model: str, times: TimeEstimator) -> None:
         """What a profile at load found, or an earlier process; served forwards move it on."""
         with self._lock:

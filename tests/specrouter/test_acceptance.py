@@ -474,6 +474,23 @@ def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() ->
     assert estimator.snapshot(0).trials > before
 
 
+def test_rows_of_which_nothing_was_drafted_do_not_hide_the_others() -> None:
+    rng, estimator = np.random.default_rng(3), AcceptanceEstimator()
+    trees = judged(rng, 1, 1, 4)
+    empty = np.array([[False], [False], [True], [False]])
+    few = replace(
+        trees,
+        log_probs=np.where(empty, -np.inf, trees.log_probs),
+        judged=trees.judged & ~empty,
+        accepted=trees.accepted & ~empty,
+    )
+    estimator.record(few, 0)
+    assert estimator.snapshot(0).recent_trials == 3
+    none = np.full_like(trees.log_probs, -np.inf)
+    estimator.record(replace(few, log_probs=none), 0)
+    assert estimator.snapshot(0).recent_trials == 3
+
+
 def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -> None:
     """A selection by worth leaves the better of the deeper nodes: the roots alone are fair."""
     rng, estimator = np.random.default_rng(5), AcceptanceEstimator()

@@ -43,6 +43,18 @@ def best(
     return grid.best()
 
 
+# A drafter without weights
+
+
+def test_steps_without_a_model_rank_no_vocabulary() -> None:
+    stages = {"draft": rising(3.0)}
+    known = snapshot({"small": rising(0.1, 0.1), "big": flat(10.0)}, {PAIR: 0.5}, stages=stages)
+    ngram = replace(known, parameters={"small": 0, "big": 1000})
+    three = replace(ONE, requests=3)
+    assert best(PAIR, known, workload=three).levels_ms > 4 * 3.0
+    assert best(PAIR, ngram, workload=three).levels_ms == pytest.approx(4 * 0.3)
+
+
 # The target alone
 
 

@@ -41,6 +41,13 @@ def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
     assert known.parameters == {"small": 10, "big": 100}
 
 
+def test_a_drafter_without_weights_is_idle_from_the_start() -> None:
+    profiler = PerformanceProfiler({"ngram": 0, "small": 10, "big": 100})
+    for _ in range(300):
+        profiler.begin_cycle()
+    assert dict(profiler.snapshot().idle_cycles) == {"ngram": 300}
+
+
 def test_a_curve_that_was_learned_elsewhere_is_known_at_once(profiler: PerformanceProfiler) -> None:
     samples = [TimeSample(n, 0.0, 10.0 + n) for n in (1, 2, 4, 8)]
     times = TimeEstimator.profiled(samples)
