@@ -72,6 +72,19 @@ class MachineSpeed:
         near = min((before, self._now), key=lambda slow: abs(judged.slowness - slow))
         return judged, math.exp(self._without_noise(near))
 
+    def forget(self, model: str) -> None:
+        """Lets go of a model's forwards, whose times say nothing of it any more."""
+        kept = [
+            (forward, slow)
+            for forward, slow in zip(self._window, self._before, strict=True)
+            if forward.model != model
+        ]
+        self._window.clear()
+        self._before.clear()
+        for forward, slow in kept:
+            self._window.append(forward)
+            self._before.append(slow)
+
     def current(self) -> float:
         """The factor of a forward that is over just now."""
         return math.exp(self._without_noise(self._now))
@@ -111,6 +124,11 @@ class MachineTimes:
 
     estimators: dict[str, TimeEstimator] = field(default_factory=dict)
     speed: MachineSpeed = field(default_factory=MachineSpeed)
+
+    def learn(self, model: str, times: TimeEstimator) -> None:
+        """Takes over what is known of a model that was loaded, here or elsewhere than before."""
+        self.estimators[model] = times
+        self.speed.forget(model)
 
     def record(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
         """Learns from a forward, some forwards later. See `TimeEstimator.record`."""

@@ -23,13 +23,14 @@ class ModelTimes:
         self._pool = pool
         self._profiler = profiler
         self._cache = TimeCache(cache_dir() / "times")
-        self._known: set[str] = set()
+        self._keys: dict[str, str] = {}  # of what each model's curve was last taken of
 
     def learn(self, name: str, model: PackedModel) -> None:
-        """Tells the profiler how long a model's forwards take; once. Runs some of them."""
-        if name in self._known:
-            return
+        """Tells the profiler how long a model's forwards take, if it does not know of the model as
+        it is now: one that is loaded again may be elsewhere. Runs some of them."""
         key = key_of(model, self._pool.path(name))
+        if self._keys.get(name) == key:
+            return
         times = self._cache.load(key)
         curve = None if times is None else times.curve()
         if times is None or curve is None or is_too_slow(curve, model):
@@ -38,4 +39,4 @@ class ModelTimes:
             self._cache.store(key, times)
             logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
         self._profiler.learn_curve(name, times)
-        self._known.add(name)
+        self._keys[name] = key

@@ -354,7 +354,7 @@ class OptionGrid:
         return snapshot.target_ms[key]
 
 
-def _at(sums: Floats, nodes: NDArray[np.generic]) -> Floats:
+def _at(sums: Floats, nodes: Floats) -> Floats:
     """[O, G] of sums [O, RANKS + 1] by the number of nodes, which need not be whole."""
     whole = nodes.astype(np.int64)
     low = np.take_along_axis(sums, whole, axis=1)

@@ -188,7 +188,7 @@ class PerformanceProfiler:
     def learn_curve(self, model: str, times: TimeEstimator) -> None:
         """What a profile at load found, or an earlier process; served forwards move it on."""
         with self._lock:
-            self._times.estimators[model] = times
+            self._times.learn(model, times)
             self._used.setdefault(model, self._cycle)
 
     def record_forward(
