@@ -33,6 +33,8 @@ _FAR = 0.5  # the same, for attention's slope
 _OUTLIER = math.log(3.0)  # the same, for a young bucket
 _FRESH, _OLD = 20, 100  # forwards since a bucket's last: its own word counts, its neighbours' does
 _MOST_EVIDENCE = 25.0
+_FIRST = 1.25  # times what a size may take by its neighbours: so much its first time may say
+_UNTRIED = 500  # forwards after which a bucket that few were of is forgotten
 
 _FADE = 0.995  # of what the attention's slope was learned from
 _SLOPE_SPREAD = 1e-5  # what a slope may be, a priori: per pair, as a share of the least forward
@@ -156,6 +158,9 @@ class TimeEstimator:
     A moving average of log T per bucket of n, from which an isotonic regression makes the curve.
     Only a bucket's own forwards move it, as long as it has any; afterwards it follows the
     neighbours that do: by the factor that they changed since.
+
+    A size's first forwards may take far longer than any later one (kernels are compiled), and what
+    looks slow is not asked for again: so they are bounded, and alone they do not count for ever.
     """
 
     def __init__(self) -> None:
@@ -205,6 +210,8 @@ class TimeEstimator:
             usual = curve.at(tokens, attended)
             elapsed_ms *= curve.at(size, pairs) / usual
         if bucket is None:
+            if curve is not None:
+                elapsed_ms = min(elapsed_ms, _FIRST * _most_ms(curve, size, attended))
             self._put(size, elapsed_ms, attended, 1.0)
             self._introduce(size, curve)
         else:
@@ -222,6 +229,7 @@ class TimeEstimator:
         takes as long as a small model's forward.
         """
         if self._curve is None and self._buckets:
+            self._forget_untried()
             self._curve, self._news = self._build(), 0
         return self._curve
 
@@ -264,6 +272,14 @@ class TimeEstimator:
         for other, bucket in self._buckets.items():
             if other != size:
                 bucket.seen[size] = (log_ms, 0.0)
+
+    def _forget_untried(self) -> None:
+        for size, bucket in list(self._buckets.items()):
+            is_old = self._forwards - bucket.last > _UNTRIED
+            if is_old and bucket.visits < _TRIED and len(self._buckets) > 1:
+                del self._buckets[size]
+                for other in self._buckets.values():
+                    other.seen.pop(size, None)
 
     def _meet(self) -> None:
         for size, bucket in self._buckets.items():
@@ -335,6 +351,17 @@ class TimeEstimator:
             weights.append(min(bucket.visits, _MOST_EVIDENCE) / (1.0 + age / _OLD))
         points = tuple(zip(map(float, sizes), isotonic(base, weights), strict=True))
         return TimeCurve(points, slope / _PAIRS)
+
+
+def _most_ms(curve: TimeCurve, tokens: int, attended: float) -> float:
+    """Of a forward of a size that was not seen: in proportion to its tokens as long as the next
+    smaller one that was, and no longer than the next larger one."""
+    place = bisect_right(curve.points, (tokens, math.inf)) - 1
+    size, ms = curve.points[max(place, 0)]
+    most = ms * max(1.0, tokens / size)
+    if place + 1 < len(curve.points):
+        most = min(most, curve.points[place + 1][1])
+    return most + curve.slope_ms_per_million * _PAIRS * attended
 
 
 def _positive(value: Any, least: float = 1e-9) -> float:

@@ -121,6 +121,36 @@ def test_of_the_first_three_times_the_least_counts() -> None:
         assert curve_of(times).at(64) == pytest.approx(known)
 
 
+def first_of(times: TimeEstimator, tokens: int, ms: float) -> TimeCurve:
+    times.record(tokens, 0.0, ms)
+    return curve_of(times)
+
+
+@pytest.mark.parametrize("tokens", [3, 24, 100, 256])
+def test_a_first_forward_that_is_far_too_slow_says_no_more_than_its_neighbours_allow(
+    tokens: int,
+) -> None:
+    before = curve_of(profiled(TARGET))
+    assert first_of(profiled(TARGET), tokens, 1e4).at(tokens) <= 2.5 * before.at(tokens)
+    small = first_of(profiled(TARGET), tokens, 0.8 * before.at(tokens))
+    assert small.at(tokens) <= before.at(tokens)
+
+
+def test_a_size_that_is_truly_slow_is_known_to_be_after_some_forwards() -> None:
+    times = profiled(TARGET)
+    for _ in range(60):
+        times.record(256, 0.0, 160.0)  # four times that of half as many
+    assert curve_of(times).at(256) == pytest.approx(160.0, rel=0.05)
+
+
+def test_a_size_that_was_slow_once_is_forgotten_when_nobody_comes_back() -> None:
+    times, before = profiled(TARGET), curve_of(profiled(TARGET))
+    assert first_of(times, 256, 1e4).at(256) > 1.2 * before.at(256)
+    for _ in range(600):
+        times.record(8, 1024.0, TARGET.at(8, 1024.0))
+    assert curve_of(times).at(256) == pytest.approx(before.at(256), rel=0.01)
+
+
 def test_a_time_that_is_no_positive_number_is_ignored() -> None:
     times, before = warm(), curve_of(warm())
     for ms in (0.0, -1.0, math.nan, math.inf):
