@@ -19,10 +19,17 @@ from numpy.typing import NDArray
 from specrouter.audition_policy import EXPLORED_SHARE
 from specrouter.cycle_plan import CyclePlan
 from specrouter.decision_record import DecisionRecord
-from specrouter.prediction import Mode, Option, PerformanceSnapshot, Workload, forward_ms
+from specrouter.prediction import (
+    Chain,
+    Mode,
+    Option,
+    PerformanceSnapshot,
+    Workload,
+    forward_ms,
+)
 from specrouter.profiler import PerformanceProfiler
 from specrouter.request import RunningRequest
-from specrouter.scheduler import ChainDecision, ModelChainScheduler
+from specrouter.scheduler import ChainDecision, ModelChainScheduler, Models
 
 Ints = NDArray[np.int64]
 
@@ -97,9 +104,18 @@ class DecisionKeeper:
             self._snapshot, self._snapshot_cycle = self.profiler.snapshot(), cycle
         return self._snapshot
 
-    def end_unable_probe(self, available: Collection[str]) -> None:
-        """Ends a probe of models that may not be used any more: it may be what they failed in."""
-        if self.probe is not None and not set(self.probe.option.chain[:-1]) <= set(available):
+    def chain(self, key: Override) -> Chain:
+        """In use for requests of a key; the target alone before their first decision."""
+        in_use = self._in_use.get(key)
+        return (self.scheduler.target,) if in_use is None else in_use.decision.chain
+
+    def end_unable_probe(self, available: Collection[str], wanted: Collection[str]) -> None:
+        """Ends a probe of models that may not be used any more: it may be what they failed in.
+
+        `wanted`: models of the cycle, none of which a probe may evict.
+        """
+        models = Models(available, frozenset(wanted))
+        if self.probe and not self.scheduler.may_use(self.probe.option.chain, models):
             self.probe = None
 
     def end_cycle(self, plan: CyclePlan, elapsed_ms: float) -> None:
@@ -125,7 +141,7 @@ class DecisionKeeper:
         reading: int,
         others: int,
         cycle: int,
-        available: Collection[str],
+        models: Models,
         reader: Reader,
     ) -> ChainDecision:
         """For the requests of a key, by row; made anew if it is due.
@@ -135,16 +151,14 @@ class DecisionKeeper:
             others: that decode beside these, by another decision or none.
         """
         before, load = self._in_use.get(key), len(rows) + reading
-        if before is not None and not self.is_due(before, cycle, load, others, available):
+        if before is not None and not self.is_due(before, cycle, load, others, models):
             return before.decision
         depth, width, rounds = key
         snapshot = self.snapshot(cycle, _SNAPSHOT_CYCLES)
         workload = workload_of(list(requests.values()), rows, reader)
         workload = replace(workload, requests=load, others=others)
         current = None if before is None else before.decision
-        decision = self.scheduler.choose(
-            snapshot, workload, available, current, depth, width, rounds
-        )
+        decision = self.scheduler.choose(snapshot, workload, models, current, depth, width, rounds)
         if key not in self._in_use:
             self._forget_unused()
         since = cycle if before is None else before.since
@@ -152,7 +166,7 @@ class DecisionKeeper:
         if current is None or decision.route != current.route:
             self.profiler.record_switch()
             kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
-            able = tuple(sorted(available))
+            able = tuple(sorted(models.available))
             self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
         if decision.probe is not None and self.probe is None and key == SCHEDULED and not reading:
             able_rows = rows_of_mode(requests, rows, workload.sampled)
@@ -186,11 +200,8 @@ class DecisionKeeper:
         if len(others) >= _MOST_KEYS:
             del self._in_use[min(others, key=lambda key: self._in_use[key].cycle)]
 
-    def is_due(
-        self, in_use: InUse, cycle: int, requests: int, others: int, available: Collection[str]
-    ) -> bool:
-        decision, target = in_use.decision, self.scheduler.target
-        if any(name not in available and name != target for name in decision.chain):
+    def is_due(self, in_use: InUse, cycle: int, requests: int, others: int, models: Models) -> bool:
+        if not self.scheduler.may_use(in_use.decision.chain, models):
             return True
         if in_use.cycle <= self.heard_at < cycle:
             return True

@@ -8,7 +8,6 @@ Not here: when a decision is made (`specrouter.decision_keeper`).
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +29,14 @@ from specrouter.decision_record import DecisionRecord
 from specrouter.params import MAX_CYCLE_NODES, Speculation
 from specrouter.prediction import Chain, Option, Workload, load_of, outcome_of
 from specrouter.profiler import PerformanceProfiler
-from specrouter.request import RunningRequest
+from specrouter.request import RunningRequest, SpeculationOverride
 from specrouter.request_drafters import RequestDrafters
+from specrouter.route import Route, parties_of
 from specrouter.scheduler import (
     FIXED_DEPTH,
     ChainDecision,
     ModelChainScheduler,
+    Models,
     fitting_rounds,
     fitting_width,
 )
@@ -46,30 +47,6 @@ Ints = NDArray[np.int64]
 
 _AUDITION_EVERY = 4  # cycles: how often it is asked whether a drafter is to be heard
 _MOST_FORESEEN = 64  # predictions that are kept of what requests ask for
-
-
-class _Route(NamedTuple):
-    """What requests share that form a group."""
-
-    chain: Chain
-    depth: int = 1
-    width: int = 1
-    inner_rounds: int = 1
-    hard_rejection: bool = False
-    whole: bool = True
-    branching: tuple[int, ...] | None = None
-
-    def group(self, rows: Sequence[int]) -> ChainGroup:
-        return ChainGroup(
-            self.chain,
-            self.depth,
-            np.array(sorted(rows), dtype=np.int64),
-            self.width,
-            self.hard_rejection,
-            self.whole,
-            self.inner_rounds,
-            self.branching,
-        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +85,7 @@ class RoutePlanner:
     _reading: Reading = Reading()
     _drafters: RequestDrafters = field(default_factory=RequestDrafters)
     # By route, number of requests, and of others beside them: when they were predicted, and what.
-    _foreseen_options: dict[tuple[_Route, int, int], tuple[int, Option]] = field(
+    _foreseen_options: dict[tuple[Route, int, int], tuple[int, Option]] = field(
         default_factory=dict
     )
     _expected: dict[int, Option] = field(default_factory=dict)  # by the index of a group
@@ -146,7 +123,6 @@ class RoutePlanner:
         if not requests:
             self._expected, self._steady = {}, None
             return [], None
-        self._keeper.end_unable_probe(available)
         before = self._as_before(requests, cycle, available, reader)
         if before is not None:
             self.budget_tokens = before.budget_tokens
@@ -205,7 +181,7 @@ class RoutePlanner:
             and steady.available == available
             and steady.slots == reader.slots_read(rows)
             and not keeper.is_due(
-                steady.main, cycle, len(rows) + self._reading.requests, 0, available
+                steady.main, cycle, len(rows) + self._reading.requests, 0, Models(available)
             )
         )
         return steady if is_same else None
@@ -217,36 +193,37 @@ class RoutePlanner:
         available: Collection[str],
         reader: Reader,
         progress: Progress,
-    ) -> tuple[dict[_Route, list[int]], dict[_Route, Option]]:
+    ) -> tuple[dict[Route, list[int]], dict[Route, Option]]:
         """Rows by route, and what the scheduler predicts of its own."""
-        members: dict[_Route, list[int]] = {}
-        predicted: dict[_Route, Option] = {}
-        scheduled: dict[Override, dict[int, RunningRequest]] = {}
-        for row, request in requests.items():
-            override = request.prompt.speculation
-            if override == "off":
-                members.setdefault(_Route((self.scheduler.target,)), []).append(row)
-            elif isinstance(override, Speculation) and override.chain is not None:
-                members.setdefault(self._asked(override, available), []).append(row)
-            else:
-                key = SCHEDULED
-                if isinstance(override, Speculation):
-                    key = (override.depth, override.width, override.inner_rounds)
-                scheduled.setdefault(key, {})[row] = request
-        for key, those in scheduled.items():
-            found = self._scheduled(key, those, cycle, available, reader, progress)
+        keeper, target = self._keeper, self.scheduler.target
+        members: dict[Route, list[int]] = {}
+        predicted: dict[Route, Option] = {}
+        parties = parties_of(requests, target, available, keeper.chain, reader.is_open)
+        wanted = frozenset(name for party in parties for name in party.chain)
+        keeper.end_unable_probe(available, wanted)
+        held: frozenset[str] = frozenset()  # by parties that come first
+        for party in parties:
+            if party.key is None:
+                for row, request in party.requests.items():
+                    route = self._asked(party.chain, request.prompt.speculation, held)
+                    members.setdefault(route, []).append(row)
+                    held = held.union(route.chain)
+                continue
+            models = Models(available, held, wanted)
+            found = self._scheduled(party.key, party.requests, cycle, models, reader, progress)
             for row, option, decision in found:
-                route = self._route(key, option, decision)
+                route = self._route(party.key, option, decision)
                 members.setdefault(route, []).append(row)
                 is_reshaped = self.trees.reshapes and len(option.chain) > 1
                 if (option.plain_ms or decision.predicted is not None) and not is_reshaped:
                     predicted[route] = option
+                held = held.union(option.chain)
         return members, predicted
 
     def _foresee(
         self,
-        members: Mapping[_Route, Sequence[int]],
-        predicted: dict[_Route, Option],
+        members: Mapping[Route, Sequence[int]],
+        predicted: dict[Route, Option],
         requests: Mapping[int, RunningRequest],
         cycle: int,
         reader: Reader,
@@ -260,10 +237,10 @@ class RoutePlanner:
                 if foreseen is not None:
                     predicted[route] = foreseen
 
-    def _route(self, key: Override, option: Option, decision: ChainDecision) -> _Route:
+    def _route(self, key: Override, option: Option, decision: ChainDecision) -> Route:
         # Options are of the shapes that are known, of which the next larger one may be predicted.
         limits = self.scheduler.limits(*key)
-        return _Route(
+        return Route(
             option.chain,
             min(option.depth, limits.depth or option.depth) or 1,
             min(option.width, limits.width or option.width),
@@ -317,8 +294,8 @@ class RoutePlanner:
 
     def _selector(
         self,
-        members: Mapping[_Route, Sequence[int]],
-        predicted: Mapping[_Route, Option],
+        members: Mapping[Route, Sequence[int]],
+        predicted: Mapping[Route, Option],
         progress: Progress,
         reader: Reader,
         cycle: int,
@@ -417,7 +394,7 @@ class RoutePlanner:
 
     def _foreseen(
         self,
-        route: _Route,
+        route: Route,
         requests: Mapping[int, RunningRequest],
         others: int,
         cycle: int,
@@ -448,17 +425,16 @@ class RoutePlanner:
         self._foreseen_options[key] = (cycle, option)
         return option
 
-    def _asked(self, override: Speculation, available: Collection[str]) -> _Route:
-        """The route of a request that names its chain."""
-        assert override.chain is not None
-        target = self.scheduler.target
+    def _asked(self, chain: Chain, override: SpeculationOverride, held: Collection[str]) -> Route:
+        """The route of a request that names its chain, or wants none."""
+        if not isinstance(override, Speculation) or not self.scheduler.fit(chain, held):
+            return Route((self.scheduler.target,))
         limits = self.scheduler.limits(override.depth, override.width, override.inner_rounds)
-        chain = (*(name for name in override.chain[:-1] if name in available), target)
         depth = limits.depth or FIXED_DEPTH
         hard = self.scheduler.config.policy == "paper"
         # Who names a chain gets its trees whole, unless a selection was configured.
         is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
-        return _Route(
+        return Route(
             chain,
             depth,
             fitting_width(depth, limits.width or 1),
@@ -472,7 +448,7 @@ class RoutePlanner:
         key: Override,
         requests: Mapping[int, RunningRequest],
         cycle: int,
-        available: Collection[str],
+        models: Models,
         reader: Reader,
         progress: Progress,
     ) -> "list[tuple[int, Option, ChainDecision]]":
@@ -480,10 +456,10 @@ class RoutePlanner:
         rows = np.array(sorted(requests), dtype=np.int64)
         others = len(progress.rows) - len(rows)
         decision = self._keeper.in_use(
-            key, requests, rows, self._reading.requests, others, cycle, available, reader
+            key, requests, rows, self._reading.requests, others, cycle, models, reader
         )
         main = decision.predicted or _unpredicted(decision)
-        helper = None if len(main.chain) > 1 else self._helper(decision, available, reader)
+        helper = None if len(main.chain) > 1 else self._helper(decision, models, reader)
         main, waiting = self._for_cycle(decision, main, helper, progress.of(rows), others)
         chosen = dict.fromkeys(requests, main)
         decided = decision.predicted
@@ -496,10 +472,9 @@ class RoutePlanner:
             snapshot = self._keeper.latest
             workload = workload_of(list(requests.values()), rows, reader)
             workload = replace(workload, others=others)
-            split = self._drafters.split(
-                self.scheduler, snapshot, workload, decision, requests, available
-            )
-            chosen = {
+            pairs = self.scheduler.pairs(decision, models)
+            split = self._drafters.split(self.scheduler, snapshot, workload, pairs, requests)
+            chosen |= {
                 row: main if option is decided else _shaped_like(main, option, decided)
                 for row, option in split.items()
             }
@@ -521,12 +496,10 @@ class RoutePlanner:
             else:
                 self._waited.pop(request, None)
 
-    def _helper(
-        self, decision: ChainDecision, available: Collection[str], reader: Reader
-    ) -> Chain | None:
+    def _helper(self, decision: ChainDecision, models: Models, reader: Reader) -> Chain | None:
         """The best chain that could draft at once for requests in need: their cycle is no time to
         load a model."""
-        for option in self.scheduler.at_hand(decision, available):
+        for option in self.scheduler.at_hand(decision, models):
             if all(map(reader.is_open, option.chain[:-1])):
                 return option.chain
         return None

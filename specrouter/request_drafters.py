@@ -6,12 +6,12 @@ serves everybody; `ModelChainScheduler.split` judges whether several groups pay.
 Pure bookkeeping: no clock, no tensors.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from specrouter.prediction import Chain, Option, PerformanceSnapshot, Workload
 from specrouter.request import RunningRequest
-from specrouter.scheduler import ChainDecision, ModelChainScheduler
+from specrouter.scheduler import ModelChainScheduler
 
 _TRIED_CYCLES = 2  # of each of the drafters that a new request tries
 _TRIED = 3
@@ -36,16 +36,14 @@ class RequestDrafters:
         scheduler: ModelChainScheduler,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        decision: ChainDecision,
+        pairs: Sequence[Option],
         requests: Mapping[int, RunningRequest],
-        available: Collection[str],
     ) -> dict[int, Option]:
-        """What each of the requests goes through, by row. `workload`: of all of them."""
-        assert decision.predicted is not None
-        main, pairs = decision.predicted, scheduler.pairs(decision, available)
+        """What each of the requests goes through, by row; nothing without `pairs`, see
+        `ModelChainScheduler.pairs`. `workload`: of all of them."""
         if not pairs:
-            return dict.fromkeys(requests, main)
-        slowest = _TRIED_LOSS * main.ms_per_token
+            return {}
+        slowest = _TRIED_LOSS * pairs[0].ms_per_token
         tried = [option for option in pairs if option.ms_per_token < slowest][:_TRIED]
         chosen: dict[int, Option] = {}
         settled: list[int] = []

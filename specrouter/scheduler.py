@@ -56,6 +56,21 @@ _EXPLAINED = 6  # alternatives that a decision names
 
 
 @dataclass(frozen=True)
+class Models:
+    """Which models requests may be routed through.
+
+    Attributes:
+        available: that may be used; the target always may.
+        held: that other requests of the cycle draft with, beside which a chain must have room.
+        wanted: that all requests of the cycle draft with, beside which a probe must have room.
+    """
+
+    available: Collection[str]
+    held: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
@@ -138,10 +153,10 @@ class ModelChainScheduler:
         self.config = config
         self.target = target
         self._fit_together = cache(fit_together)
-        if config.chain is not None and not self._fit(config.chain):
+        if config.chain is not None and not self.fit(config.chain):
             raise ConfigError("scheduler.chain", NO_ROOM)
         chains = candidate_chains(names, parameters, target, LONGEST_CHAIN)
-        self.candidates = tuple(chain for chain in chains if self._fit(chain))
+        self.candidates = tuple(chain for chain in chains if self.fit(chain))
         self._parameters = parameters
         self._only_paths = only_paths or rejection
         self._rejection = rejection
@@ -151,7 +166,7 @@ class ModelChainScheduler:
         self,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        available: Collection[str],
+        models: Models,
         current: ChainDecision | None = None,
         depth: int | None = None,
         width: int | None = None,
@@ -160,14 +175,13 @@ class ModelChainScheduler:
         """How the requests of a workload go through the next cycles.
 
         Args:
-            available: models that may be used; the target always may.
             current: what is in use, for hysteresis.
             depth, width, inner_rounds: of one request's override; None takes the configured ones.
         """
         policy = self.config.policy
         limits = self.limits(depth, width, inner_rounds)
         if policy == "adaptive":
-            return self._adaptive(snapshot, workload, available, current, limits)
+            return self._adaptive(snapshot, workload, models, current, limits)
         deep = limits.depth or FIXED_DEPTH
         fixed = ChainDecision(
             (self.target,),
@@ -179,11 +193,11 @@ class ModelChainScheduler:
         if policy == "target-only":
             return fixed
         if policy == "paper":
-            return self._paper(snapshot, workload, available, replace(fixed, hard_rejection=True))
+            return self._paper(snapshot, workload, models, replace(fixed, hard_rejection=True))
         if policy == "ssd-smallest":
-            return replace(fixed, chain=self._usable(self._smallest_pair(), available))
+            return replace(fixed, chain=self._usable(self._smallest_pair(), models))
         assert self.config.chain is not None
-        return replace(fixed, chain=self._usable(self.config.chain, available))
+        return replace(fixed, chain=self._usable(self.config.chain, models))
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -216,12 +230,12 @@ class ModelChainScheduler:
         self,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        available: Collection[str],
+        models: Models,
         fixed: ChainDecision,
     ) -> ChainDecision:
         predicted = {
             chain: predict_paper(chain, snapshot, workload.requests, fixed.depth)
-            for chain in self._reachable(available)
+            for chain in self._reachable(models)
         }
         best = min(predicted, key=lambda chain: predicted[chain])
         return replace(fixed, chain=best, predicted_ms=predicted, reason="least by Equation 7")
@@ -230,12 +244,12 @@ class ModelChainScheduler:
         self,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        available: Collection[str],
+        models: Models,
         current: ChainDecision | None,
         limits: Limits,
     ) -> ChainDecision:
         alone = target_only(snapshot, workload, self.target)
-        best_grids = self._grids(snapshot, workload, available, current, limits)
+        best_grids = self._grids(snapshot, workload, models, current, limits)
         found = {alone.chain: alone}
         found.update((chain, grid.best()) for chain, grid in best_grids.items())
         ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
@@ -246,7 +260,11 @@ class ModelChainScheduler:
         if current is None:
             reason = "first decision"
         elif kept is None:
-            fate = "can have other trees now" if current.chain in found else "is not available"
+            fate = "is not available"
+            if current.chain in found:
+                fate = "can have other trees now"
+            elif not self.fit(current.chain, models.held):
+                fate = "has no room beside what others draft with"
             reason = f"{'>'.join(current.chain)} {fate}"
         elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
             best, reason = kept, "kept: nothing is faster by 4%"
@@ -267,7 +285,7 @@ class ModelChainScheduler:
             alternatives=tuple(others[:_EXPLAINED]),
             at_hand=tuple(option for option in others if option in worth),
             predicted_ms={option.chain: option.ms_per_token for option in ranked},
-            probe=self._probe(snapshot, best, found),
+            probe=self._probe(snapshot, best, found, models.wanted),
             grids=best_grids,
         )
 
@@ -275,7 +293,7 @@ class ModelChainScheduler:
         self,
         snapshot: PerformanceSnapshot,
         workload: Workload,
-        available: Collection[str],
+        models: Models,
         current: ChainDecision | None,
         limits: Limits,
     ) -> dict[Chain, OptionGrid]:
@@ -295,7 +313,7 @@ class ModelChainScheduler:
         def disagreement(name: str) -> float:
             return -acceptance_rate(name, self.target, snapshot, workload.sampled)
 
-        reachable = self._reachable(available)
+        reachable = self._reachable(models)
         look_at(chain for chain in reachable if len(chain) == 2)
         longer = [c for c in reachable if len(c) > 2 and (c[0], self.target) in found]
         first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]
@@ -305,7 +323,11 @@ class ModelChainScheduler:
         return found
 
     def _probe(
-        self, snapshot: PerformanceSnapshot, best: Option, found: Mapping[Chain, Option]
+        self,
+        snapshot: PerformanceSnapshot,
+        best: Option,
+        found: Mapping[Chain, Option],
+        wanted: Collection[str],
     ) -> Option | None:
         """The most promising pair of a drafter that was idle for long, if the budget allows it."""
         if not snapshot.exploration_ms(EXPLORED_SHARE):
@@ -315,7 +337,7 @@ class ModelChainScheduler:
             for chain, option in found.items()
             if len(chain) == 2
             and chain[0] not in best.chain
-            and self._fit((chain[0], *best.chain))
+            and self.fit((chain[0], *best.chain), wanted)
             and snapshot.idle_cycles.get(chain[0], 0) >= _STALE_CYCLES
         ]
         return min(stale, key=lambda option: option.ms_per_token, default=None)
@@ -342,18 +364,18 @@ class ModelChainScheduler:
         limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
         return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
 
-    def at_hand(self, decision: ChainDecision, available: Collection[str]) -> list[Option]:
+    def at_hand(self, decision: ChainDecision, models: Models) -> list[Option]:
         """The options beside a decision's own that may be used now, best first: one may have failed
         since."""
-        return [o for o in decision.at_hand if o.chain == self._usable(o.chain, available)]
+        return [option for option in decision.at_hand if self.may_use(option.chain, models)]
 
-    def pairs(self, decision: ChainDecision, available: Collection[str]) -> list[Option]:
+    def pairs(self, decision: ChainDecision, models: Models) -> list[Option]:
         """A decision's pair and the others that may be used beside it, best first; none where it is
         no pair."""
-        main, found, members = decision.predicted, list[Option](), set[str]()
+        main, found, members = decision.predicted, list[Option](), set(models.held)
         if main is not None and len(main.chain) == 2:
-            for option in (main, *self.at_hand(decision, available)):
-                if len(option.chain) == 2 and self._fit(members.union(option.chain)):
+            for option in (main, *self.at_hand(decision, models)):
+                if len(option.chain) == 2 and self.fit(option.chain, members):
                     found.append(option)
                     members.update(option.chain)
         return found
@@ -398,15 +420,16 @@ class ModelChainScheduler:
         alone_rate = (others + sum(map(tokens, alone, factors))) / main.cycle_ms
         return chosen if _HYSTERESIS * split_rate > alone_rate else alone
 
-    def _fit(self, names: Collection[str]) -> bool:
-        return self._fit_together(frozenset(names))
+    def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
+        """Whether a chain's models can be in memory beside those that are held there."""
+        return self._fit_together(frozenset((*chain, *held)))
 
-    def _reachable(self, available: Collection[str]) -> list[Chain]:
-        return [
-            chain
-            for chain in self.candidates
-            if all(name in available or name == self.target for name in chain)
-        ]
+    def may_use(self, chain: Chain, models: Models) -> bool:
+        able = all(name in models.available or name == self.target for name in chain)
+        return able and (len(chain) == 1 or self.fit(chain, models.held))
+
+    def _reachable(self, models: Models) -> list[Chain]:
+        return [chain for chain in self.candidates if self.may_use(chain, models)]
 
     def _smallest_pair(self) -> Chain:
         """The smallest drafter that has weights; the target alone in a pool without one."""
@@ -415,8 +438,10 @@ class ModelChainScheduler:
         ]
         return min(pairs, key=lambda chain: self._parameters[chain[0]], default=(self.target,))
 
-    def _usable(self, chain: Chain, available: Collection[str]) -> Chain:
-        return tuple(name for name in chain if name in available or name == self.target)
+    def _usable(self, chain: Chain, models: Models) -> Chain:
+        """What of a configured chain may be used."""
+        able = tuple(name for name in chain if name in models.available or name == self.target)
+        return able if self.may_use(able, models) else (self.target,)
 
 
 def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:

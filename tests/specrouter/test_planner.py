@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, TreesConfig
@@ -146,13 +148,19 @@ class Plan:
         *requests: Request,
         known: PerformanceSnapshot = GOOD,
         trees: Mapping[str, Any] | None = None,
+        most_models: int = len(NAMES),
         **settings: Any,
     ) -> None:
         self.profiler = Profiler(known)
         config = SchedulerConfig.model_validate(settings)
         shapes = TreePlanner(TreesConfig.model_validate(trees or {}), default_selection(config))
         self.scheduler = ModelChainScheduler(
-            config, NAMES, PARAMETERS, "big", whole_trees=shapes.selection == "whole"
+            config,
+            NAMES,
+            PARAMETERS,
+            "big",
+            whole_trees=shapes.selection == "whole",
+            fit_together=lambda names: len(names) <= most_models,
         )
         profiler = cast(PerformanceProfiler, self.profiler)
         self.planner = RoutePlanner(self.scheduler, profiler, shapes)
@@ -712,6 +720,109 @@ def test_only_so_many_predictions_of_named_chains_are_kept() -> None:
     assert min(route.depth for route, *_ in kept) == 5  # the latest
 
 
+# What has room in memory at once
+
+
+def drafters(plan: Plan) -> dict[int, Chain]:
+    """Of the cycle's requests; loads their models, for which there is room."""
+    chains = plan.chains()
+    loaded = {name for chain in chains.values() for name in chain}
+    assert loaded in ({"big"}, {"small", "big"}, {"twin", "big"})
+    plan.reader.unloaded = set(NAMES) - loaded
+    return chains
+
+
+def test_no_request_has_a_drafter_loaded_that_evicts_the_drafter_of_more_requests() -> None:
+    plan = Plan(*(Request() for _ in range(3)), Request(Speculation(TWIN)), most_models=2)
+    for _ in range(40):
+        assert drafters(plan) == {0: PAIR, 1: PAIR, 2: PAIR, 3: ALONE}
+    assert {tuple(record.decision.chain) for record in plan.planner.records} == {PAIR}
+    del plan.requests[0], plan.requests[1], plan.requests[2]
+    assert drafters(plan) == {3: TWIN}
+
+
+def test_requests_of_the_scheduler_draft_with_what_there_is_room_for() -> None:
+    plan = Plan(Request(), most_models=2)
+    assert drafters(plan) == {0: PAIR}
+    named = {row: Request(Speculation(TWIN, depth=row)) for row in range(1, 4)}
+    plan.requests |= named
+    assert drafters(plan) == {0: TWIN, **dict.fromkeys(named, TWIN)}
+    reason = plan.planner.records[-1].decision.reason
+    assert reason == "small>big has no room beside what others draft with"
+    policies: list[dict[str, Any]] = [
+        {"policy": "static", "chain": PAIR},
+        {"policy": "ssd-smallest"},
+    ]
+    for policy in policies:
+        fixed = Plan(Request(), most_models=2, **policy)
+        fixed.requests |= named
+        assert drafters(fixed) == {0: ALONE, **dict.fromkeys(named, TWIN)}
+
+
+def test_a_majority_that_comes_and_goes_loads_nothing() -> None:
+    first, second = Speculation(PAIR), Speculation(TWIN)
+    plan = Plan(Request(first), Request(first), most_models=2)
+    assert drafters(plan)[0] == PAIR
+    for count in (1, 3, 4, 2, 4):
+        plan.requests |= {row: Request(second) for row in range(2, 2 + count)}
+        assert drafters(plan)[0] == PAIR
+        for row in range(2, 2 + count):
+            del plan.requests[row]
+    plan.requests |= {row: Request(second) for row in range(2, 7)}
+    assert drafters(plan)[0] == ALONE
+    for row in range(4, 7):
+        del plan.requests[row]
+    assert drafters(plan)[0] == ALONE
+
+
+def test_a_probe_evicts_no_drafter_of_the_cycle() -> None:
+    named = Request(Speculation(("middle", "big")))
+    for most, begun in ((3, 0), (4, 1)):
+        plan = Plan(Request(), named, known=STALE, most_models=most)
+        plan.settle()
+        assert plan.chains() == {0: TWIN if begun else PAIR, 1: ("middle", "big")}
+        assert plan.profiler.probes_begun == begun
+    plan = Plan(Request(), known=STALE, most_models=3)
+    assert plan.chains() == {0: TWIN}
+    plan.requests[1] = named
+    assert plan.chains() == {0: PAIR, 1: ("middle", "big")}
+
+
+@given(
+    asked=st.lists(
+        st.sampled_from(
+            [
+                None,
+                "off",
+                Speculation(TWIN),
+                Speculation(PAIR, depth=2),
+                Speculation(TRIPLE),
+                Speculation(("middle", "big")),
+                Speculation(depth=3),
+            ]
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    most_models=st.integers(2, 4),
+    groups=st.sampled_from(["one", "requests"]),
+)
+@settings(deadline=None, max_examples=40)
+def test_all_models_of_a_cycle_have_room_at_once(
+    asked: list[SpeculationOverride], most_models: int, groups: str
+) -> None:
+    asked = [
+        one
+        for one in asked
+        if not isinstance(one, Speculation) or len(one.chain or ()) <= most_models
+    ]
+    plan = Plan(*map(Request, asked), known=STALE, most_models=most_models, groups=groups)
+    for _ in range(6):
+        chains = plan.chains()
+        assert chains.keys() == plan.requests.keys()
+        assert len({name for chain in chains.values() for name in chain} | {"big"}) <= most_models
+
+
 # Requests that differ
 
 
@@ -1258,8 +1369,8 @@ def test_a_fixed_chain_has_its_budget_by_prediction(selection: str) -> None:
 
 def test_configured_nodes_are_the_budget_in_the_mean() -> None:
     fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 6}
-    for settings in ({}, fixed):
-        plan = pairs(*(Request() for _ in range(4)), nodes=3, **settings)
+    for others in ({}, fixed):
+        plan = pairs(*(Request() for _ in range(4)), nodes=3, **others)
         [group] = plan.groups()
         assert not group.whole
         worth = paths(4) * np.array([[1.0], [0.5], [0.5], [0.01]])

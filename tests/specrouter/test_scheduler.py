@@ -26,6 +26,7 @@ from specrouter.prediction import (
 from specrouter.scheduler import (
     ChainDecision,
     ModelChainScheduler,
+    Models,
     candidate_chains,
     fitting_width,
 )
@@ -59,7 +60,7 @@ def choose(
     workload: Workload = ONE,
     **settings: Any,
 ) -> ChainDecision:
-    return scheduler(policy, **settings).choose(known, workload, available, current)
+    return scheduler(policy, **settings).choose(known, workload, Models(available), current)
 
 
 def all_pairs(value: float) -> dict[Pair, float]:
@@ -113,7 +114,7 @@ def of_many(**others: Any) -> tuple[ModelChainScheduler, PerformanceSnapshot]:
 def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -> None:
     many, known = of_many()
     assert {len(chain) for chain in many.candidates} == {1, 2, 3}
-    decision = many.choose(known, ONE, frozenset(MANY))
+    decision = many.choose(known, ONE, Models(frozenset(MANY)))
     looked_at = set(decision.predicted_ms)
     assert {(name, "big") for name in MANY} < looked_at
     pairs = sorted((decision.predicted_ms[name, "big"], name) for name in MANY)
@@ -126,15 +127,15 @@ def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -
 def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> None:
     many, known = of_many()
     chain = ("m1", "m2", "big")
-    assert chain not in many.choose(known, ONE, frozenset(MANY)).predicted_ms
+    assert chain not in many.choose(known, ONE, Models(frozenset(MANY))).predicted_ms
     current = ChainDecision(chain, 1, 1)
-    assert chain in many.choose(known, ONE, frozenset(MANY), current).predicted_ms
+    assert chain in many.choose(known, ONE, Models(frozenset(MANY)), current).predicted_ms
 
 
 def test_of_few_drafters_every_chain_is_looked_at() -> None:
     many, known = of_many()
     few = frozenset(MANY[:4])
-    assert len(many.choose(known, ONE, few).predicted_ms) == 1 + 4 + 6
+    assert len(many.choose(known, ONE, Models(few)).predicted_ms) == 1 + 4 + 6
 
 
 # What is chosen
@@ -238,9 +239,9 @@ def limited(most: int, policy: str = "adaptive", **settings: Any) -> ModelChainS
 def test_chains_whose_members_have_no_room_at_once_are_no_candidates() -> None:
     assert set(limited(2).candidates) == {ALONE, PAIR, TWIN, ("middle", "big")}
     assert limited(1).candidates == (ALONE,)
-    assert limited(1, "ssd-smallest").choose(snapshot({}), ONE, ALL).chain == ALONE
+    assert limited(1, "ssd-smallest").choose(snapshot({}), ONE, Models(ALL)).chain == ALONE
     assert TRIPLE in limited(3).candidates
-    assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, ALL).predicted_ms
+    assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, Models(ALL)).predicted_ms
 
 
 def test_a_configured_chain_that_has_no_room_is_refused() -> None:
@@ -252,15 +253,15 @@ def test_a_configured_chain_that_has_no_room_is_refused() -> None:
 
 def test_no_probe_evicts_the_drafter_in_use() -> None:
     stale = two_pairs(0.1, idle_cycles={"twin": STALE}, learning_ms=1e4)
-    assert limited(3).choose(stale, ONE, ALL).probe is not None
-    assert limited(2).choose(stale, ONE, ALL).probe is None
+    assert limited(3).choose(stale, ONE, Models(ALL)).probe is not None
+    assert limited(2).choose(stale, ONE, Models(ALL)).probe is None
 
 
 def test_requests_are_split_among_drafters_that_have_room_at_once() -> None:
     decision = choose(two_pairs(0.3))
-    assert chains(limited(4).pairs(decision, ALL))[:2] == [PAIR, TWIN]
-    assert chains(limited(3).pairs(decision, ALL)) == [PAIR, TWIN]
-    assert chains(limited(2).pairs(decision, ALL)) == [PAIR]
+    assert chains(limited(4).pairs(decision, Models(ALL)))[:2] == [PAIR, TWIN]
+    assert chains(limited(3).pairs(decision, Models(ALL))) == [PAIR, TWIN]
+    assert chains(limited(2).pairs(decision, Models(ALL))) == [PAIR]
 
 
 def test_who_rests_by_now_or_never_ran_and_promises_little_drafts_beside_nobody() -> None:
@@ -270,10 +271,10 @@ def test_who_rests_by_now_or_never_ran_and_promises_little_drafts_beside_nobody(
         decision = choose(known, available=frozenset({"small", "twin"}))
         assert decision.chain == PAIR
         assert chains(decision.alternatives).count(TWIN) == 1  # that is what would have been
-        others = chains(scheduler().at_hand(decision, ALL))
+        others = chains(scheduler().at_hand(decision, Models(ALL)))
         assert [chain for chain in others if chain != ALONE] == ready
-        assert chains(scheduler().pairs(decision, ALL)) == [PAIR, *ready]
-        assert chains(scheduler().pairs(decision, frozenset({"small"}))) == [PAIR]
+        assert chains(scheduler().pairs(decision, Models(ALL))) == [PAIR, *ready]
+        assert chains(scheduler().pairs(decision, Models(frozenset({"small"})))) == [PAIR]
 
 
 def chains(options: Sequence[Option]) -> list[Chain]:
@@ -320,10 +321,10 @@ def test_inner_rounds_in_use_are_kept_though_fewer_look_as_good() -> None:
     useful = all_pairs(0.05) | {("small", "middle"): 0.9, ("middle", "big"): 0.9}
     known, mine = snapshot(times, alpha=useful), frozenset({"small", "middle"})
     fixed = scheduler(depth=2, width=1)
-    three = fixed.choose(known, ONE, mine, None, inner_rounds=3)
+    three = fixed.choose(known, ONE, Models(mine), None, inner_rounds=3)
     assert three.chain == TRIPLE
-    free = fixed.choose(known, ONE, mine, None)
-    kept = fixed.choose(known, ONE, mine, three)
+    free = fixed.choose(known, ONE, Models(mine), None)
+    kept = fixed.choose(known, ONE, Models(mine), three)
     gain = three.predicted_ms[TRIPLE] / free.predicted_ms[TRIPLE]
     assert kept.inner_rounds == (3 if gain < 1 / 0.96 else free.inner_rounds)
     assert "not available" not in kept.reason
@@ -385,7 +386,7 @@ def test_the_smallest_drafter_has_weights() -> None:
 
     def chain(*members: str) -> Chain:
         smallest = ModelChainScheduler(config, members, sizes, "big")
-        return smallest.choose(snapshot({}), ONE, frozenset(names)).chain
+        return smallest.choose(snapshot({}), ONE, Models(frozenset(names))).chain
 
     assert chain(*names) == ("middle", "big")
     assert chain("ngram", "big") == ALONE
@@ -419,7 +420,7 @@ def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) 
     fixed, mine = scheduler(policy, depth=4, width=2, chain=chain), frozenset({"small"})
 
     def shape(**asked: int) -> tuple[int, int]:
-        decision = fixed.choose(known, ONE, mine, None, **asked)
+        decision = fixed.choose(known, ONE, Models(mine), None, **asked)
         return decision.depth, decision.width
 
     assert shape() == (4, 2)
@@ -436,11 +437,13 @@ def test_inner_rounds_are_chosen_configured_or_asked_for() -> None:
     assert chosen.chain == TRIPLE
     assert chosen.inner_rounds == MAX_INNER_ROUNDS
     assert choose(known, available=mine, depth=2, width=1, inner_rounds=2).inner_rounds == 2
-    asked = scheduler(depth=2, width=1).choose(known, ONE, mine, None, inner_rounds=3)
+    asked = scheduler(depth=2, width=1).choose(known, ONE, Models(mine), None, inner_rounds=3)
     assert asked.inner_rounds == 3
     assert choose(known, "static", chain=TRIPLE, inner_rounds=2).inner_rounds == 2
     static = scheduler("static", chain=TRIPLE, depth=8)
-    assert static.choose(known, ONE, mine, None, inner_rounds=4).inner_rounds == 2  # 16 deep
+    assert (
+        static.choose(known, ONE, Models(mine), None, inner_rounds=4).inner_rounds == 2
+    )  # 16 deep
 
 
 def test_configured_nodes_are_verified() -> None:
@@ -455,8 +458,8 @@ def test_strict_trees_have_width_1() -> None:
     config = SchedulerConfig(width=3)
     strict = ModelChainScheduler(config, NAMES, PARAMETERS, "big", only_paths=True)
     known = snapshot({"big": flat(100.0)})
-    assert strict.choose(known, ONE, ALL, None, width=2).width == 1
-    assert scheduler(width=3).choose(known, ONE, ALL).width == 3
+    assert strict.choose(known, ONE, Models(ALL), None, width=2).width == 1
+    assert scheduler(width=3).choose(known, ONE, Models(ALL)).width == 3
 
 
 def test_rejection_verifies_whole_paths_and_has_no_inner_rounds() -> None:
@@ -465,17 +468,17 @@ def test_rejection_verifies_whole_paths_and_has_no_inner_rounds() -> None:
     limits = reject.limits(None, 3, 4)
     assert limits.whole_trees
     assert (limits.width, limits.nodes, limits.inner_rounds) == (1, None, 1)
-    decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, frozenset({"small"}))
+    decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, Models(frozenset({"small"})))
     assert decision.route == (PAIR, 6, 1, 6, 1)
 
 
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
     mine, config = frozenset({"small"}), SchedulerConfig()
-    free = scheduler().choose(known, Workload(4), mine)
+    free = scheduler().choose(known, Workload(4), Models(mine))
     whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
     assert whole.limits(None, None, None).whole_trees
-    decision = whole.choose(known, Workload(4), mine)
+    decision = whole.choose(known, Workload(4), Models(mine))
     assert decision.nodes == decision.depth * decision.width
     assert free.nodes is not None
     assert free.nodes < free.depth * free.width
@@ -526,7 +529,7 @@ def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> No
     [{"depth": 16}, {"depth": 4, "inner_rounds": 4}, {"depth": 5, "inner_rounds": 3}],
 )
 def test_chains_of_three_take_part_however_deep_drafts_are_to_be(asked: dict[str, int]) -> None:
-    decision = scheduler(inner_rounds=2).choose(two_pairs(0.7), ONE, ALL, None, **asked)
+    decision = scheduler(inner_rounds=2).choose(two_pairs(0.7), ONE, Models(ALL), None, **asked)
     assert set(decision.predicted_ms) == set(scheduler().candidates)
     assert all(map(math.isfinite, decision.predicted_ms.values()))
 
@@ -534,7 +537,7 @@ def test_chains_of_three_take_part_however_deep_drafts_are_to_be(asked: dict[str
 def test_a_chain_of_which_no_tree_is_allowed_is_no_alternative() -> None:
     strict = scheduler()
     with patch.object(strict, "limits", return_value=Limits(inner_rounds=4, max_depth=3)):
-        decision = strict.choose(two_pairs(0.7), ONE, ALL)
+        decision = strict.choose(two_pairs(0.7), ONE, Models(ALL))
     assert TRIPLE not in decision.predicted_ms
     assert TRIPLE not in decision.grids
     assert PAIR in decision.predicted_ms
@@ -553,7 +556,7 @@ def split(
     workload, mine = Workload(len(factors)), frozenset({"small", "twin"})
     decision = choose(known, workload=workload, available=mine)
     assert decision.chain == PAIR
-    pairs = scheduler().pairs(decision, mine)
+    pairs = scheduler().pairs(decision, Models(mine))
     return decision, scheduler().split(known, workload, pairs, factors)
 
 
@@ -597,4 +600,4 @@ def test_a_chain_of_three_is_not_split() -> None:
     mine = frozenset({"small", "middle"})
     decision = choose(known, available=mine, depth=2, width=1)
     assert decision.chain == TRIPLE
-    assert not scheduler().pairs(decision, mine)
+    assert not scheduler().pairs(decision, Models(mine))
