@@ -1,7 +1,11 @@
-"""AdmissionQueue: requests that wait for a row, by their admission keys, then by their arrival."""
+"""AdmissionQueue: requests that wait for a row, by their admission keys, then by their arrival.
+
+AdmissionPace: how long they wait.
+"""
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from specrouter.request import RunningRequest
@@ -43,3 +47,38 @@ class AdmissionQueue:
             heapq.heapify(staying)
             self._heap = staying
         return out
+
+
+_RECENT_ENDS = 64  # of requests, whose pace tells how long others will wait
+
+
+class AdmissionPace:
+    """How long it takes that a request ends while others wait: time without a queue says nothing.
+
+    Times are in seconds, of one clock. May be asked from any thread; it is told from one.
+    """
+
+    def __init__(self) -> None:
+        self._gaps_s: deque[float] = deque(maxlen=_RECENT_ENDS)  # before each of the last ends
+        self._since_s: float | None = None  # the last end, or the queue's beginning; None: no queue
+
+    def note_queue(self, is_waiting: bool, now_s: float) -> None:
+        """Whether requests wait from now on."""
+        if not is_waiting:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+
+    def note_end(self, now_s: float) -> None:
+        """A request that ran has ended."""
+        if self._since_s is not None:
+            self._gaps_s.append(now_s - self._since_s)
+            self._since_s = now_s
+
+    def seconds_per_request(self, now_s: float) -> float | None:
+        """None: nobody has waited yet."""
+        gaps_s, since_s = list(self._gaps_s), self._since_s
+        going_on_s = 0.0 if since_s is None else now_s - since_s
+        if not gaps_s and not going_on_s:
+            return None
+        return (sum(gaps_s) + going_on_s) / max(1, len(gaps_s))

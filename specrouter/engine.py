@@ -7,7 +7,7 @@ changes requests is called from the engine's thread; what only looks, and `set_p
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from processors import share_chunk
-from specrouter.admission_queue import AdmissionQueue
+from specrouter.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle_plan import (
     ChainGroup,
@@ -52,7 +52,6 @@ Ints = NDArray[np.int64]
 
 _FIRST_QUARANTINE = 4  # cycles; doubled by every further failure
 _LONGEST_QUARANTINE = 1024
-_RECENT_ENDS = 64  # of requests, whose rate tells how long others will wait
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 
 
@@ -106,7 +105,7 @@ class Engine:
             pool, self._manager, self.profiler, engine.prefill_chunk, window, rejection, self.guard
         )
         self._waiting = AdmissionQueue()
-        self._ends: deque[float] = deque(maxlen=_RECENT_ENDS)  # when the last requests ended
+        self._pace = AdmissionPace()
         self._running: dict[int, RunningRequest] = {}  # by row
         self._quarantined: dict[str, _Quarantine] = {}
         self._quarantines: Counter[str] = Counter()  # so far
@@ -157,12 +156,9 @@ class Engine:
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
-        """When that many requests will have been admitted, if others go on ending as of late."""
-        ends = list(self._ends)
-        if len(ends) < 2:
-            return _SHORTEST_WAIT_S
-        per_request = (time.perf_counter() - ends[0]) / len(ends)
-        return min(max(waiting * per_request, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+        """When that many will have been admitted, if others end as they did while some waited."""
+        per_request_s = self._pace.seconds_per_request(time.perf_counter()) or 0.0
+        return min(max(waiting * per_request_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     def can_ever_fit(self, tokens: int) -> bool:
         return self._manager.can_ever_fit(tokens)
@@ -327,6 +323,7 @@ class Engine:
         self._cycle += 1
         self._drop_leaving()
         self._admit()
+        self._pace.note_queue(bool(self._waiting), started)
         if not self._running:
             return
         self.profiler.begin_cycle()
@@ -500,9 +497,10 @@ class Engine:
     def _account(self, request: RunningRequest, delta: Delta) -> None:
         """Before the caller is told, who may ask for the report at once."""
         assert delta.output is not None, "only the last delta ends a request"
-        self._ends.append(time.perf_counter())
         metrics, tokens = delta.output.metrics, request.produced_tokens
         ended_s = time.perf_counter()
+        if request.row is not None:
+            self._pace.note_end(ended_s)
         self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
         self.meter.record(delta.output, ended_s - request.submitted_s)
 

@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from specrouter.admission_queue import AdmissionQueue
+import pytest
+
+from specrouter.admission_queue import AdmissionPace, AdmissionQueue
 
 
 def queue_of(keys: list[float]) -> tuple[AdmissionQueue, list[Any]]:
@@ -41,3 +43,30 @@ def test_nothing_leaves_that_wants_to_stay() -> None:
     queue, requests = queue_of([2.0, 1.0])
     assert queue.take_out(lambda _: False) == []
     assert len(queue) == len(requests)
+
+
+def test_the_pace_is_that_of_requests_that_end_while_others_wait() -> None:
+    pace = AdmissionPace()
+    assert pace.seconds_per_request(0.0) is None
+    pace.note_end(5.0)
+    assert pace.seconds_per_request(10.0) is None
+    pace.note_queue(True, 10.0)
+    for end_s in (12.0, 12.0, 16.0):
+        pace.note_queue(True, end_s - 0.1)
+        pace.note_end(end_s)
+    assert pace.seconds_per_request(16.0) == pytest.approx(2.0)
+    assert pace.seconds_per_request(19.0) == pytest.approx(3.0)  # the next one takes its time
+
+
+def test_a_quiet_hour_does_not_slow_the_pace() -> None:
+    pace = AdmissionPace()
+    pace.note_queue(True, 0.0)
+    pace.note_end(2.0)
+    pace.note_queue(False, 2.1)
+    pace.note_end(1000.0)
+    for now_s in (3.0, 3600.0):
+        assert pace.seconds_per_request(now_s) == pytest.approx(2.0)
+    pace.note_queue(True, 3600.0)
+    assert pace.seconds_per_request(3601.0) == pytest.approx(3.0)
+    pace.note_end(3601.0)
+    assert pace.seconds_per_request(3601.0) == pytest.approx(1.5)
