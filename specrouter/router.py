@@ -332,9 +332,10 @@ class ChainRouter:
         self._engine.profiler.is_learning = is_learning
 
     def run_idle(self, errand: Callable[[], Any]) -> Any:
-        """Runs something in the engine's thread, whose OpenMP workers it shares, between requests.
+        """Runs something in the engine's thread, whose OpenMP workers it shares, between cycles.
 
-        For measurements. Raises what `errand` raises.
+        For measurements, when no request runs: those that do wait for it. Raises what `errand`
+        raises; `RuntimeError` where another errand is not done yet.
         """
         return self._thread.run_idle(errand)
 
