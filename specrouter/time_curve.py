@@ -1,7 +1,8 @@
 """T(n): how long a forward over n packed tokens takes, as learned while forwards run.
 
 Contract: `TimeCurve` is what decisions read. `TimeEstimator` learns one model's curve, as of a
-quiet machine; what stays with one model or one size moves that curve within some hundred forwards.
+quiet machine; what stays with one model or one size moves that curve within some hundred forwards,
+where other models or sizes are in use to compare with.
 Not here: how slow the machine is just now (`machine_speed`).
 
 Pure: no clock, no tensors. Not thread-safe: the owner locks.
