@@ -2,15 +2,17 @@
 
 Contract: tokens of the pack stand row after row, `counts[i]` consecutive ones of `rows[i]`. Token
 `t` of row `r` at position `p` attends to the valid slots of `r` whose position is at most `p`; a
-token tree restricts that further by a `TreeMask`. Attention runs in groups of rows: those with few
-queries together, padded to the most that any has, and long prefill chunks alone.
-KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked: attention kernels then give a
-query the same bits whatever stands beside it.
+token tree restricts that further by a `TreeMask`. Without one the valid slots of a row have each a
+position of their own, none beyond the slot's number: where there are no holes the two are equal.
+Attention runs in groups of rows: those with few queries together, padded to the most that any has,
+and long prefill chunks alone. KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked:
+attention kernels then give a query the same bits whatever stands beside it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ _SPAN_PAIRS = 1500.0  # pairs of query and slot that cost as much as attending o
 _ALONE = 16  # a row with more queries than this is attended by itself
 _MAX_IDLE = 2.0  # rows that a group may span, for each row that it is about
 _MINUS_INFINITY = float("-inf")
+_NOWHERE = np.int64(2**62)  # no query's position
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -41,6 +44,7 @@ class RowGroup:
     queries: int
     length: int  # S, slots read
     positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
+    has_holes: bool  # invalid slots among those in use, in any of the rows that are not idle
     take: Mapping[torch.device, Tensor] | None
     put: Mapping[torch.device, Tensor] | None
     source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
@@ -113,29 +117,68 @@ class ForwardView:
     ) -> Tensor:
         key = (id(group), repeat, window, dtype, device)
         if key not in self._masks:
-            # Slots beyond S, which nobody reads, take in what of a tree a row does not have.
-            beyond = 0 if self._tree is None else self._tree.visible.shape[1]
-            allowed = self._to(self._allowed(group, window, beyond), device)
-            if self._tree is not None:
-                self._restrict(allowed, self._tree, group)
-            mask = torch.where(allowed[:, :, : group.length], 0.0, _MINUS_INFINITY).to(dtype)
-            self._masks[key] = (mask.repeat(1, repeat, 1) if repeat > 1 else mask).unsqueeze(1)
+            if group.has_holes or self._tree is not None:
+                mask = self._compared(group, window, dtype, device)
+                mask = mask.repeat(1, repeat, 1) if repeat > 1 else mask
+            else:
+                mask = self._cut(group, repeat, window, dtype, device)
+            self._masks[key] = mask.unsqueeze(1)
         return self._masks[key]
 
-    def _allowed(self, group: RowGroup, window: int | None, beyond: int) -> Bools:
-        """[B, Q, S + beyond]: may the query attend to the slot?"""
-        rows, length = slice(group.first, group.first + group.rows), group.length
-        whole = np.zeros((group.rows, group.queries, length + beyond), dtype=np.bool_)
-        allowed = whole[:, :, :length]
-        slot_position = self._positions[rows, None, :length]
-        query_position = group.positions[:, :, None]
-        np.less_equal(slot_position, query_position, out=allowed)
-        allowed &= self._cache_mask[rows, None, :length]
-        if window is not None:
-            allowed &= slot_position > query_position - window
+    def _cut(
+        self,
+        group: RowGroup,
+        repeat: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
+        """[B, repeat * Q, S] where slots are positions: a query's mask is a piece of one strip,
+        which only its position tells where to cut."""
+        length = group.length
+        strip = torch.full((2 * length - 1,), _MINUS_INFINITY, dtype=dtype, device=device)
+        strip[0 if window is None else max(0, length - window) : length].zero_()
         # Without any slot to attend to, an idle row would divide by zero; it sees slot 0.
-        allowed[:, :, 0] |= group.positions < 0
-        return whole
+        place = length - 1 - np.tile(np.maximum(group.positions, 0), (1, repeat))
+        pieces = strip.unfold(0, length, 1).index_select(0, self._to(place.reshape(-1), device))
+        return pieces.view(*place.shape, length)
+
+    def _compared(
+        self, group: RowGroup, window: int | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """[B, Q, S] where slots hold any positions."""
+        allowed = self._allowed(group, window, device)
+        if self._tree is not None:
+            self._restrict(allowed, self._tree, group)
+            allowed = allowed[:, :, : group.length]
+        zero = torch.zeros((), dtype=dtype, device=device)
+        return torch.where(allowed, zero, torch.full_like(zero, _MINUS_INFINITY))
+
+    def _allowed(self, group: RowGroup, window: int | None, device: torch.device) -> Tensor:
+        """[B, Q, S + E] may the query attend to the slot? Of no slot are the last E."""
+        held: Any = self._held(group)[:, None]
+        query: Any = np.maximum(group.positions, 0)[:, :, None]
+        if device.type != "cpu":  # compared there: the result is larger than the two
+            held, query = self._to(held, device), self._to(query, device)
+        allowed = held <= query
+        if window is not None:
+            allowed &= held > query - window
+        return torch.from_numpy(allowed) if device.type == "cpu" else allowed
+
+    def _held(self, group: RowGroup) -> Ints:
+        """[B, S + E] the position that each slot holds; `_NOWHERE` if invalid or not there."""
+        rows = slice(group.first, group.first + group.rows)
+        held = self._positions[rows, : group.length]
+        held = np.where(self._cache_mask[rows, : group.length], held, _NOWHERE)
+        if group.take is not None:  # else no row is idle
+            idle = group.positions[:, 0] < 0
+            held[idle] = _NOWHERE
+            held[idle, 0] = 0  # as in `_cut`
+        if self._tree is None:
+            return held
+        # Slots beyond S, which nobody reads, take in what of a tree a row does not have.
+        beyond = np.full((group.rows, self._tree.visible.shape[1]), _NOWHERE)
+        return np.concatenate((held, beyond), axis=1)
 
     def _restrict(self, allowed: Tensor, tree: TreeMask, group: RowGroup) -> None:
         """Takes speculative slots that are no ancestors from `allowed` [B, Q, S + E]."""
@@ -162,13 +205,15 @@ class _Span:
 class GroupPlanner:
     """Splits a pack into row groups. All arrays are on the host.
 
-    rows [R] ascending; counts [R] tokens of each; positions [T]; ends [R] slots in use.
+    rows [R] ascending; counts [R] tokens of each; positions [T]; ends [R] slots in use, of which
+    lengths [R] are valid.
     """
 
     rows: Ints
     counts: Ints
     positions: Ints
     ends: Ints
+    lengths: Ints
     slots: int
     devices: Sequence[torch.device]  # of the layers
 
@@ -209,10 +254,12 @@ class GroupPlanner:
         first, reach, queries = int(rows[0]), int(rows[-1] - rows[0] + 1), int(counts.max())
         length = -(-int(self.ends[span.first : span.stop].max()) // KV_QUANTUM) * KV_QUANTUM
         length = min(length, self.slots)
+        own = slice(span.first, span.stop)
+        has_holes = bool((self.ends[own] != self.lengths[own]).any())
         if sole and len(rows) == reach and len(self.positions) == reach * queries:
             positions = self.positions.reshape(reach, queries)
             source = np.arange(len(self.positions)).reshape(reach, queries)
-            return RowGroup(first, reach, queries, length, positions, None, None, source)
+            return RowGroup(first, reach, queries, length, positions, has_holes, None, None, source)
         # Row i's tokens fill the head of its Q places; the rest repeat its last token.
         place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
         source = self._offsets[span.first : span.stop, None] + place
@@ -228,6 +275,7 @@ class GroupPlanner:
             queries,
             length,
             positions,
+            has_holes,
             self._on_devices(take.reshape(-1)),
             self._on_devices(put),
             take,

@@ -103,9 +103,9 @@ class ModelState:
         tree: TreeMask | None = None,
     ) -> ForwardView:
         """The view of a forward over appended tokens; rows must ascend."""
-        planner = GroupPlanner(
-            rows, counts, positions, self.ends[rows], self.slots, self.store.devices
-        )
+        ends, lengths = self.ends[rows], self._lengths[rows]
+        devices = self.store.devices
+        planner = GroupPlanner(rows, counts, positions, ends, lengths, self.slots, devices)
         groups = planner.plan()
         return ForwardView(self.store, self.cache_mask, self.positions, flat_slots, groups, tree)
 
