@@ -4,11 +4,13 @@ Contract: tokens of the pack stand row after row, `counts[i]` consecutive ones o
 `t` of row `r` at position `p` attends to the valid slots of `r` whose position is at most `p`; a
 token tree restricts that further by a `TreeMask`. Without one the valid slots of a row have each a
 position of their own, none beyond the slot's number: where there are no holes the two are equal.
-Attention runs in groups of rows: those with few queries together, padded to the most that any has,
-and long prefill chunks alone. KV lengths are padded to a multiple of `KV_QUANTUM` slots, masked:
-attention kernels then give a query the same bits whatever stands beside it.
+Attention runs in groups of rows, padded to the most queries that any has, as far as that costs less
+than to attend apart: on a CPU long prefill chunks are alone. KV lengths are padded to a multiple of
+`KV_QUANTUM` slots, masked: attention kernels then give a query the same bits whatever stands beside
+it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,14 +27,29 @@ KV_QUANTUM = 128
 # What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
 # (1 x 1, 1 x 12, 16 x 1, 16 x 2, 4 x 4 rows x queries, 256 slots) within 5%.
 READING_QUERIES = 1.6
-_SPAN_PAIRS = 1500.0  # pairs of query and slot that cost as much as attending once more
-_ALONE = 16  # a row with more queries than this is attended by itself
-_MAX_IDLE = 2.0  # rows that a group may span, for each row that it is about
 _MINUS_INFINITY = float("-inf")
 _NOWHERE = np.int64(2**62)  # no query's position
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _GroupLimits:
+    """How far rows are padded so that they are attended together."""
+
+    span_pairs: float  # pairs of query and slot that cost as much as attending once more
+    alone: float  # a row with more queries than this is attended by itself
+    max_idle: float  # rows that a group may span, for each row that it is about
+    cells: float  # the most of a mask that more than one row share
+
+
+_ON_CPU = _GroupLimits(span_pairs=1500.0, alone=16, max_idle=2.0, cells=math.inf)
+# Reasoned, not measured. To attend once more is some ten launches in each layer: 50 to 100 us, in
+# which an accelerator attends to some hundred thousand pairs. Their padding is all that speaks
+# against rows of any kind, and the memory of the mask: 32 MiB in bfloat16, times the query heads
+# that share a key.
+_ON_ACCELERATOR = _GroupLimits(2.0**18, alone=math.inf, max_idle=math.inf, cells=2.0**24)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +234,11 @@ class GroupPlanner:
     slots: int
     devices: Sequence[torch.device]  # of the layers
 
+    @property
+    def _limits(self) -> _GroupLimits:
+        is_here = any(device.type == "cpu" for device in self.devices)
+        return _ON_CPU if is_here else _ON_ACCELERATOR
+
     @cached_property
     def _offsets(self) -> Ints:
         return np.concatenate(([0], np.cumsum(self.counts)))
@@ -229,7 +251,7 @@ class GroupPlanner:
         """Neighbours are attended together as long as padding them to the most queries and the
         longest row costs less than attending apart."""
         rows, counts = self.rows.tolist(), self.counts.tolist()
-        ends = self.ends.tolist()
+        ends, limits = self.ends.tolist(), self._limits
         spans: list[_Span] = []
         start, queries, length = 0, 0, 0  # of the span that grows
         for index, (row, count, end) in enumerate(zip(rows, counts, ends, strict=True)):
@@ -240,9 +262,10 @@ class GroupPlanner:
                 together = reach * (max(queries, count) + READING_QUERIES) * max(length, slots)
                 apart = before * (queries + READING_QUERIES) * length
                 apart += (count + READING_QUERIES) * slots
-                joins = max(count, counts[index - 1]) <= _ALONE
-                joins &= reach <= _MAX_IDLE * (index - start + 1)
-                if not joins or together > apart + _SPAN_PAIRS:
+                joins = max(count, counts[index - 1]) <= limits.alone
+                joins &= reach <= limits.max_idle * (index - start + 1)
+                joins &= reach * max(queries, count) * max(length, slots) <= limits.cells
+                if not joins or together > apart + limits.span_pairs:
                     spans.append(_Span(start, index))
                     start, queries, length = index, 0, 0
             queries, length = max(queries, count), max(length, slots)

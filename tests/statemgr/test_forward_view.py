@@ -313,6 +313,42 @@ def test_a_long_chunk_is_attended_alone_and_short_rows_together() -> None:
     assert [(g.first, g.rows, g.queries) for g in view.groups] == [(0, 2, 3), (2, 1, 17), (3, 2, 2)]
 
 
+def on_accelerator(counts: list[int], lengths: list[int]) -> ForwardView:
+    """Rows that feed `counts[i]` tokens after `lengths[i]` others; those that feed none are idle.
+
+    `meta` stands for any device that is no CPU.
+    """
+    rows, device = np.arange(len(counts)), torch.device("meta")
+    state = ModelState([KVLayer(device, torch.float64, 2, DIM)], len(rows), 4096)
+    for fed in (np.array(lengths), np.array(counts)):
+        used = rows[fed > 0]
+        first = state.lengths(used)
+        positions = np.concatenate(
+            [a + np.arange(n) for a, n in zip(first, fed[used], strict=True)]
+        )
+        slots = state.append(used, fed[used], np.zeros_like(positions), positions)
+    return state.view(used, fed[used], positions, slots)
+
+
+def test_an_accelerator_attends_to_rows_of_any_length_at_once() -> None:
+    view = on_accelerator([1, 3, 40, 0, 0, 0, 0, 2] * 4, [100, 1000] * 16)
+    assert [(group.first, group.rows, group.queries) for group in view.groups] == [(0, 32, 40)]
+
+
+def test_an_accelerator_pads_no_row_to_a_long_chunk() -> None:
+    view = on_accelerator([1, 2, 2000, 1], [1000, 100, 1000, 1000])
+    assert [(g.first, g.rows, g.queries) for g in view.groups] == [
+        (0, 2, 2),
+        (2, 1, 2000),
+        (3, 1, 1),
+    ]
+
+
+def test_long_chunks_share_no_mask_that_takes_too_much_memory() -> None:
+    view = on_accelerator([2000] * 6, [2000] * 6)
+    assert [(group.first, group.rows) for group in view.groups] == [(0, 2), (2, 2), (4, 2)]
+
+
 def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
     alone, beside = Bench(), Bench()
     draws = torch.Generator().manual_seed(3)
