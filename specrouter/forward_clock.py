@@ -52,11 +52,18 @@ class ForwardClock:
         return inside
 
     def take_ms(self) -> float:
-        """The time of all forwards since the last call. For after a stage has waited for them."""
+        """The time of all forwards that have ended since the last call.
+
+        For after a stage has waited for them. One whose results nobody has looked at may still be
+        computed: it is told later.
+        """
         pending, self._pending = self._pending, []
-        for model, tokens, attended, begin, end in pending:
-            end.synchronize()  # over already, but for a forward whose results nobody looked at
-            self._note(model, tokens, attended, begin.elapsed_time(end))
+        for forward in pending:
+            model, tokens, attended, begin, end = forward
+            if end.query():
+                self._note(model, tokens, attended, begin.elapsed_time(end))
+            else:
+                self._pending.append(forward)
         seen, self._seen = self._seen, {}
         for (model, tokens, attended), times_ms in seen.items():
             self._report(model, tokens, attended, sum(times_ms) / len(times_ms), len(times_ms))

@@ -62,12 +62,18 @@ class KVStore:
 
     def move(self, source: NDArray[np.int64], destination: NDArray[np.int64]) -> None:
         """Copies flat slots `source` to `destination`, in all layers; the two may overlap."""
+        slots = self._on_devices(np.stack((source, destination)))
         for tensor in self._tensors:
-            taken = torch.from_numpy(source).to(tensor.device)
-            given = torch.from_numpy(destination).to(tensor.device)
+            taken, given = slots[tensor.device]
             tensor.index_copy_(2, given, tensor.index_select(2, taken))
 
     def scrub(self, flat_slots: NDArray[np.int64]) -> None:
         """Zeros slots: a NaN poisons attention even where a mask excludes it."""
+        slots = self._on_devices(flat_slots)
         for tensor in self._tensors:
-            tensor.index_fill_(2, torch.from_numpy(flat_slots).to(tensor.device), 0)
+            tensor.index_fill_(2, slots[tensor.device], 0)
+
+    def _on_devices(self, slots: NDArray[np.int64]) -> dict[torch.device, Tensor]:
+        """Copied once to each device, which the host does not wait for."""
+        host = torch.from_numpy(slots)
+        return {device: host.to(device, non_blocking=True) for device in self.devices}

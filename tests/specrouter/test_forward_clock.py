@@ -1,5 +1,6 @@
 """Forwards are timed one by one, and add up to what stages are told."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,27 +93,25 @@ def test_what_is_around_a_forward_is_entered_with_it(clock: ForwardClock) -> Non
 
 
 class Event:
-    """As the accelerator's: its time is known once it was waited for."""
+    """As the accelerator's, which are over from the first ones on; nobody waits for them."""
 
     clock_ms = 0.0
+    over_ms = math.inf  # what was recorded until then is over
     streams: ClassVar[list[object]] = []  # that events were recorded on
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
-        self.at: float | None = None
-        self.is_over = False
+        self.at = math.nan
 
     def record(self, stream: object) -> None:
         self.streams.append(stream)
         self.at = Event.clock_ms = Event.clock_ms + 5.0
 
-    def synchronize(self) -> None:
-        self.is_over = True
+    def query(self) -> bool:
+        return self.at <= Event.over_ms
 
     def elapsed_time(self, end: "Event") -> float:
-        assert end.is_over
-        assert self.at is not None
-        assert end.at is not None
+        assert end.query()
         return end.at - self.at
 
 
@@ -129,6 +128,24 @@ def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
     assert clock.take_ms() == pytest.approx(10.0)
     assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
     assert clock.take_ms() == 0.0
+
+
+def test_a_forward_that_nobody_has_waited_for_is_told_when_it_is_over(
+    clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", str)
+    inside = clock.watch("big", torch.device("cuda", 0))
+    with inside(1, 0.0):
+        pass
+    monkeypatch.setattr(Event, "over_ms", Event.clock_ms)
+    with inside(2, 0.0):
+        pass
+    assert clock.take_ms() == pytest.approx(5.0)
+    assert clock.take_ms() == 0.0
+    monkeypatch.setattr(Event, "over_ms", math.inf)
+    assert clock.take_ms() == pytest.approx(5.0)
+    assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
 
 
 def test_a_forward_is_timed_on_the_stream_of_its_own_device(
