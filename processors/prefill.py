@@ -1,7 +1,7 @@
 """PrefillProcessor: brings a model's state up to the committed tokens, in chunks.
 
-Drafters prefill lazily, when a chain first needs them. The target's chunks are packed beside the
-decoding requests by the VerifyProcessor; this one serves every other model. Stateless.
+The target's chunks are packed beside the decoding requests by the VerifyProcessor; this one serves
+every other model. Stateless. Not here: how much is read in which cycle.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modelpool.packed_model import PackedModel
-from processors.pack import PackPlan, lag, run_pack
+from processors.pack import PackPlan, run_pack
 from processors.token_tree import TokenTree
 from statemgr import ModelState, StateManager
 
@@ -18,18 +18,33 @@ Ints = NDArray[np.int64]
 
 
 class PrefillProcessor:
-    """Args: `chunk`: the most tokens of one forward."""
+    """Args: `chunk`: the most tokens of one forward of `read`."""
 
     def __init__(self, chunk: int) -> None:
         self.chunk = chunk
 
-    def catch_up(
-        self, model: PackedModel, state: ModelState, manager: StateManager, rows: Ints, leave: int
-    ) -> None:
-        """Forwards until every row lags by at most `leave` tokens."""
-        behind = lag(state, manager, rows)
-        while self._feed(model, state, manager, rows, np.where(behind > leave, behind, 0)):
-            behind = lag(state, manager, rows)
+    def feed(
+        self,
+        model: PackedModel,
+        state: ModelState,
+        manager: StateManager,
+        rows: Ints,
+        counts: Ints,
+        tails: Ints | None = None,
+    ) -> Tensor:
+        """One forward over the next `counts[i]` committed tokens of row i, none for 0.
+
+        Args:
+            tails: [R] how many of the last of these tokens' logits are wanted.
+
+        Returns:
+            [sum(tails), V] row after row.
+        """
+        fed = counts > 0
+        nothing = np.zeros(int(fed.sum()), dtype=np.bool_)
+        earlier = None if tails is None else tails[fed]
+        plan = PackPlan(rows[fed], counts[fed], nothing, earlier)
+        return run_pack(model, state, manager, plan, TokenTree.empty(rows[:0])).earlier
 
     def read(
         self,
@@ -48,33 +63,14 @@ class PrefillProcessor:
         Returns:
             [sum(tails), V] row after row.
         """
-        missing = lengths - tails - state.lengths(rows)
-        while self._feed(model, state, manager, rows, np.maximum(missing, 0)):
-            missing = lengths - tails - state.lengths(rows)
+        while (missing := np.maximum(lengths - tails - state.lengths(rows), 0)).any():
+            self.feed(model, state, manager, rows, share_chunk(missing, self.chunk))
         wanted = np.ones(len(rows), dtype=np.bool_)
         plan = PackPlan(rows, tails, wanted, tails - 1)
         result = run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
         order = np.argsort(np.concatenate((np.cumsum(tails) - 1, _all_but_last(tails))))
         index = torch.from_numpy(order).to(result.logits.device)
         return torch.cat((result.logits, result.earlier)).index_select(0, index)
-
-    def _feed(
-        self,
-        model: PackedModel,
-        state: ModelState,
-        manager: StateManager,
-        rows: Ints,
-        missing: Ints,
-    ) -> bool:
-        """One forward over a chunk of what rows miss; False where nothing is missing."""
-        feed = share_chunk(missing, self.chunk)
-        active = feed > 0
-        if not active.any():
-            return False
-        nothing = np.zeros(int(active.sum()), dtype=np.bool_)
-        plan = PackPlan(rows[active], feed[active], nothing)
-        run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
-        return True
 
 
 def _all_but_last(sizes: Ints) -> Ints:

@@ -8,19 +8,18 @@ Not here: which of the drafted nodes the target verifies (`leave_selected`), and
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modelpool import ModelPool
-from modelpool.packed_model import PackedModel
 from processors import (
     DraftProcessor,
     FedTree,
     NgramDraftProcessor,
     NonFiniteLogits,
-    PrefillProcessor,
     Proposal,
     TokenTree,
     Verdict,
@@ -28,12 +27,14 @@ from processors import (
 )
 from processors.grammar import prune
 from processors.pack import NO_SLOT, lag
+from specrouter.catch_up import CATCH_UP_TOKENS
 from specrouter.cycle_plan import ChainGroup
 from specrouter.decoding_rows import DecodingRows
+from specrouter.drafter_prefill import DrafterPrefill
 from specrouter.forward_clock import ForwardClock
 from specrouter.group_draft import GroupDraft
 from specrouter.lessons import Teacher
-from specrouter.model_states import CATCH_UP_TOKENS, ModelStates, StageError
+from specrouter.model_states import ModelStates, StageError
 from specrouter.params import MAX_TREE_TOKENS
 from specrouter.profiler import PerformanceProfiler
 from statemgr import ModelState, StateManager
@@ -67,18 +68,24 @@ class ChainDrafter:
         self._profiler = profiler
         self._clock = clock
         self._rejection = rejection
-        self._prefill = PrefillProcessor(prefill_chunk)
+        self._prefill = DrafterPrefill(pool, manager, states, rows, teacher, clock, prefill_chunk)
         self._draft = DraftProcessor()
         self._verify = VerifyProcessor()
         self._ngram = NgramDraftProcessor()
 
+    def begin(self, groups: Sequence[ChainGroup]) -> None:
+        """A cycle begins, in which these groups draft, in any order."""
+        self._prefill.begin(groups)
+
     def draft(self, group: ChainGroup) -> list[GroupDraft]:
         """What a group offers the target, in parts if some rows had fewer inner rounds.
 
-        A model that fails is passed over.
+        A model that fails is passed over, and rows that one has not read do not draft.
         """
         drafts = [self._begun(group)]
-        for name in group.chain[:-1] if len(drafts[0].rows) else ():
+        failed = {failure.model for failure in drafts[0].failures}
+        names = [name for name in group.chain[:-1] if name not in failed]
+        for name in names if len(drafts[0].rows) else ():
             for draft in tuple(drafts):
                 try:
                     self._advance(draft, name)
@@ -86,19 +93,28 @@ class ChainDrafter:
                     if len(draft.used) == 2 and not group.hard_rejection:
                         self._go_round(draft, drafts)
                 except StageError as stage:
-                    draft.failures.append(stage.failure)
                     draft.is_regular = False
+                    if not isinstance(stage.failure.error, _Forgotten):
+                        draft.failures.append(stage.failure)
         return drafts
 
     def _begun(self, group: ChainGroup) -> GroupDraft:
+        """The rows that draft: whose texts have been read."""
         limits = self._rows.remaining(group.rows) - 1
-        drafting = limits > 0  # a row's last token is the target's own
+        readers, failures = self._prefill.read(group)
+        failed = {failure.model for failure in failures}
+        names = [name for name in group.chain[:-1] if name not in failed]
+        is_read = self._prefill.has_read(names, group.rows)
+        drafting = (limits > 0) & is_read  # a row's last token is the target's own
         rows = group.rows[drafting]
         heights = np.minimum(group.depth, limits[drafting])
         positions = self._rows.output_positions(rows)
         cut = group.rows[limits < group.depth]
-        draft = GroupDraft(group, rows, heights, positions, self._rows.sampled(rows), cut)
-        draft.is_regular = len(cut) <= _FEW * len(group.rows)
+        behind = group.rows[(limits > 0) & ~is_read]
+        draft = GroupDraft(group, rows, heights, positions, self._rows.sampled(rows), cut, behind)
+        draft.failures += failures
+        draft.caught_up = bool(readers)
+        draft.is_regular = len(cut) <= _FEW * len(group.rows) and not failures
         return draft
 
     def _advance(self, draft: GroupDraft, name: str) -> None:
@@ -166,7 +182,7 @@ class ChainDrafter:
         group, rows = draft.group, draft.rows
         width = 1 if self._rejection else group.width
         with self._states.stage(name, rows) as (model, state):
-            self._catch_up(model, state, draft)
+            self._check_read(state, draft)
             started = time.perf_counter()
             proposal = self._draft.draft(
                 model,
@@ -216,7 +232,7 @@ class ChainDrafter:
         assert before is not None
         level = len(draft.used)
         with self._states.stage(name, rows) as (model, state):
-            self._catch_up(model, state, draft)
+            self._check_read(state, draft)
             started = time.perf_counter()
             arguments = (model, state, self._manager, self._sampler, before.tree, draft.positions)
             if self._rejection:
@@ -237,20 +253,17 @@ class ChainDrafter:
         tree = after.tree.select(nodes, limits)
         self._offer(draft, replace(after, tree=tree))
 
-    def _catch_up(self, model: PackedModel, state: ModelState, draft: GroupDraft) -> None:
-        """A drafter reads what it has missed, prompts included, but for the last tokens."""
+    def _check_read(self, state: ModelState, draft: GroupDraft) -> None:
+        """The last tokens are read with the draft. Raises `_Forgotten` where there are more."""
         behind = int(lag(state, self._manager, draft.rows).max(initial=0))
-        draft.is_regular &= behind <= 2
-        self._compare_at_prompts(model, state, draft.rows)
-        self._prefill.catch_up(model, state, self._manager, draft.rows, CATCH_UP_TOKENS)
+        if behind > CATCH_UP_TOKENS:
+            raise _Forgotten
+        draft.caught_up |= behind > 2
         self._clock.take_ms()
 
-    def _compare_at_prompts(self, model: PackedModel, state: ModelState, rows: Ints) -> None:
-        """Of prompts that the model reads only now: how alike it is to the target at their ends."""
-        known, lengths, counts = self._teacher.prompt_ends(rows[state.lengths(rows) == 0])
-        if len(known):
-            logits = self._prefill.read(model, state, self._manager, known, lengths, counts)
-            self._teacher.compare_prompt_ends(model.name, known, logits)
+
+class _Forgotten(Exception):
+    """A model was evicted in the midst of the cycle. That is no fault of its own."""
 
 
 def _scrubbed(state: ModelState, verdict: Verdict) -> FedTree:

@@ -81,14 +81,18 @@ class CycleResult:
     Attributes:
         errors: why rows cannot go on, whose requests alone are affected.
         cut_rows: whose trees were cut short by the end of their texts.
-        is_regular: nothing but the planned drafting and verifying took time, all of it: no model
-            caught up or failed, and few trees were cut short.
+        behind_rows: that decoded without a draft, since a model has not read enough of their texts.
+        caught_up: models read of texts what they lacked, which took time beside the planned.
+        is_regular: nothing else did, all of it took place, no model failed, and few trees were cut
+            short.
     """
 
     commits: list[Commit] = field(default_factory=list)
     failures: list[ModelFailure] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     cut_rows: set[int] = field(default_factory=set)
+    behind_rows: set[int] = field(default_factory=set)
+    caught_up: bool = False
     is_regular: bool = True
 
 

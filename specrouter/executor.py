@@ -142,10 +142,13 @@ class Executor:
         result = CycleResult()
         if plan.audition is not None:
             self._hear(plan.audition, result)
+        self._drafter.begin(plan.groups)
         drafts = [draft for group in plan.groups for draft in self._drafter.draft(group)]
         result.failures += [failure for draft in drafts for failure in draft.failures]
         result.is_regular &= all(draft.is_regular for draft in drafts)
+        result.caught_up = any(draft.caught_up for draft in drafts)
         result.cut_rows = {row for draft in drafts for row in draft.cut_rows.tolist()}
+        result.behind_rows = {row for draft in drafts for row in draft.behind_rows.tolist()}
         selector = None if self._rejection else plan.selector
         leave_selected(drafts, selector, self._teacher.worth)
         if not plan.groups and not len(plan.prefill_rows):

@@ -36,7 +36,8 @@ class GroupDraft:
         candidates: the proposal's tree before the target's selection.
         selected: [B, W] what of it was selected.
         cut_rows: of the group, those near their ends: their trees are less deep, or they have none.
-        is_regular: see `CycleResult`.
+        behind_rows: of the group, those that do not draft since a model of the chain lags.
+        caught_up, is_regular: see `CycleResult`.
     """
 
     group: ChainGroup
@@ -45,12 +46,14 @@ class GroupDraft:
     positions: Ints
     sampled: Bools
     cut_rows: Ints
+    behind_rows: Ints
     proposal: Proposal | None = None
     used: list[str] = field(default_factory=list)
     inner_rounds: int = 1
     candidates: TokenTree | None = None
     selected: Bools | None = None
     failures: list[ModelFailure] = field(default_factory=list)
+    caught_up: bool = False
     is_regular: bool = True
 
     def split(self, which: Bools) -> "GroupDraft":
@@ -63,6 +66,7 @@ class GroupDraft:
             self.positions[which],
             self.sampled[which],
             self.cut_rows[:0],
+            self.behind_rows[:0],
             self.proposal.part(which),
             list(self.used),
             self.inner_rounds,

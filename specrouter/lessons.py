@@ -118,18 +118,28 @@ class Teacher:
                 length = int(self._manager.counts[row]) - 1
                 self._prompt_ends[row] = _PromptEnd(logits, length)
 
-    def prompt_ends(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of the rows whose prompt's end is known: rows, tokens up to it, logits kept of it."""
-        known = [row for row in rows.tolist() if row in self._prompt_ends]
-        ends = [self._prompt_ends[row] for row in known]
-        lengths = np.array([end.length for end in ends], dtype=np.int64)
-        counts = np.array([len(end.logits) for end in ends], dtype=np.int64)
-        return np.array(known, dtype=np.int64), lengths, counts
+    def prompt_ends(self, rows: Ints) -> tuple[Ints, Ints]:
+        """[R] each: the first and, one less, the last of a prompt's tokens after which the target's
+        logits are kept; 0 and 0 where there are none."""
+        places = np.zeros((2, len(rows)), dtype=np.int64)
+        for index, row in enumerate(rows.tolist()):
+            end = self._prompt_ends.get(row)
+            if end is not None:
+                places[:, index] = end.length - len(end.logits), end.length
+        return places[0], places[1]
 
-    def compare_prompt_ends(self, proposer: str, rows: Ints, logits: Tensor) -> None:
-        """`logits`: a model's own, at the places that `prompt_ends` tells of these rows."""
-        theirs = torch.cat([self._prompt_ends[row].logits for row in rows.tolist()])
-        variation = total_variation(logits, theirs.to(logits.device))
+    def compare_prompt_ends(
+        self, proposer: str, rows: Ints, ends: Ints, counts: Ints, logits: Tensor
+    ) -> None:
+        """`logits` [sum(counts), V]: a model's own, after each of the `counts[i]` tokens before
+        token `ends[i]`, all of them within `prompt_ends`."""
+        theirs = []
+        for row, end, count in zip(rows.tolist(), ends.tolist(), counts.tolist(), strict=True):
+            if count:
+                known = self._prompt_ends[row]
+                last = end - (known.length - len(known.logits))
+                theirs.append(known.logits[last - count : last])
+        variation = total_variation(logits, torch.cat(theirs).to(logits.device))
         self._profiler.record_similarity((proposer, self._pool.target), variation)
 
     def forget(self, row: int) -> None:

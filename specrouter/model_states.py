@@ -19,6 +19,7 @@ from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import FedTree, NonFiniteLogits, RollbackProcessor
 from processors.pack import lag
+from specrouter.catch_up import CATCH_UP_TOKENS
 from specrouter.cycle_plan import ModelFailure
 from specrouter.forward_clock import ForwardClock
 from specrouter.hang_guard import Abandoned, HangGuard
@@ -27,8 +28,6 @@ from statemgr import ModelState, StateManager
 from statemgr.forward_view import KV_QUANTUM
 
 Ints = NDArray[np.int64]
-
-CATCH_UP_TOKENS = 8  # a drafter that lags by more catches up in chunks of its own first
 
 
 class StageError(Exception):

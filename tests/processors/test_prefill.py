@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from processors.draft import DraftProcessor
+from processors.pack import lag
 from processors.prefill import PrefillProcessor, share_chunk
 from tests.processors.tiny import Bench, FailingModel
+
+Ints = NDArray[np.int64]
 
 
 @pytest.mark.parametrize(
@@ -24,15 +29,19 @@ def test_a_chunk_is_shared_first_come_first_served(
     assert share_chunk(np.array(wanted, dtype=np.int64), chunk).tolist() == shared
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 7, 1000])
-@pytest.mark.parametrize("leave", [0, 3])
-def test_every_row_lags_by_no_more_than_was_left(chunk: int, leave: int) -> None:
+def read_all(bench: Bench, rows: Ints, chunk: int) -> None:
+    """In forwards of `chunk` tokens, first come first served."""
+    while (behind := lag(bench.state, bench.manager, rows)).any():
+        counts = share_chunk(behind, chunk)
+        PrefillProcessor(chunk).feed(bench.model, bench.state, bench.manager, rows, counts)
+
+
+@pytest.mark.parametrize("counts", [[19, 1, 4, 0], [3, 0, 2, 0], [7, 1, 0, 0]])
+def test_one_forward_reads_so_many_tokens_of_each_row(counts: list[int]) -> None:
     bench = Bench([20, 2, 5, 1])
-    rows = np.array([0, 1, 2, 3])
-    PrefillProcessor(chunk).catch_up(bench.model, bench.state, bench.manager, rows, leave)
-    lags = bench.manager.counts - 1 - bench.state.lengths(np.arange(6))
-    assert np.all(lags[:4] <= leave)
-    assert np.all(lags[:4] >= 0)
+    rows, fed = np.array([0, 1, 2, 3]), np.array(counts)
+    PrefillProcessor(1).feed(bench.model, bench.state, bench.manager, rows, fed)
+    assert bench.state.lengths(rows).tolist() == counts
     bench.manager.check_integrity()
 
 
@@ -40,7 +49,7 @@ def test_every_row_lags_by_no_more_than_was_left(chunk: int, leave: int) -> None
 def test_what_was_prefilled_in_chunks_drafts_like_what_was_not(chunk: int) -> None:
     bench = Bench([23, 9, 40])
     rows = np.array([0, 1, 2])
-    PrefillProcessor(chunk).catch_up(bench.model, bench.state, bench.manager, rows, leave=0)
+    read_all(bench, rows, chunk)
     result = DraftProcessor().draft(
         bench.model,
         bench.state,
@@ -55,17 +64,31 @@ def test_what_was_prefilled_in_chunks_drafts_like_what_was_not(chunk: int) -> No
         assert result.tree.tokens[row].tolist() == bench.continuation(row, 3)
 
 
+def test_the_last_logits_of_a_chunk_are_those_of_a_text_that_is_read_at_once() -> None:
+    prefill, rows = PrefillProcessor(100), np.array([0, 1, 2])
+    bench, other = Bench([20, 9, 14]), Bench([20, 9, 14])
+    whole = prefill.read(
+        other.model, other.state, other.manager, rows, np.array([12, 8, 13]), np.array([3, 1, 1])
+    )
+    prefill.feed(bench.model, bench.state, bench.manager, rows, np.array([5, 0, 2]))
+    logits = prefill.feed(
+        bench.model, bench.state, bench.manager, rows, np.array([7, 8, 0]), np.array([3, 1, 0])
+    )
+    torch.testing.assert_close(logits, whole[:4])
+
+
 def test_a_failed_chunk_leaves_the_state_as_before_it() -> None:
     bench = Bench([20, 6])
-    rows = np.array([0, 1])
-    prefill = PrefillProcessor(chunk=8)
+    rows, counts = np.array([0, 1]), np.array([5, 3])
+    prefill, broken = PrefillProcessor(8), FailingModel(bench.model, 1)
     with pytest.raises(RuntimeError):
-        prefill.catch_up(FailingModel(bench.model, 1), bench.state, bench.manager, rows, 0)
+        prefill.feed(broken, bench.state, bench.manager, rows, counts)
     assert bench.snapshot() == ([0] * 6, [[]] * 6, [[]] * 6)
+    prefill.feed(bench.model, bench.state, bench.manager, rows, counts)
     with pytest.raises(RuntimeError):
-        prefill.catch_up(FailingModel(bench.model, 3), bench.state, bench.manager, rows, 0)
-    assert bench.state.lengths(rows).tolist() == [16, 0]
+        prefill.feed(FailingModel(bench.model, 1), bench.state, bench.manager, rows, counts)
+    assert bench.state.lengths(rows).tolist() == [5, 3]
     bench.manager.check_integrity()
     assert bench.holds_numbers
-    prefill.catch_up(bench.model, bench.state, bench.manager, rows, 0)
+    read_all(bench, rows, 8)
     assert bench.state.lengths(rows).tolist() == [19, 5]

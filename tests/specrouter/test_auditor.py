@@ -36,7 +36,7 @@ def with_text(
     pool: ModelPool, params: SamplingParams = GREEDY, tokens: int = 20, rejection: bool = False
 ) -> Bench:
     """Rows with so many output tokens that nobody has drafted; `small` has run before."""
-    bench = Bench(pool, params=params, rejection=rejection)
+    bench = Bench(pool, params=params, rejection=rejection, chunk=128)
     bench.executor.states.prepare("small")
     for _ in range(tokens):
         bench.cycle(("target",))

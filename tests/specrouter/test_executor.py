@@ -58,11 +58,12 @@ class Bench:
         prompts: Sequence[list[int]] = PROMPTS,
         params: SamplingParams | None = None,
         rejection: bool = False,
+        chunk: int = 32,
     ) -> None:
-        self.manager = StateManager(len(prompts), 128, None, MAX_TREE_TOKENS + 16)
+        self.manager = StateManager(len(prompts), 192, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
         window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
-        self.executor = Executor(pool, self.manager, self.profiler, 32, window, rejection)
+        self.executor = Executor(pool, self.manager, self.profiler, chunk, window, rejection)
         self.prompts = prompts
         params = params or SamplingParams(max_new_tokens, ignore_eos=True)
         for prompt in prompts:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor, TokenTree
-from processors.pack import PackPlan, run_pack
+from processors.pack import PackPlan, lag, run_pack
 from specrouter.forward_clock import ForwardClock
 from specrouter.hang_guard import Abandoned
 from specrouter.model_states import ModelStates, StageError
@@ -55,7 +55,7 @@ def states(pool: ModelPool, manager: StateManager) -> Iterator[ModelStates]:
 def read(states: ModelStates, manager: StateManager, name: str) -> None:
     """A model reads all texts, but for their last tokens."""
     with states.stage(name, ROWS) as (model, state), torch.inference_mode():
-        PrefillProcessor(32).catch_up(model, state, manager, ROWS, 0)
+        PrefillProcessor(32).feed(model, state, manager, ROWS, lag(state, manager, ROWS))
 
 
 def draft(states: ModelStates, manager: StateManager, name: str) -> None:
