@@ -86,6 +86,8 @@ def choose_cycle(
     waited: Ints,
     prompt_tokens: int,
     others: int = 0,
+    reading_ms: float = 0.0,
+    catch_up_ms: float = 0.0,
 ) -> CycleChoice:
     """The best cycle for B requests whose drafts the grid predicts.
 
@@ -94,11 +96,13 @@ def choose_cycle(
         waited: [B] cycles in a row that each has sat out.
         prompt_tokens: that the target reads in the same pass.
         others: requests beside them, that decode in the same pass.
+        reading_ms: that drafters need in the same cycle to read texts, for drafts of later ones.
+        catch_up_ms: that they need for the drafts of this one, if there are to be any.
     """
     count, target = len(rates), grid.chain[-1]
     everyone = np.full(1, count + others)
     plain_ms = verification_ms(snapshot, grid.workload, target, everyone, prompt_tokens, everyone)
-    needed = rates * snapshot.machine * plain_ms[0]
+    needed = rates * (snapshot.machine * plain_ms[0] + reading_ms)
     lost = needed > _MOST_TOKENS
     urgent = (needed > _URGENT) & ~lost
     order = _service_order(rates, urgent, lost, waited)
@@ -109,6 +113,7 @@ def choose_cycle(
     drafts = _drafts(grid)
     drafting = np.stack((active, crowds.counts[:_BINS].sum(axis=0)), axis=1)  # [M, 2] all; urgent
     cycle_ms = _cycle_ms(snapshot, grid, drafts, active, drafting, prompt_tokens, others)
+    cycle_ms += reading_ms + np.where(drafts.nodes > 0, catch_up_ms, 0.0)
     beside = (PROMPT_TOKEN * prompt_tokens + THROUGHPUT_TOKEN * others) / cycle_ms
     value = _value(crowds, drafts.tokens, cycle_ms) + beside
     # Drafts that nobody shares in are none.

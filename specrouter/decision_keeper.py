@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.audition_policy import EXPLORED_SHARE
+from specrouter.catch_up import payable_lags
 from specrouter.cycle_plan import CyclePlan
 from specrouter.decision_record import DecisionRecord
 from specrouter.prediction import (
@@ -69,14 +70,16 @@ class InUse:
 @dataclass
 class Probe:
     option: Option
+    row: int
     request: RunningRequest
-    cycles: int
+    cycles: int  # that are left, those not counted in which its drafter still lags
 
 
 @dataclass
 class DecisionKeeper:
     scheduler: ModelChainScheduler
     profiler: PerformanceProfiler
+    prefill_chunk: int
     probe: Probe | None = None
     heard_at: int = -1  # cycle of the last audition
     _in_use: dict[Override, InUse] = field(default_factory=dict)
@@ -118,15 +121,18 @@ class DecisionKeeper:
         if self.probe and not self.scheduler.may_use(self.probe.option.chain, models):
             self.probe = None
 
-    def end_cycle(self, plan: CyclePlan, elapsed_ms: float) -> None:
-        """What a cycle with a probe or an audition leaves behind."""
+    def end_cycle(self, plan: CyclePlan, elapsed_ms: float, behind: Collection[int] = ()) -> None:
+        """What a cycle with a probe or an audition leaves behind.
+
+        `behind`: rows that decoded without a draft, since their drafters lag.
+        """
         if self.probe is not None:
             usual = None if self.main is None else self.main.decision.predicted
             # Prompts that came since are others' time. What a probe reads or loads it does at once.
             if usual is not None and not len(plan.prefill_rows):
                 usual_ms = self.latest.machine * usual.cycle_ms
                 self.profiler.record_probe(elapsed_ms - usual_ms)
-            self.probe.cycles -= 1
+            self.probe.cycles -= self.probe.row not in behind
             if self.probe.cycles <= 0 or self.probe.request.finished:
                 self.probe = None
                 self._snapshot = None  # it may still say that the drafter is idle
@@ -157,6 +163,11 @@ class DecisionKeeper:
         snapshot = self.snapshot(cycle, _SNAPSHOT_CYCLES)
         workload = workload_of(list(requests.values()), rows, reader)
         workload = replace(workload, requests=load, others=others)
+        remaining = np.array([requests[row].remaining for row in rows.tolist()])
+        lags = payable_lags(
+            snapshot, workload, self.scheduler.target, rows, remaining, reader, self.prefill_chunk
+        )
+        workload = replace(workload, lags=lags)
         current = None if before is None else before.decision
         decision = self.scheduler.choose(snapshot, workload, models, current, depth, width, rounds)
         if key not in self._in_use:
@@ -171,8 +182,9 @@ class DecisionKeeper:
         if decision.probe is not None and self.probe is None and key == SCHEDULED and not reading:
             able_rows = rows_of_mode(requests, rows, workload.sampled)
             behind = reader.missed(decision.probe.chain[0], able_rows)
-            cheapest = requests[int(able_rows[np.argmin(behind)])]
-            self._try(Probe(decision.probe, cheapest, _PROBE_CYCLES), workload, int(behind.min()))
+            row = int(able_rows[np.argmin(behind)])
+            probe = Probe(decision.probe, row, requests[row], _PROBE_CYCLES)
+            self._try(probe, workload, int(behind.min()))
         return decision
 
     def _try(self, probe: Probe, workload: Workload, behind: int) -> None:

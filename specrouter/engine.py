@@ -316,7 +316,7 @@ class Engine:
             whole_trees=planner.selection == "whole",
             fit_together=self._pool.fit_together,
         )
-        return RoutePlanner(scheduler, self.profiler, planner)
+        return RoutePlanner(scheduler, self.profiler, planner, engine.prefill_chunk)
 
     def _step(self) -> None:
         started = time.perf_counter()

@@ -127,6 +127,8 @@ class Executor:
         return self.states.slots_read(rows)
 
     def missed(self, model: str, rows: Ints) -> Ints:
+        if self._pool.is_weightless(model):
+            return np.zeros_like(rows)
         return self.states.lag(model, rows)
 
     def unheard(self, model: str, rows: Ints) -> Ints:

@@ -8,11 +8,13 @@ Not here: when a decision is made (`specrouter.decision_keeper`).
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.audition_policy import next_audition
+from specrouter.catch_up import CycleCatchUp, Drafting, gain_ms
 from specrouter.cost_model import demanded_rates
 from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan, CycleResult
 from specrouter.decision_keeper import (
@@ -78,10 +80,12 @@ class RoutePlanner:
     scheduler: ModelChainScheduler
     profiler: PerformanceProfiler
     trees: TreePlanner
+    prefill_chunk: int  # tokens that a drafter reads at most in a cycle
     # Draft tokens that the cycle's plan is good for; None where whole drafts are verified.
     budget_tokens: int | None = None
     audition: Audition | None = None  # of the cycle that was planned last
     _keeper: DecisionKeeper = field(init=False)
+    _catch_up: CycleCatchUp = field(init=False)  # of the cycle that was planned last
     _reading: Reading = Reading()
     _drafters: RequestDrafters = field(default_factory=RequestDrafters)
     # By route, number of requests, and of others beside them: when they were predicted, and what.
@@ -94,7 +98,7 @@ class RoutePlanner:
     _waited: dict[RunningRequest, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._keeper = DecisionKeeper(self.scheduler, self.profiler)
+        self._keeper = DecisionKeeper(self.scheduler, self.profiler, self.prefill_chunk)
 
     @property
     def records(self) -> list[DecisionRecord]:
@@ -130,6 +134,12 @@ class RoutePlanner:
             self.audition = self._next_audition(requests, cycle, available, chains, reader)
             return before.groups, before.selector
         self._steady = None
+        self._catch_up = CycleCatchUp(
+            self.prefill_chunk,
+            partial(self._keeper.snapshot, cycle),
+            reader,
+            len(requests) + reading.requests,
+        )
         progress = progress_of(requests, self._waited, now)
         members, predicted = self._members(requests, cycle, available, reader, progress)
         self._foresee(members, predicted, requests, cycle, reader)
@@ -153,9 +163,10 @@ class RoutePlanner:
 
     def _is_plain(self, requests: Mapping[int, RunningRequest]) -> bool:
         """Whether a cycle depends on nothing but the decision in use: all requests are routed by
-        it, none has an objective, no prompt is read and no drafter is tried."""
+        it, none has an objective, nothing is read and no drafter is tried."""
         return (
             not self._reading.tokens
+            and not self._catch_up.ms
             and self._keeper.probe is None
             and self.scheduler.config.groups == "one"
             and all(
@@ -208,6 +219,8 @@ class RoutePlanner:
                     route = self._asked(party.chain, request.prompt.speculation, held)
                     members.setdefault(route, []).append(row)
                     held = held.union(route.chain)
+                    # Asked for, so caught up whatever it costs.
+                    self._catch_up.note(self._catch_up.drafting(route.chain, {row: request}))
                 continue
             models = Models(available, held, wanted)
             found = self._scheduled(party.key, party.requests, cycle, models, reader, progress)
@@ -313,6 +326,7 @@ class RoutePlanner:
             has_run = (alone, load_of(active), sampled) in snapshot.outcomes
             factor *= outcome_of(snapshot, alone if has_run else main.chain, active, sampled).time
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
+        levels_ms += self._catch_up.ms
         workload = Workload(active, reader.slots_read(progress.rows))
         budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
         # What objectives need is judged by the time of a cycle that spends the whole budget.
@@ -340,12 +354,12 @@ class RoutePlanner:
         gained = {commit.row: len(commit.tokens) for commit in result.commits}
         decoded = [row for group in plan.groups for row in group.rows.tolist()]
         is_regular = result.is_regular and not result.failures and not len(plan.prefill_rows)
-        stage = None
-        if is_regular and gained:
+        stage, is_timely = None, is_regular and not result.caught_up
+        if is_timely and gained:
             stage = "drafting" if any(len(group.chain) > 1 for group in plan.groups) else "cycle"
         requests = sum(row in gained for row in decoded)
         self.profiler.record_cycle(elapsed_ms, sum(gained.values()), requests, stage)
-        self._keeper.end_cycle(plan, elapsed_ms)
+        self._keeper.end_cycle(plan, elapsed_ms, result.behind_rows)
         if not is_regular:
             return
         drafting = [index for index, group in enumerate(plan.groups) if len(group.chain) > 1]
@@ -353,15 +367,16 @@ class RoutePlanner:
             rows = [
                 row
                 for row in plan.groups[index].rows.tolist()
-                if row in gained and row not in result.cut_rows
+                if row in gained and row not in result.cut_rows | result.behind_rows
             ]
             extra = float(sum(gained[row] - 1 for row in rows))
             # The whole cycle was predicted of the only group, or of the only one that drafts.
             is_whole = len(plan.groups) == 1 or drafting == [index]
+            is_whole &= is_timely and not self._reading.tokens and not self._catch_up.leaves_out
             self.profiler.record_outcome(
                 option.chain,
                 len(decoded),
-                option.plain_ms if is_whole and not self._reading.tokens else 0.0,
+                option.plain_ms if is_whole else 0.0,
                 elapsed_ms,
                 (option.plain_tokens - 1.0) * len(rows),
                 extra,
@@ -377,7 +392,7 @@ class RoutePlanner:
         gained = {commit.row: len(commit.tokens) for commit in result.commits}
         for index, option in self._expected.items():
             for row in plan.groups[index].rows.tolist():
-                if row in gained:
+                if row in gained and row not in result.behind_rows:
                     self._drafters.learn(requests[row], option, gained[row])
 
     def forget(self, request: RunningRequest) -> None:
@@ -458,11 +473,11 @@ class RoutePlanner:
         decision = self._keeper.in_use(
             key, requests, rows, self._reading.requests, others, cycle, models, reader
         )
-        main = decision.predicted or _unpredicted(decision)
-        helper = None if len(main.chain) > 1 else self._helper(decision, models, reader)
-        main, waiting = self._for_cycle(decision, main, helper, progress.of(rows), others)
-        chosen = dict.fromkeys(requests, main)
         decided = decision.predicted
+        later, alone = decided or _unpredicted(decision), Option((self.scheduler.target,))
+        helper = None if len(later.chain) > 1 else self._helper(decision, models, reader)
+        main, waiting, drafting = self._for_cycle(decision, later, helper, requests, progress)
+        chosen = drafting.options(requests, main, later, alone)
         # A cycle with another chain than was decided on has its reasons: all go through that.
         if (
             self.scheduler.config.groups == "requests"
@@ -474,15 +489,20 @@ class RoutePlanner:
             workload = replace(workload, others=others)
             pairs = self.scheduler.pairs(decision, models)
             split = self._drafters.split(self.scheduler, snapshot, workload, pairs, requests)
-            chosen |= {
-                row: main if option is decided else _shaped_like(main, option, decided)
-                for row, option in split.items()
-            }
+            chosen |= self._catch_up.at_hand(
+                {
+                    row: _shaped_like(main, option, decided)
+                    for row, option in split.items()
+                    if option is not decided
+                },
+                requests,
+            )
         probe = self._keeper.probe
         if probe is not None:  # it is paid for, so it takes part
             waiting = frozenset(row for row in waiting if requests[row] is not probe.request)
             if key == SCHEDULED:
-                probed = [row for row, request in requests.items() if request is probe.request]
+                probed = {row: one for row, one in requests.items() if one is probe.request}
+                self._catch_up.note(self._catch_up.drafting(probe.option.chain, probed))
                 chosen.update(dict.fromkeys(probed, probe.option))
         self._note_waiting(requests, waiting)
         return [(row, option, decision) for row, option in chosen.items() if row not in waiting]
@@ -509,22 +529,41 @@ class RoutePlanner:
         decision: ChainDecision,
         main: Option,
         helper: Chain | None,
-        progress: Progress,
-        others: int,
-    ) -> tuple[Option, frozenset[int]]:
-        """The decision's option with the trees that suit this one cycle, and rows that sit out.
+        requests: Mapping[int, RunningRequest],
+        everybody: Progress,
+    ) -> tuple[Option, frozenset[int], Drafting]:
+        """The decision's option with the trees that suit this one cycle, rows that sit out, and who
+        drafts if anybody does.
 
         Args:
             helper: may draft where the target alone was decided on.
-            others: requests that decode beside them and go another way.
+            everybody: that decodes, those included that go another way.
         """
-        snapshot = self._keeper.latest
-        grid = decision.grids.get(helper or main.chain)
-        choice = self.trees.choose(snapshot, main, grid, progress, self._reading.tokens, others)
-        alone = Option((self.scheduler.target,)) if len(main.chain) > 1 else main
+        snapshot, drafts = self._keeper.latest, len(main.chain) > 1
+        # Where drafts are to pay in the long run, what they need is read either way.
+        gain = gain_ms(decision, snapshot.machine) if drafts else None
+        drafting = self._catch_up.drafting(helper or main.chain, requests, gain)
+        drafting = self._catch_up.note(drafting) if drafts else replace(drafting, reads=frozenset())
+        alone = main if not drafts else Option((self.scheduler.target,))
+        if not drafting.able:
+            return alone, frozenset(), drafting
+        progress = everybody.of(np.array(sorted(drafting.able), dtype=np.int64))
+        choice = self.trees.choose(
+            snapshot,
+            main,
+            decision.grids.get(helper or main.chain),
+            progress,
+            self._reading.tokens,
+            len(everybody.rows) - len(progress.rows),
+            self._catch_up.ms,
+            0.0 if drafts else drafting.ms,
+        )
+        if choice.option is not None and not drafts:
+            self._catch_up.note(drafting)
         if self._reading.tokens or not choice.active.all():
             alone = replace(alone, plain_ms=0.0)  # predicted for another cycle
-        return choice.option or alone, frozenset(progress.rows[~choice.active].tolist())
+        waiting = frozenset(progress.rows[~choice.active].tolist())
+        return choice.option or alone, waiting, drafting
 
 
 def progress_of(

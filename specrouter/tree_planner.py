@@ -118,11 +118,14 @@ class TreePlanner:
         progress: Progress,
         prompt_tokens: int,
         others: int = 0,
+        reading_ms: float = 0.0,
+        catch_up_ms: float = 0.0,
     ) -> CycleChoice:
         """One cycle of what was decided for many: who takes part, and the trees.
 
         Args:
             others: requests that decode in the same pass and have chosen for themselves.
+            reading_ms, catch_up_ms: see `choose_cycle`.
             option: that was decided on.
             grid: of its chain, or, where it is the target alone, of the best other one.
         """
@@ -136,7 +139,16 @@ class TreePlanner:
             return CycleChoice(everyone, shaped, 0.0)
         if kept is None and not (rates > 0.0).any():
             return CycleChoice(everyone, None, 0.0)
-        return choose_cycle(snapshot, grid, rates, progress.waited, prompt_tokens, others)
+        return choose_cycle(
+            snapshot,
+            grid,
+            rates,
+            progress.waited,
+            prompt_tokens,
+            others,
+            reading_ms,
+            catch_up_ms,
+        )
 
     def _shaped(self, option: Option, requests: int) -> Option:
         if not self.reshapes:

@@ -56,11 +56,14 @@ def choose(
     prompt_tokens: int = 0,
     others: int = 0,
     limits: Limits = OPEN,
+    reading_ms: float = 0.0,
+    catch_up_ms: float = 0.0,
 ) -> CycleChoice:
     count = len(rates)
     grid = OptionGrid(PAIR, 1, known, Workload(count), limits)
     cycles = np.zeros(count, np.int64) if waited is None else np.array(waited)
-    return choose_cycle(known, grid, np.array(rates, float), cycles, prompt_tokens, others)
+    wanted = np.array(rates, float)
+    return choose_cycle(known, grid, wanted, cycles, prompt_tokens, others, reading_ms, catch_up_ms)
 
 
 def route(choice: CycleChoice) -> object:
@@ -185,6 +188,33 @@ def test_the_more_others_wait_for_drafts_the_less_is_drafted(each_ms: float) -> 
     nodes = [0 if option is None else option.nodes for option in options]
     assert nodes == sorted(nodes, reverse=True)
     assert nodes[0] > nodes[2] >= nodes[-1] == 0
+
+
+@pytest.mark.parametrize(("reading_ms", "catch_up_ms"), [(30.0, 0.0), (0.0, 4.0), (9.0, 3.0)])
+def test_what_drafters_read_is_part_of_what_a_cycle_takes(
+    reading_ms: float, catch_up_ms: float
+) -> None:
+    known = target_of(0.8)
+    before = choose(known, [FREE] * 4).option
+    option = choose(known, [FREE] * 4, reading_ms=reading_ms, catch_up_ms=catch_up_ms).option
+    assert before is not None
+    assert option is not None
+    assert option.nodes >= before.nodes  # nodes cost the less of a longer cycle
+    assert option.cycle_ms >= before.cycle_ms + reading_ms + catch_up_ms
+
+
+def test_drafts_that_have_to_be_read_for_must_be_worth_that_too() -> None:
+    known = target_of(0.5)
+    assert choose(known, [FREE] * 4).option is not None
+    assert choose(known, [FREE] * 4, reading_ms=200.0).option is not None
+    assert choose(known, [FREE] * 4, catch_up_ms=200.0).option is None
+
+
+def test_what_drafters_read_makes_requests_late() -> None:
+    """They need more of a cycle that takes longer, until they cannot be saved."""
+    known = target_of(0.05)
+    rates = [1.2 / plain_ms(known, 4)] * 4
+    assert choose(known, rates).value > choose(known, rates, reading_ms=20.0).value
 
 
 @pytest.mark.parametrize("rate", [FREE, 0.02, 0.04, LOST])

@@ -53,6 +53,7 @@ NOBODY: Ints = np.zeros(0, dtype=np.int64)
 TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
 GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})
 TURNED = snapshot(TIMES, {PAIR: 0.3, TWIN: 0.6})
+CHUNK = 256  # tokens that a drafter reads at most in a cycle
 LATE = 1000  # a cycle in which decisions are not so frequent any more
 
 
@@ -163,7 +164,7 @@ class Plan:
             fit_together=lambda names: len(names) <= most_models,
         )
         profiler = cast(PerformanceProfiler, self.profiler)
-        self.planner = RoutePlanner(self.scheduler, profiler, shapes)
+        self.planner = RoutePlanner(self.scheduler, profiler, shapes, CHUNK)
         self.requests = dict(enumerate(requests))
         self.at = 0
         self.now_s = 0.0
@@ -1403,7 +1404,7 @@ def test_a_request_that_is_probed_takes_part() -> None:
     few = [Request(tpot_ms=FEW_MS, length=9) for _ in range(4)]
     lost = [Request(tpot_ms=LOST_MS, length=3) for _ in range(12)]
     plan = Plan(*few, *lost, known=known)
-    plan.reader.behind = dict.fromkeys(range(4), 9)
+    plan.reader.behind = dict.fromkeys(range(4), 8)
     plan.available = frozenset({"small", "twin"})
     chains = {row: group.chain for group in plan.groups() for row in group.rows.tolist()}
     assert [row for row, chain in chains.items() if chain == TWIN] == [4]
