@@ -145,6 +145,7 @@ def _restless_choices(rng: np.random.Generator) -> Iterator[None]:
             width=width,
             nodes=nodes or 0,
             inner_rounds=rounds,
+            cycle_ms=1e-3,  # so that it pays to catch up
         )
         return dataclasses.replace(found, predicted=predicted)
 

@@ -50,14 +50,17 @@ class Family:
             self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
 
     def open_router(
-        self, max_loaded_models: int | None = None, max_requests: int = 4
+        self,
+        max_loaded_models: int | None = None,
+        max_requests: int = 4,
+        prefill_chunk: int = 16,
     ) -> ChainRouter:
         pool = pool_settings(self.paths, max_loaded_models=max_loaded_models)
         pool["models"].append({"name": "ngram", "source": "ngram"})
         engine = {
             "max_requests": max_requests,
             "max_model_len": 128,
-            "prefill_chunk": 16,
+            "prefill_chunk": prefill_chunk,
             "hang_timeout_s": HANG_TIMEOUT_S,
             "preload": False,  # every router would time its drafters
         }
@@ -90,6 +93,8 @@ class FaultCheck:
             max_loaded_models=None if rng.random() < 0.8 else 2,
             # Mostly fewer requests at a time than a burst has, so that some wait.
             max_requests=int(rng.integers(2, 7)),
+            # Small chunks have drafters catch up for most of a text.
+            prefill_chunk=int(rng.choice([4, 16, 64])),
         )
         with restless_scheduler(lifetime), faults.installed(), router:
             for burst in range(bursts):

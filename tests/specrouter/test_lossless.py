@@ -58,7 +58,7 @@ def served(
 ) -> Iterator[Served]:
     """A router over a family of each architecture, and requests with their references."""
     paths = save_family(tmp_path_factory.mktemp(request.param), request.param)
-    engine = {"max_requests": 8, "max_model_len": 128, "prefill_chunk": 16, "preload": False}
+    engine = {"max_requests": 8, "max_model_len": 128, "prefill_chunk": 64, "preload": False}
     pool = pool_settings(paths)
     pool["models"].append({"name": "ngram", "source": "ngram"})
     settings = {"pool": pool, "engine": engine}
@@ -131,6 +131,27 @@ def test_no_policy_changes_a_token(policy: str, served: Served) -> None:
     assert results[0].speculated > 0
     if policy != "paper":  # which may find that models of so similar a cost do not pay
         assert (results[1].speculated > 0) == (policy == "static")
+
+
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+@pytest.mark.parametrize("chunk", [2, 11])
+def test_no_token_depends_on_when_drafters_read_their_prompts(chunk: int, served: Served) -> None:
+    settings = served.router.config.model_dump()
+    settings["engine"]["prefill_chunk"] = chunk
+    mixed = next(mode for mode in policies_of(served.router) if isinstance(mode, Mixed))
+    rows = (
+        Arrangement(("small", "target"), 8, 3, WIDTHS[0], urgent=True),
+        Arrangement(NAMES, 8, 3, WIDTHS[1]),
+        Arrangement(mixed, 8, urgent=True),
+        Arrangement("adaptive", 8),
+    )
+    with ChainRouter.from_config(settings) as router:
+        for row in rows:
+            result = compare(router, served.cases, row)
+            assert not all_divergences([result]), row
+            if isinstance(row.mode, tuple):  # long prompts end before their drafter has read them
+                assert 0 < result.speculated < result.cycles
+        assert_whole(router)
 
 
 @pytest.mark.parametrize("served", ["llama"], indirect=True)

@@ -108,7 +108,7 @@ def test_rows_that_were_not_drafted_for_say_nothing_of_a_chains_tokens() -> None
     plan = lagging(Request(), ending(5000), behind={1: LONG})
     groups = plan.groups()
     plan.learn(groups, {0: 3, 1: 1}, behind_rows={1}, caught_up=True)
-    [(chain, requests, predicted_ms, _, expected, extra)] = plan.profiler.outcomes
+    [(chain, requests, predicted_ms, _, expected, extra, _)] = plan.profiler.outcomes
     assert (chain, requests, predicted_ms, extra) == (PAIR, 2, 0.0, 2.0)
     plan.learn(groups, {0: 3, 1: 1})
     assert plan.profiler.outcomes[1][4] == pytest.approx(2 * expected)
@@ -116,7 +116,8 @@ def test_rows_that_were_not_drafted_for_say_nothing_of_a_chains_tokens() -> None
 
 
 def test_cycles_in_which_its_drafter_still_lags_are_not_a_probes() -> None:
-    idle = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.5}, idle_cycles={"twin": 10_000})
+    seen_before: dict[Chain, float] = {PAIR: 0.6, TWIN: 0.5}
+    idle = snapshot(TIMES, seen_before, idle_cycles={"twin": 10_000}, learning_ms=1e6)
     plan = Plan(Request(), known=idle)
     plan.available = ALL - {"middle"}
     plan.settle()
