@@ -12,7 +12,14 @@ import jsonschema
 import numpy as np
 import pytest
 
-from examples import calibration, decision_plot, objectives, openai_client, structured_output
+from examples import (
+    calibration,
+    ceiling,
+    decision_plot,
+    objectives,
+    openai_client,
+    structured_output,
+)
 from specrouter.calibration import Calibration
 from specrouter.decision_record import DecisionRecord
 from specrouter.prediction import Option
@@ -113,3 +120,23 @@ def test_calibration_is_measured_at_any_temperature(
     assert [row["chain"][0] for row in found["calibration"]] == ["tiny-1m", "tiny-1m"]
     assert all(row["nodes"] > 0 for row in found["calibration"])
     assert len(found["budgets"]) == 2
+
+
+def test_the_most_that_can_be_gained_is_of_the_best_way(capsys: pytest.CaptureFixture[str]) -> None:
+    few = "--batches 2 --depths 1 2 --shares 1 3 --cycles 6 --rounds 1 --width 2"
+    ceiling.main(few.split())
+    header, line, last = capsys.readouterr().out.splitlines()
+    [found] = json.loads(last)["batches"]
+    ways = {(way["way"]["depth"], way["way"]["nodes"]): way for way in found["ways"]}
+    assert set(ways) == {(1, 2), (2, 2), (2, 6)}, "depth 1 has four nodes"
+    assert all(1.0 <= way["tokens"] <= 1.0 + depth for (depth, _), way in ways.items())
+    assert all(way["drafted"] < way["free"] for way in ways.values())
+    assert found["free"] == max(1.0, *(way["free"] for way in ways.values()))
+    assert f"{found['free']:.2f} x if drafts are free" in line
+    assert "tiny-8m, trees of width 2" in header
+
+
+def test_who_gains_nothing_is_told_so() -> None:
+    rounds = [[ceiling.Gain(ceiling.Way(1, 4), 1.4, free, 0.7)] for free in (0.8, 0.9, 1.2)]
+    row = ceiling._row(4, rounds)
+    assert (row["free"], row["drafted"]) == (1.0, 1.0)

@@ -820,7 +820,8 @@ def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="specrouter.engine")
     overrides = [Speculation(("small", "target"), depth=depth) for depth in (2, 3, 4)]
-    with open_router(small_config, preload=False) as router:
+    # So much may be read in a cycle that all three groups try to.
+    with open_router(small_config, preload=False, prefill_chunk=1024) as router:
         expected = alone(router, PROMPT, LONG)
         faults.failing = {"small"}
         outputs = router.generate([PROMPT] * 3, LONG, overrides)
