@@ -134,8 +134,8 @@ class EngineConfig(_Strict):
     Attributes:
         max_requests: rows, that is, requests that run at the same time; others wait.
         max_model_len: the most tokens of a request, prompt and output.
-        prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle, and
-            that each drafter reads of texts it has not seen.
+        prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle,
+            and that each drafter reads of texts it has not seen.
         kv_budget_tokens: the most tokens that all running requests may reserve together; others
             wait. It saves no memory, which each loaded model takes for all rows at once.
         verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
