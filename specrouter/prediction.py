@@ -78,6 +78,8 @@ class PerformanceSnapshot:
     promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
     outcomes: Mapping[OutcomeKey, Outcome] = field(default_factory=dict)
+    # Of chains that did not run, by load and mode.
+    usual_outcomes: Mapping[tuple[int, Mode], Outcome] = field(default_factory=dict)
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # how slow the machine is now, against its quiet self
     learning_ms: float = 0.0  # time of the cycles that taught, older ones faded
@@ -517,7 +519,9 @@ def outcome_of(
     snapshot: PerformanceSnapshot, chain: Chain, requests: int, sampled: Mode
 ) -> Outcome:
     """How predictions of a chain came out at about this load, in this mode."""
-    return snapshot.outcomes.get((chain, load_of(requests), sampled), Outcome())
+    load = load_of(requests)
+    usual = snapshot.usual_outcomes.get((load, sampled), Outcome())
+    return snapshot.outcomes.get((chain, load, sampled), usual)
 
 
 def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:

@@ -9,10 +9,10 @@ Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from specrouter.acceptance import (
     AcceptanceEstimator,
@@ -24,11 +24,10 @@ from specrouter.acceptance import (
 )
 from specrouter.decode_counts import DecodeCounts, DecodeFigures, Gain
 from specrouter.machine_speed import MachineTimes
+from specrouter.outcomes import OutcomeBook, forget_oldest
 from specrouter.prediction import (
     Chain,
     Mode,
-    Outcome,
-    OutcomeKey,
     Pair,
     PerformanceSnapshot,
     TreeKey,
@@ -37,14 +36,8 @@ from specrouter.prediction import (
 from specrouter.time_curve import TimeEstimator
 
 _SIMILARITY_WEIGHT = 0.05
-_OUTCOME_WEIGHT = 0.05  # of a cycle's time against its prediction
-_OUTCOME_PRIOR = 60.0  # tokens that count as if they had come as predicted
-_OUTCOME_TOKENS = 600.0  # after which older tokens have faded
-_OUTCOME_HALF_LIFE = 256.0  # cycles without a chain, after which it is half forgotten
-_IN_USE = 16  # cycles without news of a chain that is in use, since not every cycle tells
-_LEAST_OUTCOME, _MOST_OUTCOME = 0.67, 1.5
 _EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on probes has faded
-_MOST_KEYS = 256  # chains and their ways to run of which outcomes, or acceptances, are kept
+_MOST_KEYS = 256  # chains and their ways to run of which acceptances are kept
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
 _LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
 
@@ -78,41 +71,6 @@ class EngineStatistics:
     probes: int = 0
     probe_ms: float = 0.0
     control_ms: float = 0.0
-
-
-@dataclass
-class _Outcome:
-    log_time: float = 0.0
-    cycles: int = 0
-    expected: float = 0.0
-    committed: float = 0.0
-    last: int = 0  # cycle
-
-    def age(self, cycle: int) -> None:
-        """What is in use is corrected all the time; what is not must not be held for slow for ever
-        because it once was."""
-        unused = max(0, cycle - self.last - _IN_USE)
-        age = 0.5 ** (unused / _OUTCOME_HALF_LIFE)
-        self.log_time *= age
-        self.expected *= age
-        self.committed *= age
-        self.last = cycle
-
-    def view(self, cycle: int) -> Outcome:
-        now = replace(self)
-        now.age(cycle)
-        ratio = (now.committed + _OUTCOME_PRIOR) / (now.expected + _OUTCOME_PRIOR)
-        return Outcome(_within(math.exp(now.log_time)), _within(ratio))
-
-
-def _forget_oldest(known: dict[Any, _T], last: Callable[[_T], int]) -> None:
-    """Makes room for one more: callers may ask for any chains that they can name."""
-    if len(known) >= _MOST_KEYS:
-        del known[min(known, key=lambda key: last(known[key]))]
-
-
-def _within(factor: float) -> float:
-    return min(max(factor, _LEAST_OUTCOME), _MOST_OUTCOME)
 
 
 @dataclass
@@ -174,7 +132,7 @@ class PerformanceProfiler:
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
     _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
-    _outcomes: dict[OutcomeKey, _Outcome] = field(default_factory=dict)
+    _outcomes: OutcomeBook = field(default_factory=OutcomeBook)
     _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
     _exploration: _Exploration = field(default_factory=_Exploration)
@@ -289,19 +247,11 @@ class PerformanceProfiler:
             return
         with self._lock:
             key = chain, load_of(requests), sampled
-            if key not in self._outcomes:
-                _forget_oldest(self._outcomes, lambda outcome: outcome.last)
-            known = self._outcomes.setdefault(key, _Outcome())
-            known.age(self._cycle)
-            known.cycles += 1
+            log_error = None
             if predicted_ms > 0.0:
                 slow = self._times.speed.factor * predicted_ms
-                error = math.log(max(elapsed_ms, 1e-3) / slow) - known.log_time
-                weight = max(_OUTCOME_WEIGHT, 0.3 / known.cycles)
-                known.log_time += weight * max(-0.4, min(error, 0.4))
-            fade = max(0.0, 1.0 - committed / _OUTCOME_TOKENS)
-            known.expected = known.expected * fade + expected
-            known.committed = known.committed * fade + committed
+                log_error = math.log(max(elapsed_ms, 1e-3) / slow)
+            self._outcomes.record(key, self._cycle, log_error, expected, committed)
 
     def begin_cycle(self) -> None:
         """Marks the passing of time, in cycles."""
@@ -335,7 +285,7 @@ class PerformanceProfiler:
 
     def _estimator(self, key: TreeKey) -> AcceptanceEstimator:
         if key not in self._trees:
-            _forget_oldest(self._trees, lambda known: known.last_cycle)
+            forget_oldest(self._trees, _MOST_KEYS, lambda known: known.last_cycle)
         return self._trees.setdefault(key, AcceptanceEstimator())
 
     def _fit_map(self, key: TreeKey, accepted: float, judged: float) -> None:
@@ -366,9 +316,8 @@ class PerformanceProfiler:
                 ),
                 promised_alpha=MappingProxyType(promised),
                 stages=MappingProxyType(dict(self._stages.curves())),
-                outcomes=MappingProxyType(
-                    {key: known.view(self._cycle) for key, known in self._outcomes.items()}
-                ),
+                outcomes=MappingProxyType(self._outcomes.known(self._cycle)),
+                usual_outcomes=MappingProxyType(self._outcomes.usual(self._cycle)),
                 idle_cycles=MappingProxyType(
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),
