@@ -14,7 +14,7 @@ Pure: no clock, no tensors. Not here: the reading (`specrouter.drafter_prefill`)
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -38,12 +38,13 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 CATCH_UP_TOKENS = 8  # of a row, that a model reads in passing, in the forward that it drafts with
+LEAST_CHUNK = 2  # tokens that a model may read in a cycle: a row grows by one while it does
 
 
 class Reader(Protocol):
     """What must be known of the state."""
 
-    def slots_read(self, rows: Ints) -> int: ...
+    def slots_of(self, rows: Ints) -> Ints: ...
     def missed(self, model: str, rows: Ints) -> Ints: ...
 
 
@@ -52,24 +53,30 @@ class Drafting:
     """Rows of which a chain's models lack nothing when they draft in this cycle: `able`; and those
     for which they have to read before, or for longer than that: `reads`.
 
-    All others are not worth reading for. `tokens`, `ms`: that are read in this cycle, by model, and
-    the time that takes.
+    All others are not worth reading for.
+
+    Attributes:
+        tokens: that are read in this cycle, by model; `ms`: the time that takes.
+        able_share: of that, what is read for rows that draft in this cycle, if any do.
+        leaves_out: some rows are not read for to their ends in this cycle.
     """
 
     able: frozenset[int]
     reads: frozenset[int] = frozenset()
     tokens: Mapping[str, int] = field(default_factory=dict)
     ms: float = 0.0
+    able_share: float = 0.0
+    leaves_out: bool = False
 
     def options(
         self, rows: Iterable[int], now: Option, later: Option, alone: Option
     ) -> dict[int, Option]:
-        """What each row goes through in a cycle of the option `now`: what is read is read, though
-        nobody else drafts in this cycle. `later`: in others."""
+        """What each row goes through in a cycle of the option `now`. `later`: in others, for which
+        is read though nobody drafts in this one; not for rows that would draft at once."""
         drafts = len(now.chain) > 1
         reads, rest = (now, alone) if drafts else (later, now)
         return {
-            row: reads if row in self.reads else now if row in self.able else rest for row in rows
+            row: now if row in self.able else reads if row in self.reads else rest for row in rows
         }
 
 
@@ -84,24 +91,21 @@ def share_shortest_first(wanted: Ints, chunk: int) -> Ints:
 def reading_ms(
     snapshot: PerformanceSnapshot, model: str, target: str, tokens: Ints, slots: Ints, chunk: int
 ) -> Floats:
-    """[R] of reading so many tokens of each row, chunk by chunk, on the machine as it is now.
+    """[R] of reading so many tokens of each row, on the machine as it is now: their shares in
+    forwards that they have together, of a chunk each.
 
     Args:
         slots: [R] that attention reads for the last of them.
     """
-    curve = curve_of(snapshot, model, target)
+    packed = min(chunk, max(1, int(tokens.sum())))
     seen = np.maximum(slots - tokens / 2, 1.0)  # in the mean
-
-    def forward_ms(packed: Floats) -> Floats:
-        return curve.many(packed, (packed + READING_QUERIES) * seen)
-
-    whole, rest = np.divmod(tokens.astype(np.float64), chunk)
-    ms = whole * forward_ms(np.full(len(tokens), float(chunk)))
-    total: Floats = snapshot.machine * (ms + np.where(rest > 0, forward_ms(rest), 0.0))
-    return total
+    attended = (packed + READING_QUERIES) * seen
+    ms = curve_of(snapshot, model, target).many(np.full(len(tokens), float(packed)), attended)
+    shares: Floats = snapshot.machine * ms * tokens / packed
+    return shares
 
 
-def payable_lags(
+def payable(
     snapshot: PerformanceSnapshot,
     workload: Workload,
     target: str,
@@ -109,27 +113,37 @@ def payable_lags(
     remaining: Ints,
     reader: Reader,
     chunk: int,
-) -> dict[str, float]:
-    """`Workload.lags` without rows that are not read for whatever is drafted: one long text that
-    ends soon must not keep all others from their drafter.
+) -> Workload:
+    """The workload without requests that no drafter reads for whatever is drafted: a long text that
+    ends soon must not keep all others from their drafter. They decode beside.
 
-    Where nobody is left it is all that there is to read.
+    Where nobody is left all are counted.
 
     Args:
-        rows, remaining: [B] of the workload's requests, and tokens that each may still generate.
+        rows, remaining: [B] that decode, of the workload's requests, and tokens that each may still
+            generate.
     """
+    lagging = [model for model, total in workload.lags.items() if total >= 1.0]
+    if not lagging:
+        return workload
     alone_ms = snapshot.machine * target_only(snapshot, workload, target).cycle_ms
-    counted, slots = dict(workload.lags), _slots(reader, rows)
-    for model, total in workload.lags.items():
-        if total < 1.0:
-            continue
-        missed = reader.missed(model, rows)
-        cost_ms = reading_ms(snapshot, model, target, np.maximum(missed, 0), slots, chunk)
+    slots, counted = reader.slots_of(rows), dict(workload.lags)
+    anybody = np.full(len(rows), len(lagging) < len(counted))
+    for model in lagging:
+        missed = np.maximum(reader.missed(model, rows), 0)
+        cost_ms = reading_ms(snapshot, model, target, missed, slots, chunk)
         pays = workload.batch * cost_ms < remaining * alone_ms
         pays |= missed <= CATCH_UP_TOKENS
+        anybody |= pays
         if pays.any():
             counted[model] = float(np.maximum(missed - 1, 0)[pays].sum())
-    return counted
+    beside = int((~anybody).sum()) if anybody.any() else 0
+    return replace(
+        workload,
+        lags=counted,
+        requests=workload.requests - beside,
+        others=workload.others + beside,
+    )
 
 
 def gain_ms(decision: ChainDecision, machine: float) -> float | None:
@@ -163,17 +177,19 @@ class CycleCatchUp:
     ) -> None:
         self.ms = 0.0
         self.leaves_out = False
-        self._chunk = chunk
+        self._chunk = max(chunk, LEAST_CHUNK)
         self._snapshot = snapshot
         self._reader = reader
         self._requests = requests
         self._read: dict[str, int] = {}  # tokens by model
 
-    def note(self, drafting: Drafting) -> Drafting:
-        """The cycle reads this."""
+    def note(self, drafting: Drafting, drafts: bool = True) -> Drafting:
+        """The cycle reads this; without what is read for rows that draft, if none does."""
+        share = 1.0 if drafts else 1.0 - drafting.able_share
         for name, tokens in drafting.tokens.items():
-            self._read[name] = self._read.get(name, 0) + tokens
-        self.ms += drafting.ms
+            self._read[name] = self._read.get(name, 0) + round(share * tokens)
+        self.ms += share * drafting.ms
+        self.leaves_out |= drafting.leaves_out
         return drafting
 
     def drafting(
@@ -187,26 +203,37 @@ class CycleCatchUp:
         Args:
             gain_ms: see the function; None: they are caught up whatever that costs.
         """
-        rows = np.array(sorted(requests), dtype=np.int64)
-        missed = {name: self._reader.missed(name, rows) for name in chain[:-1]}
-        lags = {name: np.where(lag > CATCH_UP_TOKENS, lag, 0) for name, lag in missed.items()}
-        lagging = sum(lags.values(), np.zeros_like(rows)) > 0
-        if not lagging.any():
+        if len(chain) == 1:
             return Drafting(frozenset(requests))
+        every = np.array(sorted(requests), dtype=np.int64)
+        missed = np.stack([self._reader.missed(name, every) for name in chain[:-1]])
+        behind = np.where(missed > CATCH_UP_TOKENS, missed, 0)
+        which = behind.any(axis=0)
+        if not which.any():
+            return Drafting(frozenset(requests))
+        rows, lags = every[which], dict(zip(chain[:-1], behind[:, which], strict=True))
+        slots = self._reader.slots_of(rows)
         remaining = np.array([requests[row].remaining for row in rows.tolist()])
-        pays = ~lagging | (remaining > 1)
+        pays = remaining > 1
         if gain_ms is not None:
-            pays &= self._pays(chain[-1], lags, rows, remaining, gain_ms)
-        able, tokens, ms = pays.copy(), {}, 0.0
+            pays &= self._pays(chain[-1], lags, slots, remaining, gain_ms)
+        able, tokens, shares, ms = pays.copy(), {}, {}, 0.0
         for name, lag in lags.items():
             wanted = np.where(pays, lag, 0)
-            shares = share_shortest_first(wanted, self._chunk - self._read.get(name, 0))
-            able &= shares == lag
-            tokens[name] = int(shares.sum())
-            ms += self._share_ms(name, chain[-1], rows, shares)
-        self.leaves_out |= not able.all()
-        reads = rows[lagging & pays].tolist()
-        return Drafting(frozenset(rows[able].tolist()), frozenset(reads), tokens, ms)
+            left = max(0, self._chunk - self._read.get(name, 0))
+            shares[name] = share_shortest_first(wanted, left)
+            able &= shares[name] == lag
+            tokens[name] = int(shares[name].sum())
+            ms += self._share_ms(name, chain[-1], slots, shares[name])
+        at_once = sum(int(share[able].sum()) for share in shares.values())
+        return Drafting(
+            frozenset([*every[~which].tolist(), *rows[able].tolist()]),
+            frozenset(rows[pays].tolist()),
+            tokens,
+            ms,
+            at_once / max(1, sum(tokens.values())),
+            bool((pays & ~able).any()),
+        )
 
     def at_hand(
         self, options: Mapping[int, Option], requests: Mapping[int, RunningRequest]
@@ -215,43 +242,32 @@ class CycleCatchUp:
         found: dict[int, Option] = {}
         for chain in {option.chain for option in options.values()}:
             those = {row: requests[row] for row in options if options[row].chain == chain}
-            able = self.note(self.drafting(chain, those)).able
+            able = self.drafting(chain, those).able
+            if able:
+                self.note(self.drafting(chain, {row: those[row] for row in able}))
             found.update((row, options[row]) for row in those if row in able)
         return found
 
     def _pays(
-        self, target: str, lags: Mapping[str, Ints], rows: Ints, remaining: Ints, gain_ms: float
+        self, target: str, lags: Mapping[str, Ints], slots: Ints, remaining: Ints, gain_ms: float
     ) -> Bools:
-        """[B] whether what a row lacks can be earned back in the tokens that are left when it has
+        """[R] whether what a row lacks can be earned back in the tokens that are left when it has
         been read, after those of the rows before it."""
-        slots = _slots(self._reader, rows)
-        costs = (
-            reading_ms(self._snapshot(), name, target, lag, slots, self._chunk)
-            for name, lag in lags.items()
-        )
-        cost_ms = sum(costs, np.zeros(len(rows)))
-        pays = np.ones(len(rows), dtype=np.bool_)
-        ahead = dict.fromkeys(lags, 0)  # tokens that are read before
-        for at in np.argsort(cost_ms, kind="stable").tolist():
-            own = {name: int(lag[at]) for name, lag in lags.items() if lag[at]}
-            if not own:
-                continue
-            cycles = max(-(-(ahead[name] + lag) // self._chunk) for name, lag in own.items())
-            drafted = remaining[at] - (cycles - 1)  # it drafts in the last of them
-            pays[at] = self._requests * cost_ms[at] < drafted * gain_ms
-            if pays[at]:
-                ahead.update({name: ahead[name] + lag for name, lag in own.items()})
-        return pays
+        cost_ms = np.zeros(len(slots))
+        for name, lag in lags.items():
+            cost_ms += reading_ms(self._snapshot(), name, target, lag, slots, self._chunk)
+        could = self._requests * cost_ms < remaining * gain_ms  # if it were read at once
+        order = np.argsort(cost_ms, kind="stable")
+        cycles = np.ones(len(slots), dtype=np.int64)  # until it drafts
+        for lag in lags.values():
+            ahead = np.cumsum(np.where(could, lag, 0)[order])
+            cycles[order] = np.maximum(cycles[order], -(-ahead // self._chunk))
+        pays: Bools = self._requests * cost_ms < (remaining - (cycles - 1)) * gain_ms
+        return pays & could
 
-    def _share_ms(self, name: str, target: str, rows: Ints, shares: Ints) -> float:
+    def _share_ms(self, name: str, target: str, slots: Ints, shares: Ints) -> float:
         """Of reading these tokens in one forward."""
         if not shares.any():
             return 0.0
-        slots = np.average(_slots(self._reader, rows), weights=shares)
-        packed, seen = np.array([shares.sum()]), np.array([round(float(slots))])
-        return float(reading_ms(self._snapshot(), name, target, packed, seen, self._chunk)[0])
-
-
-def _slots(reader: Reader, rows: Ints) -> Ints:
-    """[B] that attention reads for each row."""
-    return np.array([reader.slots_read(rows[at : at + 1]) for at in range(len(rows))])
+        snapshot = self._snapshot()
+        return float(reading_ms(snapshot, name, target, shares, slots, self._chunk).sum())

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.audition_policy import EXPLORED_SHARE
-from specrouter.catch_up import payable_lags
+from specrouter.catch_up import payable
 from specrouter.cycle_plan import CyclePlan
 from specrouter.decision_record import DecisionRecord
 from specrouter.prediction import (
@@ -51,6 +51,7 @@ class Reader(Protocol):
 
     def lags(self, rows: Ints) -> dict[str, float]: ...
     def slots_read(self, rows: Ints) -> int: ...
+    def slots_of(self, rows: Ints) -> Ints: ...
     def missed(self, model: str, rows: Ints) -> Ints: ...
     def unheard(self, model: str, rows: Ints) -> Ints: ...
     def is_open(self, model: str) -> bool: ...
@@ -164,10 +165,9 @@ class DecisionKeeper:
         workload = workload_of(list(requests.values()), rows, reader)
         workload = replace(workload, requests=load, others=others)
         remaining = np.array([requests[row].remaining for row in rows.tolist()])
-        lags = payable_lags(
+        workload = payable(
             snapshot, workload, self.scheduler.target, rows, remaining, reader, self.prefill_chunk
         )
-        workload = replace(workload, lags=lags)
         current = None if before is None else before.decision
         decision = self.scheduler.choose(snapshot, workload, models, current, depth, width, rounds)
         if key not in self._in_use:

@@ -16,7 +16,7 @@ from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import PrefillProcessor
 from processors.pack import lag
-from specrouter.catch_up import CATCH_UP_TOKENS, share_shortest_first
+from specrouter.catch_up import CATCH_UP_TOKENS, LEAST_CHUNK, share_shortest_first
 from specrouter.cycle_plan import ChainGroup, ModelFailure
 from specrouter.decoding_rows import DecodingRows
 from specrouter.forward_clock import ForwardClock
@@ -29,7 +29,7 @@ Bools = NDArray[np.bool_]
 
 
 class DrafterPrefill:
-    """Args: `chunk`: the most tokens that a model reads in a cycle."""
+    """Args: `chunk`: the most tokens that a model reads in a cycle; `LEAST_CHUNK` at least."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DrafterPrefill:
         self._rows = rows
         self._teacher = teacher
         self._clock = clock
-        self._prefill = PrefillProcessor(chunk)
+        self._prefill = PrefillProcessor(max(chunk, LEAST_CHUNK))
         self._shares: dict[str, Ints] = {}  # by model, [manager.rows] tokens of this cycle
 
     def begin(self, groups: Sequence[ChainGroup]) -> None:

@@ -126,6 +126,9 @@ class Executor:
     def slots_read(self, rows: Ints) -> int:
         return self.states.slots_read(rows)
 
+    def slots_of(self, rows: Ints) -> Ints:
+        return self.states.slots_of(rows)
+
     def missed(self, model: str, rows: Ints) -> Ints:
         if self._pool.is_weightless(model):
             return np.zeros_like(rows)

@@ -175,9 +175,13 @@ class ModelStates:
 
     def slots_read(self, rows: Ints) -> int:
         """KV slots that attention reads for each of the rows in the mean, padding included."""
+        return round(float(self.slots_of(rows).mean())) if len(rows) else KV_QUANTUM
+
+    def slots_of(self, rows: Ints) -> Ints:
+        """[R] KV slots that attention reads, padding included."""
         lengths = self._manager.counts[rows] + CATCH_UP_TOKENS
-        padded = -(-lengths // KV_QUANTUM) * KV_QUANTUM
-        return round(float(padded.mean())) if len(rows) else KV_QUANTUM
+        padded: Ints = -(-lengths // KV_QUANTUM) * KV_QUANTUM
+        return padded
 
     def lag(self, name: str, rows: Ints) -> Ints:
         """[R] committed tokens that a model has not read, the last one not counted."""

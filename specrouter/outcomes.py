@@ -4,7 +4,7 @@ Contract: `OutcomeBook` learns of one cycle at a time, by chain, load and mode, 
 predicted times and tokens: `known` those of chains that ran, `usual` those of any other.
 What a cycle is slower than predicted is put on the moment at first, which is the same for all
 chains: else each neighbour's burst would make another chain look better than the one that happened
-to run. What stays with a chain becomes its own, five times as slowly. And a chain that has not run
+to run. What stays with a chain becomes its own, much more slowly. And a chain that has not run
 brings no more of the tokens that were promised than those that did: who was chosen was chosen for
 the best promise, which is rarely kept in full.
 
@@ -21,7 +21,7 @@ from specrouter.prediction import Mode, Outcome, OutcomeKey
 _T = TypeVar("_T")
 
 _MOMENT_WEIGHT = 0.05  # of a cycle's time against its prediction
-_OWN_WEIGHT = 0.01  # of the same, in what is the chain's own,
+_OWN_WEIGHT = 0.0025  # of the same, in what is the chain's own,
 _FIRST_WEIGHT = 0.3  # but at first
 _PRIOR_TOKENS = 60.0  # that count as if they had come as usual
 _FADED_TOKENS = 600.0  # after which older tokens have faded
@@ -37,19 +37,19 @@ _Usual = tuple[int, Mode]  # load and mode
 @dataclass
 class _Outcome:
     log_time: float = 0.0
-    cycles: int = 0
+    cycles: int = 0  # that were timed
     expected: float = 0.0
     committed: float = 0.0
-    last: int = 0  # cycle
+    last: int = 0  # cycle, of news of tokens,
+    last_timed: int = 0  # and of times
 
     def age(self, cycle: int) -> None:
         """What is in use is corrected all the time; what is not must not be held for slow for ever
         because it once was."""
-        unused = max(0, cycle - self.last - _IN_USE)
-        age = 0.5 ** (unused / _HALF_LIFE)
-        self.log_time *= age
-        self.expected *= age
-        self.committed *= age
+        self.log_time *= _age(cycle - self.last_timed)
+        self.expected *= _age(cycle - self.last)
+        self.committed *= _age(cycle - self.last)
+        self.last_timed = max(self.last_timed, cycle - _IN_USE)
         self.last = cycle
 
     def aged(self, cycle: int) -> "_Outcome":
@@ -94,8 +94,9 @@ class OutcomeBook:
         for one in (known, usual):
             one.age(cycle)
             one.count(expected, committed)
-        known.cycles += 1
         if log_error is not None:
+            known.cycles += 1
+            known.last_timed = usual.last_timed = cycle
             surprise = log_error - known.log_time - usual.log_time
             found = known.log_time + usual.log_time + max(-_MOST_ERROR, min(surprise, _MOST_ERROR))
             weight = max(_OWN_WEIGHT, _FIRST_WEIGHT / known.cycles)
@@ -125,6 +126,10 @@ def forget_oldest(known: dict[Any, _T], most: int, last: Callable[[_T], int]) ->
     """Makes room for one more: callers may ask for any chains that they can name."""
     if len(known) >= most:
         del known[min(known, key=lambda key: last(known[key]))]
+
+
+def _age(cycles: int) -> float:
+    return math.exp2(-max(0, cycles - _IN_USE) / _HALF_LIFE)
 
 
 def _within(factor: float) -> float:

@@ -215,12 +215,14 @@ class RoutePlanner:
         held: frozenset[str] = frozenset()  # by parties that come first
         for party in parties:
             if party.key is None:
+                asked: dict[Chain, dict[int, RunningRequest]] = {}
                 for row, request in party.requests.items():
                     route = self._asked(party.chain, request.prompt.speculation, held)
                     members.setdefault(route, []).append(row)
+                    asked.setdefault(route.chain, {})[row] = request
                     held = held.union(route.chain)
-                    # Asked for, so caught up whatever it costs.
-                    self._catch_up.note(self._catch_up.drafting(route.chain, {row: request}))
+                for chain, those in asked.items():  # caught up whatever it costs
+                    self._catch_up.note(self._catch_up.drafting(chain, those))
                 continue
             models = Models(available, held, wanted)
             found = self._scheduled(party.key, party.requests, cycle, models, reader, progress)
@@ -540,14 +542,18 @@ class RoutePlanner:
             everybody: that decodes, those included that go another way.
         """
         snapshot, drafts = self._keeper.latest, len(main.chain) > 1
+        if not drafts and not (everybody.rates > 0.0).any():
+            helper = None  # nobody is in need
         # Where drafts are to pay in the long run, what they need is read either way.
         gain = gain_ms(decision, snapshot.machine) if drafts else None
         drafting = self._catch_up.drafting(helper or main.chain, requests, gain)
-        drafting = self._catch_up.note(drafting) if drafts else replace(drafting, reads=frozenset())
         alone = main if not drafts else Option((self.scheduler.target,))
         if not drafting.able:
-            return alone, frozenset(), drafting
+            if drafts:
+                self._catch_up.note(drafting)
+            return alone, frozenset(), drafting if drafts else Drafting(frozenset())
         progress = everybody.of(np.array(sorted(drafting.able), dtype=np.int64))
+        at_once = drafting.able_share if drafts else 1.0
         choice = self.trees.choose(
             snapshot,
             main,
@@ -555,11 +561,14 @@ class RoutePlanner:
             progress,
             self._reading.tokens,
             len(everybody.rows) - len(progress.rows),
-            self._catch_up.ms,
-            0.0 if drafts else drafting.ms,
+            self._catch_up.ms + (1.0 - at_once) * drafting.ms,
+            at_once * drafting.ms,
         )
-        if choice.option is not None and not drafts:
-            self._catch_up.note(drafting)
+        found = choice.option or alone
+        if drafts or len(found.chain) > 1:
+            self._catch_up.note(drafting, len(found.chain) > 1)
+        if not drafts:
+            drafting = replace(drafting, reads=frozenset())
         if self._reading.tokens or not choice.active.all():
             alone = replace(alone, plain_ms=0.0)  # predicted for another cycle
         waiting = frozenset(progress.rows[~choice.active].tolist())

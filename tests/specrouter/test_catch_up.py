@@ -1,8 +1,9 @@
 """Who is caught up, in what order, and where it cannot be earned back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from specrouter.catch_up import (
     CATCH_UP_TOKENS,
     CycleCatchUp,
     Drafting,
-    payable_lags,
+    payable,
     reading_ms,
     share_shortest_first,
 )
@@ -35,8 +36,8 @@ class Reader:
         self.lags = np.array(lags, dtype=np.int64)
         self.read = read
 
-    def slots_read(self, rows: Ints) -> int:
-        return 128
+    def slots_of(self, rows: Ints) -> Ints:
+        return np.full_like(rows, 128)
 
     def missed(self, model: str, rows: Ints) -> Ints:
         return np.zeros_like(rows) if model in self.read else self.lags[rows]
@@ -132,7 +133,9 @@ def test_chains_share_what_a_model_may_read_in_a_cycle() -> None:
 def test_options_that_would_have_to_be_read_for_are_not_at_hand() -> None:
     reader = Reader(0, 60, 300)
     options = {row: Option(PAIR) for row in range(3)}
-    assert set(cycle(reader).at_hand(options, running(9, 9, 9))) == {0, 1}
+    there = cycle(reader)
+    assert set(there.at_hand(options, running(9, 9, 9))) == {0, 1}
+    assert not there.leaves_out, "nobody reads for the third"
 
 
 def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
@@ -142,26 +145,78 @@ def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
         **dict.fromkeys((0, 1, 2), drafts),
         3: alone,
     }
-    assert found.options(range(4), alone, later, alone) == {0: alone, 1: later, 2: later, 3: alone}
+    assert found.options(range(4), alone, later, alone) == {0: alone, 1: alone, 2: later, 3: alone}
 
 
-def test_the_time_to_read_is_that_of_its_chunks() -> None:
+def test_rows_share_the_forwards_that_read_for_them() -> None:
     curves = snapshot({"small": rising(1.0, 0.5), "big": flat(9.0)}, machine=2.0)
-    found = reading_ms(curves, "small", "big", np.array([0, 1, 100, 101]), np.full(4, 128), CHUNK)
-    whole = 1.0 + 99 * 0.5
-    assert found.tolist() == pytest.approx([0.0, 2.0, 2 * whole, 2 * (whole + 1.0)])
+
+    def read(*tokens: int) -> list[float]:
+        slots = np.full(len(tokens), 128)
+        found = reading_ms(curves, "small", "big", np.array(tokens), slots, CHUNK)
+        return [float(ms) for ms in found]
+
+    whole = 2.0 * (1.0 + 99 * 0.5)
+    assert read(0, 1) == pytest.approx([0.0, 2.0])
+    assert read(10, 30) == pytest.approx([2 * (1.0 + 39 * 0.5) * share for share in (0.25, 0.75)])
+    assert read(50, 50, 200) == pytest.approx([0.5 * whole, 0.5 * whole, 2 * whole])
+
+
+def test_many_short_lags_are_not_each_charged_a_forward() -> None:
+    lags = [9] * 128
+    found = cycle(Reader(*lags), 128).drafting(PAIR, running(*[30] * 128), GAIN_MS)
+    assert len(found.reads) == 128
 
 
 def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
     reader, rows = Reader(2, 40, 1_000_000), np.arange(3)
-    lags = {"small": float(1 + 39 + 999_999), "middle": 0.0}
-    work = Workload(3, lags=lags)
-    found = payable_lags(KNOWN, work, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
-    assert found == {"small": 1 + 39, "middle": 0.0}
+    lags = {"small": float(1 + 39 + 999_999)}
+    work = Workload(5, lags=lags)
+    found = payable(KNOWN, work, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
+    assert found.lags == {"small": 1 + 39}
+    assert (found.requests, found.others) == (4, 1), "it decodes beside"
     assert work.lags == lags
+    other = replace(work, lags=lags | {"middle": 0.0})
+    found = payable(KNOWN, other, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
+    assert (found.requests, found.others) == (5, 0), "for another drafter it is read"
 
 
 def test_where_every_text_is_too_long_all_of_them_count() -> None:
     reader, lags = Reader(1_000_000), {"small": 999_999.0}
     work = Workload(1, lags=lags)
-    assert payable_lags(KNOWN, work, "big", np.arange(1), np.array([10]), reader, CHUNK) == lags
+    found = payable(KNOWN, work, "big", np.arange(1), np.array([10]), reader, CHUNK)
+    assert (found.lags, found.requests, found.others) == (lags, 1, 0)
+
+
+def test_what_nobody_lacks_is_not_looked_at() -> None:
+    blind: Any = SimpleNamespace(slots_of=pytest.fail, missed=pytest.fail)
+    work = Workload(2, lags={"small": 0.0})
+    assert payable(KNOWN, work, "big", np.arange(2), np.array([9, 9]), blind, CHUNK) is work
+
+
+def test_what_is_only_considered_is_neither_read_nor_left_out() -> None:
+    both = cycle(Reader(0, 10 * CHUNK))
+    found = both.drafting(PAIR, running(500, 500))
+    assert (both.ms, both.leaves_out) == (0.0, False)
+    both.note(found)
+    assert both.ms > 0.0
+    assert both.leaves_out
+
+
+def test_rows_that_are_never_read_for_are_not_left_out() -> None:
+    both = cycle(Reader(0, 1000 * CHUNK))
+    both.note(both.drafting(PAIR, running(500, 5), GAIN_MS))
+    assert not both.leaves_out
+
+
+def test_nothing_is_read_for_who_would_draft_at_once_where_nobody_drafts() -> None:
+    both = cycle(Reader(25, 300))
+    found = both.drafting(PAIR, running(500, 500))
+    assert found.able_share == pytest.approx(0.25)
+    both.note(found, drafts=False)
+    assert both.ms == pytest.approx(0.75 * found.ms)
+
+
+def test_the_smallest_chunk_still_catches_up() -> None:
+    found = cycle(Reader(12), chunk=1).drafting(PAIR, running(500))
+    assert found.tokens == {"small": 2}, "while the text grows by one"

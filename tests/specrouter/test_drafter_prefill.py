@@ -145,12 +145,12 @@ def test_lags_of_several_rows_share_a_chunk_and_who_is_done_drafts_at_once(
 def test_a_lag_of_a_few_tokens_is_read_in_passing(
     pool: ModelPool, read: list[Counter[str]]
 ) -> None:
-    bench = Bench(pool, prompts=SHORT, params=SAMPLED, chunk=1)
+    bench = Bench(pool, prompts=SHORT, params=SAMPLED, chunk=2)
     for _ in range(CATCH_UP_TOKENS - 2):
         bench.cycle(ALONE)
     read.clear()
     assert drafters(bench.cycle(PAIR)) == {0, 1, 2}
-    assert sum(cycle["small"] for cycle in read) <= 1
+    assert sum(cycle["small"] for cycle in read) <= 2
 
 
 def test_nothing_is_read_for_a_rows_last_token(pool: ModelPool, read: list[Counter[str]]) -> None:

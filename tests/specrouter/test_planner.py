@@ -106,6 +106,9 @@ class Reader:
     def slots_read(self, rows: Ints) -> int:
         return self.slots
 
+    def slots_of(self, rows: Ints) -> Ints:
+        return np.full_like(rows, self.slots)
+
     def missed(self, model: str, rows: Ints) -> Ints:
         return np.array([self.behind.get(row, self.new_tokens) for row in rows.tolist()])
 

@@ -152,3 +152,16 @@ def test_other_drafters_are_tried_on_requests_that_they_have_read() -> None:
 
     assert TWIN in tried(0)
     assert tried(10 * CHUNK) == {PAIR}
+
+
+def test_what_a_helper_would_have_to_read_keeps_nobody_from_learning_the_targets_time() -> None:
+    known = snapshot({"small": flat(7.0), "big": rising(20.0)}, {PAIR: 0.1})
+    plan = lagging(
+        *(Request() for _ in range(4)), behind=dict.fromkeys(range(4), LONG), known=known
+    )
+    groups = plan.groups()
+    assert [group.chain for group in groups] == [ALONE]
+    plan.learn(groups, dict.fromkeys(range(4), 1))
+    [(chain, _, predicted_ms, *_)] = plan.profiler.outcomes
+    assert chain == ALONE
+    assert predicted_ms > 0.0
