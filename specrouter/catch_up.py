@@ -58,7 +58,7 @@ class Drafting:
     Attributes:
         tokens: that are read in this cycle, by model; `ms`: the time that takes.
         able_share: of that, what is read for rows that draft in this cycle, if any do.
-        leaves_out: some rows are not read for to their ends in this cycle.
+        leaves_out: for some of `reads` this cycle does not read to the end.
     """
 
     able: frozenset[int]
