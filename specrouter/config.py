@@ -213,6 +213,11 @@ class ServerConfig(_Strict):
                 raise ConfigError("", f"key {number} must be printable ASCII without spaces")
         return keys
 
+    @field_validator("chat_template")
+    @classmethod
+    def _of_the_user(cls, file: Path | None) -> Path | None:
+        return file and file.expanduser()
+
     @field_validator("cors_origins")
     @classmethod
     def _origins_are_what_browsers_send(cls, origins: tuple[str, ...]) -> tuple[str, ...]:

@@ -74,9 +74,10 @@ class Models:
 class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
-    `nodes` None: whole trees. `alternatives`: the best option of every other chain, best first, to
-    explain the choice. `at_hand`: of those, what may draft beside it or in its place in one cycle:
-    models that never ran and promise too little to be loaded are not among them.
+    `nodes` None: whole trees. `alternatives`: the best options of other chains, best first, to
+    explain the choice; the target alone is always among them, or chosen. `at_hand`: of the other
+    chains' options, what may draft beside it or in its place in one cycle: models that never ran
+    and promise too little to be loaded are not among them.
     """
 
     chain: Chain
@@ -282,7 +283,7 @@ class ModelChainScheduler:
             best.inner_rounds,
             reason=reason,
             predicted=best,
-            alternatives=tuple(others[:_EXPLAINED]),
+            alternatives=_explained(others, alone),
             at_hand=tuple(option for option in others if option in worth),
             predicted_ms={option.chain: option.ms_per_token for option in ranked},
             probe=self._probe(snapshot, best, found, models.wanted),
@@ -442,6 +443,14 @@ class ModelChainScheduler:
         """What of a configured chain may be used."""
         able = tuple(name for name in chain if name in models.available or name == self.target)
         return able if self.may_use(able, models) else (self.target,)
+
+
+def _explained(others: Sequence[Option], alone: Option) -> tuple[Option, ...]:
+    """Of the options that were not chosen, best first, those that are told; `alone` always is."""
+    told = others[:_EXPLAINED]
+    if alone in others and alone not in told:
+        told = [*told[:-1], alone]
+    return tuple(told)
 
 
 def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:

@@ -55,7 +55,7 @@ class LoadOptions:
         self._check_trace()
         self._check_policies()
         _check_whole("--rounds", self.rounds)
-        _check_whole("--seed", self.seed, 0)
+        _check_whole("--seed", self.seed, 0, 2**64 - 1)
         if self.output_tokens is not None:
             _check_whole("--output-tokens", self.output_tokens, 2)  # one has no time per token
         _check_positive("--length-scale", [self.length_scale])
@@ -108,9 +108,11 @@ class LoadOptions:
                 raise ConfigError(argument, "is the server's own: not with --server")
 
 
-def _check_whole(argument: str, value: int, least: int = 1) -> None:
+def _check_whole(argument: str, value: int, least: int = 1, most: int | None = None) -> None:
     if value < least:
         raise ConfigError(argument, f"must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise ConfigError(argument, f"must be at most {most}, not {value}")
 
 
 def _check_positive(argument: str, values: Sequence[float]) -> None:

@@ -106,6 +106,7 @@ class RequestFields(StructureFields):
         "regex": "is not known here: use structured_outputs.regex",
         "repetition_detection": "is not supported: penalties and bad_words are",
         "return_tokens_as_token_ids": "is not supported: use return_token_ids",
+        "stop_regex": "is not supported: stop and stop_token_ids are",
         "structural_tag": "is not supported: the whole text has a form, see structured_outputs",
         "thinking_token_budget": "is not supported: max_tokens limits all of a text",
         "truncate_prompt_tokens": "is not supported: a prompt is read whole",
@@ -147,6 +148,7 @@ class RequestFields(StructureFields):
     regex: Refused = None
     repetition_detection: Refused = None
     return_tokens_as_token_ids: Refused = None
+    stop_regex: Refused = None
     structural_tag: Refused = None
     thinking_token_budget: Refused = None
     truncate_prompt_tokens: Refused = None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from modelpool import lean_forward, loader, packed_linear
 from modelpool.config import ModelConfig
@@ -33,6 +34,19 @@ def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
     assert (model.dtype, model.vocab_size, model.device.type) == (torch.bfloat16, VOCAB_SIZE, "cpu")
     wide = load_model(config(dtype="float64"), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
     assert wide.dtype == torch.float64
+
+
+def test_weights_in_several_files_are_the_same_model(tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="float32")
+    whole = load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
+    AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path, max_shard_size="100KB")
+    (tmp_path / "model.safetensors").unlink()
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    divided = load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
+    expected = whole.model.state_dict()
+    found = divided.model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_nothing_is_printed_where_there_is_no_terminal(

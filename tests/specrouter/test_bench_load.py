@@ -502,6 +502,7 @@ def test_last_line_is_the_document_and_the_file_has_the_series(
         (["--poisson", "1", "--temperature", "-1"], "--temperature"),
         (["--poisson", "1", "--temperature", "nan"], "--temperature"),
         (["--poisson", "1", "--seed", "-1"], "--seed"),
+        (["--poisson", "1", "--seed", str(2**64)], "--seed"),
         (["--poisson", "1", "--rows", "0"], "--rows"),
         (["--poisson", "1", "--rows", "1025"], "--rows"),
         (["--poisson", "1", "--plot", "/none/load"], "--plot"),

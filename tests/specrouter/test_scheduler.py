@@ -27,6 +27,7 @@ from specrouter.scheduler import (
     ChainDecision,
     ModelChainScheduler,
     Models,
+    _explained,
     candidate_chains,
     fitting_width,
 )
@@ -139,6 +140,17 @@ def test_of_few_drafters_every_chain_is_looked_at() -> None:
 
 
 # What is chosen
+
+
+@pytest.mark.parametrize("drafters", [1, 2, 6, 9])
+def test_what_the_target_alone_would_cost_is_always_told(drafters: int) -> None:
+    alone = Option(ALONE, ms_per_token=90.0)
+    ranked = [Option((f"d{at}", "big"), ms_per_token=10.0 + at) for at in range(drafters)]
+    told = _explained([*ranked, alone], alone)
+    assert told[-1] is alone
+    assert len(told) == min(drafters + 1, 6)
+    assert told[:-1] == tuple(ranked[:5])
+    assert _explained(ranked, alone) == tuple(ranked[:6])  # where it is what was chosen
 
 
 def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() -> None:

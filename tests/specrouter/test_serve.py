@@ -272,6 +272,14 @@ def test_template_that_is_not_there_is_an_error_of_its_setting(tmp_path: Path) -
     assert refused.value.field == "server.chat_template"
 
 
+def test_template_may_lie_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    check_server(ServerConfig.model_validate({"chat_template": "~/chat.jinja"}))
+
+
 def test_serve_refuses_a_bad_setting_with_code_2_and_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -567,6 +567,7 @@ def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
         ({"guided_whitespace_pattern": "", "guided_regex": "a"}, "guided_whitespace_pattern"),
         ({"logits_processors": ["f"]}, "logits_processors"),
         ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+        ({"stop_regex": "[.]$"}, "stop_regex"),
         ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
         ({"logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
