@@ -482,6 +482,11 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, metavar="N", help="requests together (default: the config's)"
     )
     parser.add_argument(
+        "--simulate", type=float, metavar="A",
+        help="in simulated time, where nothing else runs: cycles take what this machine's measured "
+        "curves say, and a drafter's best token is accepted in the share A of cases",
+    )  # fmt: skip
+    parser.add_argument(
         "--server", metavar="URL",
         help="a running specrouter server, under its own configuration, instead of a router here",
     )  # fmt: skip

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from specrouter.audition_policy import next_audition
 from specrouter.catch_up import CycleCatchUp, Drafting, gain_ms
-from specrouter.cost_model import demanded_rates
 from specrouter.cycle_plan import Audition, ChainGroup, CyclePlan, CycleResult
 from specrouter.decision_keeper import (
     INTERVAL,
@@ -582,17 +581,13 @@ def progress_of(
     rows = sorted(requests)
     ordered = [requests[row] for row in rows]
     limits = [request.objective and request.objective.tpot_ms for request in ordered]
-    tpot_ms = np.array([np.nan if limit is None else limit for limit in limits])
-    decode_ms = np.array([request.decode_ms(now) for request in ordered])
-    decoded = np.array([request.decoded_tokens for request in ordered])
-    remaining = np.array([request.remaining for request in ordered])
-    return Progress(
+    return Progress.made(
         np.array(rows),
-        decode_ms,
-        decoded,
+        np.array([request.decode_ms(now) for request in ordered]),
+        np.array([request.decoded_tokens for request in ordered]),
+        np.array([request.remaining for request in ordered]),
         np.array([waited.get(request, 0) for request in ordered]),
-        tpot_ms,
-        demanded_rates(decode_ms, decoded, remaining, tpot_ms),
+        np.array([np.nan if limit is None else limit for limit in limits]),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cost_model import choose_nodes
+from specrouter.cost_model import choose_nodes, demanded_rates
 from specrouter.cycle_choice import CycleChoice, choose_cycle
 from specrouter.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
 from specrouter.prediction import (
@@ -50,6 +50,20 @@ class Progress:
     waited: Ints  # cycles in a row that they have sat out
     tpot_ms: Floats  # NaN without an objective
     rates: Floats  # tokens per ms that are needed, see `demanded_rates`
+
+    @classmethod
+    def made(
+        cls,
+        rows: Ints,
+        decode_ms: Floats,
+        decoded: Ints,
+        remaining: Ints,
+        waited: Ints,
+        tpot_ms: Floats,
+    ) -> "Progress":
+        """With the rates that follow. `remaining`: tokens that each may still gain."""
+        rates = demanded_rates(decode_ms, decoded, remaining, tpot_ms)
+        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates)
 
     def at(self, rows: Ints) -> Ints:
         return np.searchsorted(self.rows, rows)

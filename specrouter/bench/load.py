@@ -10,6 +10,7 @@ by the times that a request got, not by what the service says of it.
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +29,14 @@ from specrouter.bench.load_plot import PLOTS, plot_path, write_load_plots
 from specrouter.bench.load_prompts import fill_prompts, load_labelled
 from specrouter.bench.load_report import describe, load_table
 from specrouter.bench.load_services import BASELINES, OwnService, ServerService
+from specrouter.bench.load_simulation import Machine, SimulatedService
 from specrouter.bench.output_file import writing
 from specrouter.bench.plot import check_plot
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
+from specrouter.bench.simulated_text import SimulatedText
 from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig
 from specrouter.router import ChainRouter
@@ -94,16 +97,36 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     points = sweep(trace, options, request_limit(config, pool))
     progress.note(f"loading {pool.target}")
     with ChainRouter.from_config(config) as router:
+        simulated = None if options.simulate is None else _simulated(router, options.simulate)
         bench = LoadBench(
-            OwnService(router),
+            simulated or OwnService(router),
             lambda text: pool.tokenizer(text)["input_ids"],
             texts,
             options,
             progress,
+            simulated,
         )
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
         return {"conditions": {**conditions(router), **rows, **_asked(options, bench)}, **measured}
+
+
+def _simulated(router: ChainRouter, acceptance: float) -> SimulatedService:
+    """With the router's measured times of the target and its smallest drafter."""
+    pool, known = router.pool, router.performance()
+    drafters = [n for n in pool.names if n in known.times and n != pool.target]
+    with_weights = [name for name in drafters if not pool.is_weightless(name)]
+    if not with_weights:
+        raise ConfigError("--simulate", "the pool has no drafter with weights that is loaded")
+    names = (with_weights[0], pool.target)
+    machine = Machine(
+        *names,
+        {name: known.times[name] for name in names},
+        {name: known.parameters[name] for name in names},
+        router.config.engine.prefill_chunk,
+        router.config.engine.max_requests,
+    )
+    return SimulatedService(machine, SimulatedText(acceptance), router.config.trees)
 
 
 def _measure_server(
@@ -205,7 +228,8 @@ class LoadBench:
     def _settle(self, point: Point) -> None:
         """Drafters are loaded, timed and tried before anything counts, at several loads."""
         names = [name for name in self._options.policies if name != "target-only"]
-        if self._options.server is not None or not names:
+        is_settled = self._options.server is not None or self._options.simulate is not None
+        if is_settled or not names:
             return
         requests = self._requests(point, 0)[:_SETTLING_REQUESTS]
         for name in names[-1:] * 2 + names[:1]:
@@ -254,7 +278,8 @@ class LoadBench:
         self._service.use(name)
         requests = self._requests(point, number)
         self._warm_up(requests)
-        watch = _Ticker(label, len(requests), self._progress)
+        every_s = _NOTE_S if self._options.simulate is None else math.inf  # simulated ones fly by
+        watch = _Ticker(label, len(requests), self._progress, every_s)
         outcomes = replay(requests, self._service, self._clock, watch)
         row = figures(outcomes)
         self._progress.note(f"{label}: {_summary(row)}")
@@ -292,9 +317,9 @@ class LoadBench:
 class _Ticker:
     """What a replay is at: always on a terminal, and now and then in a line that stays."""
 
-    def __init__(self, label: str, total: int, progress: Progress) -> None:
+    def __init__(self, label: str, total: int, progress: Progress, every_s: float) -> None:
         self._label, self._total, self._progress = label, total, progress
-        self._next_s = _NOTE_S
+        self._next_s = self._every_s = every_s
 
     def __call__(self, elapsed_s: float, sent: int, running: int) -> None:
         line = (
@@ -304,7 +329,7 @@ class _Ticker:
         self._progress.show(line)
         if elapsed_s >= self._next_s:
             self._progress.note(line)
-            self._next_s = elapsed_s + _NOTE_S
+            self._next_s = elapsed_s + self._every_s
 
 
 def point_result(
@@ -344,6 +369,7 @@ def _asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
         "trace_baseline_ms": options.trace_baseline_ms,
         "prompts": [Path(file).name for file in options.prompts],
         "rounds": options.rounds,
+        "simulated_acceptance": options.simulate,
         "temperature": options.temperature,
         "seed": options.seed,
         "baseline_ms": bench.baseline_ms,

@@ -8,6 +8,7 @@ from pathlib import Path
 from modelpool.errors import ConfigError
 from specrouter.bench.load_services import POLICIES
 from specrouter.bench.output_file import check_writable
+from specrouter.bench.simulated_text import LEAST, MOST
 
 DEFAULT_POLICIES = ("target-only", "fixed-4", "global-greedy", "slo", "costmodel")
 
@@ -24,6 +25,7 @@ class LoadOptions:
         output_tokens: None takes the trace's, times `length_scale`.
         policy: None takes `DEFAULT_POLICIES`, or a server's own.
         rows: requests that run together; None takes the configuration's.
+        simulate: how often a drafter's best token is accepted, in simulated time.
         server: address of a running service, instead of a router in this process.
         api_key: of that service; None takes the environment's.
         plot: what the files' names begin with.
@@ -47,6 +49,7 @@ class LoadOptions:
     seed: int = 0
     rows: int | None = None
     server: str | None = None
+    simulate: float | None = None
     api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
@@ -96,6 +99,12 @@ class LoadOptions:
             raise ConfigError("--policy", "names one twice")
         if self.rows is not None:
             _check_whole("--rows", self.rows)
+        if self.simulate is not None:
+            if not LEAST <= self.simulate <= MOST:
+                reason = f"must be from {LEAST} to {MOST}, not {self.simulate}"
+                raise ConfigError("--simulate", reason)
+            if self.server is not None:
+                raise ConfigError("--simulate", "not with --server")
         if self.server is None:
             if self.api_key is not None:
                 raise ConfigError("--api-key", "goes with --server")

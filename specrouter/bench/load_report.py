@@ -32,6 +32,9 @@ def describe(point: Mapping[str, Any]) -> str:
 
 def _title(conditions: Mapping[str, Any]) -> str:
     models = model_sizes(conditions) if "models" in conditions else conditions["server"]
+    acceptance = conditions.get("simulated_acceptance")
+    if acceptance is not None:
+        models += f"\nSIMULATED, a best token accepted in {acceptance:.2f} of cases"
     return f"{models}\nbaseline latency {conditions['baseline_ms']:.2f} ms"
 
 
