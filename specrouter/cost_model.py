@@ -5,12 +5,13 @@ and brings request i an expected `E_i = 1 + sum of its nodes' worth`. A request 
 needs `rate_i * cost_ms[k]` tokens of that cycle to be in time; `rate_i` is what it has left to say
 over the time that its objective leaves. Of all budgets k the one is taken that maximises
 
-    sum_i  rate_i * attainable(E_i, need_i)  +  SPARE_TOKEN * E_i / cost_ms[k]
+    sum_i  nearness_i * rate_i * attainable(E_i, need_i)  +  SPARE_TOKEN * E_i / cost_ms[k]
 
 the expected rate of tokens that objectives need, and, for less, of all others: without objectives,
-of all tokens. Within a budget the nodes are selected as in AdaServe's Algorithm 2, two prefixes of
-sorted arrays, but cheapest request first: that puts the most requests on time when the budget does
-not serve all.
+of all tokens. A request's tokens count when all of them came in time, or not at all, so one counts
+for more the fewer of them are missing (`nearness`). Within a budget the nodes are selected as in
+AdaServe's Algorithm 2, two prefixes of sorted arrays, but cheapest request first: that puts the
+most requests on time when the budget does not serve all.
 
 Pure functions on arrays: no clock, no tensors, no loop over nodes or requests.
 """
@@ -33,11 +34,12 @@ _HOPELESS = 1.6  # needs beyond so many times what its whole tree may bring are 
 SPARE_TOKEN = 0.3  # of a request that is ahead already, or cannot be saved
 THROUGHPUT_TOKEN = 0.5  # of one without an objective
 PROMPT_TOKEN = 0.1  # of a prompt, that is read in the same cycle
+_NEAREST = 6.0  # times that a token of a request counts at most
 _BUDGETS = 24  # that are compared
 
 
 def demanded_rates(
-    decode_ms: Floats, decoded: Ints, remaining: Ints, tpot_ms: Floats, margin: float = 1.1
+    decode_ms: Floats, decoded: Ints, remaining: Ints, tpot_ms: Floats, margin: float = 1.2
 ) -> Floats:
     """[B] tokens per millisecond that bring each request back in time; 0 where `tpot_ms` is NaN.
 
@@ -58,13 +60,21 @@ def demanded_rates(
     return np.where(np.isnan(tpot_ms), 0.0, rates)
 
 
+def nearness(decoded: Ints, remaining: Ints) -> Floats:
+    """[B] what a token that an objective needs counts: a request's tokens over those to come."""
+    left = np.maximum(remaining, 1)
+    near: Floats = np.minimum((1 + decoded + left) / left, _NEAREST)
+    return near
+
+
 def attainable(tokens: Floats, needed: Floats) -> Floats:
     """How likely a request is to be in time that gets `tokens` a cycle and needs `needed`.
 
-    `1 / (1 + (needed / tokens)^8)`: half at what is needed, 0.68 at 1.1 times as much.
+    `1 / (1 + (needed / tokens)^5)`: half at what is needed, 0.71 at 1.2 times as much. How much
+    prompts that are still to come will take is not known.
     """
-    squared = (needed / tokens) ** 2
-    share: Floats = 1.0 / (1.0 + (squared**2) ** 2)  # powers of 2 are fast
+    ratio = needed / tokens
+    share: Floats = 1.0 / (1.0 + ratio * (ratio**2) ** 2)  # powers of 2 are fast
     return share
 
 
@@ -73,26 +83,40 @@ def is_hopeless(needed: Floats, most_tokens: Floats) -> Bools:
     return np.asarray(needed > _HOPELESS * most_tokens)
 
 
-def value_per_ms(tokens: Floats, wanted: Floats, weights: Floats, cycle_ms: Floats) -> Floats:
+def value_per_ms(
+    tokens: Floats,
+    wanted: Floats,
+    weights: Floats,
+    cycle_ms: Floats,
+    near: Floats | float = 1.0,
+) -> Floats:
     """Worth of what requests get of a cycle; in shapes that broadcast.
 
     Args:
         wanted: tokens per millisecond that each needs; 0: nothing that could be attained.
         weights: of any token.
+        near: of `nearness`, of those that are needed.
     """
-    worth: Floats = wanted * attainable(tokens, wanted * cycle_ms) + weights * tokens / cycle_ms
+    timely = near * wanted * attainable(tokens, wanted * cycle_ms)
+    worth: Floats = timely + weights * tokens / cycle_ms
     return worth
 
 
-def value(tokens: Floats, rates: Floats, hopeless: Bools, cycle_ms: Floats) -> Floats:
+def value(
+    tokens: Floats,
+    rates: Floats,
+    hopeless: Bools,
+    cycle_ms: Floats,
+    near: Floats | float = 1.0,
+) -> Floats:
     """[G, B] worth of a cycle per millisecond, by budget and request.
 
     Args:
-        tokens, hopeless: [G, B]; rates: [B]; cycle_ms: [G, 1].
+        tokens, hopeless: [G, B]; rates, near: [B]; cycle_ms: [G, 1].
     """
     wanted = np.where(hopeless, 0.0, rates)
     weights = np.where(rates > 0.0, SPARE_TOKEN, THROUGHPUT_TOKEN)
-    return value_per_ms(tokens, wanted, weights, cycle_ms)
+    return value_per_ms(tokens, wanted, weights, cycle_ms, near)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +135,7 @@ def choose_nodes(
     prompt_tokens: int = 0,
     n_max: int = MAX_TREE_TOKENS,
     most: int = MAX_TREE_TOKENS,
+    near: Floats | float = 1.0,
 ) -> Choice:
     """The selection of the best budget.
 
@@ -121,6 +146,7 @@ def choose_nodes(
         n_max: nodes that one request may get towards its objective, before the rest is given by
             worth (AdaServe, section 4.3).
         most: nodes of one tree.
+        near: [B] of `nearness`.
     """
     batch = len(rates)
     if not (rates > 0.0).any():
@@ -131,10 +157,10 @@ def choose_nodes(
     budgets = _budgets(min(len(cost_ms) - 1, int(count.sum())))
     needed = rates * cost_ms[budgets][:, None]  # [G, B]
     hopeless = is_hopeless(needed, 1.0 + sums[:, -1])
-    taken = _towards_objectives(sums, count, needed, hopeless, budgets, n_max)
+    taken = _towards_objectives(sums, count, needed, hopeless, budgets, n_max, near)
     taken += _by_worth(gains, taken, budgets - taken.sum(axis=1))
     tokens = 1.0 + sums[np.arange(batch), taken]
-    rate = value(tokens, rates, hopeless, cost_ms[budgets][:, None]).sum(axis=1)
+    rate = value(tokens, rates, hopeless, cost_ms[budgets][:, None], near).sum(axis=1)
     best = int(np.argmax(rate + PROMPT_TOKEN * prompt_tokens / cost_ms[budgets]))
     nodes = int(taken[best].sum())
     return Choice(candidates.best(taken[best]), nodes, float(cost_ms[nodes]))
@@ -163,13 +189,20 @@ def _budgets(most: int) -> Ints:
 
 
 def _towards_objectives(
-    sums: Floats, count: Ints, needed: Floats, hopeless: Bools, budgets: Ints, n_max: int
+    sums: Floats,
+    count: Ints,
+    needed: Floats,
+    hopeless: Bools,
+    budgets: Ints,
+    n_max: int,
+    near: Floats | float,
 ) -> Ints:
-    """[G, B] nodes that each request takes to be in time, cheapest first while the budget lasts."""
+    """[G, B] nodes that each request takes to be in time, while the budget lasts: those first that
+    take few of them for what they count."""
     short = 1.0 + sums < needed[:, :, None]  # [G, B, M + 1] still, with so many nodes
     wanted = np.minimum(short.sum(axis=2), np.minimum(count, n_max))
     wanted[hopeless] = 0
-    order = np.argsort(wanted, axis=1, kind="stable")
+    order = np.argsort(wanted / near, axis=1, kind="stable")
     sorted_wanted = np.take_along_axis(wanted, order, axis=1)
     before = np.cumsum(sorted_wanted, axis=1) - sorted_wanted
     granted = np.clip(budgets[:, None] - before, 0, sorted_wanted)

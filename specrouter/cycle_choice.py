@@ -3,10 +3,11 @@
 The expected value of a cycle per millisecond is compared for several numbers of requests that take
 part and every shape of drafts:
 
-    sum over requests of  rate_i * attainable(E_i, rate_i * t)  +  SPARE_TOKEN * E_i / t
+    sum over requests of  near_i * rate_i * attainable(E_i, rate_i * t)  +  SPARE_TOKEN * E_i / t
 
 `t` is what the cycle takes by the measured curves, `E_i` what a request gains in it, `rate_i` the
-tokens per millisecond that it needs to be in time. A token in itself counts less: that of a request
+tokens per millisecond that it needs to be in time, `near_i` what such a token counts, which is more
+the nearer the request is to its end. A token in itself counts less: that of a request
 without an objective more than that of one that is ahead, or that cannot be saved. A prompt token
 that is read counts too, so that large trees do not delay first tokens, and so does a token of every
 request that decodes in the same pass and is routed otherwise.
@@ -65,6 +66,7 @@ class _Crowds:
     """Requests of about the same needs, K crowds of them."""
 
     rates: Floats  # [K] tokens per millisecond that each request needs; 0: nothing to attain
+    near: Floats  # [K] what such a token counts
     weights: Floats  # [K] of any token
     counts: Ints  # [K, M] requests that take part, for each of the numbers that are compared
 
@@ -88,6 +90,7 @@ def choose_cycle(
     others: int = 0,
     reading_ms: float = 0.0,
     catch_up_ms: float = 0.0,
+    near: Floats | None = None,
 ) -> CycleChoice:
     """The best cycle for B requests whose drafts the grid predicts.
 
@@ -98,6 +101,7 @@ def choose_cycle(
         others: requests beside them, that decode in the same pass.
         reading_ms: that drafters need in the same cycle to read texts, for drafts of later ones.
         catch_up_ms: that they need for the drafts of this one, if there are to be any.
+        near: [B] of `nearness`; None: a needed token of any request counts the same.
     """
     count, target = len(rates), grid.chain[-1]
     everyone = np.full(1, count + others)
@@ -108,7 +112,8 @@ def choose_cycle(
     order = _service_order(rates, urgent, lost, waited)
     always = (~lost & ~urgent & (rates > 0.0)) | (waited >= LONGEST_WAIT)
     active = _numbers(max(1, int(always.sum())), count, lost, rates)
-    crowds = _crowds(rates[order], urgent[order], lost[order], active)
+    nearby = np.ones(count) if near is None else near
+    crowds = _crowds(rates[order], nearby[order], urgent[order], lost[order], active)
 
     drafts = _drafts(grid)
     drafting = np.stack((active, crowds.counts[:_BINS].sum(axis=0)), axis=1)  # [M, 2] all; urgent
@@ -201,7 +206,7 @@ def _numbers(least: int, count: int, lost: Bools, rates: Floats) -> Ints:
     return np.unique(np.append(steps, savable))[::-1]
 
 
-def _crowds(rates: Floats, urgent: Bools, lost: Bools, active: Ints) -> _Crowds:
+def _crowds(rates: Floats, near: Floats, urgent: Bools, lost: Bools, active: Ints) -> _Crowds:
     """Of requests in the order of service: `_BINS` urgent crowds, those ahead, lost, and free."""
     free = rates == 0.0
     place = np.cumsum(urgent) - 1
@@ -211,10 +216,12 @@ def _crowds(rates: Floats, urgent: Bools, lost: Bools, active: Ints) -> _Crowds:
     member = crowd[:, None] == np.arange(_BINS + 3)  # [B, K]
     counts = np.cumsum(member, axis=0)[active - 1].T
     wanted = np.where(lost | free, 0.0, rates)
-    means = (wanted[:, None] * member).sum(axis=0) / np.maximum(member.sum(axis=0), 1)
+    sums = (wanted[:, None] * member).sum(axis=0)
+    means = sums / np.maximum(member.sum(axis=0), 1)
+    nearby = ((near * wanted)[:, None] * member).sum(axis=0) / np.where(sums > 0.0, sums, 1.0)
     weights = np.full(_BINS + 3, SPARE_TOKEN)
     weights[-1] = THROUGHPUT_TOKEN
-    return _Crowds(means, weights, counts)
+    return _Crowds(means, nearby, weights, counts)
 
 
 def _value(crowds: _Crowds, tokens: Floats, cycle_ms: Floats) -> Floats:
@@ -222,7 +229,9 @@ def _value(crowds: _Crowds, tokens: Floats, cycle_ms: Floats) -> Floats:
     gained = np.ones((len(crowds.rates), 1, 2, len(tokens)))
     gained[:, :, 0] = tokens
     gained[:_BINS, :, 1] = tokens
-    rates, weights = crowds.rates[:, None, None, None], crowds.weights[:, None, None, None]
-    each = value_per_ms(gained, rates, weights, cycle_ms)
+    rates, near, weights = (
+        each[:, None, None, None] for each in (crowds.rates, crowds.near, crowds.weights)
+    )
+    each = value_per_ms(gained, rates, weights, cycle_ms, near)
     value: Floats = (crowds.counts[:, :, None, None] * each).sum(axis=0)
     return value

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cost_model import choose_nodes, demanded_rates
+from specrouter.cost_model import choose_nodes, demanded_rates, nearness
 from specrouter.cycle_choice import CycleChoice, choose_cycle
 from specrouter.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
 from specrouter.prediction import (
@@ -50,6 +50,7 @@ class Progress:
     waited: Ints  # cycles in a row that they have sat out
     tpot_ms: Floats  # NaN without an objective
     rates: Floats  # tokens per ms that are needed, see `demanded_rates`
+    near: Floats  # what such a token counts, see `nearness`
 
     @classmethod
     def made(
@@ -63,7 +64,8 @@ class Progress:
     ) -> "Progress":
         """With the rates that follow. `remaining`: tokens that each may still gain."""
         rates = demanded_rates(decode_ms, decoded, remaining, tpot_ms)
-        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates)
+        near = nearness(decoded, remaining)
+        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates, near)
 
     def at(self, rows: Ints) -> Ints:
         return np.searchsorted(self.rows, rows)
@@ -80,6 +82,7 @@ class Progress:
             self.waited[at],
             self.tpot_ms[at],
             self.rates[at],
+            self.near[at],
         )
 
 
@@ -162,6 +165,7 @@ class TreePlanner:
             others,
             reading_ms,
             catch_up_ms,
+            near=progress.near,
         )
 
     def _shaped(self, option: Option, requests: int) -> Option:
@@ -220,8 +224,14 @@ class TreePlanner:
         candidates: Candidates,
         aside: int,
     ) -> Bools:
-        rates = progress.rates[progress.at(rows)]
-        return choose_nodes(candidates, rates, cost.beside(aside), prompt_tokens).chosen
+        at = progress.at(rows)
+        return choose_nodes(
+            candidates,
+            progress.rates[at],
+            cost.beside(aside),
+            prompt_tokens,
+            near=progress.near[at],
+        ).chosen
 
     def _by_objectives(
         self,

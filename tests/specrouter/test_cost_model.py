@@ -19,6 +19,7 @@ from specrouter.cost_model import (
     choose_nodes,
     demanded_rates,
     is_hopeless,
+    nearness,
     value,
 )
 from specrouter.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
@@ -162,10 +163,27 @@ def test_only_who_needs_more_than_all_its_nodes_is_hopeless() -> None:
     assert hopeless.tolist() == [False, False, True, True]
 
 
-def worth(tokens: float, rate: float, hopeless: bool = False, cycle_ms: float = 10.0) -> float:
+def test_a_needed_token_counts_for_the_tokens_that_it_saves() -> None:
+    decoded, remaining = np.array([0, 31, 47, 60, 63]), np.array([63, 32, 16, 3, 0])
+    near = nearness(decoded, remaining)
+    assert near == pytest.approx([64 / 63, 2.0, 4.0, 6.0, 6.0])  # of 64; at most 6
+    assert nearness(np.array([30]), np.array([10_000])) == pytest.approx([1.0], abs=0.01)
+
+
+def worth(
+    tokens: float, rate: float, hopeless: bool = False, cycle_ms: float = 10.0, near: float = 1.0
+) -> float:
     """Of one request, per millisecond."""
     each = (np.array([[tokens]]), np.array([rate]), np.array([[hopeless]]), np.array([[cycle_ms]]))
-    return float(value(*each)[0, 0])
+    return float(value(*each, np.array([near]))[0, 0])
+
+
+def test_only_what_an_objective_needs_counts_for_more_near_the_end() -> None:
+    far, close = worth(200.0, 0.2), worth(200.0, 0.2, near=3.0)
+    assert close - far == pytest.approx(2.0 * 0.2, rel=1e-6)
+    for tokens in (1.0, 4.0):
+        assert worth(tokens, 0.0, near=3.0) == worth(tokens, 0.0)
+        assert worth(tokens, LATE, hopeless=True, near=3.0) == worth(tokens, LATE, hopeless=True)
 
 
 def test_a_token_that_nobody_waits_for_counts_most_where_there_is_no_objective() -> None:
@@ -341,6 +359,13 @@ def test_what_is_left_goes_to_the_best_nodes_of_all() -> None:
     assert chosen(NO_OBJECTIVE, 0.15, nodes=6, paths=[RICH, URGENT]) == [4, 2]
     assert chosen(NO_OBJECTIVE, 0.15, nodes=7, paths=[RICH, URGENT]) == [4, 3]
     assert chosen(NO_OBJECTIVE, 0.15, nodes=8, paths=[RICH, URGENT]) == [4, 4]
+
+
+def test_of_two_alike_the_one_that_is_nearer_to_its_end_comes_first() -> None:
+    drafts, cost_ms, needs = requests(URGENT, URGENT), flat(2), np.array([0.15, 0.15])
+    assert counts(choose_nodes(drafts, needs, cost_ms)) == [2, 0]
+    for near, expected in (([1.0, 3.0], [0, 2]), ([3.0, 1.0], [2, 0])):
+        assert counts(choose_nodes(drafts, needs, cost_ms, near=np.array(near))) == expected
 
 
 def test_where_the_budget_does_not_serve_all_the_cheapest_request_comes_first() -> None:

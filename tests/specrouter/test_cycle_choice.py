@@ -58,12 +58,16 @@ def choose(
     limits: Limits = OPEN,
     reading_ms: float = 0.0,
     catch_up_ms: float = 0.0,
+    near: Sequence[float] | None = None,
 ) -> CycleChoice:
     count = len(rates)
     grid = OptionGrid(PAIR, 1, known, Workload(count), limits)
     cycles = np.zeros(count, np.int64) if waited is None else np.array(waited)
     wanted = np.array(rates, float)
-    return choose_cycle(known, grid, wanted, cycles, prompt_tokens, others, reading_ms, catch_up_ms)
+    nearby = None if near is None else np.array(near)
+    return choose_cycle(
+        known, grid, wanted, cycles, prompt_tokens, others, reading_ms, catch_up_ms, nearby
+    )
 
 
 def route(choice: CycleChoice) -> object:
@@ -255,6 +259,18 @@ def test_urgent_requests_have_drafts_that_do_not_pay_for_all(needed: float) -> N
     assert choice.option is not None
     assert choice.option.tokens > needed
     assert choice.option.plain_ms == 0.0  # made for these requests, it predicts no other cycle
+
+
+def test_needs_of_requests_near_their_end_weigh_more() -> None:
+    """Those without an objective sit out sooner for them."""
+    known, rates = target_of(0.45), crowd(1.4 / CROWD_MS)
+    found = [choose(known, rates, near=[each] * 4 + [1.0] * 12) for each in (1.0, 2.0, 6.0)]
+    active = [int(choice.active.sum()) for choice in found]
+    assert active == sorted(active, reverse=True)
+    assert active[0] > active[-1] >= 4
+    assert all(choice.active[:4].all() for choice in found)
+    free = choose(known, rates, near=[1.0] * 4 + [6.0] * 12)  # they need no tokens
+    assert np.array_equal(free.active, found[0].active)
 
 
 @pytest.mark.parametrize("needed", [1.4, 1.7, 2.0])

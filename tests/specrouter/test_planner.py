@@ -1075,7 +1075,7 @@ def test_urgent_requests_are_helped_where_requests_may_differ() -> None:
 
 
 def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
-    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.4})
+    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.5})
     plan = pairs(*(Request(tpot_ms=45.0) for _ in range(4)), known=known)
     assert set(plan.chains().values()) == {ALONE}
     plan.requests |= {row: Request("off") for row in range(4, 16)}

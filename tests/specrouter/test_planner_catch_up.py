@@ -73,9 +73,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     seen: list[tuple[Any, ...]] = []
     real = cycle_choice.choose_cycle
 
-    def choose_cycle(*arguments: Any) -> Any:
+    def choose_cycle(*arguments: Any, near: Any) -> Any:
         seen.append(arguments[-3:])
-        return real(*arguments)
+        return real(*arguments, near=near)
 
     monkeypatch.setattr("specrouter.tree_planner.choose_cycle", choose_cycle)
     return seen

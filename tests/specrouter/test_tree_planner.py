@@ -55,6 +55,7 @@ def progress(
     rows: list[int] | None = None,
     tpot_ms: list[float] | None = None,
     waited: list[int] | None = None,
+    near: list[float] | None = None,
 ) -> Progress:
     """Of requests that won 4 tokens in 100 ms."""
     count = len(rates)
@@ -65,6 +66,7 @@ def progress(
         np.zeros(count, np.int64) if waited is None else np.array(waited),
         np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
         np.array(rates),
+        np.ones(count) if near is None else np.array(near),
     )
 
 
@@ -84,12 +86,13 @@ def grid(requests: int = 4, **limits: Any) -> OptionGrid:
 def test_progress_of_some_requests_is_theirs() -> None:
     rates = [0.0, 0.1, 0.2, 0.3]
     tpot_ms = [NAN, 10.0, 20.0, 30.0]
-    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7])
+    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7], near=[1.0, 2.0, 3.0, 4.0])
     part = whole.of(np.array([3, 9]))
     assert part.rows.tolist() == [3, 9]
     assert part.rates.tolist() == [0.1, 0.3]
     assert part.tpot_ms.tolist() == [10.0, 30.0]
     assert part.waited.tolist() == [5, 7]
+    assert part.near.tolist() == [2.0, 4.0]
     assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
     assert part.at(np.array([9, 3])).tolist() == [1, 0]
 
@@ -151,9 +154,9 @@ def test_the_cost_model_takes_the_best_cycle(
     rates: list[float], prompt_tokens: int, others: int
 ) -> None:
     waited = [0] * 15 + [LONGEST_WAIT]
-    at = progress(rates, waited=waited)
+    at = progress(rates, waited=waited, near=[1.0 + each for each in range(16)])
     found = planner().choose(DEAR, CHOSEN, SLOW, at, prompt_tokens, others)
-    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, prompt_tokens, others)
+    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, prompt_tokens, others, near=at.near)
     assert same(found, best)
     if max(rates) > 0.0:  # the chain that was not decided on is looked at too
         assert same(planner().choose(DEAR, ALONE, SLOW, at, prompt_tokens, others), best)
@@ -367,9 +370,11 @@ def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
 def test_the_cost_model_is_given_rates_prompts_and_what_further_nodes_cost(
     aside: int, prompt_tokens: int
 ) -> None:
-    rates = [0.0, 0.16, np.inf]
-    found = picked(planner(), DRAFTS, progress(rates), aside=aside, prompt_tokens=prompt_tokens)
-    expected = choose_nodes(DRAFTS, np.array(rates), COST.beside(aside), prompt_tokens).chosen
+    rates, near = [0.16, 0.16, np.inf], [1.0, 6.0, 1.0]
+    at = progress(rates, near=near)
+    found = picked(planner(), DRAFTS, at, aside=aside, prompt_tokens=prompt_tokens)
+    cost = COST.beside(aside)
+    expected = choose_nodes(DRAFTS, at.rates, cost, prompt_tokens, near=at.near).chosen
     assert np.array_equal(found, expected)
 
 
