@@ -71,7 +71,7 @@ def test_a_cycle_in_which_drafters_read_is_not_like_the_one_before() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Of every choice of a cycle: others beside, and what is read in any case and for drafts."""
     seen: list[tuple[Any, ...]] = []
-    real = cycle_choice.choose_cycle
+    real: Any = cycle_choice.choose_cycle
 
     def choose_cycle(*arguments: Any, near: Any) -> Any:
         seen.append(arguments[-3:])
