@@ -23,7 +23,7 @@ from processors import share_chunk
 from specrouter.acceptance import SHAPE_DEPTHS, SHAPE_NODES, SHAPE_WIDTHS, TreeAcceptance
 from specrouter.bench.load_services import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest
-from specrouter.bench.simulated_text import SimulatedText
+from specrouter.bench.simulated_text import SimulatedText, learned
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
 from specrouter.prediction import (
@@ -136,7 +136,7 @@ class SimulatedService:
     def __post_init__(self) -> None:
         machine = self.machine
         known: dict[TreeKey, TreeAcceptance] = {
-            ((machine.drafter,), 1, machine.target, mode): self.text.known for mode in _MODES
+            ((machine.drafter,), 1, machine.target, mode): learned(self.text) for mode in _MODES
         }
         self._snapshot = PerformanceSnapshot(machine.times, machine.parameters, trees=known)
         self._draws = np.random.default_rng(0)

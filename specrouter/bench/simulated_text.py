@@ -8,7 +8,7 @@ Pure functions of arrays and a generator.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,21 +85,22 @@ class SimulatedText:
             np.tile(depths, (batch, 1)),
         )
 
-    @cached_property
-    def known(self) -> TreeAcceptance:
-        """What is learned of such trees in the long run."""
-        draws = np.random.default_rng(0)
-        rates = np.zeros((len(SHAPES), RANKS))
-        for row, (depth, width) in enumerate(SHAPES):
-            worth = self.draw(_SAMPLES, depth, width, draws).worth
-            ranked = -np.sort(-worth, axis=1)[:, :MAX_TREE_TOKENS]
-            rates[row, : ranked.shape[1]] = ranked.mean(axis=0)
-        trees = np.full(len(SHAPES), _KNOWN_TREES)
-        return TreeAcceptance(rates, trees, self.acceptance, _KNOWN_TREES)
-
     def _chances(self, batch: int, nodes: int, width: int, draws: np.random.Generator) -> Floats:
         """[B, nodes, width] of the best children, given their parent."""
         mean = (self.acceptance - _LEAST_CHANCE) / (1.0 - _LEAST_CHANCE)
         drawn = draws.beta(_SPREAD * mean, _SPREAD * (1.0 - mean), (batch, nodes, 1))
         best = _LEAST_CHANCE + (1.0 - _LEAST_CHANCE) * drawn
         return np.concatenate((best, (1.0 - best) * _SIBLINGS[: width - 1]), axis=2)
+
+
+@cache
+def learned(text: SimulatedText) -> TreeAcceptance:
+    """What is known of its trees in the long run."""
+    draws = np.random.default_rng(0)
+    rates = np.zeros((len(SHAPES), RANKS))
+    for row, (depth, width) in enumerate(SHAPES):
+        worth = text.draw(_SAMPLES, depth, width, draws).worth
+        ranked = -np.sort(-worth, axis=1)[:, :MAX_TREE_TOKENS]
+        rates[row, : ranked.shape[1]] = ranked.mean(axis=0)
+    trees = np.full(len(SHAPES), _KNOWN_TREES)
+    return TreeAcceptance(rates, trees, text.acceptance, _KNOWN_TREES)
