@@ -7,6 +7,7 @@ from pathlib import Path
 
 from modelpool.errors import ConfigError
 from specrouter.bench.load_services import POLICIES
+from specrouter.bench.load_simulation import NOT_SIMULATED
 from specrouter.bench.output_file import check_writable
 from specrouter.bench.simulated_text import LEAST, MOST
 
@@ -105,6 +106,10 @@ class LoadOptions:
                 raise ConfigError("--simulate", reason)
             if self.server is not None:
                 raise ConfigError("--simulate", "not with --server")
+            for name in self.policy or ():
+                if name in NOT_SIMULATED:
+                    reason = f"{name} cannot be simulated: {NOT_SIMULATED[name]}"
+                    raise ConfigError("--policy", reason)
         if self.server is None:
             if self.api_key is not None:
                 raise ConfigError("--api-key", "goes with --server")

@@ -18,7 +18,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from modelpool.errors import ConfigError
 from processors import share_chunk
 from specrouter.acceptance import SHAPE_DEPTHS, SHAPE_NODES, SHAPE_WIDTHS, TreeAcceptance
 from specrouter.bench.load_services import POLICIES
@@ -44,7 +43,7 @@ from specrouter.tree_selection import whole
 Ints = NDArray[np.int64]
 
 _MODES = (False, True)  # of sampling
-_NOT_SIMULATED = {"static-tree": "its tree has a form of its own"}
+NOT_SIMULATED: Mapping[str, str] = {"static-tree": "its tree has a form of its own"}
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,7 @@ class SimulatedService:
     # The service
 
     def use(self, policy: str) -> None:
-        """One of `POLICIES`, from now on. Raises `ConfigError`."""
-        if policy in _NOT_SIMULATED:
-            raise ConfigError("--policy", f"{policy} cannot be simulated: {_NOT_SIMULATED[policy]}")
+        """One of `POLICIES` that is not among `NOT_SIMULATED`, from now on."""
         chosen = POLICIES[policy]
         config = SchedulerConfig.model_validate({"policy": chosen.policy, **chosen.settings})
         changed = {"selection": chosen.selection, "shape": chosen.shape}
