@@ -57,9 +57,10 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         self._check_trace()
+        self._check_simulation()
         self._check_policies()
         _check_whole("--rounds", self.rounds)
-        _check_whole("--seed", self.seed, 0, 2**64 - 1)
+        _check_whole("--seed", self.seed, 0, 2**63)  # rounds count up from it
         if self.output_tokens is not None:
             _check_whole("--output-tokens", self.output_tokens, 2)  # one has no time per token
         _check_positive("--length-scale", [self.length_scale])
@@ -100,16 +101,6 @@ class LoadOptions:
             raise ConfigError("--policy", "names one twice")
         if self.rows is not None:
             _check_whole("--rows", self.rows)
-        if self.simulate is not None:
-            if not LEAST <= self.simulate <= MOST:
-                reason = f"must be from {LEAST} to {MOST}, not {self.simulate}"
-                raise ConfigError("--simulate", reason)
-            if self.server is not None:
-                raise ConfigError("--simulate", "not with --server")
-            for name in self.policy or ():
-                if name in NOT_SIMULATED:
-                    reason = f"{name} cannot be simulated: {NOT_SIMULATED[name]}"
-                    raise ConfigError("--policy", reason)
         if self.server is None:
             if self.api_key is not None:
                 raise ConfigError("--api-key", "goes with --server")
@@ -120,6 +111,18 @@ class LoadOptions:
         for argument, value in its_own.items():
             if value is not None:
                 raise ConfigError(argument, "is the server's own: not with --server")
+
+    def _check_simulation(self) -> None:
+        if self.simulate is None:
+            return
+        if not LEAST <= self.simulate <= MOST:  # NaN is not
+            raise ConfigError("--simulate", f"must be from {LEAST} to {MOST}, not {self.simulate}")
+        if self.server is not None:
+            raise ConfigError("--simulate", "not with --server")
+        for name in self.policy or ():
+            if name in NOT_SIMULATED:
+                reason = f"{name} cannot be simulated: {NOT_SIMULATED[name]}"
+                raise ConfigError("--policy", reason)
 
 
 def _check_whole(argument: str, value: int, least: int = 1, most: int | None = None) -> None:

@@ -277,7 +277,9 @@ def test_template_may_lie_in_the_users_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
-    check_server(ServerConfig.model_validate({"chat_template": "~/chat.jinja"}))
+    config = ServerConfig.model_validate({"chat_template": "~/chat.jinja"})
+    assert config.chat_template == tmp_path / "chat.jinja"
+    check_server(config)
 
 
 def test_serve_refuses_a_bad_setting_with_code_2_and_its_name(
