@@ -20,9 +20,9 @@ from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.prompts import load_prompts, tokenize
-from specrouter.cli import default_config
+from specrouter.cli.main import default_config
 from specrouter.config import RouterConfig
-from specrouter.prediction import Chain
+from specrouter.request.params import Chain
 
 _LONGEST = 200  # tokens of a prompt
 _FADED = 2000.0  # nodes, that the figures are taken over

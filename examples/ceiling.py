@@ -26,9 +26,9 @@ from specrouter import ChainRouter, RequestHandle, SamplingParams
 from specrouter.bench.bare_forward import BareForwards
 from specrouter.bench.prompts import load_prompts, tokenize
 from specrouter.bench.sample import EngineTime
-from specrouter.cli import default_config
+from specrouter.cli.main import default_config
 from specrouter.config import RouterConfig
-from specrouter.prediction import Chain
+from specrouter.request.params import Chain
 
 _LONGEST = 96  # tokens of a prompt
 _POLL_S = 0.002

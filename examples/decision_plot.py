@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 
 from specrouter import ChainRouter, SamplingParams
-from specrouter.cli import default_config
-from specrouter.decision_record import DecisionRecord
-from specrouter.prediction import Option
+from specrouter.cli.main import default_config
+from specrouter.profile.prediction import Option
+from specrouter.routing.decision_record import DecisionRecord
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 
 from specrouter import ChainRouter, RouterConfig, SamplingParams
-from specrouter.cli import default_config
+from specrouter.cli.main import default_config
 from specrouter.config import SloConfig
-from specrouter.slo_accounts import Percentiles
+from specrouter.slo.accounts import Percentiles
 
 CLASSES = ("interactive", "batch")
 PROMPTS = ("def fib(n):", "The sea was", "Tom has 3 apples and buys 4 more.", "import json\n")

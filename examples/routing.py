@@ -32,8 +32,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.bench.prompts import load_prompts
 from specrouter.bench.tuning import Shape, grid, tune
-from specrouter.cli import default_config
-from specrouter.scheduler import Chain, ChainDecision, candidate_chains
+from specrouter.cli.main import default_config
+from specrouter.request.params import Chain
+from specrouter.routing.scheduler import ChainDecision, candidate_chains
 from specrouter.yaml_file import read_mapping
 
 _LONGEST_PROMPT = 200  # tokens

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.container import ROOT, memory_limits
 from modelpool.errors import ConfigError, DoesNotFitError
-from modelpool.footprint import ModelFootprint
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from transformers.utils import logging as transformers_logging
 
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
-from modelpool.direct_forward import direct_forward_of
 from modelpool.errors import ConfigError, UnsupportedModelError
-from modelpool.lean_forward import lean_forward_of
+from modelpool.fast.direct_forward import direct_forward_of
+from modelpool.fast.lean_forward import lean_forward_of
+from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
-from modelpool.tuning import PLAIN, Tuning
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modelpool.architecture import ignored_window, max_positions, refusal
-from modelpool.errors import UnsupportedModelError
-from modelpool.lean_norm import replace_norms
-from modelpool.packed_attention import (
+from modelpool.attention.packed import (
     ATTENTION_NAME,
     KVView,
     OnDevice,
@@ -28,8 +25,11 @@ from modelpool.packed_attention import (
     QueryGroup,
     UnsupportedAttention,
 )
-from modelpool.packed_linear import pack_linears, parameter_count
-from modelpool.tuning import PLAIN, Tuning
+from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
+from modelpool.errors import UnsupportedModelError
+from modelpool.fast.lean_norm import replace_norms
+from modelpool.fast.linear import pack_linears, parameter_count
+from modelpool.fast.tuning import PLAIN, Tuning
 
 logger = logging.getLogger(__name__)
 

@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from modelpool.architecture import refusal
-from modelpool.config import ModelConfig, PoolConfig, validate_config
-from modelpool.cpu import computes_in
-from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
-from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
-from modelpool.footprint import (
+from modelpool.checkpoint.architecture import refusal
+from modelpool.checkpoint.footprint import (
     CheckpointFacts,
     Header,
     ModelFootprint,
     read_checkpoint,
     read_config,
 )
-from modelpool.inflated import inflated_source
-from modelpool.source import resolve_headers, resolve_source
-from modelpool.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
-from modelpool.tuning import Role, Tuning, dtype_for, tuning_for
+from modelpool.checkpoint.source import resolve_headers, resolve_source
+from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
+from modelpool.config import ModelConfig, PoolConfig, validate_config
+from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
+from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
+from modelpool.fast.cpu import computes_in
+from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
+from modelpool.inflate.inflated import inflated_source
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel

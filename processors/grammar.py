@@ -3,7 +3,7 @@
 Contract: a grammar's mask depends on the text alone, and not on who drafted it, so that tokens
 stay a function of logits, seed and structure. Drafts are free; `prune` takes out of them what no
 verifier could choose, in one pass on the host. Verifiers alone are masked (`Sampler.masks`).
-Not here: what a grammar is compiled from (`specrouter.grammar`).
+Not here: what a grammar is compiled from (`specrouter.request.grammar`).
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,13 @@
 """SpecRouter: text from a large language model faster, drafted by smaller ones of its family."""
 
 from specrouter.config import RouterConfig
-from specrouter.errors import OverloadedError, UnavailableError
-from specrouter.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
-from specrouter.params import RequestError, SamplingParams, Speculation
-from specrouter.request import RequestHandle
+from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.objective import SLO
+from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
+from specrouter.request.params import RequestError, SamplingParams, Speculation
+from specrouter.request.running import RequestHandle
+from specrouter.request.structure import Structure
 from specrouter.router import ChainRouter
-from specrouter.slo import SLO
-from specrouter.structure import Structure
 
 __all__ = [
     "SLO",

@@ -2,6 +2,6 @@
 
 import sys
 
-from specrouter.cli import main
+from specrouter.cli.main import main
 
 sys.exit(main())

@@ -9,8 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
-from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH, RequestError
-from specrouter.slo import BY_VALUE, NO_OBJECTIVE, SLO
+from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE, SLO
+from specrouter.request.params import (
+    MAX_DEPTH,
+    MAX_INNER_ROUNDS,
+    MAX_TREE_TOKENS,
+    MAX_WIDTH,
+    RequestError,
+)
 from specrouter.yaml_file import read_mapping
 from statemgr import row_slots
 

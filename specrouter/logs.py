@@ -49,7 +49,7 @@ def add_request_id(record: logging.LogRecord) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-21T14:03:05.123Z INFO specrouter.engine: message [request id]`"""
+    """`2026-11-21T14:03:05.123Z INFO specrouter.engine.engine: message [request id]`"""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

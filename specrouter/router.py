@@ -18,26 +18,26 @@ from prometheus_client.metrics_core import Metric
 
 from modelpool import ModelPool
 from modelpool.config import validate_config
-from specrouter.calibration import CalibrationFigures
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
-from specrouter.decision_record import DecisionRecord
-from specrouter.decode_counts import DecodeFigures
-from specrouter.engine import Engine, EngineState
-from specrouter.engine_thread import EngineThread
-from specrouter.intake import Asked, Intake, PromptLike, ask_each
-from specrouter.output import Delta, RequestOutput
-from specrouter.params import RequestError, SamplingParams
-from specrouter.prediction import PerformanceSnapshot, TreeKey
-from specrouter.profiler import EngineStatistics
-from specrouter.request import (
+from specrouter.engine.engine import Engine, EngineState
+from specrouter.engine.engine_thread import EngineThread
+from specrouter.engine.intake import Asked, Intake, PromptLike, ask_each
+from specrouter.profile.calibration import CalibrationFigures
+from specrouter.profile.decode_counts import DecodeFigures
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.objective import SloLike
+from specrouter.request.output import Delta, RequestOutput
+from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.running import (
     Listener,
     Prompt,
     RequestHandle,
     RunningRequest,
     SpeculationOverride,
 )
-from specrouter.slo import SloLike
-from specrouter.slo_accounts import SloCounts, SloReport
+from specrouter.routing.decision_record import DecisionRecord
+from specrouter.slo.accounts import SloCounts, SloReport
 
 
 class ChainRouter:

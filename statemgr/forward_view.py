@@ -80,7 +80,7 @@ class TreeMask:
 
 
 class ForwardView:
-    """Implements `modelpool.packed_attention.KVView` over a model's store and mask."""
+    """Implements `modelpool.attention.packed.KVView` over a model's store and mask."""
 
     def __init__(
         self,

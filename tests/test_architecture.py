@@ -18,6 +18,26 @@ MAY_IMPORT = {
     "statemgr": {"statemgr"},
     "modelpool": {"modelpool"},
 }
+# The rooms of `specrouter/`, top to bottom: a room imports itself and rooms below it. Those of one
+# line do not see each other. A file at the top of the package is a room of its own.
+ROOMS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
+    ("cli",),
+    ("http", "bench"),
+    ("__init__",),
+    ("router", "sim"),
+    ("engine",),
+    ("routing",),
+    ("slo", "execution"),
+    ("profile",),
+    ("cycle",),
+    ("config",),
+    ("yaml_file",),
+    ("request",),
+    ("logs",),
+)
+# Beside these only benchmarks and the command line know tensors.
+KNOW_TORCH = {"execution", "bench", "profile/time_profile.py", "engine/engine_thread.py"}
 OURS = {*MAY_IMPORT, "examples", "tests", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
@@ -59,6 +79,71 @@ def test_packages_import_in_one_direction(package: str) -> None:
     assert wrong == []
 
 
+def room_of(module: str) -> str:
+    """Of `specrouter` itself, its public names: "__init__"."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def own_room(path: Path) -> str:
+    parts = path.relative_to(ROOT / "specrouter").with_suffix("").parts
+    return parts[0]
+
+
+def floors() -> dict[str, int]:
+    return {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {own_room(path) for path in sources("specrouter")} == set(floors())
+
+
+def test_rooms_import_only_rooms_below_them() -> None:
+    floor = floors()
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources("specrouter")
+        for module in imports(path)
+        if top(module) == "specrouter"
+        and room_of(module) != own_room(path)
+        and floor[room_of(module)] <= floor[own_room(path)]
+    ]
+    assert wrong == []
+
+
+def test_files_of_a_room_do_not_import_in_circles() -> None:
+    """Within rooms, and within the other packages."""
+    graph = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): set(imports(path))
+        for package in MAY_IMPORT
+        for path in sources(package)
+    }
+    graph = {name: found & set(graph) for name, found in graph.items()}
+    while free := {name for name, found in graph.items() if not found & set(graph)}:
+        graph = {name: found for name, found in graph.items() if name not in free}
+    assert graph == {}
+
+
+def test_only_execution_and_the_profile_at_load_know_tensors() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sources("specrouter")
+        if "torch" in set(map(top, imports(path)))
+        and not {own_room(path), str(path.relative_to(ROOT / "specrouter"))} & KNOW_TORCH
+    ]
+    assert wrong == []
+
+
+def test_only_the_cluster_knows_ray() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for package in MAY_IMPORT
+        for path in sources(package)
+        if "ray" in set(map(top, imports(path))) and "cluster" not in path.parts
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("package", ["processors", "statemgr", "modelpool"])
 def test_only_specrouter_knows_http(package: str) -> None:
     assert not [path for path in sources(package) if WEB & set(map(top, imports(path)))]
@@ -73,7 +158,7 @@ def test_core_imports_without_optional_or_web_dependencies() -> None:
     absent = ["flashinfer", "ray", *sorted(WEB)]
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
-        "import specrouter, specrouter.cli, processors, statemgr, modelpool"
+        "import specrouter, specrouter.cli.main, processors, statemgr, modelpool"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

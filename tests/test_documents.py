@@ -13,8 +13,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from modelpool.source import resolve_source
-from specrouter.cli import main
+from modelpool.checkpoint.source import resolve_source
+from specrouter.cli.main import main
 from specrouter.config import RouterConfig
 from specrouter.http.app import create_app
 from specrouter.http.generate_request import GenerateRequest

@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, Corpus, load_corpus
 from examples.train_family.train import TARGET
-from modelpool.cpu import computes_in
+from modelpool.fast.cpu import computes_in
 from processors.noise import gumbel
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, StaticCache
 
 from examples.train_family.corpus import DOMAINS, Corpus
-from modelpool.cpu import computes_in
+from modelpool.fast.cpu import computes_in
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, VOCAB_SIZE, Corpus, load_corpus
 from examples.train_family.own_text import WINDOW, load_own_text
-from modelpool.cpu import computes_in
+from modelpool.fast.cpu import computes_in
 
 logger = logging.getLogger(__name__)
 

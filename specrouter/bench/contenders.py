@@ -20,8 +20,8 @@ from specrouter.bench.sample import (
     distinct_share,
 )
 from specrouter.config import RouterConfig
-from specrouter.output import RequestOutput
-from specrouter.params import SamplingParams
+from specrouter.request.output import RequestOutput
+from specrouter.request.params import SamplingParams
 
 
 class Router(Protocol):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.scheduler import Chain, candidate_chains
+from specrouter.request.params import Chain
+from specrouter.routing.scheduler import candidate_chains
 
 _ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
 SMALLEST, BEST = "ssd-smallest", "ssd-tuned"

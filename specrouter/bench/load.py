@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench import traces
 from specrouter.bench.api_key import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
 from specrouter.bench.load_figures import figures, medians, series, with_ratios
@@ -28,18 +27,20 @@ from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_plot import PLOTS, plot_path, write_load_plots
 from specrouter.bench.load_prompts import fill_prompts, load_labelled
 from specrouter.bench.load_report import describe, load_table
-from specrouter.bench.load_services import BASELINES, OwnService, ServerService
-from specrouter.bench.load_simulation import Machine, SimulatedService
+from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.output_file import writing
 from specrouter.bench.plot import check_plot
 from specrouter.bench.prompts import Texts, Tokenize
-from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
-from specrouter.bench.simulated_text import SimulatedText
-from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig
 from specrouter.router import ChainRouter
+from specrouter.sim import traces
+from specrouter.sim.replay import Clock, LoadRequest, Outcome, Service, replay
+from specrouter.sim.service import Machine, SimulatedService
+from specrouter.sim.text import SimulatedText
+from specrouter.sim.traces import Arrival
+from specrouter.slo.policies import BASELINES
 
 _BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.errors import ConfigError
-from specrouter.bench.load_services import POLICIES
-from specrouter.bench.load_simulation import NOT_SIMULATED
 from specrouter.bench.output_file import check_writable
-from specrouter.bench.simulated_text import LEAST, MOST
+from specrouter.sim.service import NOT_SIMULATED
+from specrouter.sim.text import LEAST, MOST
+from specrouter.slo.policies import POLICIES
 
 DEFAULT_POLICIES = ("target-only", "fixed-4", "global-greedy", "slo", "costmodel")
 

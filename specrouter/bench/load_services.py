@@ -11,17 +11,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from modelpool.errors import ConfigError
 from specrouter.bench.api_key import authorize
-from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
-from specrouter.config import RouterConfig, Selection
-from specrouter.output import RequestOutput
-from specrouter.params import RequestError, SamplingParams
-from specrouter.slo import SLO
+from specrouter.config import RouterConfig
+from specrouter.request.objective import SLO
+from specrouter.request.output import RequestOutput
+from specrouter.request.params import RequestError, SamplingParams
+from specrouter.sim.replay import Answer, LoadRequest, Pending
+from specrouter.slo.policies import POLICIES
 
 _END_S = 60.0  # within which one that was cancelled must end
 _SILENCE_S = 600.0  # of a server between two events
@@ -31,41 +32,6 @@ _FAILURES = (OSError, ValueError, LookupError, http.client.HTTPException)
 
 # A proxy would be measured too.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-@dataclass(frozen=True)
-class RouterPolicy:
-    """What a policy means by itself. The rest of `trees`, its budget say, is the scenario's.
-
-    `settings`: of the scheduler.
-    """
-
-    policy: str
-    selection: Selection
-    shape: Literal["costmodel", "adaserve", "fixed", "static"] = "costmodel"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _fixed(depth: int) -> RouterPolicy:
-    return RouterPolicy("adaptive", "whole", "fixed", {"depth": depth, "width": 1})
-
-
-# The baselines: what AdaServe compares with. The others answer to objectives.
-BASELINES: Mapping[str, RouterPolicy] = {
-    "target-only": RouterPolicy("target-only", "whole", "fixed"),
-    "fixed-4": _fixed(4),
-    "fixed-6": _fixed(6),
-    "fixed-8": _fixed(8),
-    "static-tree": RouterPolicy("adaptive", "whole", "static"),
-    "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
-    "global-greedy": RouterPolicy("adaptive", "global-greedy"),
-}
-POLICIES: Mapping[str, RouterPolicy] = {
-    **BASELINES,
-    "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
-    "slo": RouterPolicy("adaptive", "slo"),
-    "costmodel": RouterPolicy("adaptive", "costmodel"),  # the default
-}
 
 
 class Handle(Protocol):

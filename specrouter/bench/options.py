@@ -7,7 +7,7 @@ from pathlib import Path
 from modelpool.errors import ConfigError
 from specrouter.bench import tuning
 from specrouter.bench.output_file import check_writable
-from specrouter.params import MAX_DEPTH, MAX_WIDTH
+from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
 
 DEFAULT_BATCHES = (1, 4, 8, 16)
 

@@ -16,7 +16,7 @@ from specrouter.bench.prompts import BenchPrompt, Work, deal
 from specrouter.bench.rounds import Progress, measure
 from specrouter.bench.sample import EngineTime, Sample
 from specrouter.bench.tuning import Shape, Tuned
-from specrouter.scheduler import Chain
+from specrouter.request.params import Chain
 
 _TUNING_TOKENS = 16  # of each prompt in the first rung; every further one doubles them
 _TUNING_BATCHES = 3

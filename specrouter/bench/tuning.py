@@ -6,8 +6,7 @@ Pure but for the measurements, which are a function that is handed in.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specrouter.params import MAX_TREE_TOKENS
-from specrouter.scheduler import Chain
+from specrouter.request.params import MAX_TREE_TOKENS, Chain
 
 DEPTHS = (1, 2, 3, 4, 6)
 WIDTHS = (1, 2, 3)

@@ -19,9 +19,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from specrouter import OverloadedError, RequestError, RequestOutput, UnavailableError
+from specrouter.engine.intake import ContextLengthError
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
-from specrouter.intake import ContextLengthError
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
 

@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from specrouter import ChainRouter
-from specrouter.metrics import RouterCollector
-from specrouter.request_meter import without_created
+from specrouter.engine.request_meter import without_created
+from specrouter.http.prometheus import RouterCollector
 
 Refusal = Literal["bad_request", "overloaded", "unavailable", "unauthorized"]
 

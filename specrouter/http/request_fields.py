@@ -22,7 +22,8 @@ from starlette.datastructures import Headers
 from specrouter import SLO, RequestError, SamplingParams, Speculation
 from specrouter.http.structure_fields import StructureFields
 from specrouter.http.texts import Text
-from specrouter.params import (
+from specrouter.request.objective import SloLike, joined
+from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,
     MAX_INNER_ROUNDS,
@@ -30,8 +31,7 @@ from specrouter.params import (
     MAX_SAMPLES,
     MAX_WIDTH,
 )
-from specrouter.request import MAX_PRIORITY
-from specrouter.slo import SloLike, joined
+from specrouter.request.running import MAX_PRIORITY
 
 _MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
 MAX_STOPS = 64  # texts: each is looked for after every token

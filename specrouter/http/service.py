@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from fastapi import Request
 
 from specrouter import ChainRouter, RequestError, SamplingParams
+from specrouter.engine.intake import PromptLike
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
 from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
 from specrouter.http.token_texts import TokenTexts
-from specrouter.intake import PromptLike
 
 
 def version() -> str:

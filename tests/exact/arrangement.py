@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from specrouter import SLO, ChainRouter, Speculation
 from specrouter.config import Policy, Selection, TreesConfig
-from specrouter.slo import SloLike
+from specrouter.request.objective import SloLike
 
 Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None

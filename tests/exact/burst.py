@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from specrouter import ChainRouter, RequestHandle, RequestOutput, SamplingParams, Speculation
-from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS
-from specrouter.slo import SloLike
-from tests.exact.arrangement import OBJECTIVES, Chain
+from specrouter.request.objective import SloLike
+from specrouter.request.params import MAX_DEPTH, MAX_INNER_ROUNDS, Chain
+from tests.exact.arrangement import OBJECTIVES
 from tests.exact.comparison import Case
 from tests.exact.oracle import Oracle
 

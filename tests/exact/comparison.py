@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
-from specrouter.slo import SloLike
-from tests.exact.arrangement import Arrangement, Chain, Override
+from specrouter.request.objective import SloLike
+from specrouter.request.params import Chain
+from tests.exact.arrangement import Arrangement, Override
 
 Tokens = tuple[int, ...]
 Route = tuple[Chain, int, int, int | None, int]  # depth, width, nodes, inner rounds

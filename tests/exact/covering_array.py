@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Hashable, Sequence
 
-from specrouter.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
 from tests.exact.arrangement import SELECTIONS, SHAPES, Arrangement, Mixed, Mode, Routed, Trees
 
 BATCHES = (1, 4, 16)

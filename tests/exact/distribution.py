@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.request.params import Chain
 from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import Chain
 from tests.exact.chi_square import Floats, Ints, fit_p_value, independence_p_value
 from tests.exact.comparison import Tokens, assert_whole
 from tests.exact.models import NAMES, pool_settings, save_family

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelpool.packed_attention import KVView
+from modelpool.attention.packed import KVView
 from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
-from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
-from specrouter.scheduler import ChainDecision, ModelChainScheduler
-from specrouter.tree_planner import TreePlanner
-from specrouter.tree_selection import Bools, Candidates, Ints, TreeSelector
+from specrouter.cycle import Candidates, TreeSelector
+from specrouter.request.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
+from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler
+from specrouter.slo.tree_planner import TreePlanner
+from specrouter.slo.tree_selection import Bools, Ints
 
 
 class InjectedFault(RuntimeError):

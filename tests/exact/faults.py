@@ -24,8 +24,9 @@ import numpy as np
 
 from modelpool import ModelPool
 from specrouter import ChainRouter, RequestOutput
+from specrouter.request.params import Chain
 from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import SELECTIONS, SHAPES, Chain, chains
+from tests.exact.arrangement import SELECTIONS, SHAPES, chains
 from tests.exact.array_check import verified_rounds
 from tests.exact.burst import draw_burst, draw_cases, draw_shape, play
 from tests.exact.comparison import Case, assert_whole

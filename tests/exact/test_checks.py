@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from modelpool.cpu import computes_in
+from modelpool.fast.cpu import computes_in
 from tests.exact import breadth, distribution, faults, greedy, rounding, seeded
 
 pytestmark = pytest.mark.exact

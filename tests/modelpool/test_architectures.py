@@ -24,7 +24,7 @@ from transformers import (
     RecurrentGemmaConfig,
 )
 
-from modelpool.architecture import ignored_window
+from modelpool.checkpoint.architecture import ignored_window
 from modelpool.errors import UnsupportedModelError
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState

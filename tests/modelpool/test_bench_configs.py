@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.inflate import inflated_shape
-from modelpool.source import resolve_source
+from modelpool.checkpoint.source import resolve_source
+from modelpool.inflate.inflate import inflated_shape
 from specrouter.config import RouterConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"

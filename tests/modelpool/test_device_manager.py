@@ -7,6 +7,7 @@ import torch
 from accelerate import infer_auto_device_map
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.device_manager import (
     DeviceInfo,
     DeviceManager,
@@ -16,7 +17,6 @@ from modelpool.device_manager import (
     read_devices,
 )
 from modelpool.errors import ConfigError
-from modelpool.footprint import ModelFootprint
 
 CPU = DeviceInfo("cpu", 1000, 1000)
 

@@ -11,14 +11,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from modelpool import lean_forward, loader, packed_linear
+from modelpool import loader
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError
-from modelpool.lean_forward import LeanForward
+from modelpool.fast import lean_forward
+from modelpool.fast import linear as packed_linear
+from modelpool.fast.lean_forward import LeanForward
+from modelpool.fast.linear import PackedLinear, can_pack, parameter_count
+from modelpool.fast.tuning import Tuning
 from modelpool.loader import load_model
-from modelpool.packed_linear import PackedLinear, can_pack, parameter_count
-from modelpool.tuning import Tuning
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
 FIELD = "pool.models[0]"

@@ -27,14 +27,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from modelpool.errors import UnsupportedModelError
-from modelpool.packed_attention import (
+from modelpool.attention.packed import (
     OpaqueView,
     UnsupportedAttention,
     packed_attention_forward,
 )
+from modelpool.errors import UnsupportedModelError
+from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from modelpool.tuning import Tuning
 from statemgr import ModelState
 
 VOCAB = 96

@@ -14,8 +14,8 @@ import torch
 from modelpool import ConfigError, ModelPool, PoolFullError
 from modelpool.config import ModelConfig, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement
+from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from modelpool.tuning import Tuning
 from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
 
 

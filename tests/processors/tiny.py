@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from modelpool.packed_attention import KVView
+from modelpool.attention.packed import KVView
 from modelpool.packed_model import PackedModel
 from processors.contexts import Contexts
 from processors.pack import PackPlan, run_pack

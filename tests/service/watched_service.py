@@ -23,8 +23,8 @@ from torch import Tensor
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter
 from specrouter.config import RouterConfig
+from specrouter.http.serve import serve
 from specrouter.logs import configure_logs
-from specrouter.serve import serve
 
 FAILING = "tiny-1m"
 HANGING = "tiny-3m"

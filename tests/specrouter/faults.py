@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from modelpool.packed_model import PackedModel
-from specrouter.hang_guard import HangGuard
+from specrouter.execution.hang_guard import HangGuard
 
 Forward = Callable[..., Tensor]
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from specrouter.time_curve import TimeCurve, TimeEstimator, TimeSample
+from specrouter.profile.time_curve import TimeCurve, TimeEstimator, TimeSample
 
 DRAFTER = TimeCurve(((1, 1.0), (16, 1.1), (128, 3.0)), 5.0)
 TARGET = TimeCurve(((1, 10.0), (16, 12.0), (128, 40.0)), 50.0)

@@ -12,7 +12,8 @@ from itertools import combinations
 
 import numpy as np
 
-from specrouter.tree_selection import Bools, Candidates, Floats, Ints
+from specrouter.cycle import Candidates
+from specrouter.slo.tree_selection import Bools, Floats, Ints
 
 Node = tuple[int, int]
 ROOT = -1

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from specrouter.acceptance import RANKS, SHAPES, TreeAcceptance
-from specrouter.prediction import Chain, Pair, PerformanceSnapshot, TreeKey
-from specrouter.time_curve import TimeCurve
+from specrouter.profile.acceptance import RANKS, SHAPES, TreeAcceptance
+from specrouter.profile.snapshot import Pair, PerformanceSnapshot, TreeKey
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.params import Chain
 
 NAMES = ("small", "twin", "middle", "big")
 PARAMETERS = {"small": 10, "twin": 10, "middle": 100, "big": 1000}

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
-from specrouter.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH
-from specrouter.slo import SLO
+from specrouter.request.objective import SLO
+from specrouter.request.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH
 
 Settings = dict[str, Any]
 POOL: Settings = {

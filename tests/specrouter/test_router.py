@@ -31,14 +31,14 @@ from specrouter import (
     Speculation,
     UnavailableError,
 )
-from specrouter.cycle_plan import CyclePlan, CycleResult
-from specrouter.detokenizer import Detokenizer
-from specrouter.engine import Engine
-from specrouter.executor import Executor
-from specrouter.prediction import Workload, target_only
-from specrouter.request import Prompt, RunningRequest
-from specrouter.slo import SloLike
-from specrouter.time_profile import profile_model
+from specrouter.cycle import CyclePlan, CycleResult
+from specrouter.engine.engine import Engine
+from specrouter.execution.executor import Executor
+from specrouter.profile.prediction import Workload, target_only
+from specrouter.profile.time_profile import profile_model
+from specrouter.request.detokenizer import Detokenizer
+from specrouter.request.objective import SloLike
+from specrouter.request.running import Prompt, RunningRequest
 from tests.exact.comparison import assert_whole
 from tests.specrouter.faults import PATIENCE_S, Faults
 
@@ -733,7 +733,7 @@ def test_waiting_long_outweighs_priority() -> None:
     def key(priority: int, submitted_s: float) -> float:
         prompt = Prompt((1,), (), GREEDY, None, 0, priority=priority)
         handle = RequestHandle(1, lambda: None)
-        with mock.patch("specrouter.request.time.perf_counter", return_value=submitted_s):
+        with mock.patch("specrouter.request.running.time.perf_counter", return_value=submitted_s):
             return RunningRequest(prompt, handle, mock.Mock(), frozenset()).admission_key
 
     assert key(priority=0, submitted_s=100.0) < key(priority=0, submitted_s=101.0)
@@ -818,7 +818,7 @@ def test_several_prompts_come_with_their_numbers(router: ChainRouter) -> None:
 def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
     small_config: Settings, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, logger="specrouter.engine")
+    caplog.set_level(logging.WARNING, logger="specrouter.engine.engine")
     overrides = [Speculation(("small", "target"), depth=depth) for depth in (2, 3, 4)]
     # So much may be read in a cycle that all three groups try to.
     with open_router(small_config, preload=False, prefill_chunk=1024) as router:
@@ -856,7 +856,7 @@ def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
     with open_router(small_config, hang_timeout_s=HANG_S, preload=False) as router:
         expected = alone(router, PROMPT)
-        monkeypatch.setattr("specrouter.model_times.profile_model", profile)
+        monkeypatch.setattr("specrouter.profile.model_times.profile_model", profile)
         pair = Speculation(chain=("small", "target"))
         assert router.generate([PROMPT], GREEDY, pair)[0].token_ids == expected
         assert faults.hangs.is_set()
@@ -875,7 +875,7 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
     with open_router(small_config, preload=False) as router:
         pair = Speculation(chain=("small", "target"))
         with monkeypatch.context() as patch:
-            patch.setattr("specrouter.model_times.profile_model", profile)
+            patch.setattr("specrouter.profile.model_times.profile_model", profile)
             router.generate([PROMPT], GREEDY, pair)
             assert "small" not in router.performance().times
         router.generate([PROMPT], LONG, pair)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.packed_attention import OpaqueView, attend_all, packed_attention_forward
+from modelpool.attention.packed import OpaqueView, attend_all, packed_attention_forward
 from modelpool.packed_model import KVLayer
 from statemgr import ForwardView, ModelState, TreeMask
 

@@ -30,7 +30,7 @@ from tests.specrouter.fake_router import (
     router_without_models,
 )
 from tests.specrouter.http.client import app_of, leave, post, refusal, stream_of
-from tests.specrouter.test_detokenizer import byte_fallback, id_of
+from tests.specrouter.request.test_detokenizer import byte_fallback, id_of
 
 PATH = "/v1/completions"
 PROMPT: dict[str, Any] = {"prompt": "ab"}

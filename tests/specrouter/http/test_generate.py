@@ -13,7 +13,7 @@ import pytest
 from specrouter import SLO, SamplingParams, Speculation, Structure, TokenLogprobs
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.request_fields import MAX_STOP_CHARACTERS
-from specrouter.slo import Objective, SloLike
+from specrouter.request.objective import Objective, SloLike
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
 from tests.specrouter.http.client import Headers, leave, post, refusal, request, stream_of
 

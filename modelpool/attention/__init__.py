@@ -1,0 +1,1 @@
+"""Attention over the key-value store."""

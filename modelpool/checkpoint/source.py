@@ -1,0 +1,182 @@
+"""Where a member's files are: a source string becomes a local directory.
+
+    bundled:NAME        weights that came with this package
+    path:DIR, /DIR, ./DIR, ~/DIR    a checkpoint as `save_pretrained` writes it; a relative path
+                        counts from the working directory
+    hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
+
+The source `ngram` has no files: `ModelPool` never resolves it.
+
+A hub repository is downloaded here, at construction, so that a missing model is an error of the
+configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
+fetched. With HF_HUB_OFFLINE set, only the local cache is read.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from huggingface_hub import get_safetensors_metadata, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    NotASafetensorsRepoError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from modelpool.checkpoint.footprint import Header, has_weights
+from modelpool.errors import ConfigError
+
+_HUB_FILES = ["*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_NOT_OURS = ["*/*", "consolidated*"]  # other formats of the same weights: never download twice
+_NO_WEIGHTS = (
+    "has no *.safetensors: other weight formats are not read; load the model with transformers "
+    "and save_pretrained it"
+)
+
+
+def resolve_source(
+    source: str, *, field: str, revision: str | None = None, remote_code: bool = False
+) -> Path:
+    """The directory of a checkpoint.
+
+    `field` is the member's place, such as `pool.models[1]`. `remote_code` fetches the
+    repository's Python files too. Raises `ConfigError` for `{field}.source`.
+    """
+    scheme, separator, rest = source.partition(":")
+    if source.startswith(("/", ".", "~")):
+        directory = _local(source, field)
+    elif separator and scheme == "path":
+        directory = _local(rest, field)
+    elif separator and scheme == "bundled":
+        directory = _bundled(rest, field)
+    elif separator and scheme == "hub":
+        directory = _hub(rest, revision, remote_code, field)
+    else:
+        raise _error(
+            field,
+            f"cannot read {source!r}: write bundled:NAME, path:DIR, hub:ORG/NAME, ngram, "
+            f"or a path that starts with '/', '.' or '~'{_likely(source)}",
+        )
+    _check_config(directory, field)
+    if not any(directory.glob("*.safetensors")):
+        raise _error(field, f"{str(directory)!r} {_NO_WEIGHTS}")
+    return directory
+
+
+def resolve_headers(
+    source: str, *, field: str, revision: str | None = None, remote_code: bool = False
+) -> tuple[Path, list[Header] | None]:
+    """As `resolve_source`, but the weights of a hub repository are not fetched.
+
+    Where they are not in the local cache, the headers of their files come with the directory.
+    """
+    scheme, _, repository = source.partition(":")
+    if scheme != "hub":
+        return resolve_source(source, field=field), None
+    directory = _hub(repository, revision, remote_code, field, weights=False)
+    _check_config(directory, field)
+    with _hub_faults(repository, revision, field):
+        if has_weights(directory):
+            return directory, None
+        files = get_safetensors_metadata(repository, revision=revision).files_metadata.values()
+    return directory, [
+        {name: {"dtype": one.dtype, "shape": one.shape} for name, one in file.tensors.items()}
+        for file in files
+    ]
+
+
+def _likely(source: str) -> str:
+    """What may have been meant by a source without a scheme."""
+    if Path(source).is_dir():
+        return f"; did you mean path:{source}?"
+    if _REPOSITORY.fullmatch(source):
+        return f"; did you mean hub:{source}?"
+    return ""
+
+
+def bundled_names() -> tuple[str, ...]:
+    """The names that `bundled:` accepts."""
+    root = _bundled_root()
+    if not root.is_dir():
+        return ()
+    return tuple(sorted(entry.parent.name for entry in root.glob("*/config.json")))
+
+
+def _bundled_root() -> Path:
+    return Path(str(resources.files("modelpool") / "bundled"))
+
+
+def _bundled(name: str, field: str) -> Path:
+    available = bundled_names()
+    if name not in available:
+        listed = ", ".join(available) or "none"
+        raise _error(field, f"no bundled model {name!r}; available: {listed}")
+    return _bundled_root() / name
+
+
+def _local(text: str, field: str) -> Path:
+    directory = Path(text).expanduser()
+    if not directory.is_dir():
+        raise _error(
+            field,
+            f"no directory {str(directory.absolute())!r}: give a directory that save_pretrained "
+            "wrote, or hub:ORG/NAME to download one",
+        )
+    return directory.resolve()
+
+
+def _hub(
+    repository: str, revision: str | None, remote_code: bool, field: str, weights: bool = True
+) -> Path:
+    patterns = [*_HUB_FILES, *["*.safetensors"] * weights, *["*.py"] * remote_code]
+    with _hub_faults(repository, revision, field):  # the library shows a progress bar on a terminal
+        path = snapshot_download(
+            repository, revision=revision, allow_patterns=patterns, ignore_patterns=_NOT_OURS
+        )
+    return Path(path)
+
+
+@contextmanager
+def _hub_faults(repository: str, revision: str | None, field: str) -> Iterator[None]:
+    """Within it, what the hub's library raises becomes a `ConfigError`."""
+    named = f"{repository!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        yield
+    except HFValidationError as error:
+        raise _error(field, f"{repository!r} is not a repository id ORG/NAME: {error}") from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"{field}.revision", f"the hub has no {named}") from error
+    except GatedRepoError as error:
+        raise _error(
+            field, f"{named} is gated: accept its licence on the hub and run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise _error(
+            field, f"the hub has no {named}; if it is private, run `hf auth login`"
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise _error(
+            field,
+            f"{named} is not in the local cache and the hub cannot be reached: download it "
+            "while online (unset HF_HUB_OFFLINE), or give path:DIR",
+        ) from error
+    except NotASafetensorsRepoError as error:
+        raise _error(field, f"{named} {_NO_WEIGHTS}") from error
+    except Exception as error:  # no network, a full disk, an HTTP error: classes of many libraries
+        raise _error(field, f"cannot download {named}: {error}") from error
+
+
+def _check_config(directory: Path, field: str) -> None:
+    if not (directory / "config.json").is_file():
+        raise _error(field, f"{str(directory)!r} has no config.json: not a checkpoint")
+
+
+def _error(field: str, reason: str) -> ConfigError:
+    return ConfigError(f"{field}.source", reason)

@@ -1,0 +1,1 @@
+"""Faster forwards and linear layers than the plain ones."""

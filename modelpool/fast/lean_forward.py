@@ -1,0 +1,268 @@
+"""A short way through Llama-shaped decoders, for members that only draft.
+
+Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
+`LeanForward` reads the weights of a checked model and computes the same function in far fewer
+operators, through the same `KVView`. Its rounding differs from the model's own: it is for
+members whose logits change the speed and never the text. `build` returns None for every model that
+`llama_shape` does not know.
+
+Layers that are not packed share their memory with the model, which goes on to work; packed ones
+exist twice until `release`. Nothing that stays refers to the checkpoint's file.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from modelpool.attention.packed import KVView, attend_all
+from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
+from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.packed_model import PackedModel, probed
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TOKENS = 9
+
+
+class _Plain:
+    """A linear layer as one matrix product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._transposed = weight.t()  # [in, out], not copied
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out]."""
+        if self._bias is None:
+            return torch.mm(x, self._transposed)
+        return torch.addmm(self._bias, x, self._transposed)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Adds the layer's output for `x` [T, in] to `residual` [T, out], in place."""
+        residual.addmm_(x, self._transposed)
+        if self._bias is not None:
+            residual.add_(self._bias)
+
+
+class _Packed:
+    """A linear layer in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            plain.bias = nn.Parameter(bias, requires_grad=False)
+        self._forward = PackedLinear(plain).forward  # without what `nn.Module.__call__` adds
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._forward(x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self._forward(x))
+
+
+_Linear = _Plain | _Packed
+
+
+class _Norm:
+    """RMS norm over the last axis, then a weight of any shape that broadcasts."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._shape, self._eps = weight.shape[-1:], eps
+        # On a CPU torch composes its own of many operators. |x| / sqrt(n) is the root mean square.
+        self._is_short = weight.device.type == "cpu" and weight.dtype.itemsize >= 4
+        root = weight.shape[-1] ** 0.5
+        self._floor = torch.tensor(root * eps**0.5, dtype=weight.dtype)
+        self._weight = weight * root if self._is_short else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._is_short:
+            return F.rms_norm(x, self._shape, None, self._eps) * self._weight
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x.div(length.hypot_(self._floor)).mul_(self._weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    before: _Norm
+    qkv: _Linear
+    qk_norm: _Norm | None  # weight [heads + kv_heads, head_dim]
+    out: _Linear
+    between: _Norm
+    gate_up: _Linear
+    down: _Linear
+    scale: float
+    window: int | None
+
+
+class LeanForward:
+    """The forward of one model; see `build`."""
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        """`model` has the shape that `build` checks for."""
+        core: Any = model.model
+        config: Any = model.config
+        let_go_of_file(_unpacked(model))
+        self._embedding: Tensor = core.embed_tokens.weight.detach()
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._head_dim = int(core.layers[0].self_attn.head_dim)
+        self._rotations = rotations(core.rotary_emb, self._embedding, max_positions(config))
+        self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
+        self._layers = tuple(self._layer(layer, config) for layer in core.layers)
+        self._norm = _norm(core.norm)
+        # The head is not fused with anything: packed or not, its weight is the model's own.
+        head: Any = model.lm_head
+        bias = None if head.bias is None else head.bias.detach()[:vocab_size]
+        self._head = _linear(head.weight.detach()[:vocab_size], bias)
+        if isinstance(self._head, _Packed) and head.weight is not core.embed_tokens.weight:
+            self._originals.append((model, "lm_head"))
+
+    @classmethod
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def build(cls, model: PreTrainedModel, vocab_size: int) -> "LeanForward | None":
+        """The lean forward of `model`, or None where the model has another shape.
+
+        The weights of layers that are computed together move into one tensor, of which the
+        model's own become views.
+
+        Args:
+            vocab_size: logits beyond it are padding and are not computed.
+        """
+        return cls(model, vocab_size) if is_llama_shaped(model) else None
+
+    def release(self) -> None:
+        """Frees the plain weights of packed layers: the model's own forward ends here."""
+        for parent, name in self._originals:
+            child: Any = getattr(parent, name)
+            shape = (child.in_features, child.out_features, child.bias is not None)
+            setattr(parent, name, nn.Linear(*shape, device="meta").requires_grad_(False))
+        self._originals.clear()
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor:
+        """One pass over a pack, as `PackedModel.forward`.
+
+        Args:
+            tokens, positions: [T] int64; positions are below the model's maximum.
+            logit_index: [n] int64, the tokens of the pack whose logits are wanted.
+
+        Returns:
+            [n, vocab_size] logits in the model's dtype.
+        """
+        x = self._embedding.index_select(0, tokens)  # [T, hidden]
+        cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            seen = self._attention(number, layer, layer.before(x), cos, sin, view)
+            if number == last:  # what follows is for each token alone
+                x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
+            layer.out.add_to(x, seen)
+            gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
+            layer.down.add_to(x, F.silu(gate).mul_(up))
+        return self._head(self._norm(x))
+
+    def _attention(
+        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
+    ) -> Tensor:
+        """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
+        heads = self._heads
+        rotated = heads + self._kv_heads
+        qkv = layer.qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
+        both = qkv[:, :rotated]
+        if layer.qk_norm is not None:
+            both = layer.qk_norm(both)
+        both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin)
+        view.write(number, both[:, heads:], qkv[:, rotated:])
+        query = both[:, :heads].transpose(0, 1)
+        return attend_all(view, number, query, layer.scale, layer.window, None).flatten(1)
+
+    def _layer(self, layer: Any, config: Any) -> _Layer:
+        attention = layer.self_attn
+        return _Layer(
+            before=_norm(layer.input_layernorm),
+            qkv=self._fused(attention, "q_proj", "k_proj", "v_proj"),
+            qk_norm=self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
+            out=self._fused(attention, "o_proj"),
+            between=_norm(layer.post_attention_layernorm),
+            gate_up=self._fused(layer.mlp, "gate_proj", "up_proj"),
+            down=self._fused(layer.mlp, "down_proj"),
+            scale=float(attention.scaling),
+            window=attention_window(attention, config),
+        )
+
+    def _qk_norm(self, attention: Any) -> _Norm:
+        query, key = attention.q_norm, attention.k_norm
+        parts = ((query.weight, self._heads), (key.weight, self._kv_heads))
+        weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
+        return _Norm(weight, norm_eps(query))
+
+    def _fused(self, parent: nn.Module, *names: str) -> _Linear:
+        """One layer that computes the outputs of several, side by side."""
+        parts: list[Any] = [getattr(parent, name) for name in names]
+        weights = [part.weight.detach() for part in parts]
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        weight = torch.cat(weights) if len(parts) > 1 else weights[0]
+        fused = _linear(weight, torch.cat(biases) if biases else None)
+        if isinstance(fused, _Packed):
+            self._originals += [(parent, name) for name in names]
+        elif len(parts) > 1:
+            for part, rows in zip(parts, weight.split([len(w) for w in weights]), strict=True):
+                part.weight.data = rows
+        return fused
+
+
+@torch.inference_mode()
+def lean_forward_of(packed: PackedModel) -> LeanForward | None:
+    """A lean forward that says what `packed` says, or None where there is none.
+
+    The caller may `release` it when `packed` need not compute any more by itself.
+    """
+    lean = LeanForward.build(packed.model, packed.vocab_size)
+    if lean is None:
+        return None
+    reason = check(packed, lean)
+    if reason is not None:
+        logger.info("%s keeps its ordinary forward: %s", packed.name, reason)
+        return None
+    return lean
+
+
+def check(packed: PackedModel, lean: LeanForward) -> str | None:
+    """How the logits or the windows of `lean` differ from those of `packed`, or None."""
+    parts = ((0, 6), (6, _PROBE_TOKENS))
+    expected, windows = probed(packed.forward, packed, parts)
+    got, own_windows = probed(lean, packed, parts)
+    if own_windows != windows:
+        return f"it would attend within {own_windows}, not {windows}"
+    difference = float((expected.double() - got.double()).abs().mean() / expected.double().std())
+    allowed = min(300.0 * max(torch.finfo(packed.dtype).eps, 4e-9), 0.2)  # as `PackedModel.wrap`
+    if not difference <= allowed:
+        return f"its logits differ by {difference:.2g} of their spread, {allowed:.2g} allowed"
+    return None
+
+
+def _norm(module: Any) -> _Norm:
+    return _Norm(module.weight.detach(), norm_eps(module))
+
+
+def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:
+    """What will not be packed."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name != "weight" or type(module) is not nn.Linear or not gains(parameter):
+                yield parameter
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
+    """In the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
+    return _Packed(weight, bias) if gains(weight) else _Plain(weight, bias)

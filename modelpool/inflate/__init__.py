@@ -1,0 +1,1 @@
+"""Small models padded to the cost of large ones, for benchmarks."""

@@ -1,0 +1,323 @@
+"""`specrouter check`: is a configuration valid, and do its models fit this machine?
+
+Contract: reads configurations, tokenizers and the headers of checkpoints, never weights. Of a
+`hub:` source that is not in the cache only these are downloaded; but a member with `inflate_to` is
+downloaded and made, as when it is served. What is invalid raises `ConfigError`; what does not fit
+is in the report. Memory is counted as the device manager does: weights, and for each model a KV
+store of all rows, which is taken as a whole.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from modelpool import ModelPool
+from modelpool.config import ModelConfig
+from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
+from modelpool.errors import DoesNotFitError
+from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
+from specrouter.http.chat_template import ChatTemplate
+from specrouter.http.guards import api_keys
+from specrouter.http.serve import check_server
+from specrouter.routing.scheduler import ModelChainScheduler
+from statemgr import row_tokens
+
+_MIB = 2**20
+_ROOMY = 2**60  # bytes; for the figures of a pool that does not fit
+
+
+@dataclass(frozen=True)
+class MemberReport:
+    """A model: its place, and what it takes there. `threads`: of the CPU; None elsewhere."""
+
+    name: str
+    role: Literal["target", "draft"]
+    devices: tuple[str, ...]
+    dtype: str
+    threads: int | None
+    parameters: int
+    weight_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    bytes_by_device: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """`usable_bytes`: what is free now, less a headroom; `needed_bytes`: of all models together."""
+
+    name: str
+    needed_bytes: int
+    usable_bytes: int
+    total_bytes: int
+
+    @property
+    def is_too_small(self) -> bool:
+        return self.needed_bytes > self.usable_bytes
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What would be served, with what. `problems` say what does not fit and what would help.
+
+    `kv_tokens`: slots of each model's KV store, for the tokens of all requests and their trees.
+    """
+
+    target: str
+    max_requests: int
+    max_request_tokens: int
+    kv_tokens: int
+    members: tuple[MemberReport, ...]
+    weightless: tuple[str, ...]
+    devices: tuple[DeviceReport, ...]
+    slo_classes: Mapping[str, Mapping[str, float]]
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        return {"status": "ok" if self.fits else "does_not_fit", **asdict(self)}
+
+    def to_text(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = None) -> CheckReport:
+    """
+    Args:
+        devices: what to place on; by default this machine's devices.
+
+    Raises:
+        ConfigError: names the setting that cannot be served.
+    """
+    check_server(config.server)
+    found = tuple(read_devices() if devices is None else devices)
+    pool, too_large = _pool(config, found)
+    pool.check_architectures()
+    ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
+    unusable = _drafters_without_room(config, pool)
+    members = tuple(_member(model, pool) for model in config.pool.models if not model.is_weightless)
+    reports = tuple(_device(device, members) for device in found)
+    return CheckReport(
+        target=pool.target,
+        max_requests=config.engine.max_requests,
+        max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence),
+        kv_tokens=pool.device_manager.kv_tokens,
+        members=members,
+        weightless=tuple(name for name in pool.names if pool.is_weightless(name)),
+        devices=reports,
+        slo_classes={
+            name: one.model_dump(exclude_none=True) for name, one in config.slo_classes.items()
+        },
+        problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
+        warnings=(
+            *_pool_warnings(config, pool, members, unusable),
+            *_server_warnings(config.server, pool),
+        ),
+    )
+
+
+def _pool(
+    config: RouterConfig, devices: Sequence[DeviceInfo]
+) -> tuple[ModelPool, DoesNotFitError | None]:
+    """The pool; where the target fits nowhere, as it would be placed with room for everything."""
+    pool = partial(ModelPool, config.pool, kv_tokens=config.engine.kv_tokens, headers_only=True)
+    try:
+        return pool(devices=devices), None
+    except DoesNotFitError as error:
+        return pool(devices=[replace(device, free_bytes=_ROOMY) for device in devices]), error
+
+
+def _drafters_without_room(config: RouterConfig, pool: ModelPool) -> tuple[str, ...]:
+    """Those of the policy's choice that the pool's limits never let in beside the target.
+
+    Raises `ConfigError` for a configured chain that they leave no room for.
+    """
+    parameters = {name: pool.parameter_count(name) for name in pool.names}
+    scheduler = partial(ModelChainScheduler, config.scheduler, pool.names, parameters, pool.target)
+    left = scheduler(fit_together=pool.fit_together).drafters
+    return tuple(name for name in scheduler().drafters if name not in left)
+
+
+def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
+    plan = pool.plan(model.name)
+    footprint, kv_tokens = plan.footprint, pool.device_manager.kv_tokens
+    taken = bytes_by_device(plan.placement, footprint, kv_tokens)
+    return MemberReport(
+        name=model.name,
+        role="target" if model.name == pool.target else "draft",
+        devices=tuple(taken),
+        dtype=plan.dtype,
+        threads=plan.threads,
+        parameters=footprint.parameter_count,
+        weight_bytes=footprint.weight_bytes,
+        kv_bytes=footprint.kv_bytes_per_token * kv_tokens,
+        kv_bytes_per_token=footprint.kv_bytes_per_token,
+        bytes_by_device=taken,
+    )
+
+
+def _device(device: DeviceInfo, members: Iterable[MemberReport]) -> DeviceReport:
+    needed = sum(member.bytes_by_device.get(device.name, 0) for member in members)
+    return DeviceReport(device.name, needed, device.usable_bytes, device.total_bytes)
+
+
+def _problems(
+    too_large: DoesNotFitError | None,
+    devices: Sequence[DeviceReport],
+    members: Sequence[MemberReport],
+    engine: EngineConfig,
+    longest: int,
+) -> tuple[str, ...]:
+    problems = [
+        f"{device.name} has {_size(device.usable_bytes)} to give and {_size(device.needed_bytes)} "
+        f"are needed: {_advice(device, members, engine, longest)}"
+        for device in devices
+        if device.is_too_small
+    ]
+    return tuple(problems or ([str(too_large)] if too_large else []))
+
+
+def _advice(
+    device: DeviceReport, members: Sequence[MemberReport], engine: EngineConfig, longest: int
+) -> str:
+    """What to change so that the device is large enough."""
+    here = [member for member in members if device.name in member.bytes_by_device]
+    per_token = sum(_share(member, device) * member.kv_bytes_per_token for member in here)
+    weights = sum(_share(member, device) * member.weight_bytes for member in here)
+    others = "a smaller dtype, or fewer or smaller models"
+    tokens = int((device.usable_bytes - weights) / per_token) if per_token else 0
+    if tokens < 2:
+        return f"the weights alone leave no room for KV; choose {others}"
+    requests = tokens // engine.row_slots(longest)
+    length = row_tokens(tokens // engine.max_requests, TREE_SLOTS)
+    ways = []
+    if requests >= 1:
+        ways.append(f"engine.max_requests: {requests}")
+    if length >= 2:
+        ways.append(f"engine.max_model_len: {length}")
+    return f"{tokens} tokens of KV fit, so set {', or '.join([*ways, others])}"
+
+
+def _share(member: MemberReport, device: DeviceReport) -> float:
+    """Of a model that is spread over several devices."""
+    return member.bytes_by_device[device.name] / max(sum(member.bytes_by_device.values()), 1)
+
+
+def _pool_warnings(
+    config: RouterConfig,
+    pool: ModelPool,
+    members: Sequence[MemberReport],
+    unusable: Collection[str],
+) -> Iterator[str]:
+    for member in members:
+        for warning in (pool.placement(member.name).warning, pool.plan(member.name).warning):
+            if warning:
+                yield warning
+    engine = config.engine
+    shortest = min(pool.names, key=pool.max_positions)
+    longest = pool.max_positions(shortest)
+    if longest < engine.max_model_len:
+        yield (
+            f"engine.max_model_len: {shortest!r} ends at {longest} tokens, and so do all requests"
+        )
+    budget = engine.kv_budget_tokens
+    if budget is not None and budget < engine.max_request_tokens(longest):
+        yield f"engine.kv_budget_tokens: requests of more than {budget} tokens are always refused"
+    limits = ("max_loaded_models", "memory_limit_mb")
+    limit = " and ".join(f"pool.{n}" for n in limits if getattr(config.pool, n) is not None)
+    for name in unusable:
+        yield f"{limit}: {name!r} has no room beside the target and what is pinned: it never drafts"
+    limit_mb = config.pool.memory_limit_mb
+    needed = sum(m.weight_bytes + m.kv_bytes for m in members if m.name not in unusable)
+    if limit_mb is not None and needed > limit_mb * _MIB:
+        yield (
+            f"pool.memory_limit_mb: the models take {_size(needed)}, so idle ones are evicted, and "
+            "loaded again when they are wanted"
+        )
+
+
+def network_warnings(server: ServerConfig) -> Iterator[str]:
+    """Who may use the service without a key."""
+    if api_keys(server):
+        return
+    if not _is_loopback(server.host):
+        yield f"server.host: {server.host} is open to the network, and there are no api_keys"
+    if "*" in server.cors_origins:
+        yield "server.cors_origins: any web page may use the service, and there are no api_keys"
+
+
+def _server_warnings(server: ServerConfig, pool: ModelPool) -> Iterator[str]:
+    yield from network_warnings(server)
+    if server.chat_template is None and not getattr(pool.tokenizer, "chat_template", None):
+        yield (
+            "server.chat_template: the target's tokenizer has no template, so it reads "
+            "conversations as plain transcripts"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _lines(report: CheckReport) -> Iterator[str]:
+    yield (
+        f"{report.target} serves up to {report.max_requests} requests of up to "
+        f"{report.max_request_tokens} tokens; KV of {report.kv_tokens} tokens per model, trees "
+        "included."
+    )
+    yield ""
+    yield from _table(
+        ["model", "role", "device", "dtype", "threads", "parameters", "weights", "KV"],
+        [_member_cells(member) for member in report.members],
+    )
+    for name in report.weightless:
+        yield f"{name}: drafts from the text itself, and takes nothing"
+    yield ""
+    yield from _table(
+        ["device", "needed", "usable", "total"],
+        [
+            [d.name, *map(_size, (d.needed_bytes, d.usable_bytes, d.total_bytes))]
+            for d in report.devices
+        ],
+    )
+    yield ""
+    for name, objectives in report.slo_classes.items():
+        yield f"class {name}: {', '.join(f'{key} {value:g}' for key, value in objectives.items())}"
+    yield from (f"warning: {warning}" for warning in report.warnings)
+    yield from (f"does not fit: {problem}" for problem in report.problems)
+    if report.fits:
+        yield "The configuration is valid, and its models fit."
+
+
+def _member_cells(member: MemberReport) -> list[str]:
+    return [
+        member.name,
+        member.role,
+        ", ".join(member.devices),
+        member.dtype,
+        "-" if member.threads is None else str(member.threads),
+        f"{member.parameters / 1e6:.1f}M",
+        _size(member.weight_bytes),
+        _size(member.kv_bytes),
+    ]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, *rows]:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / _MIB:.1f} MiB"

@@ -1,0 +1,162 @@
+"""The reference of the configuration, `docs/configuration.md`, from the classes that check it.
+
+    python -m specrouter.cli.config_reference > docs/configuration.md
+
+Contract: a section for each class that `RouterConfig` holds, a row for each of its keys: type and
+range as pydantic has them, the default, and the meaning from the class's docstring ("Attributes:").
+A key without a meaning is an error, so that none can be forgotten.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from specrouter.config import RouterConfig
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Made by `python -m specrouter.cli.config_reference`, from the classes that check the file. -->
+
+One YAML file per scenario, given with `--config`; without it, the bundled family is served
+(`configs/tiny.yaml`), and `specrouter bench` measures `configs/bench-cpu.yaml`. Keys are strict: an
+unknown one is an error that names it, and suggests the nearest known one; one that is there twice
+is an error, too. Relative paths count from the folder that the command runs in, not from the
+file's. Only `pool` is required. `specrouter check` says what is wrong with a file, and what memory
+its models would take, without loading them.
+
+```yaml
+pool:
+  target: my-7b
+  models:
+    - {name: my-500m, source: "hub:Qwen/Qwen2.5-0.5B-Instruct"}
+    - {name: my-7b, source: "hub:Qwen/Qwen2.5-7B-Instruct"}
+scheduler: {policy: adaptive}
+engine: {max_requests: 16, max_model_len: 4096}
+server: {port: 8000}
+slo_classes:
+  interactive: {tpot_ms: 50, ttft_ms: 1000}
+```
+
+`configs/` has ready ones, and `--config` takes their names as well (`--config qwen3`):
+[Qwen2.5](../configs/qwen2.5.yaml), [Qwen3](../configs/qwen3.yaml),
+[Llama 3](../configs/llama3.yaml), [the pool of SpecRouter's paper](../configs/llama2-paper.yaml),
+[the bundled family](../configs/tiny.yaml), [the same with a drafter that has no
+weights](../configs/tiny-ngram.yaml), [a pool with the cost ratios of real models, for benchmarks on
+a CPU](../configs/bench-cpu.yaml), and [the same with drafters that know one kind of text
+each](../configs/bench-specialists.yaml). Which values to choose is the subject of
+[tuning.md](tuning.md).
+
+Outside of the file: `SPECROUTER_API_KEY` (a key beside `server.api_keys`), `SPECROUTER_CACHE` (the
+folder for measured times and inflated models, by default `$XDG_CACHE_HOME/specrouter`, else
+`~/.cache/specrouter`; it may be deleted), and the hub's own `HF_HOME` and `HF_HUB_OFFLINE`.
+"""
+
+_ATTRIBUTE = re.compile(r"    (\w+(?:, \w+)*): (.*)")
+_HEADER = "| key | type | default | meaning |\n|---|---|---|---|"
+
+
+def configuration_reference() -> str:
+    """The whole page, as Markdown."""
+    return "\n".join([_INTRODUCTION, *_sections("", RouterConfig)])
+
+
+def attribute_meanings(model: type[BaseModel]) -> dict[str, str]:
+    """What the docstring says of each attribute, on one line; names may share a meaning."""
+    _, _, listed = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")
+    meanings: dict[str, str] = {}
+    names: list[str] = []
+    for line in listed.splitlines():
+        entry = _ATTRIBUTE.fullmatch(line)
+        if entry:
+            names = entry[1].split(", ")
+            meanings |= dict.fromkeys(names, entry[2])
+        elif line.strip():
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+    return meanings
+
+
+def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
+    """The section of `model`, which stands at `path` of the file, and those of what it holds."""
+    summary = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")[0].strip()
+    meanings = attribute_meanings(model)
+    properties = model.model_json_schema()["properties"]
+    rows = [
+        _row(path, name, field, properties[name], meanings[name])
+        for name, field in model.model_fields.items()
+    ]
+    yield "\n".join([f"## {path or 'The file'}", "", summary, "", _HEADER, *rows, ""])
+    for name, field in model.model_fields.items():
+        held = _held_model(field.annotation)
+        if held is not None:
+            yield from _sections(_place(path, name, field), held)
+
+
+def _row(path: str, name: str, field: FieldInfo, schema: Mapping[str, Any], meaning: str) -> str:
+    if _held_model(field.annotation) is None:
+        kind = _type(schema)
+    else:
+        place = _place(path, name, field)
+        kind = f"[{place}](#{re.sub(r'[^a-z_]', '', place.lower())})"
+    cells = (f"`{name}`", kind, _default(field), meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _place(path: str, name: str, field: FieldInfo) -> str:
+    """As errors write it, with NAME for a key of the user's own."""
+    place = f"{path}.{name}" if path else name
+    origin = getattr(field.annotation, "__origin__", None)
+    return place + {tuple: "[]", dict: ".NAME"}.get(origin, "") if origin else place
+
+
+def _held_model(annotation: Any) -> type[BaseModel] | None:
+    """The class of a section: the annotation itself, or what its tuple or mapping holds."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    held = (_held_model(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((model for model in held if model is not None), None)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if value is None or value in ((), {}):
+        return "none"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """A JSON schema in words: `whole number, at least 1`."""
+    if "anyOf" in schema:
+        return " or ".join(
+            _type(option) for option in schema["anyOf"] if option != {"type": "null"}
+        )
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema["type"] == "array":
+        return f"list of {_type(schema['items'])}"
+    names = {"integer": "whole number", "boolean": "`true` or `false`", "string": "text"}
+    name = "path" if schema.get("format") == "path" else names.get(schema["type"], schema["type"])
+    return ", ".join([name, *_bounds(schema)])
+
+
+def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is not None and most is not None:
+        yield f"{least} to {most}"
+    elif least is not None:
+        yield f"at least {least}"
+    if "exclusiveMinimum" in schema:
+        yield f"above {schema['exclusiveMinimum']}"
+
+
+if __name__ == "__main__":
+    print(configuration_reference(), end="")

@@ -1,0 +1,166 @@
+"""What a decoding cycle is asked to do, and what comes of it: the executor's data, and no more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from processors import share_chunk
+from specrouter.request.output import TokenLogprobs
+from specrouter.request.params import Chain
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+CATCH_UP_TOKENS = 8  # of a row, that a model reads in passing, in the forward that it drafts with
+LEAST_CHUNK = 2  # tokens that a model may read in a cycle: a row grows by one while it does
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Drafted nodes of B requests. Nodes of worth 0 are never taken; parents may stand anywhere."""
+
+    worth: Floats  # [B, W] chance of being on the verifier's walk, at most the parent's; 0: no node
+    depths: Ints  # [B, W] 1 for children of the root; 0 where there is no node
+
+    def __post_init__(self) -> None:
+        assert self.worth.shape == self.depths.shape, "a depth for every worth"
+
+    @cached_property
+    def order(self) -> Ints:
+        """[B, W] indices by falling worth; ties to the shallower, then to the lower index."""
+        return np.lexsort((self.depths, -self.worth), axis=1)
+
+    @cached_property
+    def gains(self) -> Floats:
+        """[B, W] worths in `order`: what each further node adds."""
+        return np.take_along_axis(self.worth, self.order, axis=1)
+
+    @cached_property
+    def levels(self) -> Ints:
+        """[B, W] depths in `order`."""
+        return np.take_along_axis(self.depths, self.order, axis=1)
+
+    @cached_property
+    def counts(self) -> Ints:
+        """[B] how many nodes a request has that are worth anything."""
+        counts: Ints = (self.worth > 0).sum(axis=1)
+        return counts
+
+    def best(self, counts: Ints) -> Bools:
+        """[B, W] the first `counts[i]` nodes of row i in `order`; none below 0."""
+        chosen = np.zeros(self.worth.shape, dtype=np.bool_)
+        first = np.arange(self.worth.shape[1]) < counts[:, None]
+        np.put_along_axis(chosen, self.order, first, axis=1)
+        return chosen
+
+
+# Of the candidate trees of rows [B], where so many nodes of other trees are verified beside them:
+# what the target verifies, [B, W].
+TreeSelector = Callable[[Ints, Candidates, int], Bools]
+
+
+@dataclass(frozen=True, eq=False)
+class ChainGroup:
+    """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
+
+    `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
+    `inner_rounds`: how often the first intermediate judges a draft. `branching`: of trees of a
+    fixed form, see `DraftProcessor.draft`.
+    """
+
+    chain: Chain
+    depth: int
+    rows: Ints  # ascending
+    width: int = 1
+    hard_rejection: bool = False
+    whole: bool = True
+    inner_rounds: int = 1
+    branching: tuple[int, ...] | None = None
+
+    @property
+    def leaves_choice(self) -> bool:
+        """A selector may pick among its nodes."""
+        return not (self.whole or self.hard_rejection)
+
+
+@dataclass(frozen=True)
+class Audition:
+    """An idle drafter reads what it has missed of a row, and says what it would have drafted before
+    each of the last `tokens` output tokens."""
+
+    model: str
+    row: int
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class CyclePlan:
+    groups: Sequence[ChainGroup]
+    prefill_rows: Ints  # ascending, none of them in a group
+    prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
+    selector: TreeSelector | None = None  # of groups that do not verify whole trees
+    audition: Audition | None = None  # held before the drafts
+
+
+@dataclass(frozen=True, eq=False)
+class Commit:
+    """What a row gained in a cycle. `drafted`: tokens that the target verified for it."""
+
+    row: int
+    tokens: list[int]
+    chain: Chain  # as it was used, shorter than planned after a failure
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    drafted: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFailure:
+    model: str
+    error: Exception
+
+
+@dataclass
+class CycleResult:
+    """What a cycle brought.
+
+    Attributes:
+        errors: why rows cannot go on, whose requests alone are affected.
+        cut_rows: whose trees were cut short by the end of their texts.
+        behind_rows: that decoded without a draft, since a model has not read enough of their texts.
+        caught_up: models read of texts what they lacked, which took time beside the planned.
+        is_regular: nothing else did, all of it took place, no model failed, and few trees were cut
+            short.
+    """
+
+    commits: list[Commit] = field(default_factory=list)
+    failures: list[ModelFailure] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    cut_rows: set[int] = field(default_factory=set)
+    behind_rows: set[int] = field(default_factory=set)
+    caught_up: bool = False
+    is_regular: bool = True
+
+
+class TargetError(RuntimeError):
+    """The target failed; the requests that were in its pack cannot go on.
+
+    `failures`: of other models, before it in the same cycle.
+    """
+
+    def __init__(self, reason: str, failures: Sequence[ModelFailure]) -> None:
+        super().__init__(reason)
+        self.failures = tuple(failures)
+
+
+def share_shortest_first(wanted: Ints, chunk: int) -> Ints:
+    """[R] of `chunk` tokens, what each row gets that wants so many."""
+    order = np.argsort(wanted, kind="stable")
+    shares = np.zeros_like(wanted)
+    shares[order] = share_chunk(wanted[order], chunk)
+    return shares

@@ -1,0 +1,1 @@
+"""The decoding loop: its requests, its queue and its thread."""

@@ -1,0 +1,84 @@
+"""AdmissionQueue: requests that wait for a row, by their admission keys, then by their arrival.
+
+AdmissionPace: how long they wait.
+"""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from specrouter.request.running import RunningRequest
+
+
+class AdmissionQueue:
+    """Belongs to the engine's thread; its length may be asked for anywhere."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RunningRequest]] = []
+        self._arrivals = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[RunningRequest]:
+        """In no order."""
+        return (request for *_, request in self._heap)
+
+    def push(self, request: RunningRequest) -> None:
+        heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
+
+    @property
+    def first(self) -> RunningRequest:
+        return self._heap[0][-1]
+
+    def pop(self) -> RunningRequest:
+        return heapq.heappop(self._heap)[-1]
+
+    def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
+        """Those that leave without having been admitted."""
+        out, staying = list[RunningRequest](), list[tuple[float, int, RunningRequest]]()
+        for item in self._heap:
+            if leaves(item[-1]):
+                out.append(item[-1])
+            else:
+                staying.append(item)
+        if out:
+            heapq.heapify(staying)
+            self._heap = staying
+        return out
+
+
+_RECENT_ENDS = 64  # of requests, whose pace tells how long others will wait
+
+
+class AdmissionPace:
+    """How long it takes that a request ends while others wait: time without a queue says nothing.
+
+    Times are in seconds, of one clock. May be asked from any thread; it is told from one.
+    """
+
+    def __init__(self) -> None:
+        self._gaps_s: deque[float] = deque(maxlen=_RECENT_ENDS)  # before each of the last ends
+        self._since_s: float | None = None  # the last end, or the queue's beginning; None: no queue
+
+    def note_queue(self, is_waiting: bool, now_s: float) -> None:
+        """Whether requests wait from now on."""
+        if not is_waiting:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+
+    def note_end(self, now_s: float) -> None:
+        """A request that ran has ended."""
+        if self._since_s is not None:
+            self._gaps_s.append(now_s - self._since_s)
+            self._since_s = now_s
+
+    def seconds_per_request(self, now_s: float) -> float | None:
+        """None: nobody has waited yet."""
+        gaps_s, since_s = list(self._gaps_s), self._since_s
+        going_on_s = 0.0 if since_s is None else now_s - since_s
+        if not gaps_s and not going_on_s:
+            return None
+        return (sum(gaps_s) + going_on_s) / max(1, len(gaps_s))

@@ -1,0 +1,331 @@
+"""EngineThread: runs the decoding cycles, and sees to it that they go on.
+
+Contract: every request that it takes ends in one last delta. An engine that crashes ends what ran
+and is replaced by its successor, which serves what waited. One that keeps crashing, or whose cycle
+does not end, is the last one: every request is told why, and no more are taken. A thread that hangs
+in a drafter's forward is left behind, and another one goes on. Callers may be any threads.
+
+Not here: what a request is and who may ask it (`Intake`), and what a cycle does (`Engine`).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from modelpool import ModelPool
+from modelpool.errors import ConfigError
+from specrouter.engine.engine import Engine, EngineState
+from specrouter.execution.hang_guard import Abandoned
+from specrouter.execution.model_states import StageError
+from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.running import RunningRequest
+
+logger = logging.getLogger(__name__)
+
+_MOST_CRASHES, _CRASHES_S = 3, 600.0  # of the engine within so many seconds; then it stays down
+_LOOK_S = 1.0  # how often, at least, the engine's thread is looked after
+
+
+@dataclass(eq=False)
+class _Errand:
+    call: Callable[[], Any]
+    result: "Future[Any]" = field(default_factory=Future)
+    has_begun: bool = False
+
+
+class EngineThread:
+    """Start it once; close it.
+
+    Attributes, to be read:
+        engine: the one that runs now.
+        failure: why it has stopped for good; None while it runs, and after a close.
+        restarts: times that an engine has failed and another one begun.
+    """
+
+    def __init__(self, engine: Engine, pool: ModelPool, step_timeout_s: float) -> None:
+        self.engine = engine
+        self.failure: str | None = None
+        self.restarts = 0
+        self._pool = pool
+        self._step_timeout_s = step_timeout_s
+        self._cpu_threads = torch.get_num_threads()  # now: a forward may change it for its own time
+        self._wakeup = threading.Condition()
+        self._arrived: deque[RunningRequest] = deque()
+        self._errand: _Errand | None = None  # until its caller is told
+        self._closing = False
+        self._stuck = False  # in a cycle that nothing can end
+        self._crashes: deque[float] = deque(maxlen=_MOST_CRASHES)  # when an engine failed
+        self._ready: Future[None] = Future()  # the models are loaded that are to be
+        self._ended = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def start(self) -> None:
+        """Returns when models are loaded (`Engine.preload`).
+
+        Raises what is wrong with the target; `ConfigError` where its state has no memory.
+        """
+        self._start_engine(self._load_and_run)
+        self._ready.result()
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.failure is None and not self._closing
+
+    def state(self) -> EngineState:
+        """The engine's, with the requests that it has not taken yet."""
+        state = self.engine.state()
+        return replace(state, waiting=state.waiting + len(self._arrived))
+
+    def enqueue(self, requests: Sequence[RunningRequest], max_waiting: int | None) -> None:
+        """All of them or none.
+
+        Raises: see `check_room`.
+        """
+        with self._wakeup:
+            self.check_room(max_waiting)
+            self._arrived.extend(requests)
+            self._wakeup.notify()
+
+    def check_room(self, max_waiting: int | None) -> None:
+        """Whether it would take requests now; those that will be admitted at once do not count.
+
+        Raises:
+            OverloadedError: more wait than `max_waiting` - 1.
+            UnavailableError: it is closed or has failed.
+        """
+        if not self.is_healthy:
+            raise UnavailableError(self.failure or "the router is closed")
+        waiting = len(self._arrived) + self.engine.waiting - self.engine.free_rows
+        if max_waiting is not None and waiting >= max_waiting:
+            raise OverloadedError(waiting, self.engine.seconds_until_admitted(waiting))
+
+    def wake(self) -> None:
+        """Looks at the requests again, of which one was cancelled."""
+        with self._wakeup:
+            self._wakeup.notify()
+
+    def run_idle(self, errand: Callable[[], Any]) -> Any:
+        """See `ChainRouter.run_idle`."""
+        with self._wakeup:
+            if not self.is_healthy or self._errand is not None:
+                raise RuntimeError(self.failure or "the router is closed or runs an errand")
+            asked = self._errand = _Errand(errand)
+            self._wakeup.notify()
+        return asked.result.result()
+
+    def close(self, patience_s: float | None = None) -> None:
+        """Ends what runs with "cancelled", and the threads.
+
+        A cycle that goes on for `patience_s` longer is left behind, and its requests end with an
+        error.
+        """
+        with self._wakeup:
+            self._closing = True
+            self._wakeup.notify()
+        if not self._ended.wait(patience_s):
+            self._leave_behind("the engine did not stop when it was closed")
+        # To their very end: one that the interpreter's end meets in torch would abort the process.
+        for role, thread in self._threads.items():
+            if not (self._stuck and role == "engine"):
+                thread.join()
+
+    def _start_engine(self, target: Callable[..., None], *arguments: object) -> None:
+        """In a thread with as many of torch's as this one was made with.
+
+        Torch gives a new thread what any thread has set last: a hanging forward, say, its model's.
+        """
+
+        def run() -> None:
+            torch.set_num_threads(self._cpu_threads)
+            target(*arguments)
+
+        self._start_thread("engine", run)
+
+    def _start_thread(self, role: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"specrouter-{role}", daemon=True)
+        self._threads[role] = thread  # one that hangs is left behind
+        thread.start()
+
+    def _load_and_run(self) -> None:
+        """The engine's thread. It loads the models too.
+
+        A thread that uses torch starts OpenMP workers of its own, and with more of them than cores
+        libgomp's workers sleep at every barrier instead of spinning: a forward of 29 ms took 34 ms
+        where the caller's thread had loaded the model.
+        """
+        try:
+            self._pool.get(self._pool.target)
+            self.engine.warm_up()
+        except BaseException as error:
+            self._ended.set()
+            self._ready.set_exception(_config_error(error) or error)
+            return
+        self._start_thread("watch", self._watch)
+        self._run()
+
+    def _run(self, hung: str | None = None) -> None:
+        """Serves until it is closed or the engine fails for good, and ends what is left.
+
+        `hung`: takes over from a thread that hangs in a forward of this model.
+        """
+        try:
+            cause = self._serve(hung)
+            while cause is not None and not self._stuck and self._begins_anew(cause):
+                cause = self._serve()
+        except Abandoned:
+            return  # another thread has taken over
+        except BaseException as error:
+            logger.exception("the engine's thread has failed")
+            cause = f"{type(error).__name__}: {error}"
+        if not self._stuck:  # else all have been told
+            self._finish(cause)
+
+    def _serve(self, hung: str | None = None) -> str | None:
+        """Sleeps while there is nothing to do. Returns why the engine failed, if it did."""
+        try:
+            if hung is not None:
+                self._give_up_errand(hung)
+                self.engine.take_over(hung)
+            if not self._ready.done():
+                self.engine.preload()
+                self._ready.set_result(None)
+            while self._wait_for_work():
+                if self._errand is not None:
+                    self._run_errand(self._errand)
+                else:
+                    self.engine.step()
+        except Abandoned:
+            raise
+        except BaseException as error:
+            logger.exception("the engine has failed")
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _wait_for_work(self) -> bool:
+        """Hands over what arrived; False when it is to close."""
+        with self._wakeup:
+            while not (self._closing or self._arrived or self.engine.has_work or self._errand):
+                self._wakeup.wait()
+            while self._arrived:
+                self.engine.enqueue(self._arrived.popleft())
+            return not self._closing
+
+    def _run_errand(self, errand: "_Errand") -> None:
+        errand.has_begun = True
+        try:
+            value = errand.call()
+        except Abandoned:  # whoever took over has told the caller
+            raise
+        except BaseException as error:  # the caller's affair, `SystemExit` too
+            self._errand = None  # before the caller hears of it, who may have another one
+            errand.result.set_exception(error)
+        else:
+            self._errand = None
+            errand.result.set_result(value)
+
+    def _give_up_errand(self, hung: str) -> None:
+        """If it is what the thread hangs in: it is not run again."""
+        errand = self._errand
+        if errand is not None and errand.has_begun:
+            self._errand = None
+            errand.result.set_exception(TimeoutError(f"a forward of {hung} hangs"))
+
+    def _begins_anew(self, cause: str) -> bool:
+        """Ends the requests that ran when the engine failed, and puts another one in its place.
+
+        It serves those that waited. Not if engines fail all the time.
+        """
+        self.engine.abandon_running(cause)
+        now = time.monotonic()
+        self._crashes.append(now)
+        if len(self._crashes) == _MOST_CRASHES and now - self._crashes[0] < _CRASHES_S:
+            logger.error("the engine has failed %d times and stays down", _MOST_CRASHES)
+            return False
+        try:
+            engine = self.engine.successor()
+            engine.warm_up()
+        except BaseException:
+            logger.exception("the engine cannot begin anew")
+            return False
+        with self._wakeup:
+            self.engine = engine
+            self.restarts += 1
+        logger.warning("the engine has begun anew")
+        return True
+
+    def _finish(self, cause: str | None) -> None:
+        """Ends what is left, with `cause` if the engine failed."""
+        with self._wakeup:
+            self.failure = cause
+            self._closing = True
+            arrived, self._arrived = list(self._arrived), deque()
+            errand, self._errand = self._errand, None
+        for request in arrived:
+            self.engine.enqueue(request)
+        try:
+            if cause is None:
+                self.engine.cancel_all()
+            else:
+                self.engine.abandon(cause)
+        except Exception as error:
+            logger.exception("requests could not be ended as they should")
+            self.engine.abandon(f"{type(error).__name__}: {error}")
+        finally:
+            self._release_callers(cause, errand)
+
+    def _release_callers(self, cause: str | None, errand: "_Errand | None") -> None:
+        """Of those who wait for the engine's start, an errand, or the end."""
+        gone = UnavailableError(cause or "the router is closed")
+        if errand is not None:
+            errand.result.set_exception(gone)
+        if not self._ready.done():  # it failed while it loaded drafters
+            self._ready.set_exception(gone)
+        self._ended.set()
+
+    def _watch(self) -> None:
+        """Looks now and then whether the engine's thread hangs, in a drafter's forward or not.
+
+        A drafter that hangs is given up. From a cycle that does not end nothing can be saved.
+        """
+        limit_s = self._step_timeout_s
+        while not self._ended.wait(min(_LOOK_S, self.engine.guard.limit_s / 4, limit_s / 4)):
+            hung = self.engine.guard.give_up()
+            if hung is not None:
+                logger.warning("a forward of %s hangs; going on without it", hung)
+                self._start_engine(self._run, hung)
+            elif self.engine.step_s > limit_s:
+                self._leave_behind(f"a cycle has taken more than {limit_s:g} s")
+
+    def _leave_behind(self, cause: str) -> None:
+        """Ends everything while the engine's thread is stuck, which nothing can stop."""
+        logger.critical("%s: the engine is stuck", cause)
+        self._stuck = True
+        self._finish(cause)
+
+
+def _config_error(error: BaseException) -> ConfigError | None:
+    """What to change where the target is loaded and memory has run out for its state."""
+    cause = error.__cause__
+    if not isinstance(error, StageError) or not _is_out_of_memory(cause):
+        return None
+    reason = (
+        "no memory for the target's keys and values, or to run it: fewer requests, or a shorter "
+        f"engine.max_model_len, need less ({cause})"
+    )
+    found = ConfigError("engine.max_requests", reason)
+    found.__cause__ = error
+    return found
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """On a CPU torch has no exception of its own for it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,267 @@
+"""Intake: turns what a caller asks into checked prompts, or refuses it.
+
+Contract: all that can be refused about a request itself is refused here, with a `RequestError` that
+names the field, before anything is queued. Runs in the caller's thread, where a long prompt or
+a structure may take long, and changes nothing; thread-safe.
+
+Not here: values that no model matters for, which `params` and `slo` check as they are made, and
+whether there is room, which `EngineThread` knows.
+"""
+
+import functools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from modelpool import ModelPool
+from specrouter.config import RouterConfig
+from specrouter.engine.engine import Engine
+from specrouter.request.grammar import GrammarCompiler
+from specrouter.request.objective import SLO, SloLike, check_positive, resolve
+from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
+from specrouter.request.running import MAX_PRIORITY, Prompt, SpeculationOverride
+from specrouter.routing.scheduler import NO_ROOM
+
+PromptLike = str | Sequence[int]
+
+MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at after every token
+
+_KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call share theirs
+_PROMPT_FIELDS = ("prompt", "input_ids")
+
+
+class ContextLengthError(RequestError):
+    """A request for more tokens than one may have."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`."""
+
+    prompt: PromptLike
+    params: SamplingParams | None
+    speculation: SpeculationOverride
+    slo: SloLike
+    priority: int = 0
+    timeout_s: float | None = None
+    generated: Sequence[int] = ()
+
+
+class Intake:
+    """Args: `engine` gives the one that runs now, by whose limits and speed requests are judged."""
+
+    def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Engine]) -> None:
+        self.slo_classes: Mapping[str, SLO] = {
+            name: one.slo() for name, one in config.slo_classes.items()
+        }
+        self._kv_budget_tokens = config.engine.kv_budget_tokens
+        self._pool = pool
+        self._engine = engine
+        self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
+        self._ids_of_words = functools.lru_cache(_KEPT_WORDS)(self._read_words)
+
+    def accept_all(self, asked: Sequence[Asked]) -> list[tuple[int, Prompt]]:
+        """All samples, each with its prompt's number; the refusal of a prompt tells the number."""
+        accepted: list[tuple[int, Prompt]] = []
+        for number, one in enumerate(asked):
+            try:
+                accepted += [(number, sample) for sample in self.accept_samples(one)]
+            except RequestError as error:
+                if len(asked) == 1:
+                    raise
+                if error.field in _PROMPT_FIELDS:
+                    raise error.at(f"{error.field}[{number}]", error.reason) from error
+                raise error.at(error.field, f"{error.reason} (prompt {number})") from error
+        return accepted
+
+    def accept_samples(self, asked: Asked) -> list[Prompt]:
+        """One for each sample, by index."""
+        accepted = self.accept(asked)
+        return [replace(accepted, sample=index) for index in range(accepted.params.n)]
+
+    def accept(self, asked: Asked) -> Prompt:
+        """The first sample. Raises `RequestError`."""
+        params = SamplingParams() if asked.params is None else asked.params
+        if not isinstance(params, SamplingParams):
+            raise RequestError("params", "must be SamplingParams")
+        check_int("priority", asked.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if asked.timeout_s is not None:
+            check_positive("timeout_s", asked.timeout_s)
+        self._check_speculation(asked.speculation)
+        tokens = self._token_ids(asked.prompt)
+        made = self._checked_ids("generated", asked.generated)
+        if len(made) >= params.max_new_tokens:
+            raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
+        self._check_length(tokens, params)
+        self._check_vocabulary(params)
+        bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
+        grammar = None
+        if params.structure is not None:
+            grammar = self._grammars.compile(params.structure)
+            grammar.check(made)
+        return Prompt(
+            tokens,
+            made,
+            params,
+            asked.speculation,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            bad_words_ids=bad_words,
+            objective=resolve(asked.slo, self.slo_classes, self._engine().baseline_tpot_ms),
+            priority=asked.priority,
+            timeout_s=asked.timeout_s,
+            grammar=grammar,
+        )
+
+    def _check_speculation(self, speculation: SpeculationOverride) -> None:
+        if isinstance(speculation, Speculation):
+            names = self._pool.names
+            weightless = [name for name in names if self._pool.is_weightless(name)]
+            speculation.check_members(names, self._pool.target, weightless)
+            if not self._pool.fit_together(speculation.chain or ()):
+                raise RequestError("speculation.chain", NO_ROOM)
+        elif speculation not in (None, "off"):
+            raise RequestError(
+                "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'
+            )
+
+    def _token_ids(self, prompt: PromptLike) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            tokens = self._checked_ids("input_ids", prompt)
+            if not tokens:
+                raise RequestError("input_ids", "is empty")
+            return tokens
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise RequestError("prompt", "holds half a surrogate pair") from None
+        tokens = tuple(self._pool.tokenizer(prompt)["input_ids"])
+        if not tokens:
+            raise RequestError("prompt", "is empty")
+        return tokens
+
+    def _checked_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            tokens = tuple(int(token) for token in ids if not isinstance(token, str | bool))
+            whole = len(tokens) == len(ids) and all(
+                a == b for a, b in zip(tokens, ids, strict=True)
+            )
+        except (TypeError, ValueError, OverflowError):
+            whole = False
+        if not whole:
+            raise RequestError(field, "must be a list of token ids")
+        vocabulary = self._pool.vocab_size
+        if any(not 0 <= token < vocabulary for token in tokens):
+            raise RequestError(field, f"token ids must be from 0 to {vocabulary - 1}")
+        return tokens
+
+    def _check_length(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        asked, engine = len(tokens) + params.max_new_tokens, self._engine()
+        if engine.can_ever_fit(asked):
+            return
+        limit, budget, source = engine.max_request_tokens, self._kv_budget_tokens, ""
+        if budget is not None and budget < limit:
+            limit, source = budget, " (engine.kv_budget_tokens: more never fit in the KV memory)"
+        # OpenAI's words: LiteLLM and others know by them that a conversation has to be cut.
+        known = f"This model's maximum context length is {limit} tokens{source}. However, "
+        if len(tokens) >= limit:
+            reason = f"the prompt has {len(tokens)}: at most {limit - 1} leave room for a new one"
+            raise ContextLengthError("prompt", known + reason)
+        reason = (
+            f"you requested {asked} tokens ({len(tokens)} in the prompt, {params.max_new_tokens} "
+            f"in the completion): at most {limit - len(tokens)} new ones fit"
+        )
+        raise ContextLengthError("max_new_tokens", known + reason)
+
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        vocabulary = self._pool.vocab_size
+        if any(token >= vocabulary for token in params.stop_token_ids):
+            raise RequestError("stop_token_ids", f"must be below {vocabulary}")
+        if any(token >= vocabulary for token, _ in params.logit_bias):
+            raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
+
+    def _bad_words(self, params: SamplingParams, longest: int) -> tuple[tuple[int, ...], ...]:
+        """The banned sequences, those of the texts first, that a text of `longest` ids can hold."""
+        words = self._ids_of_words(params.bad_words)
+        _check_count("bad_words_ids", (*words, *params.bad_words_ids))
+        for field, banned in (("bad_words", words), ("bad_words_ids", params.bad_words_ids)):
+            for ids in banned:
+                if max(ids) >= self._pool.vocab_size:
+                    raise RequestError(field, f"token ids must be below {self._pool.vocab_size}")
+                if len(ids) == 1 and ids[0] in self._pool.eos_token_ids:
+                    reason = f"token {ids[0]} ends the text; min_tokens is what holds it back"
+                    raise RequestError(field, reason)
+        return tuple(ids for ids in (*words, *params.bad_words_ids) if len(ids) <= longest)
+
+    def _read_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        found = tuple(ids for word in words for ids in self._spellings(word))
+        _check_count("bad_words", found)
+        return found
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Ids of a word at the beginning of a text, and after a space, as vLLM has them.
+
+        The spaced form counts only where the space is part of the first token; where it is a token
+        of its own, the plain form bans the word already.
+        """
+        plain, spaced = (
+            tuple(self._pool.tokenizer(text, add_special_tokens=False)["input_ids"])
+            for text in (word.lstrip(), " " + word.lstrip())
+        )
+        if not plain:
+            raise RequestError("bad_words", f"{word!r} has no tokens")
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            return [plain, spaced]
+        return [plain]
+
+
+def _check_count(field: str, banned: Sequence[Sequence[int]]) -> None:
+    count = sum(map(len, banned))
+    if count > MAX_BAD_WORD_IDS:
+        reason = f"all bad words have {count} token ids; at most {MAX_BAD_WORD_IDS} may be"
+        raise RequestError(field, reason)
+
+
+def ask_each(
+    prompts: PromptLike | Sequence[PromptLike],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    speculation: SpeculationOverride | Sequence[SpeculationOverride],
+    slo: SloLike | Sequence[SloLike],
+    priority: int,
+    timeout_s: float | None,
+) -> list[Asked]:
+    """A call with several prompts, prompt by prompt: see `ChainRouter.generate`.
+
+    Raises:
+        RequestError: options that are neither one for all prompts nor one for each.
+    """
+    several = _as_prompts(prompts)
+    each = zip(
+        several,
+        _one_each("params", params, SamplingParams, several),
+        _one_each("speculation", speculation, (Speculation, str), several),
+        _one_each("slo", slo, (SLO, str), several),
+        strict=True,
+    )
+    return [Asked(*one, priority, timeout_s) for one in each]
+
+
+def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError("prompts", f"must be texts or lists of ids, not {prompts!r}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(field: str, value: Any, single: Any, prompts: Sequence[PromptLike]) -> list[Any]:
+    """`value` for every prompt, or its elements if it is a sequence of as many."""
+    if value is None or isinstance(value, single):
+        return [value] * len(prompts)
+    if not isinstance(value, Sequence):
+        raise RequestError(field, f"must be one for all prompts or one for each, not {value!r}")
+    if len(value) != len(prompts):
+        raise RequestError(field, f"{len(value)} given for {len(prompts)} prompts")
+    return list(value)

@@ -1,0 +1,137 @@
+"""RequestMeter: what is counted and timed when a request ends, for Prometheus.
+
+Contract: every request that ends is recorded once; a request costs some microseconds, at its end.
+May be told and asked by any thread. Times in seconds, as Prometheus wants them.
+
+Not here: the totals of decoding (`DecodeCounts`) and attainment (`SloAccounts`), which
+`RouterCollector` reads at the scrape.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics_core import Metric
+
+from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
+from specrouter.request.output import FinishReason, RequestOutput
+from specrouter.slo.accounts import class_of
+
+_TOKEN_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5),
+)
+_REQUEST_BOUNDS_S = (
+    *(0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5),
+    *(5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 300.0, 600.0),
+)
+# vLLM's names of what ended a request.
+_VLLM_REASONS: dict[FinishReason, str] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "error": "error",
+    "cancelled": "abort",
+    "timeout": "abort",
+    "unserved": "error",
+}
+
+
+class RequestMeter:
+    """Args:
+    model: the target, under whose name vLLM's metrics stand.
+    slo_classes: of the configuration; they show up before their first request ends.
+    """
+
+    def __init__(self, model: str, slo_classes: Iterable[str] = ()) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._ended = Counter(
+            "specrouter_requests", "Requests that have ended.", ["finish_reason"], registry=registry
+        )
+        self._ttft_s = Histogram(
+            "specrouter_time_to_first_token_seconds",
+            "From submission to the first token.",
+            ["slo_class"],
+            registry=registry,
+            buckets=_REQUEST_BOUNDS_S,
+        )
+        self._tpot_s = Histogram(
+            "specrouter_time_per_output_token_seconds",
+            "Mean time of a request's tokens after the first.",
+            ["slo_class"],
+            registry=registry,
+            buckets=_TOKEN_BOUNDS_S,
+        )
+        self._request_s = Histogram(
+            "specrouter_request_seconds",
+            "From submission to the end.",
+            ["slo_class"],
+            registry=registry,
+            buckets=_REQUEST_BOUNDS_S,
+        )
+        vllm_ended = Counter(
+            "vllm:request_success",
+            "Requests that have ended.",
+            ["model_name", "finished_reason"],
+            registry=registry,
+        )
+        vllm_ttft_s = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From submission to the first token.",
+            ["model_name"],
+            registry=registry,
+            buckets=_REQUEST_BOUNDS_S,
+        )
+        vllm_tpot_s = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time of a request's tokens after the first.",
+            ["model_name"],
+            registry=registry,
+            buckets=_TOKEN_BOUNDS_S,
+        )
+        vllm_request_s = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From submission to the end.",
+            ["model_name"],
+            registry=registry,
+            buckets=_REQUEST_BOUNDS_S,
+        )
+        self._vllm_ended = {
+            reason: vllm_ended.labels(model, name) for reason, name in _VLLM_REASONS.items()
+        }
+        self._vllm_ttft_s = vllm_ttft_s.labels(model)
+        self._vllm_tpot_s = vllm_tpot_s.labels(model)
+        self._vllm_request_s = vllm_request_s.labels(model)
+        self._show_at_zero(slo_classes)
+
+    def record(self, output: RequestOutput, elapsed_s: float) -> None:
+        """A request has ended, `elapsed_s` after its submission."""
+        metrics, slo_class = output.metrics, class_of(output.metrics)
+        self._ended.labels(output.finish_reason).inc()
+        self._vllm_ended[output.finish_reason].inc()
+        self._request_s.labels(slo_class).observe(elapsed_s)
+        self._vllm_request_s.observe(elapsed_s)
+        if metrics.ttft_ms is not None:
+            self._ttft_s.labels(slo_class).observe(metrics.ttft_ms / 1000)
+            self._vllm_ttft_s.observe(metrics.ttft_ms / 1000)
+        if metrics.tpot_ms is not None:
+            self._tpot_s.labels(slo_class).observe(metrics.tpot_ms / 1000)
+            self._vllm_tpot_s.observe(metrics.tpot_ms / 1000)
+
+    def collect(self) -> Iterator[Metric]:
+        """What was recorded, without the times at which each series began."""
+        yield from map(without_created, self._registry.collect())
+
+    def _show_at_zero(self, slo_classes: Iterable[str]) -> None:
+        """So that the first of a kind is an increase, not a series that begins at 1."""
+        for reason in get_args(FinishReason):
+            self._ended.labels(reason)
+        for name in (*slo_classes, BY_VALUE, NO_OBJECTIVE):
+            for times in (self._ttft_s, self._tpot_s, self._request_s):
+                times.labels(name)
+
+
+def without_created(family: Metric) -> Metric:
+    """The library adds to each series when it began, in a family of its own, which nobody reads."""
+    family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+    return family

@@ -1,0 +1,92 @@
+"""Auditor: how well an idle drafter would have drafted, along a text that is committed already.
+
+Noise is shared and the text of a request is one, whoever drafts it. So whether a drafter's first
+choice would have been accepted can be told for every token that is there, by one forward of the
+drafter over what it has missed and without the target: the token is either what the drafter itself
+chooses under the noise of that place, or it is not. A forward of a small model over sixteen tokens
+says as much as six cycles that draft with it, and has it caught up should it be chosen.
+
+Not here: who is heard, and when (`specrouter.routing.audition_policy`).
+"""
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from processors import Contexts, NonFiniteLogits, PrefillProcessor
+from specrouter.cycle import Audition
+from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.forward_clock import ForwardClock
+from specrouter.execution.model_states import ModelStates
+from specrouter.profile.profiler import PerformanceProfiler
+from statemgr import StateManager
+
+Ints = NDArray[np.int64]
+
+_WIDTH = 3  # best tokens of each place that calibration learns of
+
+
+class Auditor:
+    """Args: `rejection`: the text owes nothing to shared noise, so nobody can be heard."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        states: ModelStates,
+        rows: DecodingRows,
+        profiler: PerformanceProfiler,
+        clock: ForwardClock,
+        prefill_chunk: int,
+        rejection: bool,
+    ) -> None:
+        self._target = pool.target
+        self._manager = manager
+        self._states = states
+        self._rows = rows
+        self._profiler = profiler
+        self._clock = clock
+        self._rejection = rejection
+        self._prefill = PrefillProcessor(prefill_chunk)
+
+    def unheard(self, model: str, rows: Ints) -> Ints:
+        """[R] output tokens that a drafter could be heard on: it has not read them yet, and what
+        was chosen there can be chosen again."""
+        if self._rejection or not self._states.is_open(model):
+            return np.zeros_like(rows)
+        missed = np.minimum(self._states.lag(model, rows), self._rows.output_positions(rows))
+        return np.where(self._rows.sampler.can_look_back(rows), np.maximum(missed, 0), 0)
+
+    def hold(self, audition: Audition) -> None:
+        """Teaches the profiler. Raises `StageError` where the drafter fails."""
+        name, rows = audition.model, np.array([audition.row], dtype=np.int64)
+        tails = np.minimum(self.unheard(name, rows), audition.tokens)
+        if tails[0] <= 0:
+            return
+        begun = time.perf_counter()
+        with self._states.stage(name, rows) as (model, state):
+            self._clock.take_ms()
+            started, count = time.perf_counter(), int(self._manager.counts[audition.row])
+            lengths = np.array([count - 1])
+            logits = self._prefill.read(model, state, self._manager, rows, lengths, tails)
+            heard = int(tails[0])
+            last = int(self._rows.output_positions(rows)[0])
+            contexts = Contexts(
+                np.repeat(rows, heard),
+                np.arange(last - heard, last),
+                np.zeros(heard, dtype=np.int64),
+                are_past=True,
+            )
+            ids, log_probs = self._rows.sampler.rank(logits, contexts, _WIDTH)
+            stated, drafted = np.exp(log_probs.cpu().numpy()), ids.cpu().numpy()
+            self._profiler.record_stage("audition", heard, self._clock.own_ms(started))
+            if np.isnan(stated).any():
+                raise NonFiniteLogits(name, rows)
+        said = self._manager.tokens[audition.row, count - heard : count]
+        sampled = bool(self._rows.sampled(rows)[0])
+        key = ((name,), 1, self._target, sampled)
+        self._profiler.record_choices(key, stated, drafted == said[:, None])
+        self._profiler.record_probe_begun()
+        self._profiler.record_probe((time.perf_counter() - begun) * 1000)

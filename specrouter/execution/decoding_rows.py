@@ -1,0 +1,115 @@
+"""DecodingRows: what a cycle must know of the requests in the rows.
+
+How far each may go, how its tokens are chosen, and what drafters and log-probabilities need of its
+text. Rows are those that the state manager has allocated; it is not told here when they are freed.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from processors import Sampler, SamplingSettings
+from specrouter.execution.logprobs import PromptLogprobs
+from specrouter.request.running import Prompt
+from statemgr import NgramTable, StateManager
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _RowFacts:
+    prompt_tokens: int
+    max_new_tokens: int
+    logprobs: int | None
+    sampled: bool
+
+
+class DecodingRows:
+    """`sampler`, `ngrams` and `prompt_logprobs` know the rows that are open here.
+
+    Args:
+        eos_token_ids: that end a text, unless its request goes on.
+        window: the most output positions of a row that a cycle may look at.
+    """
+
+    def __init__(
+        self, manager: StateManager, vocab_size: int, eos_token_ids: Collection[int], window: int
+    ) -> None:
+        self.sampler = Sampler(vocab_size, window)
+        self.ngrams = NgramTable(vocab_size)
+        self.prompt_logprobs = PromptLogprobs()
+        self._manager = manager
+        self._eos_token_ids = eos_token_ids
+        self._facts: dict[int, _RowFacts] = {}
+
+    def open(
+        self, row: int, request: Prompt, noise: tuple[torch.device, int] | None = None
+    ) -> None:
+        """`noise`: see `Sampler.open`."""
+        params = request.params
+        self._facts[row] = _RowFacts(
+            len(request.token_ids),
+            params.max_new_tokens,
+            params.logprobs,
+            params.temperature > 0,
+        )
+        settings = sampling_settings(request, self._eos_token_ids)
+        self.sampler.open(row, settings, request.token_ids, request.generated, noise)
+        self.ngrams.open(row)
+        self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
+
+    def close(self, row: int) -> None:
+        del self._facts[row]
+        self.sampler.close(row)
+        self.ngrams.close(row)
+        self.prompt_logprobs.close(row)
+
+    def extend(self, row: int, tokens: Ints) -> None:
+        """Commits tokens of a row."""
+        self._manager.extend(row, tokens)
+        self.sampler.extend(row, tokens.tolist())
+
+    def output_positions(self, rows: Ints) -> Ints:
+        """[R] the position among the output tokens of the next one."""
+        prompts = [self._facts[row].prompt_tokens for row in rows.tolist()]
+        return self._manager.counts[rows] - np.array(prompts, dtype=np.int64)
+
+    def remaining(self, rows: Ints) -> Ints:
+        """[R] tokens that each row may still commit."""
+        limits = [self._facts[row].max_new_tokens for row in rows.tolist()]
+        return np.array(limits, dtype=np.int64) - self.output_positions(rows)
+
+    def sampled(self, rows: Ints) -> NDArray[np.bool_]:
+        """[R] rows that are not greedy."""
+        return np.array([self._facts[row].sampled for row in rows.tolist()], dtype=np.bool_)
+
+    def logprobs(self, row: int) -> int | None:
+        """How many log-probabilities beside each output token's are asked for; None: none at all,
+        not even its own."""
+        return self._facts[row].logprobs
+
+
+def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> SamplingSettings:
+    """How a request's tokens are chosen. Its grammar, if it has one, stands at its beginning."""
+    params = request.params
+    ends = set(params.stop_token_ids) | (set() if params.goes_on_after_eos else set(eos_token_ids))
+    return SamplingSettings(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=request.seed,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=tuple(params.logit_bias),
+        min_tokens=params.min_tokens,
+        end_token_ids=tuple(sorted(ends)),
+        bad_words_ids=request.bad_words_ids,
+        logits_processors=params.logits_processors,
+        stream=request.sample,
+        grammar=None if request.grammar is None else request.grammar.start(),
+    )

@@ -1,0 +1,125 @@
+"""DrafterPrefill: drafters and intermediates read what they lack, a chunk each in a cycle.
+
+Contract: `begin` shares out each model's chunk among all rows of the cycle, `read` reads a group's
+part of it. In a cycle no model reads more than a chunk here, however many rows and groups lag.
+Where a prompt's end is passed, the model is compared with the target, which has read it before.
+
+Not here: who is to be caught up at all (`specrouter.routing.catch_up` of the planner).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from processors import PrefillProcessor
+from processors.pack import lag
+from specrouter.cycle import (
+    CATCH_UP_TOKENS,
+    LEAST_CHUNK,
+    ChainGroup,
+    ModelFailure,
+    share_shortest_first,
+)
+from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.forward_clock import ForwardClock
+from specrouter.execution.lessons import Teacher
+from specrouter.execution.model_states import ModelStates, StageError
+from statemgr import ModelState, StateManager
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class DrafterPrefill:
+    """Args: `chunk`: the most tokens that a model reads in a cycle; `LEAST_CHUNK` at least."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        states: ModelStates,
+        rows: DecodingRows,
+        teacher: Teacher,
+        clock: ForwardClock,
+        chunk: int,
+    ) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._states = states
+        self._rows = rows
+        self._teacher = teacher
+        self._clock = clock
+        self._prefill = PrefillProcessor(max(chunk, LEAST_CHUNK))
+        self._shares: dict[str, Ints] = {}  # by model, [manager.rows] tokens of this cycle
+
+    def begin(self, groups: Sequence[ChainGroup]) -> None:
+        """A cycle of these groups, whose rows are disjoint, begins to draft."""
+        self._shares = {}
+        parts: dict[str, list[Ints]] = {}
+        for group in groups:
+            for name in group.chain[:-1]:
+                if not self._pool.is_weightless(name):
+                    parts.setdefault(name, []).append(group.rows)
+        for name, each in parts.items():
+            rows = np.concatenate(each)
+            wanted = self._wanted(name, rows)
+            if wanted.any():
+                self._shares[name] = np.zeros(self._manager.rows, dtype=np.int64)
+                self._shares[name][rows] = share_shortest_first(wanted, self._prefill.chunk)
+
+    def read(self, group: ChainGroup) -> tuple[list[str], list[ModelFailure]]:
+        """The models that have read something for the group, and those that failed in it."""
+        readers: list[str] = []
+        failures: list[ModelFailure] = []
+        for name in group.chain[:-1]:
+            share = self._shares.get(name)
+            rows = group.rows[:0] if share is None else group.rows[share[group.rows] > 0]
+            if share is None or not len(rows):
+                continue
+            try:
+                with self._states.stage(name, rows) as (model, state):
+                    self._read(model, state, rows, share[rows])
+            except StageError as stage:
+                failures.append(stage.failure)
+            readers.append(name)
+        return readers, failures
+
+    def has_read(self, names: Sequence[str], rows: Ints) -> Bools:
+        """[R] rows of which all these models lack no more than they read in passing."""
+        read = np.ones(len(rows), dtype=np.bool_)
+        for name in names:
+            if not self._pool.is_weightless(name):
+                read &= self._states.lag(name, rows) <= CATCH_UP_TOKENS
+        return read
+
+    def _wanted(self, name: str, rows: Ints) -> Ints:
+        """[R] tokens that a model is to read. A prompt that is new to it is read here however short
+        it is, where the two models can be compared at its end."""
+        lags = self._states.lag(name, rows)
+        is_new = lags == self._manager.counts[rows] - 1
+        wanted = lags > CATCH_UP_TOKENS
+        if is_new.any():
+            wanted |= is_new & (self._teacher.prompt_ends(rows)[1] > 0)
+        if wanted.any():
+            wanted &= self._rows.remaining(rows) > 1  # the last token is the target's own
+        return np.where(wanted, lags, 0)
+
+    def _read(self, model: PackedModel, state: ModelState, rows: Ints, left: Ints) -> None:
+        """So many tokens of each row, in one forward, or in two where prompts end in between."""
+        firsts, lengths = self._teacher.prompt_ends(rows)
+        left = np.minimum(left, lag(state, self._manager, rows))
+        while (left > 0).any():
+            starts = state.lengths(rows)
+            ends = starts + left
+            ends = np.where((starts < lengths) & (lengths < ends), lengths, ends)
+            tails = np.where(ends <= lengths, ends - np.maximum(starts, firsts), 0)
+            tails = np.maximum(tails, 0)
+            counts = ends - starts
+            logits = self._prefill.feed(model, state, self._manager, rows, counts, tails)
+            if len(logits):
+                self._teacher.compare_prompt_ends(model.name, rows, ends, tails, logits)
+            left = left - counts
+        self._clock.take_ms()

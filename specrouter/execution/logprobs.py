@@ -1,0 +1,118 @@
+"""Log-probabilities of tokens, as the target has them, before any processing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from processors.logits import on_device, parts
+from specrouter.request.output import TokenLogprobs
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class AskedLogprobs:
+    """Of n tokens of one request, and beside each of the `count` likeliest ids."""
+
+    places: Ints  # [n] where the logits before each token stand
+    tokens: Ints  # [n]
+    count: int
+
+
+def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[TokenLogprobs]]:
+    """By `logits` [m, V], for each that asks. Waits for the device once, however many ask."""
+    groups: dict[int, list[int]] = {}
+    for index, one in enumerate(asked):
+        groups.setdefault(one.count, []).append(index)
+    shares = []
+    for count, members in groups.items():
+        places = np.concatenate([asked[index].places for index in members])
+        tokens = np.concatenate([asked[index].tokens for index in members])
+        for part in parts(len(places), logits):
+            own = logits.index_select(0, on_device(places[part], logits.device))
+            shares.append(_shares(own, on_device(tokens[part], logits.device), count).flatten())
+    values = torch.cat(shares).cpu().numpy()  # the one wait
+    found: list[list[TokenLogprobs]] = [[] for _ in asked]
+    start = 0
+    for count, members in groups.items():
+        width = 1 + 2 * min(count, logits.shape[1])
+        for index in members:
+            tokens = asked[index].tokens
+            end = start + len(tokens) * width
+            found[index] = _named(tokens, values[start:end].reshape(-1, width))
+            start = end
+    return found
+
+
+def _shares(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """[n, 1 + 2k] float64: log-probabilities of the tokens, then the likeliest ids and theirs."""
+    values = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    chosen = values.gather(1, tokens.unsqueeze(1))
+    best, ids = values.topk(min(count, values.shape[1]), dim=1)
+    return torch.cat((chosen.double(), ids.double(), best.double()), dim=1)
+
+
+def _named(tokens: Ints, shares: NDArray[np.float64]) -> list[TokenLogprobs]:
+    ids, best = np.split(shares[:, 1:], 2, axis=1)
+    return [
+        TokenLogprobs(token, logprob, tuple(zip(names, others, strict=True)))
+        for token, logprob, names, others in zip(
+            tokens.tolist(),
+            shares[:, 0].tolist(),
+            ids.astype(np.int64).tolist(),
+            best.tolist(),
+            strict=True,
+        )
+    ]
+
+
+@dataclass
+class _Reading:
+    prompt: Ints
+    count: int
+    found: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+
+
+class PromptLogprobs:
+    """Of the requests that ask for those of their prompts, as the target reads them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Reading] = {}
+
+    def open(self, row: int, prompt: Sequence[int], count: int | None) -> None:
+        if count is not None:
+            self._rows[row] = _Reading(np.array(prompt, dtype=np.int64), count)
+
+    def close(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def asked(self, rows: Ints) -> NDArray[np.bool_]:
+        """[R] rows whose prompts are not done."""
+        if not self._rows:
+            return np.zeros(len(rows), dtype=np.bool_)
+        return np.isin(rows, list(self._rows))
+
+    def note(self, row: int, logits: Tensor) -> None:
+        """`logits` [n, V] after the next n tokens that the target has read of the text.
+
+        Tokens behind the prompt, which an earlier attempt generated, are left out.
+        """
+        if row not in self._rows:
+            return
+        reading = self._rows[row]
+        start = len(reading.found)
+        tokens = reading.prompt[start : start + len(logits)]
+        asked = AskedLogprobs(np.arange(len(tokens)), tokens, reading.count)
+        reading.found += token_logprobs(logits, [asked])[0]
+
+    def take(self, row: int) -> list[TokenLogprobs | None] | None:
+        """Of the whole prompt, once; None where nobody asks for them."""
+        reading = self._rows.pop(row, None)
+        if reading is None:
+            return None
+        assert len(reading.found) == len(reading.prompt), "the target has not read the prompt"
+        return reading.found

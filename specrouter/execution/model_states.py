@@ -1,0 +1,216 @@
+"""ModelStates: the models in use and their KV states, through a cycle and its failures.
+
+Contract: a model is used inside `stage`, which loads it and opens its state; what goes wrong there
+is put down to the model, as a `StageError`. What a stage has added to a state is told by `touch`,
+and `settle` leaves of it what was committed, whatever happened in between.
+
+Not here: what models compute, and what a failure costs the requests.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from processors import FedTree, NonFiniteLogits, RollbackProcessor
+from processors.pack import lag
+from specrouter.cycle import CATCH_UP_TOKENS, ModelFailure
+from specrouter.execution.forward_clock import ForwardClock
+from specrouter.execution.hang_guard import Abandoned, HangGuard
+from specrouter.profile.model_times import ModelTimes
+from statemgr import ModelState, StateManager
+from statemgr.forward_view import KV_QUANTUM
+
+Ints = NDArray[np.int64]
+
+
+class StageError(Exception):
+    """A model failed, or could not be had."""
+
+    def __init__(self, model: str, error: Exception) -> None:
+        super().__init__(model)
+        self.failure = ModelFailure(model, error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Touched:
+    """Rows of a state that a cycle has added to."""
+
+    state: ModelState
+    rows: Ints
+    fed: FedTree | None  # None: nothing of it is of use
+
+    def without(self, rows: Ints) -> "_Touched":
+        fed = self.fed
+        if fed is not None:
+            fed = fed.part(~np.isin(fed.tree.rows, rows))
+        return _Touched(self.state, self.rows[~np.isin(self.rows, rows)], fed)
+
+
+class ModelStates:
+    """Args: `guard`: told of every forward of a model other than the target."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        times: ModelTimes,
+        clock: ForwardClock,
+        guard: HangGuard | None = None,
+    ) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._times = times
+        self._clock = clock
+        self._guard = guard
+        self._rollback = RollbackProcessor()
+        self._held: list[str] = []  # the models of the stages that are open
+        self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
+        self._touched: list[_Touched] = []  # in this cycle
+        self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
+
+    # Through a cycle
+
+    def begin(self) -> None:
+        """A cycle begins: what is committed now is where its models go back to."""
+        self._bases = self._manager.counts.copy()
+        self._touched = []
+
+    @contextmanager
+    def stage(self, name: str, rows: Ints) -> Iterator[tuple[PackedModel, ModelState]]:
+        """A model in use for `rows`, with its state. Raises `StageError` for what goes wrong."""
+        state: ModelState | None = None
+        try:
+            self._make_room(name)
+            model = self._pool.acquire(name)
+            self._held.append(name)
+            try:
+                state = self._open(name, model)
+                yield model, state
+            except Abandoned:  # whoever took over has released it
+                raise
+            except BaseException:
+                self._release(name)
+                raise
+            else:
+                self._release(name)
+        except Exception as error:
+            if state is not None:
+                broken = error.rows if isinstance(error, NonFiniteLogits) else rows[:0]
+                for row in broken.tolist():  # its keys and values may be no numbers either
+                    state.free(row)
+                self.touch(state, rows, None)
+            raise StageError(name, error) from error
+
+    def touch(self, state: ModelState, rows: Ints, fed: FedTree | None) -> None:
+        """A stage has added `fed` to these rows of a state; None: nothing of it is of use."""
+        self._touched.append(_Touched(state, rows, fed))
+
+    def forget_draft(self, name: str, rows: Ints) -> None:
+        """A model's state is as it was before the cycle: only committed tokens."""
+        state = self._manager.state(name)
+        if state is None:  # evicted since
+            return
+        kept = self._manager.counts[rows] - 1
+        state.rollback(rows, np.minimum(kept, state.lengths(rows)))
+        left = [t.without(rows) if t.state is state else t for t in self._touched]
+        self._touched = [touched for touched in left if len(touched.rows)]
+
+    def settle(self) -> None:
+        """Every model that took part keeps what was committed, and nothing else."""
+        for touched in self._touched:
+            fed = () if touched.fed is None else (touched.fed,)
+            bases = self._bases[touched.rows]
+            self._rollback.rollback(touched.state, self._manager, touched.rows, bases, fed)
+        self._touched = []
+
+    def abandon(self, name: str) -> None:
+        """Takes over from a thread that hangs in a forward of a model, whose cache is forgotten.
+
+        In a stage or not: an errand runs models that are not held.
+        """
+        while self._held:
+            self._release(self._held[-1])
+        self._drop(name)
+        self.settle()
+
+    # Between cycles
+
+    def is_open(self, name: str) -> bool:
+        """Whether a model can be used at once: it has run, and is still held."""
+        return name in self._loaded and self._pool.is_loaded(name)
+
+    def prepare(self, name: str) -> None:
+        """Loads a model and takes its times, or finds those that were kept of it."""
+        with self.stage(name, np.zeros(0, dtype=np.int64)):
+            pass
+
+    def forget_evicted(self) -> None:
+        """Frees the caches of models that the pool no longer holds."""
+        for name in [name for name in self._loaded if not self._pool.is_loaded(name)]:
+            self._drop(name)
+
+    def drop_all(self) -> None:
+        """Gives back all KV memory. Nothing can run here afterwards."""
+        for name in self._pool.names:
+            self._drop(name)
+
+    def target_lag(self, rows: Ints) -> Ints:
+        """Committed tokens that the target has not read, the last one not counted, [R]."""
+        return self.lag(self._pool.target, rows)
+
+    def lags(self, rows: Ints) -> dict[str, float]:
+        """By model: tokens that it has not read of these rows, the last two of each not counted."""
+        return {
+            name: float(np.maximum(self.lag(name, rows) - 1, 0).sum())
+            for name in self._pool.names
+            if name != self._pool.target and not self._pool.is_weightless(name)
+        }
+
+    def slots_read(self, rows: Ints) -> int:
+        """KV slots that attention reads for each of the rows in the mean, padding included."""
+        return round(float(self.slots_of(rows).mean())) if len(rows) else KV_QUANTUM
+
+    def slots_of(self, rows: Ints) -> Ints:
+        """[R] KV slots that attention reads, padding included."""
+        lengths = self._manager.counts[rows] + CATCH_UP_TOKENS
+        padded: Ints = -(-lengths // KV_QUANTUM) * KV_QUANTUM
+        return padded
+
+    def lag(self, name: str, rows: Ints) -> Ints:
+        """[R] committed tokens that a model has not read, the last one not counted."""
+        state = self._manager.state(name)
+        return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
+
+    def _release(self, name: str) -> None:
+        self._held.remove(name)
+        self._pool.release(name)
+
+    def _make_room(self, name: str) -> None:
+        """What is evicted is gone before the model is loaded, its KV memory included."""
+        if not self._pool.is_loaded(name):
+            self._pool.make_room(name)
+            self.forget_evicted()
+
+    def _drop(self, name: str) -> None:
+        """Forgets a model and its cache, of which nothing is left to settle either."""
+        state = self._manager.state(name)
+        self._touched = [touched for touched in self._touched if touched.state is not state]
+        self._manager.drop_state(name)
+        self._loaded.pop(name, None)
+
+    def _open(self, name: str, model: PackedModel) -> ModelState:
+        if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
+            self._drop(name)
+            guarded = self._guard is not None and name != self._pool.target
+            around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
+            model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
+            self._times.learn(name, model)
+            model.watch = self._clock.watch(name, model.device, around)
+            self._loaded[name] = model
+        return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)

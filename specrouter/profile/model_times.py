@@ -1,0 +1,42 @@
+"""ModelTimes: where the curves of models come from, and where they are kept.
+
+A model that is used for the first time is timed (`time_profile`), unless an earlier process has
+kept its times and they are still true. What serving learns beyond that is not kept: it may be of
+an hour in which the machine had other work.
+"""
+
+import logging
+import time
+
+from modelpool import ModelPool
+from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.packed_model import PackedModel
+from specrouter.profile.profiler import PerformanceProfiler
+from specrouter.profile.time_curve import TimeEstimator
+from specrouter.profile.time_profile import TimeCache, is_too_slow, key_of, profile_model
+
+logger = logging.getLogger(__name__)
+
+
+class ModelTimes:
+    def __init__(self, pool: ModelPool, profiler: PerformanceProfiler) -> None:
+        self._pool = pool
+        self._profiler = profiler
+        self._cache = TimeCache(cache_dir() / "times")
+        self._keys: dict[str, str] = {}  # of what each model's curve was last taken of
+
+    def learn(self, name: str, model: PackedModel) -> None:
+        """Tells the profiler how long a model's forwards take, if it does not know of the model as
+        it is now: one that is loaded again may be elsewhere. Runs some of them."""
+        key = key_of(model, self._pool.path(name))
+        if self._keys.get(name) == key:
+            return
+        times = self._cache.load(key)
+        curve = None if times is None else times.curve()
+        if times is None or curve is None or is_too_slow(curve, model):
+            started = time.perf_counter()
+            times = TimeEstimator.profiled(profile_model(model))
+            self._cache.store(key, times)
+            logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
+        self._profiler.learn_curve(name, times)
+        self._keys[name] = key

@@ -1,0 +1,493 @@
+"""What a chain is predicted to cost and to bring: `T_eff`, milliseconds per committed token.
+
+    T_eff = time of a cycle / tokens that it commits for one request
+
+A cycle is the drafter's steps, the intermediates' passes and the target's pass, each at the size of
+its pack on the model's measured curve `T(n)`, and the engine's own work. The tokens are one more
+than the sum of the tree's rank rates (`acceptance`). Requests that decode in the same
+pass and are routed otherwise wait for the drafts too: the tokens are then the mean over all, of
+which those gain at least one. Catching up of models that lag is
+spread over the tokens that the requests have left.
+Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in the place of
+`W * T`; AdaServe, section 3, for the value of a tree.
+
+Pure functions of a snapshot: no clock, no tensors.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.acceptance import (
+    SHAPE_DEPTHS,
+    SHAPE_NODES,
+    SHAPE_WIDTHS,
+    UNTRIED_ALPHA,
+    blended_alpha,
+    drifted_rates,
+    expected_tokens,
+    path_rates,
+    rank_rates,
+    tree_rates,
+)
+from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.params import (
+    MAX_CYCLE_NODES,
+    MAX_DEPTH,
+    MAX_INNER_ROUNDS,
+    MAX_TREE_TOKENS,
+    Chain,
+)
+from statemgr.forward_view import READING_QUERIES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
+_NODES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
+_STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the last two
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The requests that decode together.
+
+    Attributes:
+        slots: KV slots that attention reads for each of them.
+        remaining: tokens that each may still generate, in the mean.
+        lags: tokens that a model has not read yet, over all requests; the last two not counted.
+        others: further requests, that decode in the same pass of the target and are routed apart.
+    """
+
+    requests: int
+    slots: int = 128
+    remaining: float = 64.0
+    lags: Mapping[str, float] = field(default_factory=dict)
+    sampled: Mode = True
+    others: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Requests in the target's pass."""
+        return self.requests + self.others
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a cycle, and what is predicted of it.
+
+    `nodes`: of each request's tree, in the mean, that the target verifies; `inner_rounds`: how
+    often the first intermediate judges a draft before the next model sees the result.
+    """
+
+    chain: Chain
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+    inner_rounds: int = 1
+    cycle_ms: float = 0.0
+    tokens: float = 1.0  # committed per request
+    ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
+    levels_ms: float = 0.0  # of the cycle, before the target's pass
+    plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
+    plain_tokens: float = 1.0
+    sampled: Mode = True  # of the workload that it is predicted for
+
+    @property
+    def route(self) -> tuple[Chain, int, int, int, int]:
+        """All but the prediction."""
+        return self.chain, self.depth, self.width, self.nodes, self.inner_rounds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a caller or the configuration leaves open; None leaves it to the prediction."""
+
+    depth: int | None = None
+    width: int | None = None
+    nodes: int | None = None
+    inner_rounds: int | None = None
+    whole_trees: bool = False  # no selection among the nodes of a draft
+    max_depth: int = MAX_DEPTH  # levels that are drafted in all inner rounds together
+
+
+def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
+    everyone = np.array([workload.batch])
+    plain_ms = float(verification_ms(snapshot, workload, target, everyone)[0])
+    cycle_ms = plain_ms * outcome_of(snapshot, (target,), workload.batch, workload.sampled).time
+    return Option(
+        (target,),
+        cycle_ms=cycle_ms,
+        ms_per_token=cycle_ms,
+        plain_ms=plain_ms,
+        sampled=workload.sampled,
+    )
+
+
+def options(
+    chain: Chain, snapshot: PerformanceSnapshot, workload: Workload, limits: Limits
+) -> "list[OptionGrid]":
+    """All ways to run a chain of at least two models, one grid for each number of inner rounds.
+
+    More rounds are looked at as long as they promise to be better than fewer.
+    """
+    rounds = range(1, MAX_INNER_ROUNDS + 1)
+    if limits.inner_rounds is not None:
+        rounds = range(limits.inner_rounds, limits.inner_rounds + 1)
+    if len(chain) == 2 or not snapshot.parameters.get(chain[0], 1):  # only models go on from a path
+        rounds = range(1, 2)
+    grids: list[OptionGrid] = []
+    least = float("inf")
+    for each in rounds:
+        grids.append(OptionGrid(chain, each, snapshot, workload, limits))
+        found = float(grids[-1].ms_per_token.min())
+        if found >= least:
+            break
+        least = found
+    return grids
+
+
+@dataclass(frozen=True, eq=False)
+class Menu:
+    """Some options of a grid, [E] each: where they stand in it, and what is predicted."""
+
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    nodes: Ints
+    tokens: Floats
+    levels_ms: Floats
+
+
+class OptionGrid:
+    """Predictions of one chain and number of inner rounds: shapes x nodes, [O, G].
+
+    Attributes:
+        nodes, tokens, cycle_ms, ms_per_token: of the options; see `Option`.
+        allowed: where the options are.
+        levels_ms: [O, 1] of the cycle, before the target's pass.
+        correction: factor that earlier outcomes put on times.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        rounds: int,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        limits: Limits,
+    ) -> None:
+        self.chain, self.rounds = chain, rounds
+        rates, offered = _offer(chain, rounds, snapshot, workload.sampled)
+        sizes = np.ceil(offered)[:, None]  # nodes that there are to select from
+        nodes = np.broadcast_to(_NODES, (len(SHAPE_NODES), len(_NODES)))
+        self._is_open = not limits.whole_trees and limits.nodes is None
+        if limits.whole_trees:
+            nodes = np.broadcast_to(sizes.astype(np.int64), nodes.shape)
+        elif limits.nodes is not None:
+            nodes = np.minimum(limits.nodes, np.broadcast_to(sizes.astype(np.int64), nodes.shape))
+        self.nodes: Ints = np.maximum(nodes, 1)
+        # Selected nodes are no more than a cycle may have, of a share of a node in the mean.
+        most = MAX_CYCLE_NODES / workload.requests if self._is_open else float(MAX_TREE_TOKENS)
+        tokens = _at(expected_tokens(rates), np.minimum(self.nodes, most))
+        self._plain_tokens: Floats = tokens
+        outcome = outcome_of(snapshot, chain, workload.batch, workload.sampled)
+        self.correction = outcome.time
+        self.tokens: Floats = np.maximum(1.0, 1.0 + (tokens - 1.0) * outcome.tokens)
+        self.levels_ms: Floats = self._find_levels_ms(snapshot, workload)
+        self._plain_ms: Floats = self.levels_ms + self._target_ms(snapshot, workload)
+        self.cycle_ms: Floats = self._plain_ms * outcome.time
+        catch_up = sum(
+            float(_forward(snapshot, name, chain[-1], workload, np.array([lag]))[0])
+            for name in chain[:-1]
+            if (lag := workload.lags.get(name, 0.0)) >= 1.0
+        )
+        spread = max(1.0, workload.remaining)
+        mean_tokens = (workload.requests * self.tokens + workload.others) / workload.batch
+        self.ms_per_token: Floats = self.cycle_ms / mean_tokens + catch_up / spread
+        self.allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
+        if self._is_open:
+            self.allowed &= self.nodes < most + 1.0
+        self.ms_per_token = np.where(self.allowed, self.ms_per_token, np.inf)
+        self.workload = workload
+
+    def best(self) -> Option:
+        return self.option(*np.unravel_index(np.argmin(self.ms_per_token), self.tokens.shape))
+
+    def like(self, option: Option) -> Option | None:
+        """What is predicted now of an option that was chosen before; None: it is not allowed."""
+        same = np.equal(SHAPE_DEPTHS, option.depth) & np.equal(SHAPE_WIDTHS, option.width)
+        where = np.argwhere(same[:, None] & (self.nodes == option.nodes))
+        if not len(where):
+            return None
+        found = self.option(where[0][0], where[0][1])
+        return found if np.isfinite(found.ms_per_token) else None
+
+    def option(self, shape: int | np.intp, place: int | np.intp) -> Option:
+        """Of a row and a column."""
+        return Option(
+            self.chain,
+            int(SHAPE_DEPTHS[shape]),
+            int(SHAPE_WIDTHS[shape]),
+            int(self.nodes[shape, place]),
+            self.rounds,
+            float(self.cycle_ms[shape, place]),
+            float(self.tokens[shape, place]),
+            float(self.ms_per_token[shape, place]),
+            float(self.levels_ms[shape, 0]) * self.correction,
+            float(self._plain_ms[shape, place]),
+            float(self._plain_tokens[shape, place]),
+            self.workload.sampled,
+        )
+
+    def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
+        """[O]"""
+        # A shape may stand for a depth that lies below its own, which is then what is drafted.
+        depths = np.minimum(SHAPE_DEPTHS, limits.depth or MAX_DEPTH)
+        allowed = self.rounds * depths <= limits.max_depth
+        if limits.depth is not None:
+            allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
+        if limits.width is not None and allowed.any():  # as wide as a tree of that depth may be
+            allowed &= _least_at_least(SHAPE_WIDTHS, limits.width, allowed)
+        return np.asarray(allowed)
+
+    @cached_property
+    def menu(self) -> "Menu":
+        """The options that may be the best for some cycle: of as many nodes, none is both faster to
+        draft and better than another."""
+        rows, columns = np.nonzero(self.allowed)
+        nodes, tokens = self.nodes[rows, columns], self.tokens[rows, columns]
+        levels_ms = self.levels_ms[rows, 0]
+        order = np.lexsort((-tokens, levels_ms, nodes))
+        nodes, tokens, levels_ms = nodes[order], tokens[order], levels_ms[order]
+        # Within a number of nodes, from the cheapest on: only what beats all cheaper ones stays.
+        ahead = nodes * float(MAX_TREE_TOKENS + 1)
+        best_before = np.maximum.accumulate(np.concatenate(([-1.0], (ahead + tokens)[:-1])))
+        kept = ahead + tokens > best_before + 1e-3
+        return Menu(
+            rows[order][kept], columns[order][kept], nodes[kept], tokens[kept], levels_ms[kept]
+        )
+
+    def _find_levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+        """[O, 1] all that comes before the target."""
+        batch, target = workload.requests, self.chain[-1]
+        drafting = self._drafter_ms(snapshot, workload)
+        total = np.zeros(len(SHAPE_NODES))
+        for index, name in enumerate(self.chain[1:-1], start=1):
+            prefix = self.chain[:index]
+            _, offered = _offer((*prefix, name), 1, snapshot, workload.sampled)
+            passes = self.rounds if index == 1 else 1
+            for each in range(passes):
+                places = batch * (1 + offered * (each + 1))
+                judging = _forward(snapshot, name, target, workload, places)
+                total += judging + _stage(snapshot, "verify", places)
+        total += self.rounds * drafting + _drafting_ms(snapshot, workload.batch)
+        return np.asarray(total)[:, None]
+
+    def _drafter_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+        """[O] of the drafter's steps, once."""
+        name, target = self.chain[0], self.chain[-1]
+        wide = workload.requests * SHAPE_WIDTHS
+        step = _forward(snapshot, name, target, workload, wide)
+        if not snapshot.parameters.get(name, 1):  # its steps are all alike, and rank nothing
+            return np.asarray(SHAPE_DEPTHS * step)
+        first = np.full(1, workload.requests * _STEADY_LAG)
+        return np.asarray(
+            _forward(snapshot, name, target, workload, first)
+            + (SHAPE_DEPTHS - 1) * step
+            + SHAPE_DEPTHS * _stage(snapshot, "draft", wide)
+        )
+
+    def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
+        """[O, G], or [1, G] where it is the same for all shapes."""
+        target, requests, batch = self.chain[-1], workload.requests, workload.batch
+        if not self._is_open:
+            return verification_ms(snapshot, workload, target, batch + requests * self.nodes)
+        key = (target, requests, batch, workload.slots)
+        if key not in snapshot.target_ms:  # all chains of a decision ask for it
+            places = batch + np.minimum(requests * _NODES, MAX_CYCLE_NODES)[None, :]
+            snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
+        return snapshot.target_ms[key]
+
+
+def _at(sums: Floats, nodes: Floats) -> Floats:
+    """[O, G] of sums [O, RANKS + 1] by the number of nodes, which need not be whole."""
+    whole = nodes.astype(np.int64)
+    low = np.take_along_axis(sums, whole, axis=1)
+    high = np.take_along_axis(sums, np.minimum(whole + 1, MAX_TREE_TOKENS), axis=1)
+    return np.asarray(low + (nodes - whole) * (high - low))
+
+
+def verification_ms(
+    snapshot: PerformanceSnapshot,
+    workload: Workload,
+    target: str,
+    places: Ints,
+    prompt_tokens: int = 0,
+    requests: Ints | None = None,
+) -> Floats:
+    """Time of the target's pass over `places` tokens that are judged and those of prompts, and of
+    the work around it.
+
+    Args:
+        requests: whose tokens they are, where that differs; in a shape that broadcasts.
+    """
+    batch = np.full(1, workload.batch) if requests is None else requests
+    packed = (places + prompt_tokens).astype(np.float64)
+    attended = (packed + READING_QUERIES * batch) * workload.slots
+    return np.asarray(
+        curve_of(snapshot, target, target).many(packed, attended)
+        + _stage(snapshot, "verify", places)
+        + _stage(snapshot, "cycle", batch)
+    )
+
+
+def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:
+    """Equation 7 as published: W * T_1, then W * T_j times the chance that level j is reached.
+
+    Expected tokens: those that every level accepts, plus the target's own. T_i is the time of a
+    forward with one token for each request.
+    """
+    workload, target = Workload(requests), chain[-1]
+    times = [
+        float(_forward(snapshot, name, target, workload, np.array([requests]))[0]) for name in chain
+    ]
+    if len(chain) == 1:
+        return times[0]
+    cost, reached, alpha = depth * times[0], 1.0, 1.0
+    for index in range(1, len(chain)):
+        cost += depth * times[index] * reached
+        step = similarity_to_acceptance(_similarity(chain[index - 1], chain[index], snapshot))
+        alpha *= step
+        reached *= step
+    return cost / (expected_accepted(alpha, depth) + 1)
+
+
+def expected_accepted(alpha: float, offered: float) -> float:
+    """`alpha + alpha^2 + ... + alpha^offered`; `offered` need not be whole."""
+    if alpha >= 1.0:
+        return offered
+    return float(alpha * (1.0 - alpha**offered) / (1.0 - alpha))
+
+
+def similarity_to_acceptance(similarity: float) -> float:
+    """(1 - TV) / (1 + TV), the acceptance that shared noise guarantees (arXiv 2408.07978)."""
+    return similarity / (2.0 - similarity)
+
+
+def acceptance_rate(
+    proposer: str,
+    verifier: str,
+    snapshot: PerformanceSnapshot,
+    sampled: Mode = True,
+    usual: bool = False,
+) -> float:
+    """Of the best draft token whose parent was accepted, on the text of now: as observed, blended
+    by evidence with what the similarity promises. `usual`: on texts of all the time."""
+    prior = snapshot.promised_alpha.get((proposer, verifier, sampled), UNTRIED_ALPHA)
+    return blended_alpha(snapshot.trees.get(((proposer,), 1, verifier, sampled)), prior, usual)
+
+
+def _offer(
+    chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
+) -> tuple[Floats, Floats]:
+    """What the last model of a chain is offered: rank rates [O, RANKS], and nodes [O].
+
+    A drafter's tree has depth x width nodes. An intermediate offers, at width 1, the path that it
+    accepted and its own next token; in wider trees the drafter's nodes in its own judgement.
+    """
+    key = (chain, rounds, sampled)
+    if key not in snapshot.offers:
+        snapshot.offers[key] = _find_offer(chain, rounds, snapshot, sampled)
+    return snapshot.offers[key]
+
+
+def _find_offer(
+    chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
+) -> tuple[Floats, Floats]:
+    proposers, verifier = chain[:-1], chain[-1]
+    # What was seen is of all the time; what that is worth now comes last.
+    alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled, usual=True)
+    seen = snapshot.trees.get((proposers, rounds, verifier, sampled))
+    promised: Callable[[float], Floats] = tree_rates
+    if len(proposers) == 1:
+        offered = SHAPE_NODES.astype(np.float64)
+    else:
+        before, nodes = _offer(proposers, 1, snapshot, sampled)
+        sums = np.take_along_axis(
+            expected_tokens(before), np.minimum(nodes.astype(np.int64), 64)[:, None], axis=1
+        )
+        lengths = sums[:, 0] * rounds
+        promised = partial(path_rates, lengths=lengths)
+        offered = np.where((SHAPE_WIDTHS == 1) | (rounds > 1), lengths, SHAPE_NODES * 1.0)
+        offered = np.maximum(1.0, offered)
+    rates = rank_rates(seen, promised(alpha))
+    if seen is not None and seen.trials:
+        rates = drifted_rates(rates, promised(seen.alpha_usual), promised(seen.alpha_now))
+    return rates, offered
+
+
+def forward_ms(
+    snapshot: PerformanceSnapshot, name: str, target: str, workload: Workload, tokens: float
+) -> float:
+    """Of a model over so many tokens of one request, on the machine as it is now; 0 for one
+    without weights, which keeps no state."""
+    if not snapshot.parameters.get(name, 1):
+        return 0.0
+    one = Workload(1, workload.slots)
+    return snapshot.machine * float(_forward(snapshot, name, target, one, np.array([tokens]))[0])
+
+
+def _forward(
+    snapshot: PerformanceSnapshot,
+    name: str,
+    target: str,
+    workload: Workload,
+    tokens: NDArray[np.generic],
+) -> Floats:
+    curve = curve_of(snapshot, name, target)
+    packed = tokens.astype(np.float64)
+    return curve.many(packed, (packed + READING_QUERIES * workload.requests) * workload.slots)
+
+
+def _stage(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic]) -> Floats:
+    curve = snapshot.stages.get(stage)
+    if curve is None:
+        return np.zeros(places.shape)
+    return curve.many(places.astype(np.float64), np.zeros(places.shape))
+
+
+def _drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
+    """What the engine's own work takes longer where somebody drafts."""
+    batch = np.array([requests])
+    more = _stage(snapshot, "drafting", batch) - _stage(snapshot, "cycle", batch)
+    return max(0.0, float(more[0]))
+
+
+def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:
+    """A model's curve; of an untried one the target's, scaled by the number of parameters."""
+    known = snapshot.times.get(name)
+    if known is not None:
+        return known
+    reference = snapshot.times.get(target, TimeCurve(((1, 1.0),)))
+    if name == target:
+        return reference
+    share = snapshot.parameters[name] / max(1, snapshot.parameters[target])
+    return reference.scaled(max(share, _UNTRIED_SPEED))
+
+
+def _similarity(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> float:
+    untried = 2 * UNTRIED_ALPHA / (1 + UNTRIED_ALPHA)  # inverse of similarity_to_acceptance
+    return snapshot.similarity.get((proposer, verifier), untried)
+
+
+def _least_at_least(
+    grid: Ints, wanted: int, among: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
+    """The grid's values that stand for one that may lie between them."""
+    known = grid if among is None else grid[among]
+    above = known[known >= wanted]
+    return np.asarray(grid == (above.min() if len(above) else known.max()))

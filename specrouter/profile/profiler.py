@@ -1,0 +1,347 @@
+"""PerformanceProfiler: what the scheduler knows, learned from the cycles as they run.
+
+Times of forwards per model and size of the pack (`time_curve`), the engine's own times,
+similarities and acceptances per chain of models (`acceptance`), and how predictions came out.
+Everything ages.
+Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
+"""
+
+import math
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
+
+from specrouter.profile.acceptance import (
+    AcceptanceEstimator,
+    Bools,
+    Floats,
+    Ints,
+    JudgedTrees,
+    SimilarityMap,
+)
+from specrouter.profile.decode_counts import DecodeCounts, DecodeFigures, Gain
+from specrouter.profile.machine_speed import MachineTimes
+from specrouter.profile.outcomes import OutcomeBook, forget_oldest
+from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey, load_of
+from specrouter.profile.time_curve import TimeEstimator
+from specrouter.request.params import Chain
+
+_SIMILARITY_WEIGHT = 0.05
+_EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on probes has faded
+_MOST_KEYS = 256  # chains and their ways to run of which acceptances are kept
+_WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
+_LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """Totals since the start.
+
+    Attributes:
+        cycles: in which anything ran.
+        cycle_ms: their time; of it `model_ms` in each model's forwards, and `logits_ms` in the work
+            on logits and drafts around them. The rest is the control plane's: `control_ms`.
+        forwards, pack_tokens: of each model, and the tokens that they read.
+        committed_tokens: of all requests.
+        target_passes: cycles in which a request was verified, summed over requests.
+        switches: times that another chain or another shape of trees came into use.
+        probes: times that an idle drafter was heard or tried; `probe_ms` is what that cost.
+    """
+
+    cycles: int
+    cycle_ms: float
+    model_ms: Mapping[str, float]
+    logits_ms: float
+    forwards: Mapping[str, int]
+    pack_tokens: Mapping[str, int]
+    committed_tokens: int
+    target_passes: int
+    switches: int = 0
+    probes: int = 0
+    probe_ms: float = 0.0
+    control_ms: float = 0.0
+
+
+@dataclass
+class _Exploration:
+    """The time of cycles that taught, and what probes and auditions took of it, older ones faded:
+    what was not spent is not saved up for long, and what was is forgiven."""
+
+    learning_ms: float = 0.0
+    probe_ms: float = 0.0
+
+    def end_cycle(self, elapsed_ms: float) -> None:
+        fade = math.exp(-elapsed_ms / _EXPLORATION_MS)
+        self.learning_ms = self.learning_ms * fade + elapsed_ms
+        self.probe_ms *= fade
+
+    @property
+    def share(self) -> float:
+        return self.probe_ms / max(self.learning_ms, 1e-9)
+
+
+@dataclass
+class _Totals:
+    cycle_ms: float = 0.0
+    probe_ms: float = 0.0
+    logits_ms: float = 0.0
+    control_ms: float = 0.0
+    before_ms: float = 0.0  # in forwards and on logits, up to the end of the last cycle
+    model_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    forwards: Counter[str] = field(default_factory=Counter)
+    pack_tokens: Counter[str] = field(default_factory=Counter)
+    cycles: int = 0
+    committed: int = 0
+    passes: int = 0
+    switches: int = 0
+    probes: int = 0
+
+    def end_cycle(self, elapsed_ms: float) -> float:
+        """What was spent neither in forwards nor on logits, which was the control plane's."""
+        spent_ms = sum(self.model_ms.values()) + self.logits_ms
+        control_ms = max(0.0, elapsed_ms - (spent_ms - self.before_ms))
+        self.cycles += 1
+        self.cycle_ms += elapsed_ms
+        self.control_ms += control_ms
+        self.before_ms = spent_ms
+        return control_ms
+
+
+@dataclass
+class PerformanceProfiler:
+    """Thread-safe: the engine records, anybody takes snapshots."""
+
+    parameters: Mapping[str, int]
+    is_learning: bool = True  # else nothing but totals is recorded
+    _cycle: int = 0
+    # The cycle of each model's last forward that taught, or in which it was loaded.
+    _used: dict[str, int] = field(default_factory=dict)
+    _times: MachineTimes = field(default_factory=MachineTimes)
+    _stages: MachineTimes = field(default_factory=MachineTimes)
+    _similarity: dict[Pair, float] = field(default_factory=dict)
+    _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
+    _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
+    _outcomes: OutcomeBook = field(default_factory=OutcomeBook)
+    _notes: Counter[str] = field(default_factory=Counter)  # of each stage
+    _totals: _Totals = field(default_factory=_Totals)
+    _exploration: _Exploration = field(default_factory=_Exploration)
+    _counts: DecodeCounts = field(default_factory=DecodeCounts)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        # What has no weights cannot be heard and is never loaded, but may be tried from the start.
+        self._used.update((name, 0) for name, size in self.parameters.items() if not size)
+
+    def learn_curve(self, model: str, times: TimeEstimator) -> None:
+        """What a profile at load found, or an earlier process; served forwards move it on."""
+        with self._lock:
+            self._times.learn(model, times)
+            self._used.setdefault(model, self._cycle)
+
+    def record_forward(
+        self, model: str, tokens: int, attended: float, elapsed_ms: float, times: int = 1
+    ) -> None:
+        """`times` forwards of one size that took `elapsed_ms` in the mean.
+
+        `attended`: pairs of query and slot, see `TimeCurve`.
+        """
+        with self._lock:
+            if self.is_learning:
+                self._used[model] = self._cycle
+            self._totals.model_ms[model] += elapsed_ms * times
+            self._totals.forwards[model] += times
+            self._totals.pack_tokens[model] += tokens * times
+            if self.is_learning and self._is_wanted(self._totals.forwards[model]):
+                self._times.record(model, tokens, attended, elapsed_ms)
+
+    def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
+        """The engine's own time around forwards; see `PerformanceSnapshot.stages`.
+
+        `times`: how often that was done in `elapsed_ms`.
+        """
+        with self._lock:
+            self._totals.logits_ms += elapsed_ms
+            self._learn_stage(stage, places, elapsed_ms / times)
+
+    def _learn_stage(self, stage: str, places: int, elapsed_ms: float) -> None:
+        self._notes[stage] += 1
+        if self.is_learning and self._is_wanted(self._notes[stage]):
+            self._stages.record(stage, places, 0.0, elapsed_ms)
+
+    def _is_wanted(self, seen: int) -> bool:
+        """Of what is well known, one cycle in some is looked at: learning takes time too."""
+        return seen < _WELL_KNOWN or self._cycle % _LOOK_EVERY == 0
+
+    def record_cycle(
+        self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
+    ) -> None:
+        """Ends a cycle that committed so many tokens for so many requests.
+
+        `stage`: of `PerformanceSnapshot.stages` that the control plane's time is; None: of none,
+        since the cycle was not like others.
+        """
+        with self._lock:
+            totals = self._totals
+            control_ms = totals.end_cycle(elapsed_ms)
+            if stage is not None:
+                self._learn_stage(stage, requests, control_ms)
+            if self.is_learning:
+                self._exploration.end_cycle(elapsed_ms)
+            totals.committed += committed
+            totals.passes += requests
+            self._counts.cycle_times.add(elapsed_ms / 1000)
+
+    def record_prompt(self, tokens: int) -> None:
+        """A request was given a row."""
+        with self._lock:
+            self._counts.prompt_tokens += tokens
+
+    def record_gains(self, gains: Sequence[Gain], budget_tokens: int | None) -> None:
+        """What a cycle brought; see `DecodeCounts.record`."""
+        with self._lock:
+            self._counts.record(gains, budget_tokens)
+
+    def record_switch(self) -> None:
+        with self._lock:
+            self._totals.switches += 1
+
+    def record_probe_begun(self) -> None:
+        with self._lock:
+            self._totals.probes += 1
+
+    def record_probe(self, extra_ms: float) -> None:
+        """Time that a cycle took beyond what the best chain would have taken, or an audition."""
+        with self._lock:
+            self._totals.probe_ms += max(0.0, extra_ms)
+            self._exploration.probe_ms += max(0.0, extra_ms)
+
+    def record_outcome(
+        self,
+        chain: Chain,
+        requests: int,
+        predicted_ms: float,
+        elapsed_ms: float,
+        expected: float,
+        committed: float,
+        sampled: Mode = True,
+    ) -> None:
+        """How one cycle of a chain came out: its time, and tokens beyond the target's own.
+
+        Apart by the number of requests: what a model of the cycle leaves out differs with it. And
+        by the mode that was predicted, whose acceptances the expected tokens are made of.
+
+        The prediction is the plain one, without what earlier outcomes have corrected.
+        """
+        if not self.is_learning:
+            return
+        with self._lock:
+            key = chain, load_of(requests), sampled
+            log_error = None
+            if predicted_ms > 0.0:
+                slow = self._times.speed.factor * predicted_ms
+                log_error = math.log(max(elapsed_ms, 1e-3) / slow)
+            self._outcomes.record(key, self._cycle, log_error, expected, committed)
+
+    def begin_cycle(self) -> None:
+        """Marks the passing of time, in cycles."""
+        with self._lock:
+            self._cycle += self.is_learning
+
+    def record_similarity(self, pair: Pair, total_variation: float) -> None:
+        if not self.is_learning or not math.isfinite(
+            total_variation
+        ):  # an average would never forget it
+            return
+        with self._lock:
+            score = 1.0 - total_variation
+            known = self._similarity.get(pair, score)
+            self._similarity[pair] = known + _SIMILARITY_WEIGHT * (score - known)
+
+    def record_trees(self, key: TreeKey, trees: JudgedTrees, exact: int | None = None) -> None:
+        """What the verifier of a chain's trees said of them; see `AcceptanceEstimator.record`."""
+        if not self.is_learning:
+            return
+        with self._lock:
+            self._fit_map(key, *self._estimator(key).record(trees, self._cycle, exact))
+
+    def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
+        """What proposers would have drafted along committed text; see
+        `AcceptanceEstimator.record_choices`."""
+        if not self.is_learning:
+            return
+        with self._lock:
+            self._fit_map(key, *self._estimator(key).record_choices(stated, accepted, self._cycle))
+
+    def _estimator(self, key: TreeKey) -> AcceptanceEstimator:
+        if key not in self._trees:
+            forget_oldest(self._trees, _MOST_KEYS, lambda known: known.last_cycle)
+        return self._trees.setdefault(key, AcceptanceEstimator())
+
+    def _fit_map(self, key: TreeKey, accepted: float, judged: float) -> None:
+        pair = (key[0][-1], key[2])
+        if pair in self._similarity:
+            fitted = self._maps.setdefault((*pair, key[3]), SimilarityMap())
+            fitted.record(self._similarity[pair], accepted, judged)
+
+    def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
+        """[B, n] how likely drafted nodes are to be on the verifier's walk."""
+        with self._lock:
+            estimator = self._trees.get(key)
+        return (estimator or _UNTAUGHT).worth(parents, depths, log_probs)
+
+    def snapshot(self) -> PerformanceSnapshot:
+        with self._lock:
+            promised = {
+                (*pair, mode): self._maps.get((*pair, mode), _UNFITTED).alpha(score)
+                for pair, score in self._similarity.items()
+                for mode in (False, True)
+            }
+            return PerformanceSnapshot(
+                times=MappingProxyType(dict(self._times.curves())),
+                parameters=self.parameters,
+                similarity=MappingProxyType(dict(self._similarity)),
+                trees=MappingProxyType(
+                    {key: known.snapshot(self._cycle) for key, known in self._trees.items()}
+                ),
+                promised_alpha=MappingProxyType(promised),
+                stages=MappingProxyType(dict(self._stages.curves())),
+                outcomes=MappingProxyType(self._outcomes.known(self._cycle)),
+                usual_outcomes=MappingProxyType(self._outcomes.usual(self._cycle)),
+                idle_cycles=MappingProxyType(
+                    {name: self._cycle - used for name, used in self._used.items()}
+                ),
+                machine=self._times.speed.factor,
+                learning_ms=self._exploration.learning_ms,
+                probe_share=self._exploration.share,
+                is_learning=self.is_learning,
+            )
+
+    def statistics(self) -> EngineStatistics:
+        with self._lock:
+            totals = self._totals
+            return EngineStatistics(
+                totals.cycles,
+                totals.cycle_ms,
+                dict(totals.model_ms),
+                totals.logits_ms,
+                dict(totals.forwards),
+                dict(totals.pack_tokens),
+                totals.committed,
+                totals.passes,
+                totals.switches,
+                totals.probes,
+                totals.probe_ms,
+                totals.control_ms,
+            )
+
+    def decoded(self) -> DecodeFigures:
+        with self._lock:
+            return self._counts.figures()
+
+
+_UNFITTED, _UNTAUGHT = SimilarityMap(), AcceptanceEstimator()

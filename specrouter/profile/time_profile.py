@@ -1,0 +1,271 @@
+"""A model's times before it serves anything: a short profile, kept on disk for the next start.
+
+Contract: `profile_model` runs forwards of several sizes on a state of its own, and touches no
+other. What it needs beside the model is freed when it returns. `TimeCache` never fails: a file that
+cannot be read or written costs a warning and a profile.
+
+Not here: what is learned while serving (`time_curve`).
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specrouter.profile.time_curve import TimeCurve, TimeEstimator, TimeSample
+from statemgr.forward_view import KV_QUANTUM
+from statemgr.model_state import ModelState
+
+if TYPE_CHECKING:
+    from modelpool.packed_model import PackedModel
+
+logger = logging.getLogger(__name__)
+
+Ints = NDArray[np.int64]
+
+# Rows x tokens of each: trees of one request, and batches.
+_SHAPES = (
+    *((1, 1), (4, 1), (1, 6), (8, 1), (1, 12), (16, 1), (1, 24)),
+    *((16, 2), (16, 3), (16, 4), (16, 8)),
+)
+_LONG_ROWS = 4  # with which attention's slope is measured, to keep the state small
+_LONG_QUERIES = (4, 16)
+_LONG_SLOTS = 2048
+_LONG_BYTES = 2**27  # of that state, at most, if it allows twice the short context at all
+_MOST_ROUNDS = 12
+_CHECKED = (1, 6, 16, 64)  # tokens of the forwards that check a kept curve,
+_CHECKS = 2  # so often each
+_TOO_SLOW = 0.93  # share of the curve's time that a forward may take before the curve is dropped
+_SETTLED = 0.03  # relative change of an estimate by a round that changes nothing
+_SETTLED_ROUNDS = 2  # in a row, after the first
+
+
+def profile_model(
+    model: "PackedModel",
+    budget_s: float = 3.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[TimeSample, ...]:
+    """Times of forwards over 1 to 128 tokens, for `TimeEstimator.profiled`.
+
+    Every round runs each size once, so that a burst of other work meets all sizes alike. Ends
+    when the times have settled, or with the forward during which the budget is spent; of a model
+    too slow for one round the largest sizes are missing.
+
+    Args:
+        clock: seconds.
+
+    Raises:
+        torch.OutOfMemoryError: no room for the state, some 128 MiB or that of 3000 tokens.
+    """
+    until = clock() + budget_s
+    with torch.inference_mode():
+        trials = _trials(model)
+        trials[0].run(clock)  # the first forwards of a model allocate and choose kernels
+        settled = 0
+        for _ in range(_MOST_ROUNDS):
+            before = [trial.estimate_ms for trial in trials]
+            for trial in trials:
+                if clock() >= until and trials[0].times_ms:
+                    return _samples(trials)
+                trial.times_ms.append(trial.run(clock))
+            settled = settled + 1 if _is_settled(before, trials) else 0
+            if settled == _SETTLED_ROUNDS:
+                break
+    return _samples(trials)
+
+
+def is_too_slow(
+    curve: TimeCurve, model: "PackedModel", clock: Callable[[], float] = time.perf_counter
+) -> bool:
+    """Was a kept curve taken while other work slowed the machine?
+
+    A few forwards of some sizes: one that takes clearly less than the curve says tells so, since
+    noise only slows. Takes a third of a second for a model of 200M parameters on a CPU.
+    """
+    with torch.inference_mode():
+        trials = [trial for trial in _trials(model) if trial.tokens in _CHECKED]
+        for _ in range(_CHECKS):
+            for trial in trials:
+                trial.times_ms.append(trial.run(clock))
+    return any(
+        min(trial.times_ms) < _TOO_SLOW * curve.at(trial.tokens, trial.attended)
+        for trial in trials
+        if trial.cached < KV_QUANTUM
+    )
+
+
+@dataclass
+class _Trial:
+    """Forwards of one size: `rows` rows with `queries` tokens each after `cached` others."""
+
+    model: "PackedModel"
+    state: ModelState
+    rows: int
+    queries: int
+    cached: int
+    attended: float = 0.0
+    times_ms: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.queries
+
+    @property
+    def estimate_ms(self) -> float:
+        return min(self.times_ms, default=math.inf)  # noise only slows
+
+    def run(self, clock: Callable[[], float]) -> float:
+        """Milliseconds of a forward, making its view included."""
+        rows, device = np.arange(self.rows), self.model.device
+        # Slots that hold anything finite take as long to attend to as real ones.
+        self._append(0, self.cached)
+        ids = torch.arange(self.tokens, device=device) * 7919 % self.model.vocab_size
+        _synchronise(self.model)
+        started = clock()
+        slots, positions = self._append(self.cached, self.queries)
+        counts = np.full(self.rows, self.queries)
+        view = self.state.view(rows, counts, positions, slots)
+        wanted = torch.arange(self.tokens, device=device)
+        self.model.forward(ids, torch.from_numpy(positions).to(device), view, wanted)
+        _synchronise(self.model)
+        elapsed_s = clock() - started
+        self.attended = view.attended
+        self.state.rollback(rows, np.zeros_like(rows))
+        return elapsed_s * 1000
+
+    def _append(self, first: int, count: int) -> tuple[Ints, Ints]:
+        """Flat slots and positions of the next `count` tokens of each row."""
+        positions = np.tile(np.arange(first, first + count), self.rows)
+        rows, counts = np.arange(self.rows), np.full(self.rows, count)
+        return self.state.append(rows, counts, np.zeros_like(positions), positions), positions
+
+
+def _trials(model: "PackedModel") -> list[_Trial]:
+    """1 to 128 tokens at a short context, and two of these sizes at a long one, if there is one."""
+    longest = min(KV_QUANTUM, model.max_positions)
+    state = ModelState(model.kv_layers, max(rows for rows, _ in _SHAPES), KV_QUANTUM)
+    trials = [
+        _Trial(model, state, rows, queries, longest - queries)
+        for rows, queries in _SHAPES
+        if queries < longest
+    ]
+    affordable = max(_LONG_BYTES // (_LONG_ROWS * model.kv_bytes_per_token), 2 * KV_QUANTUM)
+    slots = min(_LONG_SLOTS, affordable, model.max_positions) // KV_QUANTUM * KV_QUANTUM
+    if slots > KV_QUANTUM:
+        state = ModelState(model.kv_layers, _LONG_ROWS, slots)
+        cached = slots - max(_LONG_QUERIES)
+        trials += [_Trial(model, state, _LONG_ROWS, count, cached) for count in _LONG_QUERIES]
+    return trials
+
+
+def _is_settled(before: Sequence[float], trials: Sequence[_Trial]) -> bool:
+    now = [trial.estimate_ms for trial in trials]
+    return all(abs(a - b) <= _SETTLED * b for a, b in zip(before, now, strict=True))
+
+
+def _samples(trials: Sequence[_Trial]) -> tuple[TimeSample, ...]:
+    return tuple(
+        TimeSample(trial.tokens, trial.attended, trial.estimate_ms)
+        for trial in trials
+        if trial.times_ms
+    )
+
+
+def _synchronise(model: "PackedModel") -> None:
+    for device in {model.device, *(layer.device for layer in model.kv_layers)}:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+
+def key_of(model: "PackedModel", path: Path) -> str:
+    """Names all that a model's times depend on; fit for a file's name.
+
+    `path` is the checkpoint's directory. The layers' classes tell weights that were laid out anew.
+    """
+    config = path / "config.json"
+    weights = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))]
+    facts = {
+        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
+        "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in weights],
+        "parameters": model.parameter_count,
+        "layers": sorted(Counter(type(m).__name__ for m in model.model.modules()).items()),
+        "devices": sorted({_device_name(d) for d in (layer.device for layer in model.kv_layers)}),
+        "device": _device_name(model.device),
+        "dtype": str(model.dtype),
+        "threads": getattr(model, "threads", None) or torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9.-]', '_', path.name)}-{digest[:24]}"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type if device.type != "cpu" else _cpu_name()
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+class TimeCache:
+    """One file per key in a folder, which need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, key: str) -> TimeEstimator | None:
+        """None where nothing of use is kept; the warning says why, if there is a file."""
+        path = self._path(key)
+        try:
+            return TimeEstimator.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # what is no JSON or no UTF-8 is a ValueError
+            logger.warning("ignored the times in %s: %s", path, error)
+            return None
+
+    def store(self, key: str, times: TimeEstimator) -> None:
+        """Readers see the old file or the new one, never a part."""
+        path = self._path(key)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write(path, json.dumps(times.to_json(), indent=1))
+        except OSError as error:
+            logger.warning("cannot keep times in %s: %s", path, error)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,296 @@
+"""Structures as grammars over token ids, by llguidance.
+
+Contract: a structure is compiled in the caller's thread, before its request is queued, and what
+cannot be compiled, allows no text, or is too large is refused with `RequestError`. A compiled
+grammar is shared and never changed; each row goes through a copy of its own. llguidance's limits
+bound the time of every step, so a hostile grammar ends its own request with `GrammarError`.
+
+JSON has its members in the schema's order, and between two of its parts nothing, one space, or one
+newline with up to 16 spaces: a small model that is sampled would otherwise go on with white space
+for ever.
+Source: https://github.com/guidance-ai/llguidance
+"""
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from transformers import PreTrainedTokenizerBase
+
+from processors.grammar import Bits, GrammarError, Path, allows
+from specrouter.request.params import RequestError
+from specrouter.request.structure import Structure, StructureKind
+
+Result = TypeVar("Result")
+
+_KEPT = 64  # compiled grammars
+_LONGEST_SOURCE = 2**16  # characters
+# llguidance follows references by recursion: 3,000 of them overflow the usual 8 MiB.
+_STACK_BYTES = 2**28
+_STACK_SIZE = threading.Lock()  # the stack size is one of the whole process
+_LONGEST_REASON = 300  # characters of llguidance's message
+_WHITE_SPACE = r"( |\n {0,16})?"
+# Of the worst grammars that were found: under a second to compile, a tenth of one for a step.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=50_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledGrammar:
+    """A grammar at its beginning. `matcher` is only ever copied."""
+
+    matcher: LLMatcher
+    vocab_size: int
+    end_token_ids: frozenset[int]
+
+    def start(self) -> "RowGrammar":
+        """For one row."""
+        return RowGrammar(self)
+
+    def check(self, generated: Sequence[int]) -> None:
+        """Raises `RequestError` unless the grammar allows a text of these ids."""
+        inner = list(generated)
+        if inner and inner[-1] in self.end_token_ids:
+            inner.pop()  # whether a text may go on behind its end is not the grammar's question
+        matcher = self.matcher.deep_copy()
+        taken = matcher.try_consume_tokens(inner)
+        if taken < len(inner) or matcher.is_error():
+            raise RequestError("generated", f"the structure does not allow token {taken + 1}")
+
+
+class GrammarCompiler:
+    """Compiles structures for one tokenizer. Thread-safe."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        end_token_ids: Collection[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_token_ids = frozenset(end for end in end_token_ids if end < vocab_size)
+        self._known = functools.lru_cache(_KEPT)(self._compile)
+
+    def compile(self, structure: Structure) -> CompiledGrammar:
+        """Raises `RequestError`, whose field is `structure`."""
+        _check(structure)
+        return self._known(structure)
+
+    def _compile(self, structure: Structure) -> CompiledGrammar:
+        definition, tokens = _definition(structure), self._tokens
+        matcher = _on_deep_stack(lambda: _begun(tokens, definition))
+        if matcher.is_error():
+            raise RequestError("structure", _reason(matcher))
+        return CompiledGrammar(matcher, self._vocab_size, self._end_token_ids)
+
+    @functools.cached_property
+    def _tokens(self) -> LLTokenizer:
+        """Takes a second for a large vocabulary."""
+        if not self._end_token_ids:
+            raise RequestError("structure", "the target has no end-of-text id to end it with")
+        tokenizer: Any = self._tokenizer
+        try:
+            return from_tokenizer(tokenizer, self._vocab_size, sorted(self._end_token_ids))
+        except ValueError as error:
+            raise RequestError("structure", f"not with this tokenizer: {error}") from error
+
+
+class RowGrammar:
+    """`processors.grammar.TokenGrammar` of one row; for one thread."""
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self._text: list[int] = []  # committed
+        self._path: list[int] = []  # what the matcher has read behind it
+        self._masks: dict[Path, Bits | GrammarError | None] = {}  # behind the committed text
+        self._has_ended = False
+        self._failure: GrammarError | None = None  # of the committed text itself
+
+    def advance(self, tokens: list[int]) -> None:
+        """See `TokenGrammar`."""
+        ends = [place for place, token in enumerate(tokens) if self._is_end(token)]
+        fresh = tokens[: ends[0]] if ends else tokens
+        if self._has_ended or self._failure is not None:
+            return
+        try:
+            self._read(fresh)
+        except GrammarError as error:
+            self._failure = error
+        self._text += fresh
+        self._path = []
+        self._masks.clear()
+        self._has_ended = bool(ends)
+
+    def mask(self, path: Path) -> Bits | None:
+        """See `TokenGrammar`."""
+        if self._failure is not None:
+            raise self._failure
+        if path not in self._masks:
+            try:
+                self._masks[path] = self._find(path)
+            except GrammarError as error:
+                self._masks[path] = error
+        found = self._masks[path]
+        if isinstance(found, GrammarError):
+            raise found
+        return found
+
+    def _find(self, path: Path) -> Bits | None:
+        if self._has_ended:
+            return None
+        if path:
+            before = self.mask(path[:-1])
+            if before is None or not allows(before, path[-1]) or self._is_end(path[-1]):
+                return None
+        self._read(path)
+        size = self._compiled.vocab_size
+        words = allocate_token_bitmask(1, size)
+        fill_next_token_bitmask(self._matcher, words)
+        self._check()
+        bits: Bits = words[0].view(np.uint8)[: -(-size // 8)]
+        return bits
+
+    def _read(self, path: Sequence[int]) -> None:
+        """Takes the matcher behind the committed text and this path."""
+        together = zip(self._path, path, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], together))
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+            self._check()
+        self._matcher.consume_tokens(list(path[shared:]))
+        self._check()
+        self._path = list(path)
+
+    def _check(self) -> None:
+        """A matcher that has failed is of no more use: a new one stands behind the text."""
+        if not self._matcher.is_error():
+            return
+        error = GrammarError(_reason(self._matcher))
+        self._matcher, self._path = self._compiled.matcher.deep_copy(), []
+        if self._text and not self._matcher.consume_tokens(self._text):
+            self._failure = error
+        raise error
+
+    def _is_end(self, token: int) -> bool:
+        return token in self._compiled.end_token_ids
+
+
+def _begun(tokens: LLTokenizer, definition: str) -> LLMatcher:
+    matcher = LLMatcher(tokens, definition, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # a grammar without any text is noticed only now
+    return matcher
+
+
+def _on_deep_stack(call: Callable[[], Result]) -> Result:
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _STACK_SIZE:
+        usual = threading.stack_size(_STACK_BYTES)  # of all that begin before it is set back
+        try:
+            threading.Thread(target=run, name="specrouter-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    return result.result()
+
+
+def _check(structure: Structure) -> None:
+    """What can be seen before anything is read."""
+    kind, source = structure.kind, structure.source
+    if kind not in get_args(StructureKind):
+        known = ", ".join(get_args(StructureKind))
+        raise RequestError("structure", f"must be one of {known}, not {kind!r}")
+    if not isinstance(source, str):
+        raise RequestError("structure", f"must be given as text, not {type(source).__name__}")
+    if len(source) > _LONGEST_SOURCE:
+        raise RequestError("structure", f"is longer than {_LONGEST_SOURCE} characters")
+    _check_unicode(source)
+
+
+def _definition(structure: Structure) -> str:
+    """What llguidance compiles. Raises `RequestError`."""
+    kind, source = structure.kind, structure.source
+    if kind == "json_object":
+        return _json_grammar({"type": "object"})
+    if kind == "json_schema":
+        return _json_grammar(_parsed(source))
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    if kind == "choice":
+        return _choice_grammar(_parsed(source))
+    return LLMatcher.grammar_from_lark(source)
+
+
+def _json_grammar(schema: object) -> str:
+    if not isinstance(schema, dict | bool):
+        raise RequestError("structure", "a JSON schema must be an object or a boolean")
+    if schema is False:
+        raise RequestError("structure", "allows no text")
+    text = "{}" if schema is True else json.dumps(schema)
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": _WHITE_SPACE}
+        )
+    except ValueError as error:
+        raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error
+
+
+def _choice_grammar(texts: object) -> str:
+    """One terminal: the lexer takes many alternatives better than the parser does."""
+    is_list = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not is_list or not texts:
+        raise RequestError("structure", "choices must be a list of texts that is not empty")
+    assert isinstance(texts, list)
+    for text in texts:
+        _check_unicode(text)
+    alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}")
+
+
+def _parsed(source: str) -> object:
+    try:
+        return json.loads(source, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("structure", f"is not JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("structure", "holds half a surrogate pair") from None
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """llguidance's message in one line."""
+    message = matcher.get_error().split("<non-verbose/>")[0]
+    if message.startswith("NoExtension"):
+        return "allows no text"
+    return " ".join(message.split())[:_LONGEST_REASON]

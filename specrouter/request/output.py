@@ -1,0 +1,111 @@
+"""What a request gives back: deltas while it runs, one output at its end."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from specrouter.request.objective import Objective
+
+# "unserved": the engine has stopped for good before the request had a row.
+FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Of one finished request.
+
+    Attributes:
+        ttft_ms: from submission to the first token; None where there was none.
+        tpot_ms: mean time of a token after the first; None for fewer than two.
+        acceptance_length: tokens committed per verification by the target, its own included.
+        cycles: engine cycles in which the request decoded.
+        chains: how many of those used which chain.
+        objective: what it was judged by, if anything.
+        attained: whether the objective was; None without one. A request that ended in "error",
+            "cancelled", "timeout" or "unserved" has not attained it.
+        tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
+        drafted_tokens: that the target verified for the request.
+        accepted_tokens: those of them that are part of the output.
+    """
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    acceptance_length: float
+    cycles: int
+    chains: dict[tuple[str, ...], int]
+    prompt_tokens: int
+    output_tokens: int
+    objective: Objective | None = None
+    attained: bool | None = None
+    tpot_ms_every_10: tuple[float, ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ttft_ms": self.ttft_ms,
+            "tpot_ms": self.tpot_ms,
+            "acceptance_length": self.acceptance_length,
+            "cycles": self.cycles,
+            "chains": {">".join(chain): count for chain, count in self.chains.items()},
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "objective": None if self.objective is None else asdict(self.objective),
+            "attained": self.attained,
+            "tpot_ms_every_10": list(self.tpot_ms_every_10),
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the target's, before any processing.
+
+    `top` has the most likely ids, the likeliest first; the chosen one need not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """`seed` reproduces the text, whichever chains were used; `error` is set with "error" and
+    "unserved".
+
+    `index` numbers the samples of one prompt. `logprobs` is None unless asked for; it covers the
+    tokens of this attempt, not those that came with the request as `generated`. So is
+    `prompt_logprobs`, one entry for each token of the prompt: None for the first, which nothing
+    stands before.
+
+    `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    metrics: RequestMetrics
+    seed: int
+    error: str | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """News of a request; the last one has the finish reason and the whole output.
+
+    `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`;
+    `prompt_logprobs`, where asked for, comes with the first tokens.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    output: RequestOutput | None = None
+    index: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -1,0 +1,1 @@
+"""Which chain of models drafts for which requests, and when that is decided anew."""

@@ -1,0 +1,60 @@
+"""DecisionRecord: a switch of chain or trees, with its reason and its alternatives."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specrouter.profile.prediction import Option
+from specrouter.routing.scheduler import ChainDecision
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """A switch: what came into use, why, and what the alternatives were predicted to cost.
+
+    Attributes:
+        unix_s: when it was, in seconds since 1970.
+        requests: that it is for.
+        asked: depth, width and inner rounds that these requests ask for; None is left open.
+        available: models that were not in quarantine.
+    """
+
+    cycle: int
+    unix_s: float
+    requests: int
+    decision: ChainDecision
+    asked: tuple[int | None, int | None, int | None] = (None, None, None)
+    available: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        decision = self.decision
+        return {
+            "cycle": self.cycle,
+            "unix_s": round(self.unix_s, 3),
+            "requests": self.requests,
+            "asked": dict(zip(("depth", "width", "inner_rounds"), self.asked, strict=True)),
+            "available": list(self.available),
+            "chain": list(decision.chain),
+            "depth": decision.depth,
+            "width": decision.width,
+            "nodes": decision.nodes,
+            "inner_rounds": decision.inner_rounds,
+            "reason": decision.reason,
+            "predicted": _option_json(decision.predicted),
+            "alternatives": [_option_json(option) for option in decision.alternatives],
+            "probe": _option_json(decision.probe),
+        }
+
+
+def _option_json(option: Option | None) -> dict[str, Any] | None:
+    if option is None:
+        return None
+    return {
+        "chain": list(option.chain),
+        "depth": option.depth,
+        "width": option.width,
+        "nodes": option.nodes,
+        "inner_rounds": option.inner_rounds,
+        "cycle_ms": round(option.cycle_ms, 3),
+        "tokens_per_cycle": round(option.tokens, 3),
+        "ms_per_token": round(option.ms_per_token, 3),
+    }

@@ -1,0 +1,476 @@
+"""ModelChainScheduler: which chain of models drafts and verifies next, and with what trees.
+
+A chain runs from the drafter through intermediate verifiers to the target. The scheduler predicts
+for every candidate, with every shape of tree, the effective time of a committed token and takes
+the least (SpecRouter, section 4.2, Equation 7, Algorithm 1). The target alone is always a
+candidate, so a chain that does not pay is not used.
+
+- `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes x inner
+  rounds (`prediction`), hysteresis, and probes of models that nobody used for long.
+- `paper`: the published formula: every level costs W times the model's time per token, and the
+  acceptance rate is a function of the similarity alone; hard rejection.
+- `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
+  `ssd-tuned`: a pair, depth and width that were found offline. `target-only`: no speculation.
+
+Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from modelpool.errors import ConfigError
+from specrouter.config import SchedulerConfig
+from specrouter.profile.prediction import (
+    Limits,
+    Option,
+    OptionGrid,
+    Workload,
+    acceptance_rate,
+    options,
+    predict_paper,
+    target_only,
+)
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_rounds, fitting_width
+from specrouter.routing.audition_policy import EXPLORED_SHARE
+
+LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
+# Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
+# pairs promise most, and go on with one of so many intermediates that the target accepts most of.
+_PROMISING = 4
+NO_ROOM = "pool.max_loaded_models or pool.memory_limit_mb leaves no room for its models at once"
+FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
+# What is in use is kept unless something else promises to be faster by this factor: predictions
+# jitter, and a change of chain costs the catching up of a drafter.
+_HYSTERESIS = 0.96
+_WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
+# What a model must promise that never ran: to load it takes seconds, and to read all prompts.
+_WORTH_LOADING = 0.9
+_STALE_CYCLES = 256  # after which a drafter that nobody used is to be tried again
+_EXPLAINED = 6  # alternatives that a decision names
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models requests may be routed through.
+
+    Attributes:
+        available: that may be used; the target always may.
+        held: that other requests of the cycle draft with, beside which a chain must have room.
+        wanted: that all requests of the cycle draft with, beside which a probe must have room.
+    """
+
+    available: Collection[str]
+    held: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ChainDecision:
+    """What was chosen, why, and what the alternatives were predicted to cost.
+
+    `nodes` None: whole trees. `alternatives`: the best options of other chains, best first, to
+    explain the choice; the target alone is always among them, or chosen. `at_hand`: of the other
+    chains' options, what may draft beside it or in its place in one cycle: models that never ran
+    and promise too little to be loaded are not among them.
+    """
+
+    chain: Chain
+    depth: int
+    width: int
+    nodes: int | None = None
+    inner_rounds: int = 1
+    hard_rejection: bool = False
+    reason: str = "configured"
+    predicted: Option | None = None
+    alternatives: tuple[Option, ...] = ()
+    at_hand: tuple[Option, ...] = ()
+    predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
+    probe: Option | None = None  # to be tried on one request, to learn what became of a drafter
+    # Of every chain that drafts: what its trees of any shape promise.
+    grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
+
+    @property
+    def route(self) -> tuple[Chain, int, int, int | None, int]:
+        return self.chain, self.depth, self.width, self.nodes, self.inner_rounds
+
+
+def candidate_chains(
+    names: Sequence[str],
+    parameters: Mapping[str, int],
+    target: str,
+    longest: int | None = None,
+) -> tuple[Chain, ...]:
+    """All chains in which every model is larger than the one before, the target's own included.
+
+    `names` are weakest first. Models of one size, such as specialists, never verify each other.
+    There are exponentially many unless `longest` limits their models.
+    """
+    others = [name for name in names if name != target]
+    most = len(others) if longest is None else min(len(others), longest - 1)
+    chains = [
+        (*drafters, target)
+        for length in range(most + 1)
+        for drafters in itertools.combinations(others, length)
+    ]
+    return tuple(
+        chain
+        for chain in chains
+        if all(parameters[a] < parameters[b] for a, b in itertools.pairwise(chain[:-1]))
+    )
+
+
+class ModelChainScheduler:
+    """Keeps the candidates; everything else comes with the snapshot.
+
+    Args:
+        only_paths: trees of width 1 (`engine.exact: strict`).
+        rejection: whole drafts of width 1, without selection or inner rounds: what rejection
+            sampling draws must not depend on what was drawn.
+        whole_trees: the target verifies all that was drafted.
+        fit_together: whether models can be in memory at once. Chains of which not all members can
+            would have one evicted for another in every cycle.
+
+    Raises:
+        ConfigError: for a configured chain that does not fit; names the field.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        names: Sequence[str],
+        parameters: Mapping[str, int],
+        target: str,
+        only_paths: bool = False,
+        rejection: bool = False,
+        whole_trees: bool = False,
+        fit_together: Callable[[Collection[str]], bool] = lambda names: True,
+    ) -> None:
+        self.config = config
+        self.target = target
+        self._fit_together = cache(fit_together)
+        if config.chain is not None and not self.fit(config.chain):
+            raise ConfigError("scheduler.chain", NO_ROOM)
+        chains = candidate_chains(names, parameters, target, LONGEST_CHAIN)
+        self.candidates = tuple(chain for chain in chains if self.fit(chain))
+        self._parameters = parameters
+        self._only_paths = only_paths or rejection
+        self._rejection = rejection
+        self._whole_trees = whole_trees or rejection
+
+    def choose(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        models: Models,
+        current: ChainDecision | None = None,
+        depth: int | None = None,
+        width: int | None = None,
+        inner_rounds: int | None = None,
+    ) -> ChainDecision:
+        """How the requests of a workload go through the next cycles.
+
+        Args:
+            current: what is in use, for hysteresis.
+            depth, width, inner_rounds: of one request's override; None takes the configured ones.
+        """
+        policy = self.config.policy
+        limits = self.limits(depth, width, inner_rounds)
+        if policy == "adaptive":
+            return self._adaptive(snapshot, workload, models, current, limits)
+        deep = limits.depth or FIXED_DEPTH
+        fixed = ChainDecision(
+            (self.target,),
+            deep,
+            fitting_width(deep, limits.width or 1),
+            limits.nodes,
+            fitting_rounds(deep, limits.inner_rounds or 1),
+        )
+        if policy == "target-only":
+            return fixed
+        if policy == "paper":
+            return self._paper(snapshot, workload, models, replace(fixed, hard_rejection=True))
+        if policy == "ssd-smallest":
+            return replace(fixed, chain=self._usable(self._smallest_pair(), models))
+        assert self.config.chain is not None
+        return replace(fixed, chain=self._usable(self.config.chain, models))
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The models that the policy may choose beside the target, weakest first."""
+        if self.config.policy == "target-only":
+            chains: tuple[Chain, ...] = ()
+        elif self.config.policy == "ssd-smallest":
+            chains = (self._smallest_pair(),)
+        elif self.config.chain is not None:
+            chains = (self.config.chain,)
+        else:
+            chains = self.candidates
+        names = dict.fromkeys(name for chain in chains for name in chain)
+        return tuple(name for name in names if name != self.target)
+
+    def limits(self, depth: int | None, width: int | None, inner_rounds: int | None) -> Limits:
+        """What is left open of a cycle's shape."""
+        config = self.config
+        deep = depth or config.depth
+        rounds = 1 if self._rejection else inner_rounds or config.inner_rounds
+        return Limits(
+            deep,
+            1 if self._only_paths else width or config.width,
+            None if self._rejection else config.nodes,
+            rounds and fitting_rounds(deep or 1, rounds),
+            whole_trees=self._whole_trees,
+        )
+
+    def _paper(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        models: Models,
+        fixed: ChainDecision,
+    ) -> ChainDecision:
+        predicted = {
+            chain: predict_paper(chain, snapshot, workload.requests, fixed.depth)
+            for chain in self._reachable(models)
+        }
+        best = min(predicted, key=lambda chain: predicted[chain])
+        return replace(fixed, chain=best, predicted_ms=predicted, reason="least by Equation 7")
+
+    def _adaptive(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        models: Models,
+        current: ChainDecision | None,
+        limits: Limits,
+    ) -> ChainDecision:
+        alone = target_only(snapshot, workload, self.target)
+        best_grids = self._grids(snapshot, workload, models, current, limits)
+        found = {alone.chain: alone}
+        found.update((chain, grid.best()) for chain, grid in best_grids.items())
+        ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
+        promised = _WORTH_LOADING * alone.ms_per_token
+        worth = [o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot)]
+        best, reason = worth[0], "fastest as predicted"
+        kept = _kept(current, alone, best_grids, snapshot, workload, limits)
+        if current is None:
+            reason = "first decision"
+        elif kept is None:
+            fate = "is not available"
+            if current.chain in found:
+                fate = "can have other trees now"
+            elif not self.fit(current.chain, models.held):
+                fate = "has no room beside what others draft with"
+            reason = f"{'>'.join(current.chain)} {fate}"
+        elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
+            best, reason = kept, "kept: nothing is faster by 4%"
+        else:
+            gain = kept.ms_per_token / best.ms_per_token - 1.0
+            reason = f"faster by {gain:.0%} than {'>'.join(kept.chain)}"
+        if best is not alone and best.ms_per_token > _WORTH_IT * alone.ms_per_token:
+            best, reason = alone, "speculation promises next to nothing"
+        others = [option for option in ranked if option.chain != best.chain]
+        return ChainDecision(
+            best.chain,
+            best.depth,
+            best.width,
+            best.nodes or None,
+            best.inner_rounds,
+            reason=reason,
+            predicted=best,
+            alternatives=_explained(others, alone),
+            at_hand=tuple(option for option in others if option in worth),
+            predicted_ms={option.chain: option.ms_per_token for option in ranked},
+            probe=self._probe(snapshot, best, found, models.wanted),
+            grids=best_grids,
+        )
+
+    def _grids(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        models: Models,
+        current: ChainDecision | None,
+        limits: Limits,
+    ) -> dict[Chain, OptionGrid]:
+        """Of the chains that draft and are worth a look, with the best number of inner rounds."""
+        found: dict[Chain, OptionGrid] = {}
+
+        def look_at(chains: Iterable[Chain]) -> None:
+            for chain in chains:
+                each = options(chain, snapshot, workload, limits)
+                best = min(each, key=lambda grid: grid.ms_per_token.min())
+                if best.allowed.any():
+                    found[chain] = best
+
+        def promise(name: str) -> float:
+            return float(found[name, self.target].ms_per_token.min())
+
+        def disagreement(name: str) -> float:
+            return -acceptance_rate(name, self.target, snapshot, workload.sampled)
+
+        reachable = self._reachable(models)
+        look_at(chain for chain in reachable if len(chain) == 2)
+        longer = [c for c in reachable if len(c) > 2 and (c[0], self.target) in found]
+        first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]
+        then = sorted(dict.fromkeys(c[1] for c in longer), key=disagreement)[:_PROMISING]
+        in_use = None if current is None else current.chain
+        look_at(c for c in longer if c == in_use or (c[0] in first and c[1] in then))
+        return found
+
+    def _probe(
+        self,
+        snapshot: PerformanceSnapshot,
+        best: Option,
+        found: Mapping[Chain, Option],
+        wanted: Collection[str],
+    ) -> Option | None:
+        """The most promising pair of a drafter that was idle for long, if the budget allows it."""
+        if not snapshot.exploration_ms(EXPLORED_SHARE):
+            return None
+        stale = [
+            option
+            for chain, option in found.items()
+            if len(chain) == 2
+            and chain[0] not in best.chain
+            and self.fit((chain[0], *best.chain), wanted)
+            and snapshot.idle_cycles.get(chain[0], 0) >= _STALE_CYCLES
+        ]
+        return min(stale, key=lambda option: option.ms_per_token, default=None)
+
+    def predict(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        chain: Chain,
+        depth: int,
+        width: int,
+        nodes: int | None = None,
+        inner_rounds: int = 1,
+        whole: bool = True,
+    ) -> Option:
+        """What one way to run a cycle is predicted to cost.
+
+        `nodes` None: whole trees, or as many nodes as promise most where not `whole`.
+        """
+        if len(chain) == 1:
+            return target_only(snapshot, workload, self.target)
+        # Somebody asked for it: it is predicted whether or not it would be chosen.
+        is_whole = nodes is None and whole
+        limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
+        return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
+
+    def at_hand(self, decision: ChainDecision, models: Models) -> list[Option]:
+        """The options beside a decision's own that may be used now, best first: one may have failed
+        since."""
+        return [option for option in decision.at_hand if self.may_use(option.chain, models)]
+
+    def pairs(self, decision: ChainDecision, models: Models) -> list[Option]:
+        """A decision's pair and the others that may be used beside it, best first; none where it is
+        no pair."""
+        main, found, members = decision.predicted, list[Option](), set(models.held)
+        if main is not None and len(main.chain) == 2:
+            for option in (main, *self.at_hand(decision, models)):
+                if len(option.chain) == 2 and self.fit(option.chain, members):
+                    found.append(option)
+                    members.update(option.chain)
+        return found
+
+    def split(
+        self,
+        snapshot: PerformanceSnapshot,
+        workload: Workload,
+        pairs: Sequence[Option],
+        factors: Sequence[Mapping[Chain, float]],
+    ) -> list[Option]:
+        """The pair for each request, where requests may differ; else the first for all.
+
+        Groups pay only if what their drafters accept more outweighs that each drafts on its own.
+
+        Args:
+            pairs: see `pairs`, at least one.
+            factors: of each request, by proposers, what drafts bring it against everybody.
+        """
+        main = pairs[0]
+        alone = [main] * len(factors)
+        if len(pairs) < 2:
+            return alone
+
+        def tokens(option: Option, request: Mapping[Chain, float]) -> float:
+            return 1.0 + (option.tokens - 1.0) * request.get(option.chain[:-1], 1.0)
+
+        def ms_per_token(option: Option, request: Mapping[Chain, float]) -> float:
+            handicap = 1.0 if option is main else 1.0 / _HYSTERESIS
+            return handicap * option.cycle_ms / tokens(option, request)
+
+        chosen = [min(pairs, key=lambda o: ms_per_token(o, request)) for request in factors]
+        target_ms, levels_ms = main.cycle_ms - main.levels_ms, 0.0
+        for option in set(chosen):
+            count = chosen.count(option)
+            part = replace(workload, requests=count, lags={}, others=workload.batch - count)
+            grid = OptionGrid(option.chain, 1, snapshot, part, Limits())
+            found = grid.like(option)
+            levels_ms += option.levels_ms if found is None else found.levels_ms
+        others = workload.others  # gain a token each
+        split_rate = (others + sum(map(tokens, chosen, factors))) / (target_ms + levels_ms)
+        alone_rate = (others + sum(map(tokens, alone, factors))) / main.cycle_ms
+        return chosen if _HYSTERESIS * split_rate > alone_rate else alone
+
+    def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
+        """Whether a chain's models can be in memory beside those that are held there."""
+        return self._fit_together(frozenset((*chain, *held)))
+
+    def may_use(self, chain: Chain, models: Models) -> bool:
+        able = all(name in models.available or name == self.target for name in chain)
+        return able and (len(chain) == 1 or self.fit(chain, models.held))
+
+    def _reachable(self, models: Models) -> list[Chain]:
+        return [chain for chain in self.candidates if self.may_use(chain, models)]
+
+    def _smallest_pair(self) -> Chain:
+        """The smallest drafter that has weights; the target alone in a pool without one."""
+        pairs = [
+            chain for chain in self.candidates if len(chain) == 2 and self._parameters[chain[0]]
+        ]
+        return min(pairs, key=lambda chain: self._parameters[chain[0]], default=(self.target,))
+
+    def _usable(self, chain: Chain, models: Models) -> Chain:
+        """What of a configured chain may be used."""
+        able = tuple(name for name in chain if name in models.available or name == self.target)
+        return able if self.may_use(able, models) else (self.target,)
+
+
+def _explained(others: Sequence[Option], alone: Option) -> tuple[Option, ...]:
+    """Of the options that were not chosen, best first, those that are told; `alone` always is."""
+    told = others[:_EXPLAINED]
+    if alone in others and alone not in told:
+        told = [*told[:-1], alone]
+    return tuple(told)
+
+
+def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:
+    """Whether the time of all drafting models is known; the n-gram drafter is no model."""
+    return all(name in snapshot.times or not snapshot.parameters[name] for name in chain[:-1])
+
+
+def _kept(
+    current: ChainDecision | None,
+    alone: Option,
+    grids: Mapping[Chain, OptionGrid],
+    snapshot: PerformanceSnapshot,
+    workload: Workload,
+    limits: Limits,
+) -> Option | None:
+    """What is predicted now of what is in use, if it may still be used."""
+    if current is None:
+        return None
+    if current.chain == alone.chain:
+        return alone
+    grid = grids.get(current.chain)
+    if grid is None or current.predicted is None:
+        return None
+    if grid.rounds != current.inner_rounds:
+        grid = OptionGrid(current.chain, current.inner_rounds, snapshot, workload, limits)
+    return grid.like(current.predicted)

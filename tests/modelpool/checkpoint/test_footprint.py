@@ -1,0 +1,170 @@
+"""A checkpoint's headers say what loading it would find."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MambaConfig
+
+from modelpool.checkpoint.footprint import ModelFootprint, read_checkpoint
+from modelpool.errors import ConfigError, UnsupportedModelError
+from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama, save_qwen3
+
+
+@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
+def test_parameters_and_bytes_are_those_of_the_loaded_model(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    save(tmp_path, dtype="bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    assert facts.parameter_count == sum(p.numel() for p in model.parameters())
+    assert facts.weight_bytes == 2 * facts.parameter_count
+    assert facts.max_positions == MAX_POSITIONS
+    assert facts.vocab_rows == VOCAB_SIZE
+    assert facts.eos_token_ids == {0}
+    wide = read_checkpoint(tmp_path, field="pool.models[0]", dtype="float32")
+    assert wide.weight_bytes == 4 * facts.parameter_count
+    assert wide.kv_bytes_per_token == 2 * facts.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
+def test_weights_outside_of_layers_are_told_apart(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    save(tmp_path, layers=2, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    (layers,) = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    inner = sum(p.nbytes for p in layers.parameters())
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    assert facts.weight_bytes - facts.outer_bytes == inner
+
+
+def test_a_part_of_a_model_takes_the_kv_of_its_layers() -> None:
+    model = ModelFootprint("m", weight_bytes=120, kv_bytes_per_token=1, outer_bytes=20)
+    assert model.part_bytes(50, kv_tokens=30) == 50 + 15  # if it is layers alone
+    assert model.part_within(65, kv_tokens=30) == 50
+    assert model.part_within(64, kv_tokens=30) == 49
+
+
+def test_kv_is_counted_per_kv_head(tmp_path: Path) -> None:
+    save_llama(tmp_path, hidden=32, layers=3, heads=4, kv_heads=2, dtype="float32")
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    assert facts.kv_bytes_per_token == 2 * 3 * 2 * 8 * 4  # K and V, layers, heads, dim, float32
+
+
+def test_auto_is_the_dtype_that_transformers_would_load(tmp_path: Path) -> None:
+    path = save_llama(tmp_path, dtype="float32")
+    stored = read_checkpoint(path, field="pool.models[0]")
+    assert stored.dtype == "float32"
+    file = path / "config.json"
+    declared = json.loads(file.read_text())
+    for entry, expected in (({"dtype": "bfloat16"}, "bfloat16"), ({}, "float32")):
+        for key in ("dtype", "torch_dtype"):
+            declared.pop(key, None)
+        file.write_text(json.dumps({**declared, **entry}))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+        facts = read_checkpoint(path, field="pool.models[0]")
+        assert facts.dtype == expected == str(model.dtype).removeprefix("torch.")
+        assert facts.weight_bytes == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_quantized_checkpoint_takes_its_stored_bytes_and_kv_of_what_it_computes_in(
+    tmp_path: Path,
+) -> None:
+    plain = read_checkpoint(save_llama(tmp_path, dtype="bfloat16"), field="pool.models[0]")
+    file = tmp_path / "config.json"
+    quantized = {**json.loads(file.read_text()), "quantization_config": {"quant_method": "fp8"}}
+    file.write_text(json.dumps(quantized))
+    weights = load_file(tmp_path / "model.safetensors")
+    eight = {
+        name: tensor.to(torch.float8_e4m3fn) if tensor.ndim == 2 else tensor
+        for name, tensor in weights.items()
+    }
+    save_file(eight, tmp_path / "model.safetensors")
+    for dtype in ("auto", "bfloat16"):
+        facts = read_checkpoint(tmp_path, field="pool.models[0]", dtype=dtype)
+        assert (facts.is_quantized, facts.dtype) == (True, "bfloat16")
+        assert facts.weight_bytes == sum(tensor.nbytes for tensor in eight.values())
+        assert facts.kv_bytes_per_token == plain.kv_bytes_per_token
+
+
+def test_a_stored_head_that_is_tied_and_stored_masks_are_no_parameters(tmp_path: Path) -> None:
+    path = save_llama(tmp_path, dtype="float32", tied=True)
+    before = read_checkpoint(path, field="pool.models[0]")
+    weights = load_file(path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.uint8)
+    save_file(weights, path / "model.safetensors")
+    assert read_checkpoint(path, field="pool.models[0]") == before
+
+
+def test_a_model_without_attention_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    MambaConfig(vocab_size=VOCAB_SIZE).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_checkpoint(tmp_path, field="pool.models[0]")
+    assert caught.value.field == "pool.models[0].source"
+
+
+def test_a_broken_checkpoint_names_the_source(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    for name, content in (("generation_config.json", b"{"), ("model.safetensors", b"\x00")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            read_checkpoint(tmp_path, field="pool.models[0]")
+        assert caught.value.field == "pool.models[0].source"
+
+
+LFS_POINTER = """\
+version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 15200000
+"""
+
+
+def broken_weights(directory: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_checkpoint(directory, field="pool.models[0]")
+    assert caught.value.field == "pool.models[0].source"
+    assert repr(str(directory / "model.safetensors")) in caught.value.reason
+    return caught.value.reason
+
+
+def test_a_git_lfs_pointer_in_place_of_weights_is_told_as_one(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "model.safetensors").write_text(LFS_POINTER)
+    assert "Git LFS pointer, not weights: run `git lfs pull`" in broken_weights(tmp_path)
+
+
+def test_weights_of_another_length_than_their_header_says_are_refused(tmp_path: Path) -> None:
+    file = save_llama(tmp_path, hidden=128) / "model.safetensors"
+    whole = file.read_bytes()
+    megabytes = f"{len(whole) / 1e6:.1f}"
+    file.write_bytes(whole[:1_500_000])
+    assert f"is incomplete (1.5 of {megabytes} MB): download it again" in broken_weights(tmp_path)
+    file.write_bytes(whole[:-1])
+    assert "is incomplete" in broken_weights(tmp_path)
+    file.write_bytes(whole + b"\0")
+    assert "is longer than its header says" in broken_weights(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 7, b"<!DOCTYPE html><html>404</html>"])
+def test_what_is_too_short_for_its_header_is_refused(content: bytes, tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert "incomplete, or no safetensors file" in broken_weights(tmp_path)
+
+
+def test_a_truncated_part_of_divided_weights_is_named(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    last = sorted(tmp_path.glob("model-*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match=f"{last.name}' is incomplete"):
+        read_checkpoint(tmp_path, field="pool.models[0]")

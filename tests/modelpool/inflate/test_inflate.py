@@ -1,0 +1,148 @@
+"""Inflation changes what a model costs and nothing that it says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from modelpool.errors import ConfigError
+from modelpool.inflate.inflate import inflate, inflate_to, realistic_shape
+from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama
+
+
+def float64_norm(self: LlamaRMSNorm, hidden: torch.Tensor) -> torch.Tensor:
+    variance = hidden.pow(2).mean(-1, keepdim=True)
+    return self.weight * (hidden * torch.rsqrt(variance + self.variance_epsilon))
+
+
+@pytest.fixture
+def exact_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RMSNorm computes in float32 whatever the model's dtype, and would hide a difference."""
+    monkeypatch.setattr(LlamaRMSNorm, "forward", float64_norm)
+
+
+def load(path: Path) -> Any:
+    """In evaluation mode, as `from_pretrained` leaves it."""
+    return AutoModelForCausalLM.from_pretrained(path)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "as it was": {"width_exponent": 0, "layers": 2, "mlp": 64},
+    "wider": {"width_exponent": 2, "layers": 2, "mlp": 64},
+    "deeper": {"width_exponent": 0, "layers": 5, "mlp": 64},
+    "larger MLP": {"width_exponent": 0, "layers": 2, "mlp": 200},
+    "more query heads": {"width_exponent": 0, "layers": 2, "mlp": 64, "query_heads_factor": 2},
+    "all of it": {
+        "width_exponent": 1,
+        "layers": 4,
+        "mlp": 300,
+        "query_heads_factor": 4,
+        "kv_heads_factor": 2,
+    },
+}
+
+
+@pytest.mark.usefixtures("exact_norm")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_the_function_is_unchanged(shape: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source", tied=tied)
+    new = inflate(source, tmp_path / "out", **shape, dtype="float64")
+    before, after = load(source), load(tmp_path / "out")
+    assert sum(p.numel() for p in after.parameters()) == new.parameter_count
+    tokens = torch.arange(40).unsqueeze(0) * 7 % VOCAB_SIZE
+    with torch.inference_mode():
+        difference = (before(tokens).logits - after(tokens).logits).abs().max()
+        assert difference <= 1e-12
+        options = {"max_new_tokens": 40, "do_sample": False}
+        assert torch.equal(
+            before.generate(tokens[:, :9], **options), after.generate(tokens[:, :9], **options)
+        )
+
+
+def test_what_is_new_is_random_where_it_may_be(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source", dtype="bfloat16")
+    shape = SHAPES["all of it"]
+    inflate(source, tmp_path / "out", **shape)
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    for name, tensor in weights.items():
+        if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
+            assert (tensor == 0).float().mean() < 0.01, name
+    assert weights["model.layers.3.self_attn.o_proj.weight"].eq(0).all()
+    assert weights["model.layers.3.mlp.down_proj.weight"].eq(0).all()
+    old = load_file(source / "model.safetensors")["model.norm.weight"]
+    assert torch.equal(weights["model.norm.weight"][:32], old / 2)  # exact in bfloat16
+
+
+def test_the_result_is_marked_and_has_its_tokenizer(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source", dtype="bfloat16")
+    inflate(source, tmp_path / "out", width_exponent=1, layers=2, mlp=64)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["specrouter_inflated"] is True
+    assert config["specrouter_inflated_from"] == "source"
+    loaded = load(tmp_path / "out")
+    assert loaded.config.specrouter_inflated is True
+    assert (loaded.dtype, loaded.config.max_position_embeddings) == (torch.bfloat16, MAX_POSITIONS)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == VOCAB_SIZE
+
+
+def test_inflate_to_reaches_what_was_asked_for_and_little_more(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source", hidden=48, heads=2, kv_heads=1, dtype="bfloat16")
+    shape = inflate_to(source, tmp_path / "out", 12_000_000)
+    stored = sum(t.numel() for t in load_file(tmp_path / "out" / "model.safetensors").values())
+    assert stored == shape.parameter_count
+    assert shape.parameter_count >= 12_000_000
+    assert (shape.hidden, shape.mlp, shape.query_heads, shape.kv_heads) == (768, 3072, 32, 16)
+    at_200m, _ = realistic_shape(shape, 200_000_000)
+    assert 200_000_000 <= at_200m.parameter_count < 215_000_000
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("width_exponent", {"width_exponent": -1}),
+        ("layers", {"layers": 1}),
+        ("mlp", {"mlp": 63}),
+        ("query_heads_factor", {"kv_heads_factor": 2}),
+        ("query_heads_factor", {"query_heads_factor": 4, "kv_heads_factor": 3}),
+        ("query_heads_factor", {"query_heads_factor": 3}),  # 12 heads in a hidden state of 32
+    ],
+)
+def test_a_shape_that_would_change_the_function_is_refused(
+    field: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    source = save_llama(tmp_path / "source")
+    with pytest.raises(ConfigError) as caught:
+        inflate(source, tmp_path / "out", **{**SHAPES["as it was"], **change})
+    assert caught.value.field == field
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    source = save_gpt2(tmp_path / "source")
+    with pytest.raises(ConfigError, match="only llama"):
+        inflate_to(source, tmp_path / "out")
+
+
+def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source")
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "model.safetensors").symlink_to(source / "model.safetensors")
+    (tmp_path / "hard").mkdir()
+    (tmp_path / "hard" / "tokenizer.json").hardlink_to(source / "tokenizer.json")
+    itself = (source, source / ".." / "source", tmp_path / "link")
+    for out in (*itself, tmp_path / "linked", tmp_path / "hard"):
+        with pytest.raises(ConfigError) as caught:
+            inflate(source, out, **SHAPES["wider"])
+        assert caught.value.field == "out"
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+    inflate(source, source / "tokenizer-and-model", **SHAPES["wider"])  # no file of it
+    inflate(source, source / "tokenizer-and-model", **SHAPES["wider"])
+    assert (source / "tokenizer-and-model" / "tokenizer.json").is_file()

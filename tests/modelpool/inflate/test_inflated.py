@@ -1,0 +1,124 @@
+"""An inflated member is written once, whole or not at all, and computes what its source does."""
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import modelpool.inflate.inflated
+from modelpool import ConfigError, ModelPool
+from modelpool.inflate.inflate import inflate
+from modelpool.inflate.inflated import inflated_source
+from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
+
+FIELD = "pool.models[0]"
+PARAMETERS = 1_000_000
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "inflated"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Inflation in this process, by little; the folders that it wrote."""
+    written = []
+
+    def elsewhere(source: Path, out: Path, min_parameters: int, dtype: str) -> None:
+        inflate(source, out, width_exponent=0, layers=3, mlp=64, dtype=dtype)
+        written.append(out)
+
+    monkeypatch.setattr(modelpool.inflate.inflated, "_inflate_elsewhere", elsewhere)
+    return written
+
+
+def inflated(source: Path, dtype: Any = "auto", parameters: int = PARAMETERS) -> Path:
+    return inflated_source(source, parameters, dtype=dtype, field=FIELD)
+
+
+def test_a_pool_inflates_its_member_in_another_process_once(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save_llama(tmp_path / "source", hidden=40, heads=2, kv_heads=1, layers=1)
+    models: list[dict[str, Any]] = [
+        {"name": "plain", "source": str(source), "dtype": "float32"},
+        {"name": "large", "source": str(source), "dtype": "float32", "inflate_to": PARAMETERS},
+    ]
+    with caplog.at_level(logging.INFO, "modelpool"):
+        pool = ModelPool.from_config({"target": "large", "models": models})
+        assert "writing" in caplog.text
+        caplog.clear()
+        ModelPool.from_config({"target": "large", "models": models})
+        assert "writing" not in caplog.text
+    assert pool.path("large").parent == cache
+    assert len(list(cache.iterdir())) == 1
+    assert pool.parameter_count("large") >= PARAMETERS > pool.parameter_count("plain")
+    tokens = torch.arange(20).unsqueeze(0) * 7 % VOCAB_SIZE
+    plain, large = (pool.get(name).model for name in ("plain", "large"))
+    with torch.inference_mode():
+        for model in (plain, large):
+            model.set_attn_implementation("sdpa")
+        assert torch.allclose(plain(tokens).logits, large(tokens).logits, atol=1e-3)
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_the_content_depends_on_is_in_the_name(quick: list[Path], tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source", dtype="float32")
+    first = inflated(source)
+    assert load_file(first / "model.safetensors")["model.norm.weight"].dtype == torch.float32
+    assert inflated(source) == inflated(source, "float32") == first
+    half = inflated(source, "bfloat16")
+    assert load_file(half / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+    larger = inflated(source, parameters=2 * PARAMETERS)
+    save_llama(source, dtype="float32", seed=1)
+    assert len({first, half, larger, inflated(source)}) == len(quick) == 4
+
+
+def test_threads_that_inflate_the_same_all_find_a_whole_folder(
+    cache: Path, quick: list[Path], tmp_path: Path
+) -> None:
+    source = save_llama(tmp_path / "source", dtype="float32")
+    with ThreadPoolExecutor(4) as executor:
+        found = set(executor.map(inflated, [source] * 4))
+    assert list(cache.iterdir()) == list(found)
+    assert (found.pop() / "config.json").is_file()
+
+
+def test_a_failure_leaves_nothing_behind_and_names_the_field(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_llama(tmp_path / "source")
+    monkeypatch.setattr(modelpool.inflate.inflated, "_PROGRAM", "raise OSError('no space left')")
+    with pytest.raises(ConfigError, match="no space left") as caught:
+        inflated(source)
+    assert caught.value.field == f"{FIELD}.inflate_to"
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_names_the_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError) as caught:
+        inflated(save_llama(tmp_path / "source"))
+    assert caught.value.field == f"{FIELD}.inflate_to"
+
+
+@pytest.mark.usefixtures("cache", "quick")
+def test_what_cannot_be_inflated_names_the_field(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="only llama") as caught:
+        inflated(save_gpt2(tmp_path / "gpt2"))
+    assert caught.value.field == f"{FIELD}.inflate_to"
+    source = save_llama(tmp_path / "llama")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "dtype": "float8_e4m3fn"}))
+    with pytest.raises(ConfigError, match="float8"):
+        inflated(source)

@@ -1,0 +1,141 @@
+"""`specrouter bench chains` as a whole, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specrouter import ChainRouter
+from specrouter.bench.options import Options
+from specrouter.cli.main import default_config, main
+
+TINY = str(default_config())
+
+
+def bench(*options: str) -> int:
+    return main(["bench", "chains", "--config", TINY, *options])
+
+
+def test_short_run_ends_with_one_json_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "code.jsonl"
+    prompts.write_text('{"prompt": "def f(x):"}\n')
+    chain = "tiny-1m>tiny-8m"
+    options = ["--rounds=1", "--new-tokens=4", "--batch", "1", "2", "--prompts", str(prompts)]
+    options += ["--only", "off", "ssd-smallest", "adaptive", "--depths", "2", "--widths", "1"]
+    files = [f"--plot={tmp_path / 'plot.png'}", f"--json={tmp_path / 'figures.json'}"]
+    assert bench(*options, *files) == 0
+    out, err = capsys.readouterr()
+    last = out.splitlines()[-1]
+    document = json.loads(last)
+    assert (tmp_path / "figures.json").read_text() == last + "\n"
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert document["conditions"]["prompts"] == {"code": 1}
+    assert list(document["batches"]) == ["1", "2"]
+    for batch in document["batches"].values():
+        rows = batch["contenders"]
+        assert list(rows) == ["off", chain, "adaptive"]
+        assert batch["aliases"] == {"ssd-smallest": chain}
+        assert batch["shapes"] == {chain: {"depth": 2, "width": 1}}
+        assert rows["off"]["acceptance_length"] == pytest.approx(1.0)
+        assert rows["off"]["over"]["off"]["median"] == pytest.approx(1.0)
+        assert rows[chain]["efficiency"] > 0
+        assert 0 < rows[chain]["control_share"] < 1
+    assert "code" in document["batches"]["1"]["contenders"]["adaptive"]["over_by_category"]
+    assert "batch 2, round 1/1: off " in err
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        (["--batch", "0"], "--batch"),
+        (["--batch", "33"], "--batch"),
+        (["--batch", "x"], "--batch"),
+        (["--rounds", "0"], "--rounds"),
+        (["--new-tokens", "0"], "--new-tokens"),
+        (["--new-tokens", "1024"], "--new-tokens"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--depths", "17"], "--depths"),
+        (["--widths", "0"], "--widths"),
+        (["--depths", "16", "--widths", "8"], "--widths"),
+        (["--min-distinct", "1.5"], "--min-distinct"),
+        (["--only", "tiny-9m"], "--only"),
+        (["--prompts", "/none.jsonl"], "--prompts"),
+        (["--plot", "/none/plot.png"], "--plot"),
+        (["--json", "/none/figures.json"], "--json"),
+        (["--json", "."], "--json"),
+        (["--plot", "."], "--plot"),
+        (["--peer", "http://127.0.0.1:9"], "--peer"),
+        (["--peer", "http://127.0.0.1:9", "--api-key", "its key"], "--api-key"),
+        (["--api-key", "key"], "--api-key"),
+        (["--config", "/none.yaml"], "config"),
+    ],
+)
+def test_bad_argument_is_one_line_that_names_it(
+    options: list[str],
+    argument: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loads(*_: object) -> None:
+        raise AssertionError("nothing may be loaded")
+
+    monkeypatch.setattr(ChainRouter, "from_config", loads)
+    try:
+        code = bench(*options)
+    except SystemExit as exit_:  # argparse's own complaints
+        code = int(str(exit_.code))
+    assert code == 2
+    error = capsys.readouterr().err
+    assert argument in error
+    assert error.count("\n") == 1
+
+
+def test_result_is_printed_where_its_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    document: dict[str, Any] = {"conditions": {}, "batches": {}}
+
+    def measure(*_: object) -> dict[str, Any]:
+        folder.rmdir()
+        return document
+
+    monkeypatch.setattr("specrouter.bench.chains.bench_chains", measure)
+    monkeypatch.setattr("specrouter.bench.chains.table", lambda _: "the table")
+    file = folder / "figures.json"
+    assert bench("--json", str(file)) == 1
+    out, err = capsys.readouterr()
+    assert out == f"the table\n{json.dumps(document)}\n"
+    assert err == f"specrouter: cannot write {file}: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(1, (1,)), (7, (1, 4)), (8, (1, 4, 8)), (16, (1, 4, 8, 16))]
+)
+def test_default_batches_are_those_that_the_configuration_has_rows_for(
+    rows: int, sizes: tuple[int, ...]
+) -> None:
+    assert Options(Path(TINY)).batches(rows) == sizes
+
+
+def test_a_configuration_with_few_rows_is_measured_without_asking_for_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = yaml.safe_load(Path(TINY).read_text())
+    settings["engine"] = {"max_requests": 2}
+    few = tmp_path / "few.yaml"
+    few.write_text(yaml.safe_dump(settings))
+    short = ["--rounds=1", "--new-tokens=4", "--only", "off"]
+    assert main(["bench", "chains", "--config", str(few), *short]) == 0
+    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["batches"]) == ["1"]
+    assert main(["bench", "chains", "--config", str(few), *short, "--batch", "1", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "--batch: 4 is above engine.max_requests, which is 2" in error

@@ -1,0 +1,556 @@
+"""`specrouter bench load` as a whole: a fake router, the bundled pool, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool.errors import ConfigError
+from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
+from specrouter.bench.api_key import SERVICE_VARIABLE
+from specrouter.bench.load import LoadBench, Point, sweep, write_load
+from specrouter.bench.load_options import DEFAULT_POLICIES, LoadOptions
+from specrouter.bench.load_plot import running_over_time, write_load_plots
+from specrouter.bench.load_report import load_table
+from specrouter.bench.load_services import OwnService, ServerService
+from specrouter.bench.rounds import Progress
+from specrouter.bench.sample import MeasurementError
+from specrouter.cli.main import default_config, main
+from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.http import guards
+from specrouter.request.objective import SLO
+from specrouter.request.output import FinishReason
+from specrouter.request.params import SamplingParams
+from specrouter.sim.replay import LoadRequest
+from specrouter.sim.traces import Arrival
+from specrouter.slo.policies import POLICIES
+from specrouter.slo.tree_planner import TreePlanner, default_selection
+from tests.specrouter.sim.test_traces import ADASERVE, letters
+
+TINY = str(default_config())
+BASELINE_MS = 20.0
+TPOT_MS = {"target-only": 30.0, "adaptive": 10.0}
+
+
+def bench(*options: str) -> int:
+    return main(["bench", "load", "--config", TINY, *options])
+
+
+def bench_server(url: str, *options: str) -> int:
+    return main(["bench", "load", f"--server={url}", *options])
+
+
+class FakeHandle:
+    is_done = True
+
+    def __init__(self, output: RequestOutput) -> None:
+        self._output = output
+
+    def cancel(self) -> None:
+        raise AssertionError("all have ended")
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        return self._output
+
+
+class FakeRouter:
+    """Every token takes what the policy's do; requests alone on the target take the baseline."""
+
+    def __init__(self, error: str | None = None, trees: dict[str, Any] | None = None) -> None:
+        self.config = RouterConfig.load(TINY)
+        if trees is not None:
+            self.config = self.config.model_copy(update={"trees": TreesConfig(**trees)})
+        self.policy = ""
+        self.used: list[tuple[str, dict[str, Any], bool]] = []
+        self.calls: list[tuple[SamplingParams, Any, SLO | None]] = []
+        self._error = error
+
+    def set_policy(self, policy: str, **settings: Any) -> None:
+        self.policy = policy
+        self._settings = settings
+
+    def set_learning(self, is_learning: bool) -> None:
+        self.used.append((self.policy, self._settings, is_learning))
+
+    def submit(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        speculation: Any = None,
+        *,
+        slo: SLO | None = None,
+    ) -> FakeHandle:
+        assert params is not None
+        if params.max_new_tokens > 100:
+            raise RequestError("max_new_tokens", "too many")
+        self.calls.append((params, speculation, slo))
+        tpot_ms = BASELINE_MS if speculation == "off" else TPOT_MS[self.policy]
+        count = params.max_new_tokens
+        metrics = RequestMetrics(5.0, tpot_ms, 2.0, count // 2, {}, len(prompt), count)
+        ended: FinishReason = "error" if self._error else "length"
+        return FakeHandle(RequestOutput("", [1] * count, ended, metrics, 0, error=self._error))
+
+
+def load_bench(router: FakeRouter, **options: Any) -> LoadBench:
+    asked = LoadOptions(Path("x.yaml"), poisson=1.0, **options)
+    texts = {"code": ["abc"]}
+    return LoadBench(OwnService(router), letters, texts, asked, Progress(io.StringIO()))
+
+
+def point(output_tokens: int = 8) -> Point:
+    arrivals = [
+        Arrival(at / 1000, "coding", 4, output_tokens, ratio)
+        for at, ratio in enumerate((1.2, 1.2, None, 2.0))
+    ]
+    return Point(1.0, 0.5, 1.0, tuple(arrivals))
+
+
+def test_objectives_are_ratios_times_the_measured_baseline() -> None:
+    router = FakeRouter()
+    found = load_bench(router, policy=("target-only", "costmodel")).run([point()])
+    asked = [slo and slo.tpot_ms for _, _, slo in router.calls[-4:]]
+    assert asked == pytest.approx([24.0, 24.0, None, 40.0])
+    rows = found["points"][0]["policies"]
+    assert rows["target-only"]["violations"] == 2  # 30 ms are too slow for 24, and fast for 40
+    assert rows["costmodel"]["attainment"] == 1.0
+    assert found["points"][0]["requests_per_s"] == pytest.approx(1000.0)
+    assert [request[2] for request in found["series"]["costmodel"]] == pytest.approx(
+        [0.4167, 0.4167, None, 0.25]
+    )
+
+
+def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
+    router = FakeRouter()
+    bench = load_bench(router, policy=("costmodel",))
+    bench.run([point()])
+    assert bench.baseline_ms == BASELINE_MS
+    alone = [at for at, (_, speculation, _) in enumerate(router.calls) if speculation == "off"]
+    assert len(alone) == 4
+    assert all(slo is None for _, _, slo in router.calls[: alone[-1] + 1])  # settling included
+    assert any(slo is not None for _, _, slo in router.calls[alone[-1] + 1 :])
+    assert [used for used, _, _ in router.used][-2:] == ["target-only", "adaptive"]
+
+
+def test_drafters_are_tried_before_anything_counts() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("target-only", "fixed-4", "costmodel")).run([point()])
+    baseline = [used for used, _, _ in router.used].index("target-only")
+    settled = [settings for _, settings, _ in router.used[:baseline]]
+    assert any(settings.get("depth") == 4 for settings in settled)
+    assert any(settings["trees"]["selection"] == "costmodel" for settings in settled)
+    quiet = FakeRouter()
+    load_bench(quiet, policy=("target-only",)).run([point()])
+    assert {used for used, _, _ in quiet.used} == {"target-only"}
+
+
+def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("target-only", "costmodel"), rounds=2).run([point()])
+    assert [used for used, _, _ in router.used[-4:]] == [
+        "target-only",
+        "adaptive",
+        "adaptive",
+        "target-only",
+    ]
+    counted = router.calls[-32:]
+    runs = [counted[8 * i + 4 : 8 * i + 8] for i in range(4)]  # 4 warm up
+    assert runs[0] == runs[1] != runs[2] == runs[3]
+    assert len({params.seed for run in runs[1:3] for params, _, _ in run}) == 8
+
+
+def test_requests_that_are_refused_are_counted_and_none_is_lost() -> None:
+    router = FakeRouter()
+    requests = [point(8).arrivals[0], point(101).arrivals[1]]
+    found = load_bench(router, policy=("costmodel",)).run([Point(1.0, 1.0, 1.0, tuple(requests))])
+    row = found["points"][0]["policies"]["costmodel"]
+    assert (row["requests"], row["errors"], row["violations"]) == (2, 1, 1)
+
+
+def test_failed_baseline_is_a_failed_measurement() -> None:
+    with pytest.raises(MeasurementError, match=r"baseline: broken"):
+        load_bench(FakeRouter(error="broken"), policy=("costmodel",)).run([point()])
+
+
+def test_every_policy_is_one_that_the_scheduler_knows() -> None:
+    for policy in POLICIES.values():
+        TreesConfig(selection=policy.selection, shape=policy.shape)
+        SchedulerConfig.model_validate({"policy": policy.policy, **policy.settings})
+    assert set(DEFAULT_POLICIES) <= set(POLICIES)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_says_which_trees_it_means_and_the_scenario_the_rest(name: str) -> None:
+    router = FakeRouter(trees={"selection": "slo", "shape": "static", "budget_tokens": 24})
+    OwnService(router).use(name)
+    _, settings, _ = router.used[-1]
+    chosen = POLICIES[name]
+    assert settings["trees"] == {
+        "selection": chosen.selection,
+        "shape": chosen.shape,
+        "budget_tokens": 24,
+    }
+
+
+def test_the_default_policy_is_what_a_scenario_without_trees_has() -> None:
+    chosen = POLICIES["costmodel"]
+    default = TreePlanner(TreesConfig(), default_selection(SchedulerConfig()))
+    assert (chosen.selection, chosen.shape) == (default.selection, default.config.shape)
+
+
+def test_sweep_has_a_point_for_each_combination() -> None:
+    options = LoadOptions(
+        Path("x"), poisson=1.0, scale=(1, 2), urgent_share=(0.25, 0.5), slo_scale=(1, 3)
+    )
+    trace = [Arrival(float(i), "coding" if i % 2 else "chat", 8, 8, 1 + i % 2) for i in range(8)]
+    points = sweep(trace, options, limit=100)
+    settings = [(p.urgent_share, p.slo_scale, p.scale) for p in points]
+    assert len(set(settings)) == 8
+    assert settings[0] == (0.25, 1, 1)
+    for one in points:
+        assert one.arrivals[-1].at_s == 7 * one.scale
+        assert {a.slo_ratio for a in one.arrivals} == {one.slo_scale, 2 * one.slo_scale}
+
+
+# A server
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Six tokens in two events; refuses an odd seed. Reads letters, and at most 40 of them."""
+
+    seen: list[tuple[dict[str, Any], str | None]]
+    authorized: list[str | None]
+    read: list[str]
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer({"status": "ok"})
+        else:
+            self.authorized.append(self.headers["Authorization"])
+            self.answer({"data": [{"id": "theirs", "max_model_len": 40}]})
+
+    def answer(self, body: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.authorized.append(self.headers["Authorization"])
+        if self.path == "/tokenize":
+            self.read.append(body["prompt"])
+            self.answer({"tokens": letters(body["prompt"])})
+            return
+        self.seen.append((body, self.headers["x-slo-tpot-ms"]))
+        self.send_response(400 if body["seed"] % 2 else 200)
+        self.end_headers()
+        if body["seed"] % 2:
+            self.wfile.write(b'{"error": {"message": "seed: is odd"}}')
+            return
+        last = {
+            "token_ids": [1] * 5,
+            "finish_reason": "length",
+            "metrics": {"acceptance_length": 2.5},
+        }
+        for event in ({"token_ids": [1]}, last):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Answers.seen, Answers.authorized, Answers.read = [], [], []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
+    service = ServerService(server)
+    pending = service.send(LoadRequest(0.0, "chat", (5, 6), 6, 1.0, 2, objective_ms=12.5))
+    answer = pending.answer()
+    assert pending.is_done
+    assert (answer.error, answer.tokens, answer.acceptance_length) == (None, 6, 2.5)
+    assert answer.ttft_ms is not None
+    assert answer.ttft_ms > 0
+    assert answer.tpot_ms is not None
+    body, header = Answers.seen[0]
+    assert header == "12.5"
+    assert body["input_ids"] == [5, 6]
+    assert (body["stream"], body["ignore_eos"], body["max_new_tokens"]) == (True, True, 6)
+    answer = service.send(LoadRequest(0.0, "chat", (5, 6), 6, 1.0, 3)).answer()
+    assert answer.error is not None
+    assert "seed: is odd" in answer.error
+    assert Answers.seen[1][1] is None
+
+
+def test_run_against_a_server_has_one_row(server: str) -> None:
+    options = LoadOptions(None, poisson=1.0, server=server)
+    bench = LoadBench(
+        ServerService(server), letters, {"a": ["b"]}, options, Progress(io.StringIO())
+    )
+    with pytest.raises(MeasurementError, match="seed: is odd"):
+        bench.run([point(6)])
+    even = Point(1.0, 1.0, 1.0, point(6).arrivals[:1])
+    assert bench.run([even])["points"][0]["policies"]["server"]["requests"] == 1
+
+
+KEY = "the-key"
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_key_goes_to_the_server_and_nowhere_else(
+    given: bool,
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(SERVICE_VARIABLE, "the-other" if given else KEY)
+    trace, file = tmp_path / "trace.csv", tmp_path / "load.json"
+    trace.write_text(ADASERVE)
+    options = [f"--trace={trace}", "--scale=0.01", "--requests=2", "--output-tokens=6"]
+    key = [f"--api-key={KEY}"] if given else []
+    # The second request has an odd seed, and is refused: that is reported, with its cause.
+    monkeypatch.setattr(LoadBench, "measure_baseline", lambda *_: BASELINE_MS)
+    assert bench_server(server, *options, *key, f"--json={file}") == 0
+    assert set(Answers.authorized) == {f"Bearer {KEY}"}
+    out, err = capsys.readouterr()
+    assert "seed: is odd" in err
+    assert KEY not in out + err + file.read_text()
+
+
+def test_server_without_a_key_is_sent_none(server: str) -> None:
+    ServerService(server).send(LoadRequest(0.0, "chat", (5,), 6, 1.0, 2)).answer()
+    assert set(Answers.authorized) == {None}
+
+
+def test_prompts_for_a_server_are_in_its_own_ids_and_within_its_limit(
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def opens(*_: object, **__: object) -> None:
+        raise AssertionError("no model is needed here")
+
+    monkeypatch.setattr("specrouter.bench.load.ModelPool", opens)
+    prompts, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.csv"
+    prompts.write_text('{"prompt": "abc"}')
+    trace.write_text(ADASERVE)
+    options = ["--scale=0.01", "--requests=2", "--output-tokens=6", f"--prompts={prompts}"]
+    monkeypatch.setattr(LoadBench, "measure_baseline", lambda *_: BASELINE_MS)
+    assert bench_server(server, f"--trace={trace}", *options) == 0
+    assert Answers.read == ["abc"]  # once
+    for body, _ in Answers.seen:
+        assert bytes(body["input_ids"]).startswith(b"abcabc")
+        assert len(body["input_ids"]) <= 40 - 6
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["conditions"]
+    assert (found["target"], found["max_request_tokens"], found["config"]) == ("theirs", 40, None)
+    assert bench_server(server, "--poisson=1", "--output-tokens=40") == 2
+    assert "--output-tokens: must be below" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [{}, {"data": []}, {"data": [{"id": "x"}]}, []])
+def test_a_server_that_does_not_say_what_it_serves_is_refused(
+    answer: Any, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "do_GET", lambda self: self.answer(answer))
+    with pytest.raises(ConfigError, match=r"--server: .* does not say what it serves"):
+        ServerService(server)
+
+
+def test_a_server_that_does_not_tokenize_fails_the_measurement(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = ServerService(server)
+    monkeypatch.setattr(Answers, "do_POST", lambda self: self.answer({}))
+    with pytest.raises(MeasurementError, match="does not tokenize"):
+        service.tokenize("abc")
+
+
+def test_the_variable_is_the_service_s_own() -> None:
+    assert SERVICE_VARIABLE == guards.API_KEY_VARIABLE
+
+
+def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SERVICE_VARIABLE, "its secret")
+    for options, named in (([], SERVICE_VARIABLE), (["--api-key", "my secret"], "--api-key")):
+        assert bench_server(server, "--poisson", "1", *options) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"specrouter: {named}: must be printable")
+        assert "secret" not in error
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "argument"),
+    [
+        ("http://127.0.0.1:9", [], "--server"),
+        ("http://x", ["--policy", "slo"], "--policy"),
+        ("http://x", ["--rows", "4"], "--rows"),
+        ("http://x", ["--config", TINY], "--config"),
+    ],
+)
+def test_what_is_the_server_s_own_is_not_given_with_it(
+    url: str, options: list[str], argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_server(url, "--poisson", "1", *options) == 2
+    assert capsys.readouterr().err.startswith(f"specrouter: {argument}: ")
+
+
+def test_silent_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--server: .* is not healthy"):
+        ServerService("http://127.0.0.1:9")
+
+
+# Output
+
+
+def document(tmp_path: Path) -> dict[str, Any]:
+    router = FakeRouter()
+    first = point()
+    points = [
+        Point(scale, share, slo, first.arrivals)
+        for scale, share, slo in ((1.0, 0.5, 1.0), (2.0, 0.5, 1.0), (1.0, 0.8, 1.0), (1, 0.5, 2.0))
+    ]
+    found = load_bench(router, policy=("target-only", "costmodel")).run(points)
+    conditions = {"server": "x", "baseline_ms": 20.0}
+    return {"conditions": conditions, **found}
+
+
+def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("needs matplotlib")
+    found = document(tmp_path)
+    written = write_load_plots(found, tmp_path / "load")
+    names = [f"load-{name}.png" for name in ("rate", "urgent", "slo", "series")]
+    assert [path.name for path in written] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    found["points"] = found["points"][:1]
+    assert [path.name for path in write_load_plots(found, tmp_path / "one")] == ["one-series.png"]
+
+
+def test_running_requests_over_time_are_counted() -> None:
+    times, counts = running_over_time([[0.0, 2.0], [1.0, 3.0]])
+    assert list(zip(times, counts, strict=True)) == [
+        (0.0, 0),
+        (0.0, 1),
+        (1.0, 2),
+        (2.0, 1),
+        (3.0, 0),
+    ]
+
+
+def test_table_has_policies_as_rows_with_their_ratios(tmp_path: Path) -> None:
+    lines = load_table(document(tmp_path)).splitlines()
+    rows = [line.split() for line in lines if line.startswith("costmodel")]
+    assert rows[0][1:3] == ["100%", "0"]
+    assert "scale 2: 1000.00 requests/s, 50% urgent, objectives x 1" in lines
+    assert lines[1] == "baseline latency 20.00 ms"
+
+
+def test_last_line_is_the_document_and_the_file_has_the_series(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, file = document(tmp_path), tmp_path / "load.json"
+    write_load(found, LoadOptions(Path("x"), poisson=1.0, json=file))
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    whole = json.loads(file.read_text())
+    assert {**last, "series": whole["series"]} == whole
+    assert list(whole["series"]) == ["target-only", "costmodel"]
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ([], "--trace"),
+        (["--trace", "/none.csv"], "--trace"),
+        (["--poisson", "1", "--trace", "x"], "--trace"),
+        (["--poisson", "0"], "--poisson"),
+        (["--poisson", "nan"], "--poisson"),
+        (["--poisson", "1", "--skip", "1"], "--skip"),
+        (["--poisson", "1", "--scale", "1", "0"], "--scale"),
+        (["--poisson", "1", "--requests", "0"], "--requests"),
+        (["--poisson", "1", "--output-tokens", "1"], "--output-tokens"),
+        (["--poisson", "1", "--output-tokens", "1024"], "--output-tokens"),
+        (["--poisson", "1", "--length-scale", "-1"], "--length-scale"),
+        (["--poisson", "1", "--urgent-share", "1.5"], "--urgent-share"),
+        (["--poisson", "1", "--urgent-share", "nan"], "--urgent-share"),
+        (["--poisson", "1", "--slo-scale", "inf"], "--slo-scale"),
+        (["--poisson", "1", "--trace-baseline-ms", "0"], "--trace-baseline-ms"),
+        (["--poisson", "1", "--policy", "fastest"], "--policy"),
+        (["--poisson", "1", "--policy", "slo", "slo"], "--policy"),
+        (["--poisson", "1", "--prompts", "/none.jsonl"], "--prompts"),
+        (["--poisson", "1", "--rounds", "0"], "--rounds"),
+        (["--poisson", "1", "--temperature", "-1"], "--temperature"),
+        (["--poisson", "1", "--temperature", "nan"], "--temperature"),
+        (["--poisson", "1", "--seed", "-1"], "--seed"),
+        (["--poisson", "1", "--seed", str(2**64)], "--seed"),
+        (["--poisson", "1", "--rows", "0"], "--rows"),
+        (["--poisson", "1", "--rows", "1025"], "--rows"),
+        (["--poisson", "1", "--plot", "/none/load"], "--plot"),
+        (["--poisson", "1", "--plot", "."], "--plot"),
+        (["--poisson", "1", "--json", "/none/load.json"], "--json"),
+        (["--poisson", "1", "--json", "."], "--json"),
+        (["--poisson", "1", "--server", "localhost"], "--server"),
+        (["--poisson", "1", "--server", "http://x"], "--config"),
+        (["--poisson", "1", "--api-key", "key"], "--api-key"),
+        (["--poisson", "1", "--config", "/none.yaml"], "config"),
+    ],
+)
+def test_bad_argument_is_one_line_that_names_it(
+    options: list[str],
+    argument: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loads(*_: object) -> None:
+        raise AssertionError("nothing may be loaded")
+
+    monkeypatch.setattr(ChainRouter, "from_config", loads)
+    try:
+        code = bench(*options)
+    except SystemExit as exit_:  # argparse's own complaints
+        code = int(str(exit_.code))
+    assert code == 2
+    error = capsys.readouterr().err
+    assert argument in error
+    assert error.count("\n") == 1
+
+
+def test_three_requests_on_the_bundled_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(ADASERVE)
+    options = ["--trace", str(trace), "--scale", "0.01", "--requests=3", "--output-tokens=4"]
+    files = [f"--plot={tmp_path / 'load'}", f"--json={tmp_path / 'load.json'}"]
+    policies = ["--policy", "costmodel", "--rows=2"]
+    assert bench(*options, *policies, *files) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out.splitlines()[-1])
+    assert (tmp_path / "load-series.png").exists()
+    assert document["conditions"]["baseline_ms"] > 0
+    assert document["conditions"]["rows"] == 2
+    row = document["points"][0]["policies"]["costmodel"]
+    assert (row["requests"], row["errors"]) == (3, 0)
+    assert row["tokens_per_s"] * row["duration_s"] == pytest.approx(12)
+    assert "round 1: costmodel: " in err

@@ -1,0 +1,347 @@
+"""What `specrouter check` finds, and says, without loading a model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from modelpool.device_manager import DeviceInfo
+from modelpool.errors import ConfigError
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.cli.check import CheckReport, check_config
+from specrouter.cli.main import default_config, main
+from specrouter.config import RouterConfig
+from tests.modelpool.hub_headers import repository_headers
+
+GIB = 2**30
+ROW = 384  # slots for 256 tokens and a tree of up to 80, in whole quanta of 128
+Settings = dict[str, Any]
+
+
+def check(settings: Settings, *devices: DeviceInfo) -> CheckReport:
+    return check_config(RouterConfig.load(settings), devices or (cpu(8 * GIB),))
+
+
+def cpu(usable: int) -> DeviceInfo:
+    """A CPU whose memory may all be used."""
+    return DeviceInfo("cpu", free_bytes=usable, total_bytes=0)
+
+
+def gpu(usable: int) -> DeviceInfo:
+    return DeviceInfo("cuda:0", free_bytes=usable, total_bytes=0)
+
+
+def machine(device: DeviceInfo) -> tuple[DeviceInfo, ...]:
+    """Every machine has a CPU."""
+    return (device, cpu(8 * GIB)) if device.is_accelerator else (device,)
+
+
+@pytest.fixture
+def settings(small_config: Settings) -> Settings:
+    """Three Llamas in float64 on automatic devices; 8 requests of up to 256 tokens."""
+    changed = copy.deepcopy(small_config)
+    for model in changed["pool"]["models"]:
+        model.pop("device", None)
+    changed["server"] = {"chat_template": None}
+    return changed
+
+
+def target_alone(settings: Settings) -> Settings:
+    pool = settings["pool"]
+    models = [model for model in pool["models"] if model["name"] == pool["target"]]
+    return settings | {"pool": pool | {"models": models}}
+
+
+def sizes(report: CheckReport) -> tuple[int, int]:
+    """Bytes of all weights, and of the KV of a token in all models."""
+    weights = sum(member.weight_bytes for member in report.members)
+    return weights, sum(member.kv_bytes_per_token for member in report.members)
+
+
+def test_report_counts_weights_and_kv_of_every_model(settings: Settings) -> None:
+    report = check(settings)
+    assert report.fits
+    assert (report.max_requests, report.max_request_tokens) == (8, 256)
+    assert report.kv_tokens == 8 * ROW
+    weights, per_token = sizes(report)
+    assert [device.needed_bytes for device in report.devices] == [weights + per_token * 8 * ROW]
+    assert sorted(member.role for member in report.members) == ["draft", "draft", "target"]
+    for member in report.members:
+        assert member.devices == ("cpu",)
+        assert member.threads is not None
+        assert member.dtype == "float64"
+        assert member.weight_bytes == 8 * member.parameters
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"kv_budget_tokens": 100}, {"max_model_len": 100}, {"max_model_len": 100_000}]
+)
+def test_kv_that_is_counted_is_what_served_models_take(
+    change: Settings, settings: Settings
+) -> None:
+    settings["engine"].update(change)
+    counted = {member.name: member.kv_bytes for member in check(settings).members}
+    with ChainRouter.from_config(settings) as router:
+        whole_chain = Speculation(router.pool.names, depth=2)
+        router.generate([[1, 2, 3]], SamplingParams(max_new_tokens=4), whole_chain)
+        assert router.engine_state().kv_bytes == counted
+
+
+@pytest.mark.parametrize("device", [cpu, gpu])
+def test_budget_of_requests_saves_no_memory(
+    device: Callable[[int], DeviceInfo], settings: Settings
+) -> None:
+    settings = target_alone(settings)
+    weights, per_token = sizes(check(settings))
+    settings["engine"]["kv_budget_tokens"] = 100
+    needed = weights + 8 * ROW * per_token
+    assert check(settings, *machine(device(needed))).fits
+    (problem,) = check(settings, *machine(device(needed - 1))).problems
+    assert "kv_budget_tokens" not in problem
+
+
+@pytest.mark.parametrize("device", [cpu, gpu])
+def test_pool_that_does_not_fit_is_told_what_would(
+    device: Callable[[int], DeviceInfo], settings: Settings
+) -> None:
+    settings = target_alone(settings)
+    weights, per_token = sizes(check(settings))
+    tokens = 3 * ROW + 10
+    room = machine(device(weights + tokens * per_token))
+    (problem,) = check(settings, *room).problems
+    assert f"{tokens} tokens of KV fit" in problem
+    assert "dtype" in problem
+    advice = dict(re.findall(r"engine\.(\w+): (\d+)", problem))
+    assert advice == {"max_requests": "3", "max_model_len": str(128 - 80)}
+    for setting, value in advice.items():
+        changed = copy.deepcopy(settings)
+        changed["engine"][setting] = int(value)
+        assert check(changed, *room).fits
+
+
+def test_weights_alone_can_be_too_large(settings: Settings) -> None:
+    weights, _ = sizes(check(settings))
+    (problem,) = check(settings, cpu(weights // 2)).problems
+    assert "the weights alone" in problem
+    assert "engine." not in problem
+
+
+def test_drafter_that_leaves_the_accelerator_is_a_warning_and_fits(settings: Settings) -> None:
+    alone = check(settings)
+    target = next(member for member in alone.members if member.role == "target")
+    room = target.weight_bytes + target.kv_bytes
+    report = check(settings, gpu(room), cpu(8 * GIB))
+    assert report.fits
+    by_name = {member.name: member for member in report.members}
+    assert by_name[target.name].devices == ("cuda:0",)
+    assert by_name[target.name].threads is None
+    drafters = [member for member in report.members if member.role == "draft"]
+    assert {member.devices for member in drafters} == {("cpu",)}
+    for member in drafters:
+        assert any(member.name in warning for warning in report.warnings)
+
+
+def test_target_too_large_for_the_accelerator_does_not_fit(settings: Settings) -> None:
+    report = check(settings, gpu(1000), cpu(8 * GIB))
+    assert not report.fits
+    assert report.problems[0].startswith("cuda:0 has ")
+
+
+def test_spread_target_is_counted_on_each_of_its_devices(settings: Settings) -> None:
+    target = next(member for member in check(settings).members if member.role == "target")
+    most = (target.weight_bytes + target.kv_bytes) * 9 // 10
+    devices = (DeviceInfo("cuda:0", most, 0), DeviceInfo("cuda:1", most, 0), cpu(8 * GIB))
+    report = check(settings, *devices)
+    placed = next(member for member in report.members if member.role == "target")
+    assert placed.devices == ("cuda:0", "cuda:1")
+    assert report.fits
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "named"),
+    [
+        ("engine", {"max_model_len": 100_000}, "engine.max_model_len"),
+        ("engine", {"kv_budget_tokens": 100}, "engine.kv_budget_tokens"),
+        ("pool", {"memory_limit_mb": 1}, "pool.memory_limit_mb"),
+        ("server", {"host": "0.0.0.0"}, "server.host"),
+        ("server", {"cors_origins": ["*"]}, "server.cors_origins"),
+        ("server", {"chat_template": None}, "server.chat_template"),
+    ],
+)
+def test_what_works_otherwise_than_one_may_think_is_a_warning(
+    section: str, change: Settings, named: str, settings: Settings
+) -> None:
+    settings[section].update(change)
+    report = check(settings)
+    assert report.fits
+    assert any(warning.startswith(f"{named}: ") for warning in report.warnings)
+
+
+LIMITS = ("max_loaded_models", "memory_limit_mb")
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_chain_that_a_limit_leaves_no_room_for_is_refused_as_it_is_when_served(
+    limit: str, settings: Settings
+) -> None:
+    settings["scheduler"] = {"policy": "static", "chain": ["small", "target"]}
+    assert check(settings).fits
+    settings["pool"][limit] = 1
+    for ask in (check, ChainRouter.from_config):
+        with pytest.raises(ConfigError) as refused:
+            ask(settings)
+        assert refused.value.field == "scheduler.chain"
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_drafters_without_room_beside_the_target_are_a_warning_each(
+    limit: str, settings: Settings
+) -> None:
+    settings["pool"][limit] = 1
+    warnings = [warning for warning in check(settings).warnings if "never drafts" in warning]
+    assert [warning.split(":")[0] for warning in warnings] == [f"pool.{limit}"] * 2
+    assert ["'small'" in warnings[0], "'middle'" in warnings[1]] == [True, True]
+    settings["scheduler"] = {"policy": "target-only"}
+    assert not any("never drafts" in warning for warning in check(settings).warnings)
+
+
+def test_drafters_that_have_room_one_at_a_time_are_used(settings: Settings) -> None:
+    settings["pool"]["max_loaded_models"] = 2
+    assert not any("never drafts" in warning for warning in check(settings).warnings)
+
+
+def test_network_with_keys_is_no_warning(settings: Settings) -> None:
+    settings["server"].update(host="0.0.0.0", api_keys=["key"], cors_origins=["*"])
+    warnings = check(settings).warnings
+    assert not [warning for warning in warnings if "api_keys" in warning]
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "named"),
+    [
+        ("server", {"chat_template": "/none/template.jinja"}, "server.chat_template"),
+        ("server", {"cors_origins": ["page.example"]}, "server.cors_origins"),
+        ("server", {"api_keys": [""]}, "server.api_keys"),
+        ("pool", {"target": "nobody"}, "pool.target"),
+    ],
+)
+def test_invalid_setting_is_an_error_that_names_it(
+    section: str, change: Settings, named: str, settings: Settings
+) -> None:
+    settings[section].update(change)
+    with pytest.raises(ConfigError) as refused:
+        check(settings)
+    assert refused.value.field == named
+
+
+def test_a_file_that_is_not_found_is_named_with_the_folder_where_it_was_looked_for(
+    settings: Settings,
+) -> None:
+    settings["server"]["chat_template"] = "templates/chat.jinja"
+    with pytest.raises(ConfigError, match=re.escape(str(Path.cwd() / "templates"))):
+        check(settings)
+
+
+def test_template_that_cannot_be_used_is_an_error_of_its_setting(
+    settings: Settings, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}")
+    settings["server"]["chat_template"] = str(template)
+    with pytest.raises(ConfigError) as refused:
+        check(settings)
+    assert refused.value.field == "server.chat_template"
+
+
+@pytest.fixture
+def hub(small_family: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serves the family as hub:org/NAME, and fails where weights are downloaded."""
+
+    def download(repository: str, allow_patterns: list[str], **_: Any) -> str:
+        assert "*.safetensors" not in allow_patterns
+        name = repository.partition("/")[2]
+        without = shutil.ignore_patterns("*.safetensors")
+        shutil.copytree(small_family[name], tmp_path / name, ignore=without, dirs_exist_ok=True)
+        return str(tmp_path / name)
+
+    def headers(repository: str, **_: Any) -> Any:
+        name = repository.partition("/")[2]
+        with safe_open(small_family[name] / "model.safetensors", "pt") as weights:
+            slices = {key: weights.get_slice(key) for key in weights.keys()}  # noqa: SIM118
+            return repository_headers(
+                {key: (one.get_dtype(), one.get_shape()) for key, one in slices.items()}
+            )
+
+    monkeypatch.setattr("modelpool.checkpoint.source.snapshot_download", download)
+    monkeypatch.setattr("modelpool.checkpoint.source.get_safetensors_metadata", headers)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("room", [1000, 8 * GIB])
+def test_hub_models_are_counted_without_their_weights(
+    dtype: str, room: int, settings: Settings
+) -> None:
+    for model in settings["pool"]["models"]:
+        model["dtype"] = dtype
+    here = check(settings, cpu(room))
+    for model in settings["pool"]["models"]:
+        model["source"] = f"hub:org/{model['name']}"
+    assert check(settings, cpu(room)) == here
+    assert here.fits == (room > 1000)
+
+
+# The command
+
+
+def test_bundled_scenario_is_valid_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["status"], report["target"]) == ("ok", "tiny-8m")
+    assert main(["check", str(default_config())]) == 0
+    out, err = capsys.readouterr()
+    assert "\ntiny-8m " in out
+    assert out.endswith("The configuration is valid, and its models fit.\n")
+    assert err == ""
+
+
+def test_drafter_without_weights_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", str(default_config("tiny-ngram.yaml"))]) == 0
+    assert "ngram: drafts from the text itself" in capsys.readouterr().out
+
+
+def test_pool_that_does_not_fit_ends_with_code_1(
+    settings: Settings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings["engine"].update(max_requests=1024, max_model_len=2**31)
+    monkeypatch.setattr("specrouter.cli.check.read_devices", lambda: (cpu(2**20),))
+    path = tmp_path / "scenario.yaml"
+    path.write_text(json.dumps(settings, default=str))
+    assert main(["check", str(path)]) == 1
+    assert "does not fit: cpu has " in capsys.readouterr().out
+    assert main(["check", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["status"] == "does_not_fit"
+
+
+def test_invalid_configuration_ends_with_code_2_and_one_line(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings["pool"]["models"][0]["source"] = "path:/none"
+    path = tmp_path / "scenario.yaml"
+    path.write_text(json.dumps(settings, default=str))
+    assert main(["check", str(path), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["field"] == "pool.models[0].source"
+    assert err.startswith("specrouter: pool.models[0].source: ")
+    assert err.count("\n") == 1

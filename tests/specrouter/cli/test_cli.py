@@ -1,0 +1,301 @@
+"""The command line on a fake router: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from modelpool.errors import ConfigError
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.cli.main import default_config, main
+from specrouter.request.output import FinishReason
+from tests.specrouter.fake_router import FakeRouter
+
+Install = Callable[[FakeRouter], FakeRouter]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Makes every configuration give this router."""
+
+    def give(router: FakeRouter) -> FakeRouter:
+        monkeypatch.setattr(ChainRouter, "from_config", lambda _: router)
+        return router
+
+    return give
+
+
+def one_line(error: str) -> str:
+    """stderr, which must be one line and no traceback."""
+    assert error.endswith("\n")
+    assert error.count("\n") == 1
+    return error
+
+
+# generate
+
+
+def test_generate_prints_the_text_and_one_line_of_figures(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = install(FakeRouter())
+    assert main(["generate", "def f"]) == 0
+    out, err = capsys.readouterr()
+    assert out == " ab\nc é\n"
+    assert one_line(err) == (
+        "4 tokens (length) | 80.0 tokens/s | ttft 20 ms | acceptance length 1.50 | "
+        "small>big 75%, big 25% | seed 7\n"
+    )
+    assert router.calls == [("def f", SamplingParams(), None)]
+    assert router.is_closed
+
+
+def test_generate_hands_every_option_on(install: Install) -> None:
+    router = install(FakeRouter())
+    options = ["--max-new-tokens=3", "--temperature=0.5", "--top-k=40", "--top-p=0.9", "--seed=11"]
+    assert main(["generate", "p", *options, "--stop=x", "--stop=y"]) == 0
+    expected = SamplingParams(
+        max_new_tokens=3, temperature=0.5, top_k=40, top_p=0.9, seed=11, stop=("x", "y")
+    )
+    assert router.calls[0][1] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "speculation"),
+    [
+        ([], None),
+        (["--no-speculation"], "off"),
+        (["--chain", "small,big"], Speculation(chain=("small", "big"))),
+        (["--chain", "small, big", "--depth", "3"], Speculation(("small", "big"), 3)),
+        (["--depth", "3"], Speculation(depth=3)),
+        (["--depth", "3", "--width", "2"], Speculation(depth=3, width=2)),
+    ],
+)
+def test_generate_hands_the_speculation_on(
+    options: list[str], speculation: Any, install: Install
+) -> None:
+    router = install(FakeRouter())
+    assert main(["generate", "p", *options]) == 0
+    assert router.calls[0][2] == speculation
+
+
+@pytest.mark.parametrize("ends", ["length", "unserved"])
+def test_failed_generation_ends_with_the_cause_and_code_1(
+    ends: FinishReason, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(FakeRouter(error="out of memory", ends=ends))
+    assert main(["generate", "p"]) == 1
+    assert "out of memory" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--temperature", "nan"], "temperature"),
+        (["--temperature", "-1"], "temperature"),
+        (["--max-new-tokens", "0"], "max_new_tokens"),
+        (["--chain", "tiny,big"], "speculation.chain"),
+        (["--no-speculation", "--depth", "3"], "--depth"),
+        (["--no-speculation", "--width", "3"], "--width"),
+        (["--width", "9"], "speculation.width"),
+    ],
+)
+def test_bad_value_is_one_line_that_names_the_field(
+    options: list[str], field: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = install(FakeRouter())
+    assert main(["generate", "p", *options]) == 2
+    assert field in one_line(capsys.readouterr().err)
+    assert router.calls == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        ([], "COMMAND"),
+        (["generate"], "PROMPT"),
+        (["generate", "p", "--top-k", "x"], "--top-k"),
+        (["generate", "p", "--tempratur", "1"], "--tempratur"),
+        (["generate", "p", "--no-speculation", "--chain", "a,b"], "--chain"),
+        (["serve", "--port", "70000"], "--port"),
+        (["inflate", "somewhere"], "OUT_DIR"),
+        (["bench"], "WHAT"),
+        (["bench", "chains", "--prompts"], "--prompts"),
+        (["check", "a.yaml", "--config", "b.yaml"], "--config"),
+        (["check", "--config", "b.yaml", "a.yaml"], "--config"),
+    ],
+)
+def test_bad_argument_is_one_line_that_names_it(
+    argv: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    assert exit_.value.code == 2
+    assert name in one_line(capsys.readouterr().err)
+
+
+def test_bad_config_is_one_line_that_names_the_field(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> None:
+        raise ConfigError("pool.models[1].source", "no such directory")
+
+    monkeypatch.setattr(ChainRouter, "from_config", refuse)
+    assert main(["generate", "p"]) == 2
+    expected = "specrouter: pool.models[1].source: no such directory\n"
+    assert one_line(capsys.readouterr().err) == expected
+
+
+def test_a_bundled_scenario_may_be_given_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["check", "tiny"]) == 0
+    assert main(["check", "--config", "tiny-ngram"]) == 0
+    assert "ngram" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").write_text("pool: {}\n")
+    assert main(["check", "tiny"]) == 2  # a file of that name comes first
+    assert "pool.target" in capsys.readouterr().err
+
+
+def test_default_config_is_the_bundled_scenario() -> None:
+    assert default_config().name == "tiny.yaml"
+    assert default_config().is_file()
+
+
+def test_benchmark_has_a_bundled_scenario_of_its_own() -> None:
+    assert default_config("bench-cpu.yaml").is_file()
+
+
+def test_inflate_refuses_a_directory_without_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inflate", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+    one_line(capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+# serve
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Visitor(threading.Thread):
+    """Waits for the service, runs `visit(url)`, and ends the service with `ending`."""
+
+    def __init__(self, port: int, visit: Callable[[str], Any], ending: signal.Signals) -> None:
+        super().__init__(daemon=True)
+        self.url = f"http://127.0.0.1:{port}"
+        self.visit, self.ending = visit, ending
+        self.result: Any = None
+
+    def run(self) -> None:
+        try:
+            wait_until(self._is_up)
+            self.result = self.visit(self.url)
+        finally:
+            os.kill(os.getpid(), self.ending)
+
+    def _is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+
+def serve(visit: Callable[[str], Any], ending: signal.Signals = signal.SIGINT) -> Any:
+    """`specrouter serve` in this process, visited from a thread."""
+    visitor = Visitor(free_port(), visit, ending)
+    visitor.start()
+    assert main(["serve", "--port", visitor.url.rpartition(":")[2]]) == 0
+    visitor.join()
+    return visitor.result
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_where_answers_and_stops_cleanly(
+    ending: signal.Signals, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = install(FakeRouter())
+    seen: list[str] = []
+
+    def visit(url: str) -> str:
+        seen.append(url)
+        text: str = httpx.post(f"{url}/generate", json={"prompt": "def f"}).json()["text"]
+        return text
+
+    assert serve(visit, ending) == " ab\nc é"
+    out = capsys.readouterr().out
+    assert out.startswith(f"SpecRouter serves big at {seen[0]} ")
+    assert f"curl {seen[0]}/generate" in out
+    assert out.endswith("SpecRouter has stopped\n")
+    assert router.is_closed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_hangs_up_frees_its_row(stream: bool, install: Install) -> None:
+    router = install(FakeRouter(hold_after=1))
+
+    def visit(url: str) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/generate", json={"prompt": "p", "stream": stream}, timeout=0.5)
+        wait_until(lambda: router.open_requests == 0)
+
+    serve(visit)
+    assert len(router.calls) == 1
+    assert router.open_requests == 0
+
+
+def test_serve_on_a_port_in_use_says_so(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = install(FakeRouter())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}" in one_line(capsys.readouterr().err)
+    assert not router.calls
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "warned"),
+    [
+        (["--host=0.0.0.0"], None, "server.host: 0.0.0.0 is open to the network, and there are no"),
+        (["--host=0.0.0.0"], "key", None),
+        ([], None, None),
+    ],
+)
+def test_serve_warns_of_an_address_that_anyone_can_reach(
+    options: list[str],
+    key: str | None,
+    warned: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("specrouter.http.serve.serve", lambda _: None)
+    monkeypatch.delenv("SPECROUTER_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("SPECROUTER_API_KEY", key)
+    assert main(["serve", *options]) == 0
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [one.startswith(warned or "") for one in warnings] == ([True] if warned else [])

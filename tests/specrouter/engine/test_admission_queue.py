@@ -1,0 +1,72 @@
+"""Waiting requests leave in the order of their keys, or from anywhere."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
+
+
+def queue_of(keys: list[float]) -> tuple[AdmissionQueue, list[Any]]:
+    queue = AdmissionQueue()
+    requests = [SimpleNamespace(admission_key=key) for key in keys]
+    for request in requests:
+        queue.push(cast(Any, request))
+    return queue, requests
+
+
+def drained(queue: AdmissionQueue) -> list[Any]:
+    found = []
+    while queue:
+        found.append(queue.first)
+        assert queue.pop() is found[-1]
+    return found
+
+
+def test_requests_of_equal_keys_leave_as_they_came() -> None:
+    queue, (first, late, second) = queue_of([1.0, 2.0, 1.0])
+    assert drained(queue) == [first, second, late]
+
+
+def test_what_is_taken_out_is_gone_and_the_others_keep_their_order() -> None:
+    queue, requests = queue_of([5.0, 1.0, 4.0, 1.0, 3.0, 2.0, 1.0])
+    gone = [requests[1], requests[4]]
+    taken = queue.take_out(lambda request: any(request is one for one in gone))
+    assert sorted(map(id, taken)) == sorted(map(id, gone))
+    left = [requests[index] for index in (3, 6, 5, 2, 0)]
+    assert len(queue) == 5
+    assert all(one is other for one, other in zip(drained(queue), left, strict=True))
+
+
+def test_nothing_leaves_that_wants_to_stay() -> None:
+    queue, requests = queue_of([2.0, 1.0])
+    assert queue.take_out(lambda _: False) == []
+    assert len(queue) == len(requests)
+
+
+def test_the_pace_is_that_of_requests_that_end_while_others_wait() -> None:
+    pace = AdmissionPace()
+    assert pace.seconds_per_request(0.0) is None
+    pace.note_end(5.0)
+    assert pace.seconds_per_request(10.0) is None
+    pace.note_queue(True, 10.0)
+    for end_s in (12.0, 12.0, 16.0):
+        pace.note_queue(True, end_s - 0.1)
+        pace.note_end(end_s)
+    assert pace.seconds_per_request(16.0) == pytest.approx(2.0)
+    assert pace.seconds_per_request(19.0) == pytest.approx(3.0)  # the next one takes its time
+
+
+def test_a_quiet_hour_does_not_slow_the_pace() -> None:
+    pace = AdmissionPace()
+    pace.note_queue(True, 0.0)
+    pace.note_end(2.0)
+    pace.note_queue(False, 2.1)
+    pace.note_end(1000.0)
+    for now_s in (3.0, 3600.0):
+        assert pace.seconds_per_request(now_s) == pytest.approx(2.0)
+    pace.note_queue(True, 3600.0)
+    assert pace.seconds_per_request(3601.0) == pytest.approx(3.0)
+    pace.note_end(3601.0)
+    assert pace.seconds_per_request(3601.0) == pytest.approx(1.5)

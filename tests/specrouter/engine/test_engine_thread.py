@@ -1,0 +1,128 @@
+"""Errands of the engine's thread. How it serves, begins anew and ends: `test_router`."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from modelpool.errors import ConfigError
+from specrouter.engine.engine_thread import EngineThread
+from specrouter.execution.model_states import StageError
+from tests.specrouter.fake_router import FakeEngine
+from tests.specrouter.faults import PATIENCE_S
+
+
+@pytest.fixture
+def thread() -> Iterator[EngineThread]:
+    pool: Any = SimpleNamespace(target="big", get=lambda name: None)
+    engine: Any = FakeEngine()
+    thread = EngineThread(engine, pool, step_timeout_s=60.0)
+    thread.start()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def busy_switching() -> Iterator[None]:
+    """Threads take turns as often as they can, so that each may be seen between any two steps."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_who_has_heard_of_an_errand_may_have_another_one(
+    thread: EngineThread, busy_switching: None
+) -> None:
+    for _ in range(3000):
+        assert thread.run_idle(lambda: 1) == 1
+
+
+def test_what_an_errand_raises_reaches_who_asked_and_not_the_engine(thread: EngineThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        thread.run_idle(lambda: 1 / 0)
+    assert thread.run_idle(lambda: 1) == 1
+    assert thread.restarts == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_not_even_an_errand_that_asks_for_the_end_is_run_again(
+    thread: EngineThread, error: BaseException
+) -> None:
+    runs: list[int] = []
+
+    def errand() -> None:
+        runs.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        thread.run_idle(errand)
+    assert thread.run_idle(lambda: len(runs)) == 1
+    assert thread.restarts == 0
+
+
+def test_an_errand_that_hangs_in_a_forward_is_told_so_and_not_run_again(
+    thread: EngineThread,
+) -> None:
+    runs: list[int] = []
+    release, ended = threading.Event(), threading.Event()
+    engine: Any = thread.engine
+    engine.guard.limit_s = 0.2
+    engine.take_over = lambda hung: None
+
+    def errand() -> None:
+        runs.append(1)
+        try:
+            with engine.guard.inside("small"):
+                release.wait(PATIENCE_S)
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError, match="small"):
+        thread.run_idle(errand)
+    assert thread.run_idle(lambda: len(runs)) == 1
+    release.set()
+    assert ended.wait(PATIENCE_S)
+    assert thread.run_idle(lambda: len(runs)) == 1
+    assert thread.is_healthy
+
+
+def start_failing(cause: Exception) -> None:
+    """Starts an engine whose target cannot be made ready."""
+
+    def warm_up() -> None:
+        try:
+            raise cause
+        except Exception as error:
+            raise StageError("big", error) from error
+
+    pool: Any = SimpleNamespace(target="big", get=lambda name: None)
+    engine: Any = FakeEngine()
+    engine.warm_up = warm_up
+    EngineThread(engine, pool, step_timeout_s=60.0).start()
+
+
+def cpu_out_of_memory() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.zeros(2**58)
+    return caught.value
+
+
+@pytest.mark.parametrize("of", [lambda: torch.OutOfMemoryError("no room"), cpu_out_of_memory])
+def test_a_start_without_memory_for_the_targets_state_names_what_to_change(
+    of: Callable[[], Exception],
+) -> None:
+    cause = of()
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len") as caught:
+        start_failing(cause)
+    assert caught.value.field == "engine.max_requests"
+    assert str(cause) in str(caught.value)
+
+
+def test_a_start_that_fails_otherwise_says_how() -> None:
+    with pytest.raises(StageError):
+        start_failing(RuntimeError("broken"))

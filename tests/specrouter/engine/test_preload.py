@@ -1,0 +1,115 @@
+"""What is loaded and timed before the first request, and what goes wrong with it."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, UnavailableError
+from specrouter.engine.engine import Engine
+from tests.exact.comparison import assert_whole
+from tests.specrouter.faults import Faults
+
+Settings = dict[str, Any]
+
+PROMPT = [5, 17, 300, 42, 9]
+GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+def open_router(small_config: Settings, **sections: Settings) -> ChainRouter:
+    settings = copy.deepcopy(small_config)
+    settings["engine"]["preload"] = True
+    for name, section in sections.items():
+        settings.setdefault(name, {}).update(section)
+    return ChainRouter.from_config(settings)
+
+
+def ready(router: ChainRouter) -> set[str]:
+    """Models that are loaded, timed, and have KV memory."""
+    loaded = {name for name in router.pool.names if router.pool.is_loaded(name)}
+    assert set(router.performance().times) == loaded
+    assert set(router.engine_state().kv_bytes) == loaded
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ({"policy": "adaptive"}, {"small", "middle", "target"}),
+        ({"policy": "paper"}, {"small", "middle", "target"}),
+        ({"policy": "ssd-smallest"}, {"small", "target"}),
+        ({"policy": "static", "chain": ["middle", "target"]}, {"middle", "target"}),
+        ({"policy": "target-only"}, {"target"}),
+    ],
+)
+def test_what_the_policy_may_choose_is_ready_before_the_first_request(
+    small_config: Settings, scheduler: Settings, expected: set[str]
+) -> None:
+    with open_router(small_config, scheduler=scheduler) as router:
+        assert ready(router) == expected
+
+
+def test_without_it_a_drafter_is_loaded_when_it_is_first_used(small_config: Settings) -> None:
+    with open_router(small_config, engine={"preload": False}) as router:
+        assert ready(router) == {"target"}
+        router.generate([PROMPT], GREEDY, Speculation(chain=("middle", "target")))
+        assert ready(router) == {"middle", "target"}
+
+
+def test_nothing_is_evicted_for_it(small_config: Settings) -> None:
+    with open_router(small_config, pool={"max_loaded_models": 2}) as router:
+        assert ready(router) == {"small", "target"}
+
+
+def test_a_chain_whose_models_have_no_room_at_once_is_refused(small_config: Settings) -> None:
+    chain = ("small", "middle", "target")
+    with open_router(small_config, pool={"max_loaded_models": 2}) as router:
+        router.generate([PROMPT], GREEDY, Speculation(chain=("middle", "target")))
+        with pytest.raises(RequestError, match="max_loaded_models") as caught:
+            router.generate([PROMPT], GREEDY, Speculation(chain=chain))
+    assert caught.value.field == "speculation.chain"
+
+
+def test_a_drafter_that_fails_meanwhile_rests(
+    small_config: Settings, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults.failing = {"small"}
+    with open_router(small_config) as router:
+        assert any(text.startswith("small failed and rests") for text in caplog.messages)
+        assert router.engine_state().quarantined == {"small"}
+        assert ready(router) >= {"middle", "target"}
+        expected = router.generate([PROMPT], GREEDY, "off")[0].token_ids
+        assert router.generate([PROMPT], GREEDY)[0].token_ids == expected
+        assert_whole(router)
+
+
+def test_a_drafter_that_hangs_meanwhile_holds_nobody_up(
+    small_config: Settings, faults: Faults
+) -> None:
+    faults.hanging = {"small"}
+    with open_router(small_config, engine={"hang_timeout_s": 2.0}) as router:
+        assert faults.hangs.is_set()
+        assert router.engine_state().quarantined == {"small"}
+        assert set(router.performance().times) == {"middle", "target"}
+        faults.hanging = set()
+        faults.released.set()
+        expected = router.generate([PROMPT], GREEDY, "off")[0].token_ids
+        assert router.generate([PROMPT], GREEDY)[0].token_ids == expected
+        assert_whole(router)
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("broken")])
+def test_an_engine_that_keeps_failing_meanwhile_is_an_error_of_the_start(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def preload(engine: Engine) -> None:
+        raise error
+
+    monkeypatch.setattr(Engine, "preload", preload)
+    with pytest.raises(UnavailableError, match=str(error)):
+        open_router(small_config)

@@ -1,0 +1,96 @@
+"""One thread at a time, and nobody waits for one that was left behind."""
+
+import threading
+import time
+
+from specrouter.engine.turn import Turn
+from tests.specrouter.faults import PATIENCE_S
+
+SOON_S = 0.05
+
+
+class Visitor:
+    """A thread that takes its turn, and leaves when it is told to."""
+
+    def __init__(self, turn: Turn, left_behind: int | None = None) -> None:
+        self._turn = turn
+        self._left_behind = left_behind
+        self._inside, self._may_leave = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._visit, daemon=True)
+        self._thread.start()
+
+    @property
+    def number(self) -> int:
+        assert self._thread.ident is not None
+        return self._thread.ident
+
+    def is_inside(self, within_s: float = PATIENCE_S) -> bool:
+        return self._inside.wait(within_s)
+
+    def leave(self) -> None:
+        self._may_leave.set()
+        self._thread.join(PATIENCE_S)
+
+    def _visit(self) -> None:
+        around = self._turn if self._left_behind is None else self._turn.after(self._left_behind)
+        with around:
+            self._inside.set()
+            self._may_leave.wait(PATIENCE_S)
+
+
+def test_one_waits_for_the_other() -> None:
+    turn = Turn()
+    first = Visitor(turn)
+    assert first.is_inside()
+    second = Visitor(turn)
+    assert not second.is_inside(SOON_S)
+    first.leave()
+    assert second.is_inside()
+    second.leave()
+    with turn:
+        pass
+
+
+def test_who_comes_again_at_once_does_not_overtake_who_waits() -> None:
+    turn, order = Turn(), list[str]()
+    inside = threading.Event()
+
+    def twice() -> None:
+        with turn:
+            inside.set()
+            time.sleep(SOON_S)  # until the other one waits
+        with turn:
+            order.append("came again")
+
+    coming = threading.Thread(target=twice, daemon=True)
+    coming.start()
+    assert inside.wait(PATIENCE_S)
+    with turn:
+        order.append("waited")
+    coming.join(PATIENCE_S)
+    assert order == ["waited", "came again"]
+
+
+def test_who_was_left_behind_holds_nobody_up_and_ends_nobodys_turn() -> None:
+    turn = Turn()
+    stuck = Visitor(turn)
+    assert stuck.is_inside()
+    waiting = Visitor(turn)
+    successor = Visitor(turn, left_behind=stuck.number)
+    assert successor.is_inside()
+    stuck.leave()
+    assert not waiting.is_inside(SOON_S)
+    successor.leave()
+    assert waiting.is_inside()
+    waiting.leave()
+
+
+def test_no_other_is_passed_over() -> None:
+    turn = Turn()
+    holder = Visitor(turn)
+    assert holder.is_inside()
+    successor = Visitor(turn, left_behind=threading.get_ident())
+    assert not successor.is_inside(SOON_S)
+    holder.leave()
+    assert successor.is_inside()
+    successor.leave()

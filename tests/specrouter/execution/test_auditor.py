@@ -1,0 +1,148 @@
+"""An audition says of a drafter what drafting along the same text would have said."""
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from modelpool import ModelPool
+from processors import gumbel
+from specrouter import ChainRouter, Speculation
+from specrouter.cycle import Audition, ChainGroup, CyclePlan
+from specrouter.request.params import SamplingParams
+from specrouter.routing import audition_policy, planner
+from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, _break
+
+GREEDY = SamplingParams(24, ignore_eos=True)
+SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.7)
+ALL_ROWS = np.arange(len(PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: dict[str, Any]) -> ModelPool:
+    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
+
+
+@pytest.fixture(scope="module")
+def drafter(small_family: dict[str, Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(str(small_family["small"]))
+
+
+def with_text(
+    pool: ModelPool, params: SamplingParams = GREEDY, tokens: int = 20, rejection: bool = False
+) -> Bench:
+    """Rows with so many output tokens that nobody has drafted; `small` has run before."""
+    bench = Bench(pool, params=params, rejection=rejection, chunk=128)
+    bench.executor.states.prepare("small")
+    for _ in range(tokens):
+        bench.cycle(("target",))
+    return bench
+
+
+def heard(bench: Bench, row: int = 1, tokens: int = 12) -> tuple[float, float]:
+    """Accepted first choices, and how many were judged, after an audition of `small`."""
+    before = bench.made()
+    audition = Audition("small", row, tokens)
+    assert not bench.executor.run(CyclePlan([], NOBODY, NOBODY, audition=audition)).failures
+    bench.manager.check_integrity()
+    assert bench.made() == before
+    (seen,) = bench.profiler.snapshot().trees.values()
+    return seen.recent_accepted, seen.recent_trials
+
+
+def first_choices(drafter: Any, bench: Bench, row: int, params: SamplingParams) -> list[int]:
+    """What the drafter would have drafted before each output token of a row."""
+    prompt, made = PROMPTS[row], bench.made()[row]
+    with torch.inference_mode():
+        logits = drafter(torch.tensor([prompt + made])).logits[0].double().numpy()
+    choices = []
+    for position in range(len(made)):
+        scores = logits[len(prompt) + position - 1]
+        if params.temperature:
+            noise = gumbel(row, position, len(scores))  # rows are seeded with their numbers
+            scores = scores / params.temperature + noise
+        choices.append(int(scores.argmax()))
+    return choices
+
+
+@pytest.mark.parametrize("tokens", [4, 20])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_drafter_is_accepted_where_it_would_have_chosen_the_text(
+    params: SamplingParams, tokens: int, pool: ModelPool, drafter: Any
+) -> None:
+    bench = with_text(pool, params)
+    choices = first_choices(drafter, bench, 1, params)[-tokens:]
+    said = bench.made()[1][-tokens:]
+    agreed = sum(a == b for a, b in zip(choices, said, strict=True))
+    assert heard(bench, tokens=tokens) == (agreed, tokens)
+
+
+def test_a_drafter_is_heard_on_what_it_has_not_read(pool: ModelPool) -> None:
+    bench = with_text(pool, SAMPLED, tokens=18)
+    assert bench.executor.unheard("small", ALL_ROWS).tolist() == [18, 18, 18]
+    assert heard(bench, tokens=30)[1] == 18
+    assert bench.executor.unheard("small", ALL_ROWS).tolist() == [18, 0, 18]
+    bench.cycle(("target",))
+    assert bench.executor.unheard("small", ALL_ROWS).tolist() == [19, 1, 19]
+
+
+def test_nobody_is_heard_whose_choices_cannot_be_made_again(pool: ModelPool) -> None:
+    reading = dataclasses.replace(SAMPLED, frequency_penalty=0.5)
+    assert not with_text(pool, reading).executor.unheard("small", ALL_ROWS).any()
+    assert not with_text(pool, SAMPLED, rejection=True).executor.unheard("small", ALL_ROWS).any()
+    unused = with_text(pool, SAMPLED)
+    assert not unused.executor.unheard("middle", ALL_ROWS).any()  # it would have to be loaded
+
+
+def test_the_cycle_of_an_audition_goes_on_as_ever(pool: ModelPool) -> None:
+    plain, bench = with_text(pool, SAMPLED), with_text(pool, SAMPLED)
+    groups = [ChainGroup(("small", "target"), 3, ALL_ROWS)]
+    bench.executor.run(CyclePlan(groups, NOBODY, NOBODY, audition=Audition("small", 2, 8)))
+    bench.manager.check_integrity()
+    plain.cycle(("small", "target"), depth=3)
+    assert bench.made() == plain.made()
+    totals = bench.profiler.statistics()
+    assert totals.probes == 1
+    assert totals.probe_ms > 0.0
+
+
+def test_a_drafter_that_fails_in_its_audition_costs_nobody_a_token(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = with_text(pool, SAMPLED)
+    before = bench.manager.counts.copy()
+    _break(monkeypatch, "small", after=0)
+    groups = [ChainGroup(("target",), 1, ALL_ROWS)]
+    result = bench.executor.run(CyclePlan(groups, NOBODY, NOBODY, audition=Audition("small", 0, 8)))
+    bench.manager.check_integrity()
+    assert [failure.model for failure in result.failures] == ["small"]
+    assert (bench.manager.counts == before + 1).all()
+    assert not bench.profiler.snapshot().trees
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_texts_are_the_same_however_often_drafters_are_heard(
+    params: SamplingParams, small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_AUDITION_EVERY", 1)
+    monkeypatch.setattr(audition_policy, "EXPLORED_SHARE", 1e9)
+    monkeypatch.setattr(audition_policy, "_MOST_CYCLES", 1e9)
+    monkeypatch.setattr(audition_policy, "_ROUTINE_SHARE", 1e9)
+    monkeypatch.setattr(audition_policy, "_QUIET_CYCLES", 0)
+    monkeypatch.setattr(audition_policy, "_STALE_CYCLES", 0)
+    monkeypatch.setattr(audition_policy, "_LEAST_TOKENS", 1)
+    each = [dataclasses.replace(params, seed=seed) for seed in range(len(PROMPTS))]
+    with ChainRouter.from_config(copy.deepcopy(small_config)) as router:
+        for name in ("small", "middle"):  # who never ran is not heard
+            chain = Speculation(chain=(name, "target"))
+            router.generate(PROMPTS, each, chain)
+        plain = router.generate(PROMPTS, each, "off")
+        before = router.statistics().probes
+        routed = router.generate(PROMPTS, each)
+        assert [output.token_ids for output in routed] == [output.token_ids for output in plain]
+        assert router.statistics().probes > before + 3

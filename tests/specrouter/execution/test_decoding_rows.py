@@ -1,0 +1,71 @@
+"""Of each row: how far its request may go, and how its tokens are chosen."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.execution.decoding_rows import DecodingRows, sampling_settings
+from specrouter.request.params import SamplingParams
+from specrouter.request.running import Prompt
+from statemgr import StateManager
+
+EOS = frozenset({9})
+
+
+def prompt(generated: tuple[int, ...] = (), **params: Any) -> Prompt:
+    return Prompt((4, 5, 6), generated, SamplingParams(**params), None, seed=3)
+
+
+@pytest.fixture
+def manager() -> StateManager:
+    return StateManager(2, 64)
+
+
+@pytest.fixture
+def rows(manager: StateManager) -> DecodingRows:
+    """Row 0 goes on from an earlier attempt's two tokens, row 1 begins."""
+    rows = DecodingRows(manager, 32, EOS, 8)
+    for request in (prompt((7, 8), max_new_tokens=6), prompt(max_new_tokens=4, temperature=0.5)):
+        row = manager.allocate(request.committed, request.reserve_tokens)
+        assert row is not None
+        rows.open(row, request)
+    return rows
+
+
+def test_what_an_earlier_attempt_generated_counts_as_output(rows: DecodingRows) -> None:
+    assert rows.output_positions(np.array([0, 1])).tolist() == [2, 0]
+    assert rows.remaining(np.array([0, 1])).tolist() == [4, 4]
+
+
+def test_tokens_that_are_committed_are_no_longer_remaining(
+    rows: DecodingRows, manager: StateManager
+) -> None:
+    rows.extend(1, np.array([10, 11, 12]))
+    assert manager.committed(1).tolist() == [4, 5, 6, 10, 11, 12]
+    assert rows.remaining(np.array([0, 1])).tolist() == [4, 1]
+
+
+def test_rows_with_a_temperature_are_sampled(rows: DecodingRows) -> None:
+    assert rows.sampled(np.array([0, 1])).tolist() == [False, True]
+
+
+def test_a_closed_row_is_forgotten(rows: DecodingRows) -> None:
+    rows.close(0)
+    with pytest.raises(KeyError):
+        rows.remaining(np.array([0]))
+    assert rows.remaining(np.array([1])).tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("params", "ends"),
+    [
+        ({}, (9,)),
+        ({"stop_token_ids": (20, 3)}, (3, 9, 20)),
+        ({"stop_token_ids": (20,), "ignore_eos": True}, (20,)),
+    ],
+)
+def test_a_text_ends_at_its_stop_ids_and_at_its_end_unless_that_is_ignored(
+    params: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    assert sampling_settings(prompt(**params), EOS).end_token_ids == ends

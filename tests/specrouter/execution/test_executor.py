@@ -1,0 +1,729 @@
+"""One cycle: what is committed is the target's choice, and every state is a prefix afterwards."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from processors import NonFiniteLogits, Verdict, VerifyProcessor
+from specrouter.cycle import (
+    Candidates,
+    ChainGroup,
+    CyclePlan,
+    CycleResult,
+    TargetError,
+    TreeSelector,
+)
+from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.executor import Executor
+from specrouter.execution.lessons import Teacher, total_variation
+from specrouter.profile.acceptance import shape_index
+from specrouter.profile.profiler import PerformanceProfiler
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
+from specrouter.request.running import Prompt
+from specrouter.slo.tree_selection import global_greedy
+from specrouter.slo.tree_shape import SPECINFER_TREE
+from statemgr import StateManager
+from tests.processors.trees import nodes_of
+
+PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
+BROKEN = RuntimeError("broken")
+NOBODY = np.zeros(0, dtype=np.int64)
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+CHAINS: list[Chain] = [("target",), ("small", "target"), ("small", "middle", "target")]
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: dict[str, Any]) -> ModelPool:
+    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
+
+
+@pytest.fixture(scope="module")
+def target(small_family: dict[str, Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(str(small_family["target"]))
+
+
+class Bench:
+    """An executor with one row for each prompt."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        max_new_tokens: int = 30,
+        prompts: Sequence[list[int]] = PROMPTS,
+        params: SamplingParams | None = None,
+        rejection: bool = False,
+        chunk: int = 32,
+    ) -> None:
+        self.manager = StateManager(len(prompts), 192, None, MAX_TREE_TOKENS + 16)
+        self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
+        window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
+        self.executor = Executor(pool, self.manager, self.profiler, chunk, window, rejection)
+        self.prompts = prompts
+        params = params or SamplingParams(max_new_tokens, ignore_eos=True)
+        for prompt in prompts:
+            row = self.manager.allocate(prompt, len(prompt) + params.max_new_tokens)
+            assert row is not None
+            self.executor.open(row, Prompt(tuple(prompt), (), params, None, seed=row))
+
+    def cycle(
+        self,
+        chain: Chain,
+        rows: Sequence[int] | None = None,
+        depth: int = 4,
+        width: int = 1,
+        nodes: int | None = None,
+        rounds: int = 1,
+    ) -> CycleResult:
+        """`nodes`: of a tree, in the mean, that the target verifies; None: whole trees."""
+        which = np.array(range(len(self.prompts)) if rows is None else rows, dtype=np.int64)
+        group = ChainGroup(chain, depth, which, width, whole=nodes is None, inner_rounds=rounds)
+        return self.run([group], None if nodes is None else best(nodes))
+
+    def run(
+        self, groups: Sequence[ChainGroup], selector: TreeSelector | None = None
+    ) -> CycleResult:
+        result = self.executor.run(CyclePlan(groups, NOBODY, NOBODY, selector))
+        self.manager.check_integrity()
+        return result
+
+    def made(self) -> list[list[int]]:
+        return [
+            self.manager.committed(row)[len(prompt) :].tolist()
+            for row, prompt in enumerate(self.prompts)
+        ]
+
+    def rounds(self) -> set[int]:
+        """Of the trees that the target judged."""
+        known = self.profiler.snapshot().trees
+        return {rounds for _, rounds, verifier, _ in known if verifier == "target"}
+
+
+def best(nodes: int) -> TreeSelector:
+    """The most probable nodes of all requests, so many of each in the mean."""
+    return lambda rows, candidates, _: global_greedy(candidates, nodes * len(rows))
+
+
+@pytest.fixture
+def bench(pool: ModelPool) -> Iterator[Bench]:
+    bench = Bench(pool)
+    yield bench
+    for row in range(len(PROMPTS)):
+        bench.executor.close(row)
+    bench.manager.check_integrity()
+
+
+def continuation(target: Any, prompt: list[int], count: int) -> list[int]:
+    """What the target chooses, reading the whole text anew for each token."""
+    text = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            text.append(int(target(torch.tensor([text])).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("chain", CHAINS, ids=">".join)
+def test_what_is_committed_is_the_targets_choice(
+    chain: Chain, width: int, bench: Bench, target: Any
+) -> None:
+    for _ in range(4):
+        result = bench.cycle(chain, width=width)
+        assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
+        assert all(commit.tokens and commit.chain == chain for commit in result.commits)
+    for row, prompt in enumerate(PROMPTS):
+        made = bench.manager.committed(row)[len(prompt) :].tolist()
+        assert made == continuation(target, prompt, len(made))
+
+
+def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
+    for chain in (*CHAINS, *reversed(CHAINS)):
+        bench.cycle(chain)  # asserts it
+        rows = np.arange(len(PROMPTS))
+        assert not bench.executor.states.target_lag(rows).any()
+        for name in chain:
+            state = bench.manager.state(name)
+            assert state is not None
+            assert (state.lengths(rows) < bench.manager.counts).all()
+
+
+def test_groups_with_different_chains_share_a_cycle(bench: Bench, target: Any) -> None:
+    groups = [
+        ChainGroup(chain, 3, np.array([row], dtype=np.int64)) for row, chain in enumerate(CHAINS)
+    ]
+    result = bench.executor.run(CyclePlan(groups, NOBODY, NOBODY))
+    bench.manager.check_integrity()
+    assert {commit.row: commit.chain for commit in result.commits} == dict(enumerate(CHAINS))
+    for commit in result.commits:
+        expected = continuation(target, PROMPTS[commit.row], len(commit.tokens))
+        assert commit.tokens == expected
+
+
+def test_rows_that_are_not_planned_stay_as_they_are(bench: Bench) -> None:
+    before = bench.manager.counts.copy()
+    bench.cycle(("small", "target"), rows=[1])
+    assert bench.manager.counts[[0, 2]].tolist() == before[[0, 2]].tolist()
+    assert bench.manager.counts[1] > before[1]
+
+
+def test_no_row_gains_more_than_it_may(pool: ModelPool) -> None:
+    bench = Bench(pool, max_new_tokens=2)
+    gained = [0, 0, 0]
+    while min(gained) < 2:
+        rows = [row for row in range(3) if gained[row] < 2]
+        for commit in bench.cycle(("small", "middle", "target"), rows, depth=8).commits:
+            gained[commit.row] += len(commit.tokens)
+    assert gained == [2, 2, 2]
+
+
+def test_a_failed_drafter_leaves_the_cycle_to_the_target(
+    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.cycle(("small", "target"))
+    _break(monkeypatch, "small", after=2)
+    result = bench.cycle(("small", "target"))
+    assert [failure.model for failure in result.failures] == ["small"]
+    assert {commit.chain for commit in result.commits} == {("target",)}
+    monkeypatch.undo()
+    assert not bench.cycle(("small", "target")).failures
+    for row, prompt in enumerate(PROMPTS):
+        made = bench.manager.committed(row)[len(prompt) :].tolist()
+        assert made == continuation(target, prompt, len(made))
+
+
+def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.cycle(("small", "target"))
+    before = bench.manager.counts.copy()
+    _break(monkeypatch, "target", after=0)
+    with pytest.raises(TargetError, match="target failed: RuntimeError: broken"):
+        bench.cycle(("small", "target"))
+    bench.manager.check_integrity()
+    assert bench.manager.counts.tolist() == before.tolist()
+    monkeypatch.undo()
+    assert len(bench.cycle(("small", "target")).commits) == 3
+
+
+@pytest.mark.parametrize("name", ["small", "middle"])
+def test_a_row_whose_logits_are_no_numbers_costs_no_other_row_its_cache(
+    name: str, bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.cycle(TRIPLE)
+    _disturb(monkeypatch, name)
+    result = bench.cycle(TRIPLE)
+    monkeypatch.undo()
+    assert [failure.model for failure in result.failures] == [name]
+    state = bench.manager.state(name)
+    assert state is not None
+    assert (state.lengths(np.arange(3)) > 0).tolist() == [False, True, True]
+    assert not bench.cycle(TRIPLE).failures
+    assert_target_alone(bench, target)
+
+
+def test_odd_logits_off_an_intermediates_walk_are_no_failure(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled"])
+    judged, taken = VerifyProcessor.verify, 0
+    astray: list[Verdict] = []
+
+    def odd(processor: VerifyProcessor, model: PackedModel, *rest: Any, **options: Any) -> Verdict:
+        verdict = judged(processor, model, *rest, **options)
+        if model.name == "middle":
+            verdict.broken[:, 1:] |= verdict.tree.real & ~verdict.accepted
+            astray.append(verdict)
+        return verdict
+
+    monkeypatch.setattr(VerifyProcessor, "verify", odd)
+    while len(min(bench.made(), key=len)) < 8:
+        result = bench.cycle(TRIPLE, depth=2, width=4)  # asserts that states are sound
+        assert not result.failures
+        for commit in result.commits:
+            found = astray[-1].tree
+            text = np.array([commit.tokens[:1]] * len(found.rows))
+            on_text = found.on_text(text, np.ones_like(found.rows))[commit.row]
+            taken += int((on_text & ~astray[-1].accepted[commit.row]).sum())
+    assert taken, "the target never took what was astray to the intermediate"
+    for made, expected in zip(bench.made(), target_alone(pool, "sampled"), strict=True):
+        assert made == expected[: len(made)]
+
+
+# Inner rounds
+
+FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
+TRIPLE: Chain = ("small", "middle", "target")
+READING = SamplingParams(
+    24,
+    ignore_eos=True,
+    temperature=0.8,
+    top_p=0.95,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.7,
+    bad_words_ids=((9, 5), (42,)),
+    min_tokens=5,
+)
+SETTINGS = {
+    "greedy": SamplingParams(24, ignore_eos=True),
+    "greedy-reading": dataclasses.replace(READING, temperature=0.0),
+    "sampled": SamplingParams(24, ignore_eos=True, temperature=0.9, top_k=40),
+    "sampled-reading": READING,
+}
+
+
+@functools.cache
+def target_alone(pool: ModelPool, setting: str) -> list[list[int]]:
+    bench = Bench(pool, prompts=FOUR, params=SETTINGS[setting])
+    for _ in range(SETTINGS[setting].max_new_tokens):
+        bench.cycle(("target",))
+    return bench.made()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+def test_inner_rounds_commit_the_targets_choice(
+    rounds: int, width: int, batch: int, setting: str, pool: ModelPool
+) -> None:
+    expected = target_alone(pool, setting)[:batch]
+    bench = Bench(pool, prompts=FOUR[:batch], params=SETTINGS[setting])
+    cycles = 0
+    while open_rows := [row for row, made in enumerate(bench.made()) if len(made) < 24]:
+        result = bench.cycle(TRIPLE, open_rows, depth=3, width=width, nodes=12, rounds=rounds)
+        assert not result.failures
+        assert not result.errors
+        cycles += 1
+    assert bench.made() == expected
+    assert rounds in bench.rounds()
+    assert cycles < 24
+
+
+def test_inner_rounds_offer_the_target_longer_paths(pool: ModelPool) -> None:
+    gained = []
+    for rounds in (1, 4):
+        bench = Bench(pool, prompts=FOUR)
+        commits = [c for _ in range(3) for c in bench.cycle(TRIPLE, depth=2, rounds=rounds).commits]
+        gained.append(sum(len(commit.tokens) for commit in commits))
+    assert gained[1] > gained[0]
+
+
+def test_the_longest_drafts_stay_within_what_a_cycle_may_look_at(pool: ModelPool) -> None:
+    bench, alone = Bench(pool, 60), Bench(pool, 60)
+    for rounds in (1, 2, 4):
+        for width in (1, 4):
+            bench.cycle(TRIPLE, depth=MAX_DEPTH // rounds, width=width, rounds=rounds)
+    for _ in range(max(map(len, bench.made()))):
+        alone.cycle(("target",))
+    for made, expected in zip(bench.made(), alone.made(), strict=True):
+        assert made == expected[: len(made)]
+
+
+def test_a_row_without_room_for_another_round_does_without_it(pool: ModelPool) -> None:
+    bench = Bench(pool, max_new_tokens=2)
+    result = bench.cycle(TRIPLE, depth=4, rounds=3)
+    assert len(result.commits) == 3
+    assert not result.is_regular
+    assert not bench.rounds(), "a path that was to have further rounds is no whole tree"
+
+
+def _near_their_ends(monkeypatch: pytest.MonkeyPatch, left: dict[int, int]) -> None:
+    """Rows may gain so many tokens, and no more."""
+    remaining = DecodingRows.remaining
+
+    def capped(known: DecodingRows, rows: Ints) -> Ints:
+        caps = np.array([left.get(row, 99) for row in rows.tolist()], dtype=np.int64)
+        return np.minimum(remaining(known, rows), caps)
+
+    monkeypatch.setattr(DecodingRows, "remaining", capped)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(
+    ("left", "is_regular"),
+    [({}, True), ({3: 3}, True), ({3: 1}, True), ({0: 4, 7: 4}, False), ({0: 3, 5: 5}, False)],
+    ids=str,
+)
+def test_rows_without_room_for_another_round_keep_no_other_from_it(
+    left: dict[int, int],
+    is_regular: bool,
+    width: int,
+    pool: ModelPool,
+    target: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = [[5, 9, 11 + index] for index in range(8)]
+    bench, alone = Bench(pool, prompts=prompts), Bench(pool, prompts=prompts)
+    for one in (bench, alone):
+        one.cycle(TRIPLE, depth=2)  # the drafters read the prompts
+    _near_their_ends(monkeypatch, left)
+    result = bench.cycle(TRIPLE, depth=2, width=width, rounds=4)
+    expected = alone.cycle(TRIPLE, [row for row in range(8) if row not in left], 2, width, rounds=4)
+    gained = {commit.row: commit for commit in result.commits}
+    assert sorted(gained) == list(range(8))
+    for commit in expected.commits:  # as if the others were not there
+        assert gained[commit.row].tokens == commit.tokens
+        assert gained[commit.row].drafted == commit.drafted
+    assert bench.rounds() == {1, 4}
+    assert result.is_regular == is_regular
+    assert set(left) <= result.cut_rows
+    assert {commit.chain for commit in result.commits} == {TRIPLE} | (
+        {("target",)} if 1 in left.values() else set()
+    )
+    for _ in range(2):
+        bench.cycle(TRIPLE, [row for row in range(8) if row not in left], 2, width, rounds=4)
+    assert_target_alone(bench, target)
+
+
+@pytest.mark.parametrize(("near", "is_regular"), [(0, True), (1, True), (2, False)])
+def test_few_rows_near_their_ends_leave_a_cycle_regular(
+    near: int, is_regular: bool, pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
+    bench.cycle(("small", "target"), depth=4)  # the drafter reads the prompts
+    _near_their_ends(monkeypatch, dict.fromkeys(range(near), 3))
+    result = bench.cycle(("small", "target"), depth=4)
+    assert result.cut_rows == set(range(near))
+    assert result.is_regular == is_regular
+
+
+def test_distributions_of_all_rows_are_compared_in_turn(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
+    compared: list[int] = []
+    proposed = Teacher._proposed
+
+    def noting(teacher: Teacher, proposal: Any, proposer: str, index: int, *rest: Any) -> Any:
+        compared.append(index)
+        return proposed(teacher, proposal, proposer, index, *rest)
+
+    monkeypatch.setattr(Teacher, "_proposed", noting)
+    for _ in range(8):
+        bench.cycle(("small", "target"), depth=2)
+    assert set(compared) == set(range(8))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("broken"), NonFiniteLogits("broken", np.array([0]))]
+)
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("name", "after"), [("small", 3), ("small", 4), ("middle", 1)])
+def test_a_failure_in_the_second_inner_round_costs_no_request_and_no_token(
+    name: str,
+    after: int,
+    width: int,
+    error: Exception,
+    pool: ModelPool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled-reading"])
+    bench.cycle(TRIPLE, depth=3, width=width, rounds=3)
+    _break(monkeypatch, name, after, error)
+    result = bench.cycle(TRIPLE, depth=3, width=width, rounds=3)
+    assert [failure.model for failure in result.failures] == [name]
+    assert sorted(commit.row for commit in result.commits) == [0, 1, 2, 3]
+    assert {commit.chain for commit in result.commits} == {TRIPLE}  # the first round is good
+    assert not result.errors
+    assert not result.is_regular
+    monkeypatch.undo()
+    assert not bench.cycle(TRIPLE, depth=3, width=width, rounds=3).failures
+    for made, expected in zip(bench.made(), target_alone(pool, "sampled-reading"), strict=True):
+        assert made == expected[: len(made)]
+
+
+# Selection
+
+
+@dataclasses.dataclass
+class Noting:
+    """A selector that notes what it is asked, and takes what `pick` says."""
+
+    pick: Any
+    rows: list[list[int]] = dataclasses.field(default_factory=list)
+    asked: list[Candidates] = dataclasses.field(default_factory=list)
+    aside: list[int] = dataclasses.field(default_factory=list)
+
+    def __call__(self, rows: Ints, candidates: Candidates, aside: int) -> Bools:
+        self.rows.append(rows.tolist())
+        self.asked.append(candidates)
+        self.aside.append(aside)
+        chosen: Bools = self.pick(candidates)
+        return chosen
+
+
+def nothing(candidates: Candidates) -> Bools:
+    return candidates.best(np.zeros_like(candidates.counts))
+
+
+class AtRandom:
+    """So many of each request's most probable nodes, by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, candidates: Candidates) -> Bools:
+        return candidates.best(self._rng.integers(0, candidates.counts + 1))
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+    """By row: sizes of the trees that the target was given, cycle by cycle."""
+    seen: list[dict[int, int]] = []
+    real = VerifyProcessor.verify
+
+    def verify(processor: VerifyProcessor, *arguments: Any, **options: Any) -> Any:
+        model, tree = arguments[0], arguments[4]
+        nodes_of(tree)  # which asserts that it is one
+        if model.name == "target":
+            seen.append(dict(zip(tree.rows.tolist(), tree.sizes.tolist(), strict=True)))
+        return real(processor, *arguments, **options)
+
+    monkeypatch.setattr(VerifyProcessor, "verify", verify)
+    return seen
+
+
+def group(chain: Chain, rows: Sequence[int], whole: bool = False, **shape: Any) -> ChainGroup:
+    depth, width = shape.pop("depth", 4), shape.pop("width", 3)
+    return ChainGroup(chain, depth, np.array(rows), width, whole=whole, **shape)
+
+
+def assert_target_alone(bench: Bench, target: Any) -> None:
+    for made, prompt in zip(bench.made(), bench.prompts, strict=True):
+        assert made == continuation(target, prompt, len(made))
+
+
+@pytest.mark.parametrize("chain", CHAINS[1:], ids=">".join)
+@pytest.mark.parametrize("width", [1, 3])
+def test_whatever_is_selected_the_targets_choice_is_committed(
+    chain: Chain, width: int, bench: Bench, target: Any
+) -> None:
+    selector = Noting(AtRandom(5))
+    for _ in range(4):
+        result = bench.run([group(chain, [0, 1, 2], width=width)], selector)
+        assert not result.failures
+        assert [commit.chain for commit in result.commits] == [chain] * 3
+    assert len(selector.asked) == 4
+    assert_target_alone(bench, target)
+
+
+def test_requests_with_likelier_drafts_get_more_of_the_targets_nodes(
+    bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    for _ in range(3):
+        bench.cycle(("small", "target"), depth=4, width=3, nodes=5)
+    assert all(sum(each.values()) == 15 for each in verified)
+    assert any(len(set(each.values())) > 1 for each in verified)
+
+
+def test_where_nothing_is_selected_every_request_gains_one_token(
+    bench: Bench, target: Any, verified: list[dict[int, int]]
+) -> None:
+    result = bench.run([group(("small", "target"), [0, 1, 2])], Noting(nothing))
+    assert [len(commit.tokens) for commit in result.commits] == [1] * 3
+    assert verified == [{0: 0, 1: 0, 2: 0}]
+    assert_target_alone(bench, target)
+
+
+def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify(
+    bench: Bench, target: Any, verified: list[dict[int, int]]
+) -> None:
+    selector = Noting(lambda candidates: global_greedy(candidates, 7))
+    groups = [
+        group(("small", "target"), [2], depth=2, width=2),
+        group(("small", "middle", "target"), [0], depth=3),
+        group(("middle", "target"), [1], whole=True, depth=5, width=2),
+    ]
+    bench.run(groups, selector)
+    [candidates], [seen] = selector.asked, selector.rows
+    assert seen == [2, 0]  # group by group
+    assert selector.aside == [5 * 2]
+    assert candidates.worth.shape[0] == 2
+    assert candidates.counts[0] == 2 * 2
+    assert candidates.counts[1] > candidates.counts[0]
+    [sizes] = verified
+    assert sizes[1] == 5 * 2
+    assert sizes[0] + sizes[2] == 7
+    assert_target_alone(bench, target)
+
+
+def test_what_a_selector_sees_is_worth_no_more_than_its_parents(bench: Bench) -> None:
+    selector = Noting(AtRandom(3))
+    groups = [
+        group(("small", "target"), [0], depth=5, width=2),
+        group(("small", "middle", "target"), [1, 2], depth=3),
+    ]
+    for _ in range(3):
+        bench.run(groups, selector)
+    assert selector.asked
+    for candidates in selector.asked:
+        worth, depths = candidates.worth, candidates.depths
+        assert ((worth > 0) <= (depths > 0)).all()
+        assert ((worth >= 0) & (worth <= 1)).all()
+        for row in range(3):
+            best_of_level = [worth[row][depths[row] == level].max() for level in (1, 2, 3)]
+            assert best_of_level == sorted(best_of_level, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_asked"),
+    [
+        ([group(("small", "target"), [0, 1])], True),
+        ([group(("small", "target"), [0, 1], whole=True)], False),
+        ([group(("target",), [0, 1])], False),
+        ([group(("small", "target"), [0, 1], hard_rejection=True)], False),
+        ([group(("target",), [0]), group(("small", "target"), [1])], True),
+    ],
+)
+def test_only_drafts_that_leave_a_choice_are_selected_from(
+    groups: list[ChainGroup], is_asked: bool, bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    selector = Noting(nothing)
+    bench.run(groups, selector)
+    assert len(selector.asked) == is_asked
+    assert sum(verified[0].values()) == (
+        0 if is_asked or groups[0].chain == ("target",) else 2 * 4 * 3
+    )
+
+
+def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
+    bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    bench.run([group(("small", "target"), [0, 2], depth=3)])
+    assert verified == [{0: 9, 2: 9}]
+
+
+def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
+    bench = Bench(pool, params=SETTINGS["sampled"], rejection=True)
+    selector = Noting(nothing)
+    bench.run([group(("small", "target"), [0, 1, 2], width=1)], selector)
+    assert not selector.asked
+
+
+def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
+    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [group(("small", "target"), [0, 2]), group(("middle", "target"), [1])]
+    bench.run(groups, Noting(AtRandom(0)))
+    _break(monkeypatch, "small", after=1)
+    selector = Noting(AtRandom(1))
+    result = bench.run(groups, selector)
+    monkeypatch.undo()
+    assert [failure.model for failure in result.failures] == ["small"]
+    assert selector.rows == [[1]]
+    assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
+    assert_target_alone(bench, target)
+
+
+def test_a_selector_that_fails_commits_nothing_and_the_next_cycle_works(
+    bench: Bench, target: Any
+) -> None:
+    def fail(candidates: Candidates) -> Bools:
+        raise BROKEN
+
+    before = bench.manager.counts.copy()
+    with pytest.raises(RuntimeError, match="broken"):
+        bench.run([group(("small", "target"), [0, 1, 2])], Noting(fail))
+    bench.manager.check_integrity()
+    assert np.array_equal(bench.manager.counts, before)
+    assert len(bench.run([group(("small", "target"), [0, 1, 2])], best(4)).commits) == 3
+    assert_target_alone(bench, target)
+
+
+# Trees of a fixed form
+
+
+@pytest.mark.parametrize("chain", CHAINS[1:], ids=">".join)
+def test_a_static_tree_commits_the_targets_choice(
+    chain: Chain, bench: Bench, target: Any, verified: list[dict[int, int]]
+) -> None:
+    static = group(chain, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+    for _ in range(3):
+        assert not bench.run([static]).failures
+    if len(chain) == 2:
+        assert verified[:3] == [dict.fromkeys(range(3), 20)] * 3
+    assert_target_alone(bench, target)
+
+
+def test_a_row_with_little_room_drafts_the_top_of_a_static_tree(
+    pool: ModelPool, verified: list[dict[int, int]]
+) -> None:
+    bench = Bench(pool, max_new_tokens=4)
+    bench.run([group(("small", "target"), [0], whole=True, depth=8, branching=SPECINFER_TREE)])
+    assert verified == [{0: 1 + 1 + 3}]
+
+
+# What verdicts teach
+
+
+def test_trees_of_a_fixed_form_teach_no_rates_of_the_targets_ranks(bench: Bench) -> None:
+    static = group(("small", "target"), [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+    for _ in range(3):
+        bench.run([static])
+    pair = ("small",), 1, "target", False
+    assert pair not in bench.profiler.snapshot().trees
+    beams = group(("small", "target"), [0, 1, 2], whole=True, depth=4, width=2)
+    bench.run([beams])
+    assert bench.profiler.snapshot().trees[pair].trees.sum() > 0
+
+
+def test_trees_of_a_fixed_form_teach_no_rates_of_an_intermediates_ranks(bench: Bench) -> None:
+    static = group(TRIPLE, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+    for _ in range(3):
+        bench.run([static])
+    assert not bench.profiler.snapshot().trees
+
+
+def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:
+    for _ in range(4):
+        bench.cycle(("small", "target"), depth=4, width=3, nodes=2)
+    seen = bench.profiler.snapshot().trees[("small",), 1, "target", False]
+    assert seen.trees[shape_index(4, 3)] > 10
+    assert (seen.rates[shape_index(4, 3), :12] > 0.0).all()
+
+
+def _break(
+    monkeypatch: pytest.MonkeyPatch, name: str, after: int, error: Exception = BROKEN
+) -> None:
+    """The model raises from its `after`-th forward on."""
+    real: Any = PackedModel.forward
+    seen = [0]
+
+    def forward(model: PackedModel, *arguments: Any, **options: Any) -> Any:
+        seen[0] += model.name == name
+        if model.name == name and seen[0] > after:
+            raise error
+        return real(model, *arguments, **options)
+
+    monkeypatch.setattr(PackedModel, "forward", forward)
+
+
+def _disturb(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The first logits of each of the model's forwards are no numbers."""
+    real: Any = PackedModel.forward
+
+    def forward(model: PackedModel, *arguments: Any, **options: Any) -> Any:
+        logits = real(model, *arguments, **options)
+        if model.name == name:
+            logits[:1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(PackedModel, "forward", forward)
+
+
+def test_total_variation_is_half_the_sum_of_differences() -> None:
+    p, q = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), torch.tensor([[0.5, 0.0, 0.5]] * 2)
+    assert total_variation(p.log(), q.log()) == pytest.approx((0.5 + 0.5) / 2)
+    assert total_variation(p.log(), p.log()) == 0.0

@@ -1,0 +1,159 @@
+"""Forwards are timed one by one, and add up to what stages are told."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pytest
+import torch
+
+from specrouter.execution.forward_clock import ForwardClock
+
+CPU = torch.device("cpu")
+Told = list[tuple[str, int, float, float, int]]
+
+
+@pytest.fixture
+def told() -> Told:
+    return []
+
+
+@pytest.fixture
+def clock(told: Told) -> ForwardClock:
+    return ForwardClock(lambda *forward: told.append(forward))
+
+
+def test_each_forward_is_told_with_its_size_and_time(clock: ForwardClock, told: Told) -> None:
+    small, big = clock.watch("small", CPU), clock.watch("big", CPU)
+    with small(3, 300.0):
+        time.sleep(0.002)
+    with big(5, 500.0):
+        pass
+    clock.take_ms()
+    assert [forward[:3] for forward in told] == [("small", 3, 300.0), ("big", 5, 500.0)]
+    assert told[0][3] >= 2.0
+    assert 0.0 <= told[1][3] < told[0][3]
+
+
+def test_forwards_of_one_size_are_told_together_with_their_mean(
+    clock: ForwardClock, told: Told
+) -> None:
+    inside = clock.watch("big", CPU)
+    for tokens in (2, 7, 2, 2):
+        with inside(tokens, 0.0):
+            time.sleep(0.001)
+    assert not told
+    total = clock.take_ms()
+    assert [(tokens, times) for _, tokens, _, _, times in told] == [(2, 3), (7, 1)]
+    assert total == pytest.approx(sum(ms * times for *_, ms, times in told))
+
+
+def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, told: Told) -> None:
+    inside = clock.watch("big", CPU)
+    assert clock.take_ms() == 0.0
+    for _ in range(2):
+        with inside(1, 0.0):
+            time.sleep(0.001)
+    assert clock.take_ms() == pytest.approx(sum(ms * times for *_, ms, times in told))
+    assert clock.take_ms() == 0.0
+
+
+def test_a_stages_own_time_is_what_is_left_beside_its_forwards(clock: ForwardClock) -> None:
+    inside = clock.watch("big", CPU)
+    started = time.perf_counter()
+    with inside(1, 0.0):
+        time.sleep(0.05)
+    time.sleep(0.01)
+    own_ms = clock.own_ms(started)
+    assert 10 <= own_ms <= (time.perf_counter() - started) * 1000 - 50
+    assert clock.take_ms() == 0.0
+
+
+def test_a_forward_that_raises_is_not_timed(clock: ForwardClock, told: Told) -> None:
+    with pytest.raises(RuntimeError, match="broken"), clock.watch("big", CPU)(1, 0.0):
+        raise RuntimeError("broken")
+    assert clock.take_ms() == 0.0
+    assert not told
+
+
+def test_what_is_around_a_forward_is_entered_with_it(clock: ForwardClock) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        seen.append("enters")
+        yield
+        seen.append("leaves")
+
+    with clock.watch("big", CPU, around)(1, 0.0):
+        seen.append("runs")
+    assert seen == ["enters", "runs", "leaves"]
+
+
+class Event:
+    """As the accelerator's, which are over from the first ones on; nobody waits for them."""
+
+    clock_ms = 0.0
+    over_ms = math.inf  # what was recorded until then is over
+    streams: ClassVar[list[object]] = []  # that events were recorded on
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = math.nan
+
+    def record(self, stream: object) -> None:
+        self.streams.append(stream)
+        self.at = Event.clock_ms = Event.clock_ms + 5.0
+
+    def query(self) -> bool:
+        return self.at <= Event.over_ms
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.query()
+        return end.at - self.at
+
+
+def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
+    clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", str)
+    inside = clock.watch("big", torch.device("cuda", 0))
+    for tokens in (1, 2):
+        with inside(tokens, 0.0):
+            pass
+    assert not told
+    assert clock.take_ms() == pytest.approx(10.0)
+    assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
+    assert clock.take_ms() == 0.0
+
+
+def test_a_forward_that_nobody_has_waited_for_is_told_when_it_is_over(
+    clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", str)
+    inside = clock.watch("big", torch.device("cuda", 0))
+    with inside(1, 0.0):
+        pass
+    monkeypatch.setattr(Event, "over_ms", Event.clock_ms)
+    with inside(2, 0.0):
+        pass
+    assert clock.take_ms() == pytest.approx(5.0)
+    assert clock.take_ms() == 0.0
+    monkeypatch.setattr(Event, "over_ms", math.inf)
+    assert clock.take_ms() == pytest.approx(5.0)
+    assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
+
+
+def test_a_forward_is_timed_on_the_stream_of_its_own_device(
+    clock: ForwardClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", "the stream of {}".format)
+    monkeypatch.setattr(Event, "streams", [])
+    with clock.watch("big", torch.device("cuda", 1))(1, 0.0):
+        pass
+    assert Event.streams == ["the stream of cuda:1"] * 2

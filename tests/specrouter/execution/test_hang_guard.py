@@ -1,0 +1,225 @@
+"""A drafter whose forward hangs: the requests go on without it, and their texts are the same."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.bench.bare_forward import time_forward
+from specrouter.execution.hang_guard import Abandoned, HangGuard
+from tests.exact.comparison import assert_whole
+from tests.exact.models import pool_settings, save_family
+from tests.specrouter.faults import PATIENCE_S
+
+# Longer than a sound forward takes on a busy machine.
+ENGINE = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 1.5, "preload": False}
+
+
+class Hang:
+    """The first forward of `model` after `arm` waits for `release`."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.release = threading.Event()
+        self.hangs = threading.Event()
+        self.woke = threading.Event()
+        self._armed = threading.Event()
+
+    def arm(self) -> None:
+        self._armed.set()
+
+    @contextmanager
+    def inside(self, original: Any, guard: HangGuard, model: str) -> Iterator[None]:
+        with original(guard, model):
+            if model != self.model or not self._armed.is_set() or self.hangs.is_set():
+                yield
+                return
+            self.hangs.set()
+            self.release.wait(60)
+            yield  # writes keys and values, far too late
+            self.woke.set()
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture
+def router(paths: dict[str, Path]) -> Iterator[ChainRouter]:
+    with ChainRouter.from_config({"pool": pool_settings(paths), "engine": ENGINE}) as router:
+        yield router
+
+
+@pytest.mark.parametrize("hanging", ["small", "middle"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_hanging_model_costs_time_and_no_token(
+    router: ChainRouter, hanging: str, width: int
+) -> None:
+    params = SamplingParams(max_new_tokens=24, temperature=1.0, seed=3, ignore_eos=True)
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    expected = [out.token_ids for out in router.generate(prompts, params, speculation="off")]
+    chain = Speculation(("small", "middle", "target"), depth=4, width=width)
+    hang, original = Hang(hanging), HangGuard.inside
+    with mock.patch.object(
+        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+    ):
+        router.generate(prompts, params, speculation=chain)
+        hang.arm()
+        got = router.generate(prompts, params, speculation=chain)
+        assert hang.hangs.is_set()
+        assert [out.token_ids for out in got] == expected
+        hang.release.set()
+        assert hang.woke.wait(10)
+        time.sleep(0.05)
+        # What the forward that came back late has written harms nobody.
+        for _ in range(5):
+            again = router.generate(prompts, params, speculation=chain)
+            assert [out.token_ids for out in again] == expected
+    assert_whole(router)
+
+
+def test_who_waits_for_a_cycle_that_hangs_is_served_when_it_is_left_behind(
+    router: ChainRouter,
+) -> None:
+    params, chain = SamplingParams(max_new_tokens=60), Speculation(("small", "target"))
+    hang, original = Hang("small"), HangGuard.inside
+    with (
+        mock.patch.object(
+            HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+        ),
+        ThreadPoolExecutor() as others,
+    ):
+        router.generate([5, 6], params, chain)
+        hang.arm()
+        handle = router.submit([5, 6], params, chain)
+        assert hang.hangs.wait(PATIENCE_S)
+        middle: dict[str, Any] = {"chain": ("middle", "target")}
+        asked = [
+            others.submit(router.set_policy, "static", depth=depth, **middle) for depth in (1, 2, 3)
+        ]
+        asked.append(others.submit(router.check_integrity))
+        try:
+            for one in asked:
+                one.result(PATIENCE_S)
+            assert handle.result(PATIENCE_S).finish_reason == "length"
+        finally:
+            hang.release.set()
+        assert hang.woke.wait(PATIENCE_S)
+        assert len(router.generate([5, 6], params)[0].token_ids) == 60
+    assert_whole(router)
+
+
+def test_an_errand_that_hangs_costs_the_running_requests_nothing(router: ChainRouter) -> None:
+    params, chain = SamplingParams(max_new_tokens=100, ignore_eos=True), ("small", "target")
+    alone = router.generate([5, 6], params, "off")[0].token_ids
+    hang, original = Hang("small"), HangGuard.inside
+    with mock.patch.object(
+        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+    ):
+        router.generate([5, 6], params, Speculation(chain))
+        small = router.pool.get("small")
+        hang.arm()
+        running = router.submit([5, 6], params, "off")
+        next(iter(running))
+        with pytest.raises(TimeoutError, match="small"):
+            router.run_idle(lambda: time_forward(small, 1, 1, 8, canonical=False, repeats=1))
+        hang.release.set()
+        assert hang.woke.wait(PATIENCE_S)
+    assert running.result(PATIENCE_S).token_ids == alone
+    assert router.restarts == 0
+    assert_whole(router)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
+    paths: dict[str, Path], two_threads: None
+) -> None:
+    pool = pool_settings(paths)
+    pool["models"][0]["threads"] = 1
+    params, chain = SamplingParams(max_new_tokens=8), Speculation(("small", "target"))
+    hangs, release = threading.Event(), threading.Event()
+    with ChainRouter.from_config({"pool": pool, "engine": ENGINE}) as router:
+        router.generate([5, 6], params, chain)
+        assert router.run_idle(torch.get_num_threads) == 2
+        small = router.pool.get("small")
+        forward = small.shortcut or small._forward
+
+        def hanging(*arguments: Any) -> Tensor:
+            if not hangs.is_set():
+                assert torch.get_num_threads() == 1
+                hangs.set()
+                release.wait(60)
+            return forward(*arguments)
+
+        small.shortcut = hanging
+        router.generate([5, 6], params, chain)
+        assert hangs.is_set()
+        assert router.run_idle(torch.get_num_threads) == 2
+        release.set()
+
+
+def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None:
+    router = ChainRouter.from_config({"pool": pool_settings(paths), "engine": ENGINE})
+    chain = Speculation(("small", "target"))
+    hang, original = Hang("small"), HangGuard.inside
+    with mock.patch.object(
+        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+    ):
+        router.generate([5, 6], SamplingParams(max_new_tokens=8), chain)
+        hang.arm()
+        handle = router.submit([5, 6], SamplingParams(max_new_tokens=100), chain)
+        assert hang.hangs.wait(10)
+        router.close()
+        assert handle.result(1).finish_reason in ("cancelled", "length", "eos")
+    hang.release.set()
+
+
+def test_a_forward_is_given_up_only_after_its_time_and_only_while_it_lasts() -> None:
+    now = [0.0]
+    guard = HangGuard(5.0, clock=lambda: now[0])
+    assert guard.give_up() is None
+    with guard.inside("small"):
+        now[0] = 4.9
+        assert guard.give_up() is None
+    now[0] = 100.0
+    assert guard.give_up() is None
+
+    def late() -> None:
+        with guard.inside("small"):
+            now[0] = 106.0
+            assert guard.give_up() == "small"
+            assert guard.give_up() is None
+
+    with pytest.raises(Abandoned):
+        late()
+
+
+def test_an_error_of_a_forward_that_was_given_up_does_not_come_through() -> None:
+    now = [0.0]
+    guard = HangGuard(1.0, clock=lambda: now[0])
+
+    def late() -> None:
+        with guard.inside("small"):
+            now[0] = 2.0
+            guard.give_up()
+            raise RuntimeError("too late")
+
+    with pytest.raises(Abandoned):
+        late()

@@ -1,0 +1,215 @@
+"""Log-probabilities are the target's own, whatever drafts for it and however tokens are chosen."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
+from specrouter.request.output import TokenLogprobs
+from specrouter.request.running import SpeculationOverride
+
+PROMPT = [5, 17, 300, 42, 9, 5, 17, 300, 42]
+TOLERANCE = 1e-4
+GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True, logprobs=3)
+SAMPLED = SamplingParams(
+    max_new_tokens=16,
+    ignore_eos=True,
+    logprobs=3,
+    temperature=1.2,
+    top_k=20,
+    repetition_penalty=1.3,
+    seed=4,
+)
+CHAINS = (
+    ("small", "target"),
+    ("ngram", "target"),
+    ("small", "middle", "target"),
+    ("ngram", "middle", "target"),
+)
+OVERRIDES: list[SpeculationOverride] = [
+    "off",
+    *(Speculation(chain, 4, width) for chain in CHAINS for width in (1, 3)),
+]
+
+
+@pytest.fixture(scope="module")
+def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    settings = copy.deepcopy(small_config)
+    for model in settings["pool"]["models"]:
+        model["dtype"] = "float32"
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    with ChainRouter.from_config(settings) as router:
+        yield router
+
+
+@pytest.fixture(scope="module")
+def target(small_family: dict[str, Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(str(small_family["target"]), dtype=torch.float32)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.integers(0, 8), st.integers(0, 29)), max_size=5),
+            st.integers(0, 40),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_logprobs_of_many_requests_are_those_of_each_alone(
+    asked: list[tuple[list[tuple[int, int]], int]], dtype: torch.dtype
+) -> None:
+    logits = torch.randn(9, 30, generator=torch.Generator().manual_seed(1)).to(dtype)
+    many = []
+    for found, count in asked:
+        places, tokens = (np.array([one[part] for one in found], dtype=np.int64) for part in (0, 1))
+        many.append(AskedLogprobs(places, tokens, count))
+    with mock.patch("processors.logits._CPU_PART", 60):
+        entries = token_logprobs(logits, many)
+    for (found, count), own in zip(asked, entries, strict=True):
+        for (place, token), entry in zip(found, own, strict=True):
+            one = logits[place].to(torch.promote_types(dtype, torch.float32)).log_softmax(-1)
+            best, ids = one.topk(min(count, 30))
+            top = tuple(zip(ids.tolist(), best.tolist(), strict=True))
+            assert entry == TokenLogprobs(token, float(one[token]), top)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+def test_logprobs_are_those_of_the_raw_logits(
+    router: ChainRouter, target: Any, speculation: SpeculationOverride, params: SamplingParams
+) -> None:
+    output = router.generate([PROMPT], params, speculation)[0]
+    made = output.token_ids
+    assert output.logprobs is not None
+    assert [entry.token_id for entry in output.logprobs] == made
+    with torch.inference_mode():
+        logits = target(torch.tensor([PROMPT + made])).logits[0, len(PROMPT) - 1 : -1]
+    for entry, expected in zip(output.logprobs, logits.log_softmax(-1), strict=True):
+        assert entry.logprob == pytest.approx(float(expected[entry.token_id]), abs=TOLERANCE)
+        best = expected.topk(3).values.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best, abs=TOLERANCE)
+        for token, value in entry.top:
+            assert value == pytest.approx(float(expected[token]), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+def test_deltas_bring_the_logprobs_of_their_tokens(
+    router: ChainRouter, speculation: SpeculationOverride
+) -> None:
+    deltas = list(router.stream(PROMPT, GREEDY, speculation))
+    assert all(len(delta.logprobs or ()) == len(delta.token_ids) for delta in deltas)
+    output = deltas[-1].output
+    assert output is not None
+    assert [entry for delta in deltas for entry in delta.logprobs or ()] == output.logprobs
+
+
+def test_no_logprobs_come_unasked_and_none_but_the_tokens_own_with_zero(
+    router: ChainRouter,
+) -> None:
+    none, own = router.generate(
+        [PROMPT] * 2, [SamplingParams(4, ignore_eos=True, logprobs=count) for count in (None, 0)]
+    )
+    assert none.logprobs is None
+    assert own.logprobs is not None
+    assert [entry.top for entry in own.logprobs] == [()] * 4
+
+
+LONG = [(7 * i) % 300 + 3 for i in range(50)]
+
+
+@pytest.fixture(scope="module")
+def reading_router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    """Reads prompts in chunks of 8 tokens."""
+    settings = copy.deepcopy(small_config)
+    for model in settings["pool"]["models"]:
+        model["dtype"] = "float32"
+    settings["engine"] = {**settings.get("engine", {}), "prefill_chunk": 8}
+    with ChainRouter.from_config(settings) as router:
+        yield router
+
+
+@pytest.mark.parametrize("chain", [None, ("small", "middle", "target")], ids=str)
+def test_a_prompts_logprobs_are_those_of_the_raw_logits(
+    reading_router: ChainRouter, target: Any, chain: tuple[str, ...] | None
+) -> None:
+    prompts = [LONG, LONG[:9], LONG[:8], LONG[3:5]]
+    asked = SamplingParams(6, prompt_logprobs=2, ignore_eos=True)
+    overrides: SpeculationOverride = "off" if chain is None else Speculation(chain, 3, 2)
+    for prompt, output in zip(
+        prompts, reading_router.generate(prompts, asked, overrides), strict=True
+    ):
+        found = output.prompt_logprobs
+        assert found is not None
+        with torch.inference_mode():
+            expected = target(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert found[0] is None
+        assert [entry.token_id for entry in found[1:] if entry is not None] == prompt[1:]
+        for position, entry in enumerate(found[1:]):
+            assert entry is not None
+            own = float(expected[position, entry.token_id])
+            assert entry.logprob == pytest.approx(own, abs=TOLERANCE)
+            best = expected[position].topk(2).values.tolist()
+            assert [value for _, value in entry.top] == pytest.approx(best, abs=TOLERANCE)
+
+
+def test_a_prompts_logprobs_come_with_the_first_tokens_and_nobody_elses(
+    reading_router: ChainRouter,
+) -> None:
+    asked = SamplingParams(6, prompt_logprobs=0, ignore_eos=True, n=2, temperature=1.0, seed=3)
+    deltas = list(reading_router.stream(LONG[:20], asked))
+    for sample in (0, 1):
+        first, *others = [delta for delta in deltas if delta.index == sample]
+        assert first.prompt_logprobs is not None
+        assert len(first.prompt_logprobs) == 20
+        assert all(delta.prompt_logprobs is None for delta in others)
+    [plain] = reading_router.generate([LONG[:20]], SamplingParams(4))
+    assert plain.prompt_logprobs is None
+
+
+def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
+    reading_router: ChainRouter,
+) -> None:
+    asked = SamplingParams(8, prompt_logprobs=0, ignore_eos=True)
+    whole = reading_router.submit(LONG[:12], asked).result()
+    resumed = reading_router.submit(LONG[:12], asked, generated=whole.token_ids[:3]).result()
+    assert resumed.token_ids == whole.token_ids
+    assert resumed.prompt_logprobs is not None
+    assert len(resumed.prompt_logprobs) == 12
+
+
+def test_a_prompt_of_one_token_has_no_logprobs(reading_router: ChainRouter) -> None:
+    [output] = reading_router.generate([[5]], SamplingParams(2, prompt_logprobs=3))
+    assert output.prompt_logprobs == [None]
+
+
+def test_rejection_sampling_gives_a_prompts_logprobs_too(
+    small_config: dict[str, Any], reading_router: ChainRouter
+) -> None:
+    asked = SamplingParams(4, prompt_logprobs=0, ignore_eos=True, temperature=1.0, seed=1)
+    settings = copy.deepcopy(small_config)
+    for model in settings["pool"]["models"]:
+        model["dtype"] = "float32"
+    engine = {**settings.get("engine", {}), "verification": "rejection", "prefill_chunk": 8}
+    with ChainRouter.from_config({**settings, "engine": engine}) as router:
+        [rejecting] = router.generate([LONG[:20]], asked)
+    [sharing] = reading_router.generate([LONG[:20]], asked)
+    assert rejecting.prompt_logprobs is not None
+    assert sharing.prompt_logprobs is not None
+    assert len(rejecting.prompt_logprobs) == 20
+    for one, other in zip(rejecting.prompt_logprobs[1:], sharing.prompt_logprobs[1:], strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)

@@ -1,0 +1,230 @@
+"""States of models through failures: what a failed model leaves behind is never read."""
+
+import copy
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from processors import NonFiniteLogits, PrefillProcessor, TokenTree
+from processors.pack import PackPlan, lag, run_pack
+from specrouter.execution.forward_clock import ForwardClock
+from specrouter.execution.hang_guard import Abandoned
+from specrouter.execution.model_states import ModelStates, StageError
+from specrouter.profile.model_times import ModelTimes
+from statemgr import StateManager
+
+Ints = NDArray[np.int64]
+
+ROWS = np.array([0, 1])
+TEXTS = ([5, 17, 300, 42, 9], [3, 4])
+BROKEN = RuntimeError("broken")
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: dict[str, Any]) -> ModelPool:
+    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
+
+
+@pytest.fixture
+def manager() -> StateManager:
+    manager = StateManager(2, 64)
+    for text in TEXTS:
+        manager.allocate(text, 32)
+    return manager
+
+
+@pytest.fixture
+def states(pool: ModelPool, manager: StateManager) -> Iterator[ModelStates]:
+    times = mock.create_autospec(ModelTimes, instance=True)
+    states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
+    states.begin()
+    yield states
+    assert all(pool.evict(name) for name in ("small", "middle") if pool.is_loaded(name))
+
+
+def read(states: ModelStates, manager: StateManager, name: str) -> None:
+    """A model reads all texts, but for their last tokens."""
+    with states.stage(name, ROWS) as (model, state), torch.inference_mode():
+        PrefillProcessor(32).feed(model, state, manager, ROWS, lag(state, manager, ROWS))
+
+
+def draft(states: ModelStates, manager: StateManager, name: str) -> None:
+    """A model reads the last tokens of all texts, and two that it has drafted."""
+    tree = TokenTree.path(ROWS, np.array([[7, 8], [7, 8]]), np.array([2, 2]))
+    plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
+    with states.stage(name, ROWS) as (model, state), torch.inference_mode():
+        states.touch(state, ROWS, run_pack(model, state, manager, plan, tree).fed)
+
+
+def give_up(states: ModelStates, name: str) -> None:
+    """A forward hangs, another thread takes over, and then it returns."""
+    states.abandon(name)
+    raise Abandoned
+
+
+def lengths(manager: StateManager, name: str) -> list[int]:
+    state = manager.state(name)
+    assert state is not None
+    return [int(length) for length in state.lengths(ROWS)]
+
+
+def test_what_goes_wrong_is_put_down_to_the_model(
+    states: ModelStates, manager: StateManager
+) -> None:
+    with pytest.raises(StageError) as raised, states.stage("small", ROWS):
+        raise BROKEN
+    assert raised.value.failure.model == "small"
+    assert raised.value.failure.error is BROKEN
+    with pytest.raises(StageError) as raised, states.stage("nobody", ROWS):
+        pass
+    assert raised.value.failure.model == "nobody"
+
+
+def test_a_model_that_failed_keeps_what_it_has_read_of_the_committed_text(
+    states: ModelStates, manager: StateManager
+) -> None:
+    read(states, manager, "small")
+    with pytest.raises(StageError), states.stage("small", ROWS):
+        raise BROKEN
+    states.settle()
+    assert lengths(manager, "small") == [4, 1]
+
+
+def test_what_a_model_drafts_after_it_failed_is_read_anew(
+    states: ModelStates, manager: StateManager
+) -> None:
+    read(states, manager, "small")
+    states.settle()
+    states.begin()
+    with pytest.raises(StageError), states.stage("small", ROWS):  # an audition
+        raise BROKEN
+    draft(states, manager, "small")
+    for row in ROWS.tolist():
+        manager.extend(row, np.array([7, 8, 9]))
+    states.settle()
+    manager.check_integrity()
+    assert lengths(manager, "small") == [5, 2]
+    read(states, manager, "small")
+    assert lengths(manager, "small") == [7, 4]
+    manager.check_integrity()
+
+
+def draft_nothing(states: ModelStates, rows: Ints) -> None:
+    """Of a token of each row, the first row's logits are no numbers."""
+    with states.stage("small", rows) as (_, state):
+        state.append(rows, np.ones_like(rows), np.full_like(rows, -1), state.lengths(rows))
+        raise NonFiniteLogits("small", rows[:1])
+
+
+@pytest.mark.parametrize("staged", [ROWS, ROWS[:1]])
+def test_a_model_whose_logits_are_no_numbers_reads_the_rows_anew_where_they_are_none(
+    states: ModelStates, manager: StateManager, staged: Ints
+) -> None:
+    read(states, manager, "small")
+    with pytest.raises(StageError):
+        draft_nothing(states, staged)
+    states.settle()
+    assert lengths(manager, "small") == [0, 1]
+    manager.check_integrity()
+
+
+def test_a_model_lags_by_what_it_has_not_read(states: ModelStates, manager: StateManager) -> None:
+    assert states.target_lag(ROWS).tolist() == [4, 1]
+    assert states.lags(ROWS) == {"small": 3.0, "middle": 3.0}  # the last two are not counted
+    read(states, manager, "small")
+    assert states.lags(ROWS) == {"small": 0.0, "middle": 3.0}
+    assert states.target_lag(ROWS).tolist() == [4, 1]
+
+
+def test_the_cache_of_a_model_that_was_evicted_is_forgotten(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    read(states, manager, "middle")
+    assert pool.evict("small")
+    states.forget_evicted()
+    assert manager.state("small") is None
+    assert lengths(manager, "middle") == [4, 1]
+
+
+def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    assert pool.evict("small")
+    with states.stage("small", ROWS) as (_, state):
+        assert state.lengths(ROWS).tolist() == [0, 0]
+
+
+def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    read(states, manager, "middle")
+    with pytest.raises(Abandoned), states.stage("small", ROWS):
+        give_up(states, "small")
+    assert manager.state("small") is None
+    assert lengths(manager, "middle") == [4, 1]
+
+
+def test_a_model_that_hangs_outside_of_a_stage_is_abandoned_too(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    read(states, manager, "small")
+    pool.get("small")  # as an errand has it, which holds nothing
+    states.abandon("small")
+    assert manager.state("small") is None
+
+
+def test_whoever_takes_over_releases_what_the_hanging_thread_holds(
+    states: ModelStates, manager: StateManager, pool: ModelPool
+) -> None:
+    with pytest.raises(Abandoned), states.stage("middle", ROWS), states.stage("small", ROWS):
+        give_up(states, "small")
+    assert pool.evict("small")
+    assert pool.evict("middle")
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
+    is_settled: bool,
+    small_config: dict[str, Any],
+    manager: StateManager,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ModelPool.from_config({**small_config["pool"], "max_loaded_models": 2})
+    times: Any = SimpleNamespace(learn=lambda *_: None)  # a mock would keep the model
+    states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
+    states.prepare("target")
+    read(states, manager, "small")
+    draft(states, manager, "small")
+    weights, store = weakref.ref(pool.get("small").model), manager.state("small")
+    assert store is not None
+    kv = weakref.ref(store.store)
+    del store
+    left: list[bool] = []
+    load = ModelPool._load
+
+    def noting(pool: ModelPool, member: Any) -> PackedModel:
+        gc.collect()
+        left.extend((weights() is not None, kv() is not None))
+        return load(pool, member)
+
+    monkeypatch.setattr(ModelPool, "_load", noting)
+    if is_settled:
+        states.settle()
+    states.prepare("middle")
+    assert left == [False, False]
+    assert not pool.is_loaded("small")
+    states.settle()
+    manager.check_integrity()

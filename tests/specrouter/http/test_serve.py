@@ -1,0 +1,296 @@
+"""The service as a process: how it starts, drains, stops and fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from modelpool.errors import ConfigError
+from specrouter import ChainRouter
+from specrouter.cli.main import main
+from specrouter.config import ServerConfig
+from specrouter.http.guards import API_KEY_VARIABLE
+from specrouter.http.serve import check_server
+from tests.specrouter.fake_router import FakeRouter
+
+POOL = {
+    "target": "tiny-8m",
+    "models": [{"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-8m")],
+}
+PROMPT = {"prompt": "def f", "ignore_eos": True, "stream": True}
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def running(folder: Path, **server: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`python -m specrouter serve` on bundled models, and its address."""
+    config = folder / "scenario.yaml"
+    settings = {"pool": POOL, "engine": {"max_requests": 2}, "server": {"port": 0, **server}}
+    config.write_text(json.dumps(settings))  # JSON is YAML
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # workers that spin wait for busy cores
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specrouter", "serve", "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=one_thread,
+    )
+    try:
+        assert process.stdout is not None
+        announcement = process.stdout.readline()
+        assert announcement.startswith("SpecRouter serves tiny-8m at http://"), process.communicate(
+            timeout=10
+        )
+        yield process, announcement.split()[4]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def events_of(lines: Iterator[str]) -> list[Any]:
+    """What is left of a stream; its last message is `[DONE]`."""
+    data = [line.removeprefix("data: ") for line in lines if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, list[Any]]:
+    """Exit code, stdout and the log of a service whose log is JSON."""
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, [json.loads(line) for line in err.splitlines()]
+
+
+def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(tmp_path: Path) -> None:
+    body, headers = {**PROMPT, "max_new_tokens": 200}, {"x-request-id": "long"}
+    with running(tmp_path, drain_s=300.0, log_format="json") as (process, url):
+        with httpx.stream(
+            "POST", f"{url}/generate", json=body, headers=headers, timeout=60.0
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
+            assert httpx.get(f"{url}/health").json()["status"] == "draining"
+            refused = httpx.post(f"{url}/generate", json={"prompt": "p"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+            assert "Retry-After" in refused.headers
+            last = events_of(lines)[-1]
+        assert (last["finish_reason"], last["metrics"]["output_tokens"]) == ("length", 200)
+        code, out, log = ended(process)
+    assert code == 0
+    assert out.endswith("SpecRouter has stopped\n")
+    (line,) = [line for line in log if line.get("request_id") == "long" and "status" in line]
+    assert (line["status"], line["client_left"], line["path"]) == (200, False, "/generate")
+
+
+def test_requests_that_outlast_the_drain_get_a_last_message(tmp_path: Path) -> None:
+    body = {**PROMPT, "max_new_tokens": 1000}
+    with running(tmp_path, drain_s=0.2, log_format="json") as (process, url):
+        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60.0) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            last = events_of(lines)[-1]
+        assert last["error"]["code"] == "shutting_down"
+        code, _, log = ended(process)
+    assert code == 0
+    assert any("did not finish" in line["message"] for line in log)
+
+
+# In this process, on a router without models
+
+
+class Router(FakeRouter):
+    """Its requests never end, not even when it is closed or has failed."""
+
+    def __init__(self) -> None:
+        super().__init__(hold_after=1)
+        self.failure: str | None = None
+        self.closings = 0
+
+    def close(self, patience_s: float = 30.0) -> None:
+        self.closings += 1
+
+    def fail(self) -> None:
+        self.failure = "the disk is full"
+        self.is_healthy = False
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Router:
+    fake = Router()
+    monkeypatch.setattr(ChainRouter, "from_config", lambda _: fake)
+    monkeypatch.setattr("specrouter.http.serve._LAST_MESSAGES_S", 0.2)
+    return fake
+
+
+def serve(act: Callable[[str], None]) -> int:
+    """The exit code of a service, while a thread calls `act` with its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+
+    def visit() -> None:
+        wait_until(lambda: answers(f"{url}/health"))
+        act(url)
+
+    visitor = threading.Thread(target=visit, daemon=True)
+    visitor.start()
+    code = main(["serve", "--port", str(port)])
+    visitor.join()
+    return code
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def begin_request(url: str, router: Router) -> None:
+    """Leaves one running."""
+
+    def hang() -> None:
+        with suppress(httpx.HTTPError):
+            httpx.post(f"{url}/generate", json={"prompt": "p", "stream": True}, timeout=60.0)
+
+    threading.Thread(target=hang, daemon=True).start()
+    wait_until(lambda: router.open_requests == 1)
+
+
+def is_draining(url: str) -> bool:
+    return httpx.post(f"{url}/generate", json={}).status_code == 503  # else 400
+
+
+def test_second_signal_waits_for_no_request(router: Router) -> None:
+    signalled: list[float] = []
+
+    def act(url: str) -> None:
+        begin_request(url, router)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: is_draining(url))
+        assert router.closings == 0  # it may go on for 30 s
+        os.kill(os.getpid(), signal.SIGTERM)
+        signalled.append(time.monotonic())
+
+    assert serve(act) == 0
+    assert time.monotonic() - signalled[0] < 25.0
+    assert router.closings == 1
+    assert router.is_closed
+
+
+def test_half_a_request_holds_nothing_up(router: Router) -> None:
+    """The drain would wait for 30 s."""
+    signalled: list[float] = []
+    said: list[bytes] = []
+
+    def act(url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head)
+            time.sleep(0.2)  # until it is being read
+            os.kill(os.getpid(), signal.SIGTERM)
+            signalled.append(time.monotonic())
+            said.extend(iter(lambda: client.recv(4096), b""))
+
+    assert serve(act) == 0
+    assert time.monotonic() - signalled[0] < 10.0
+    assert b"".join(said).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("key", ["a-secret", None])
+def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
+    key: str | None,
+    router: Router,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(API_KEY_VARIABLE, key)
+    assert serve(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == 0
+    out, err = capsys.readouterr()
+    curl = shlex.split(out.partition("Try:\n")[2].partition("\nSpecRouter")[0])
+    header = f"Authorization: Bearer ${API_KEY_VARIABLE}"
+    assert (header in curl) == (key is not None)
+    assert json.loads(curl[-1])["prompt"]
+    assert "a-secret" not in out + err
+
+
+def test_engine_that_has_failed_stops_the_service_with_code_3_and_the_cause(
+    router: Router, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(url: str) -> None:
+        begin_request(url, router)
+        router.fail()
+
+    assert serve(act) == 3
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == "specrouter: the engine has failed: the disk is full"
+    assert "has stopped" not in out
+
+
+def test_engine_that_fails_while_the_service_drains_is_a_failure_too(router: Router) -> None:
+    def act(url: str) -> None:
+        begin_request(url, router)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: is_draining(url))
+        router.fail()
+
+    assert serve(act) == 3
+
+
+# What is refused before a model is loaded
+
+
+def test_template_that_is_not_there_is_an_error_of_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_server(ServerConfig(chat_template=tmp_path / "none.jinja"))
+    assert refused.value.field == "server.chat_template"
+
+
+def test_template_may_lie_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    config = ServerConfig.model_validate({"chat_template": "~/chat.jinja"})
+    assert config.chat_template == tmp_path / "chat.jinja"
+    check_server(config)
+
+
+def test_serve_refuses_a_bad_setting_with_code_2_and_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "two words")
+    assert main(["serve"]) == 2
+    assert capsys.readouterr().err.startswith(f"specrouter: {API_KEY_VARIABLE}: ")
+    monkeypatch.delenv(API_KEY_VARIABLE)
+    config = tmp_path / "scenario.yaml"
+    server = {"chat_template": str(tmp_path / "none.jinja")}
+    config.write_text(json.dumps({"pool": POOL, "server": server}))
+    assert main(["serve", "--config", str(config)]) == 2
+    assert "server.chat_template: " in capsys.readouterr().err

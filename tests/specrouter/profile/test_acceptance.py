@@ -1,0 +1,508 @@
+"""What is learned of trees agrees with trees that grow by a known law."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specrouter.profile.acceptance import (
+    RANKS,
+    SHAPE_DEPTHS,
+    SHAPE_NODES,
+    SHAPE_WIDTHS,
+    SHAPES,
+    AcceptanceEstimator,
+    JudgedTrees,
+    SimilarityMap,
+    TreeAcceptance,
+    blended_alpha,
+    drifted_rates,
+    expected_tokens,
+    path_rates,
+    rank_rates,
+    shape_index,
+    tree_rates,
+)
+from specrouter.request.params import MAX_TREE_TOKENS
+
+Floats = NDArray[np.float64]
+EASY, HARD = (0.8, 0.12, 0.05), (0.35, 0.25, 0.15)  # chances of a walked node's children
+ROOT = -1
+
+
+def beam(law: tuple[float, ...], depth: int, width: int) -> list[tuple[int, int, float, int]]:
+    """Parent, depth, path probability and which child, of a beam's nodes, level by level."""
+    nodes: list[tuple[int, int, float, int]] = []
+    level = [(ROOT, 1.0)]
+    for step in range(1, depth + 1):
+        grown = [(at, p * q, k) for at, p in level for k, q in enumerate(law[:width])]
+        best = sorted(grown, key=lambda node: -node[1])[:width]
+        first = len(nodes)
+        nodes += [(at, step, p, k) for at, p, k in best]
+        level = [(first + i, p) for i, (_, p, _) in enumerate(best)]
+    return nodes
+
+
+def judged(
+    rng: np.random.Generator, depth: int, width: int, count: int, boast: float = 1.0
+) -> JudgedTrees:
+    """Trees of requests that are easy or hard; `boast` below 1 makes drafters overconfident."""
+    rows = []
+    for _ in range(count):
+        law = EASY if rng.random() < 0.5 else HARD
+        nodes = beam(law, depth, width)
+        accepted, at = np.zeros(len(nodes), dtype=np.bool_), ROOT
+        while True:
+            says = int(np.searchsorted(np.cumsum(law), rng.random(), side="right"))
+            hit = [i for i, node in enumerate(nodes) if node[0] == at and node[3] == says]
+            if not hit:
+                break
+            at = hit[0]
+            accepted[at] = True
+        rows.append((nodes, accepted))
+    parents, depths = (np.array([[n[k] for n in nodes] for nodes, _ in rows]) for k in (0, 1))
+    log_probs = boast * np.log(np.array([[n[2] for n in nodes] for nodes, _ in rows]))
+    walks = np.stack([accepted for _, accepted in rows])
+    heights = np.full(count, depth)
+    return JudgedTrees(parents, depths, log_probs, np.ones_like(walks), walks, heights, width)
+
+
+def brute_force(depth: int, width: int) -> Floats:
+    """[depth * width] the mean path probability of the j-th best node of a beam."""
+    both = [sorted((n[2] for n in beam(law, depth, width)), reverse=True) for law in (EASY, HARD)]
+    return np.asarray(np.mean(both, axis=0))
+
+
+def taught(depth: int, width: int, cycles: int = 300, boast: float = 1.0) -> AcceptanceEstimator:
+    rng, estimator = np.random.default_rng(1), AcceptanceEstimator()
+    for cycle in range(cycles):
+        estimator.record(judged(rng, depth, width, 8, boast), cycle)
+    return estimator
+
+
+# What trees teach
+
+
+@pytest.mark.parametrize(("depth", "width"), [(6, 1), (4, 3)])
+def test_a_tree_teaches_the_rank_rates_of_all_shapes_within_its_own(depth: int, width: int) -> None:
+    seen = taught(depth, width).snapshot(300)
+    for index, (deep, wide) in enumerate(SHAPES):
+        if deep > depth or wide > width:
+            assert seen.trees[index] == 0.0
+            continue
+        rates = seen.rates[index, : deep * wide]
+        assert seen.trees[index] > 100
+        assert rates == pytest.approx(brute_force(deep, wide), abs=0.07), (deep, wide)
+        assert not seen.rates[index, deep * wide :].any()
+
+
+def test_rank_rates_are_how_often_nodes_are_accepted() -> None:
+    rng, counts = np.random.default_rng(2), np.zeros(6)
+    for _ in range(100):
+        trees = judged(rng, 3, 2, 20)
+        order = np.argsort(-trees.log_probs, axis=1, kind="stable")
+        counts += np.take_along_axis(trees.accepted, order, axis=1).sum(axis=0)
+    rates = taught(3, 2).snapshot(300).rates[SHAPES.index((3, 2)), :6]
+    assert rates == pytest.approx(counts / 2000, abs=0.07)
+
+
+def test_overconfident_probabilities_count_for_what_they_were_worth() -> None:
+    estimator = taught(4, 1, boast=0.5)
+    stated = np.log(np.sqrt([[0.8], [0.35]]))
+    worth = estimator.worth(np.full((2, 1), ROOT), np.ones((2, 1), dtype=np.int64), stated)
+    assert worth[:, 0] == pytest.approx([0.8, 0.35], abs=0.1)
+    rates = estimator.snapshot(300).rates[SHAPES.index((4, 1)), :4]
+    assert rates == pytest.approx(brute_force(4, 1), abs=0.08)
+
+
+def test_without_evidence_a_probability_counts_as_it_is() -> None:
+    parents, depths = np.array([[ROOT, ROOT, 0, ROOT]]), np.array([[1, 1, 2, 0]])
+    log_probs = np.array([[np.log(0.5), np.log(0.3), np.log(0.1), -np.inf]])
+    worth = AcceptanceEstimator().worth(parents, depths, log_probs)
+    assert worth == pytest.approx(np.array([[0.5, 0.3, 0.1, 0.0]]))
+
+
+def test_a_modest_first_choice_is_worth_more_than_it_says_and_the_others_are_not() -> None:
+    rng, estimator = np.random.default_rng(1), AcceptanceEstimator()
+    first, second = np.log(0.4), np.log(0.2)
+    for cycle in range(200):
+        accepted = np.zeros((8, 2), dtype=np.bool_)
+        chance = rng.random(8)
+        accepted[:, 0], accepted[:, 1] = chance < 0.7, (chance >= 0.7) & (chance < 0.9)
+        trees = JudgedTrees(
+            np.full((8, 2), ROOT),
+            np.ones((8, 2), dtype=np.int64),
+            np.tile([first, second], (8, 1)),
+            np.ones((8, 2), dtype=np.bool_),
+            accepted,
+            np.ones(8, dtype=np.int64),
+            2,
+        )
+        estimator.record(trees, cycle)
+    worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
+    assert worth[0] == pytest.approx([0.7, 0.2], abs=0.06)
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_node_is_worth_more_than_its_parent(seed: int) -> None:
+    rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()
+    for cycle in range(5):
+        estimator.record(judged(rng, 3, 3, 4, boast=rng.uniform(0.3, 2.0)), cycle)
+    trees = judged(rng, 3, 3, 4)
+    worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
+    above = np.concatenate((np.ones((4, 1)), worth), axis=1)
+    assert (worth <= np.take_along_axis(above, trees.parents + 1, axis=1)).all()
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(st.integers(0, 2**32 - 1))
+def test_siblings_are_worth_no_more_than_their_parent(seed: int) -> None:
+    rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()
+    for _ in range(20):  # first choices that are better than they say, and of others now and then
+        stated = np.sort(rng.dirichlet(np.full(3, 1.0), 40), axis=1)[:, ::-1]
+        hits = rng.random((40, 3)) < rng.uniform(0.2, 1.0, 3)
+        estimator.record_choices(stated, hits & (np.cumsum(hits, axis=1) == 1), 0)
+    trees = judged(rng, 3, 3, 4, boast=rng.uniform(0.3, 1.0))
+    worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
+    above = np.concatenate((np.ones((4, 1)), worth), axis=1)
+    for parent in range(ROOT, worth.shape[1]):
+        children = np.where(trees.parents == parent, worth, 0.0).sum(axis=1)
+        assert (children <= above[:, parent + 1] * (1 + 1e-9)).all()
+
+
+def test_alpha_is_how_often_the_best_child_of_a_walked_node_is_accepted() -> None:
+    seen = taught(1, 1).snapshot(300)
+    assert seen.alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.06)
+    assert seen.trials == pytest.approx(400, rel=0.05)  # older ones have faded
+    trees = JudgedTrees(
+        np.array([[-1, -1, 0, 1]]),
+        np.array([[1, 1, 2, 2]]),
+        np.log([[0.6, 0.3, 0.5, 0.1]]),
+        np.ones((1, 4), dtype=np.bool_),
+        np.array([[False, True, False, True]]),
+        np.array([2]),
+        2,
+    )
+    # Of the first level the best was not accepted, below the second the only one was.
+    assert AcceptanceEstimator().record(trees, 0) == (1.0, 2.0)
+
+
+def test_nodes_that_nobody_verified_teach_by_their_probability() -> None:
+    rng, estimator = np.random.default_rng(1), AcceptanceEstimator()
+    for cycle in range(300):
+        trees = judged(rng, 4, 1, 4)
+        trees.judged[:, 1:] = trees.accepted[:, 1:] = False
+        estimator.record(trees, cycle)
+    rates = estimator.snapshot(300).rates[SHAPES.index((4, 1)), :4]
+    assert rates == pytest.approx(brute_force(4, 1), abs=0.1)
+
+
+def test_padding_teaches_nothing() -> None:
+    rng, one, other = np.random.default_rng(1), AcceptanceEstimator(), AcceptanceEstimator()
+    trees = judged(rng, 3, 1, 2)
+    padded = JudgedTrees(
+        np.pad(trees.parents, ((0, 0), (0, 2)), constant_values=ROOT),
+        np.pad(trees.depths, ((0, 0), (0, 2))),
+        np.pad(trees.log_probs, ((0, 0), (0, 2)), constant_values=-np.inf),
+        np.pad(trees.judged, ((0, 0), (0, 2)), constant_values=True),
+        np.pad(trees.accepted, ((0, 0), (0, 2))),
+        trees.heights,
+        1,
+    )
+    assert one.record(trees, 0) == other.record(padded, 0)
+    assert np.array_equal(one.snapshot(0).rates, other.snapshot(0).rates)
+
+
+def test_a_row_that_was_drafted_less_deep_does_not_teach_deeper_shapes() -> None:
+    trees = judged(np.random.default_rng(1), 4, 1, 2)
+    trees.heights[1] = 2
+    trees.log_probs[1, 2:] = -np.inf
+    estimator = AcceptanceEstimator()
+    estimator.record(trees, 0)
+    seen = estimator.snapshot(0)
+    assert [seen.trees[SHAPES.index((depth, 1))] for depth in (2, 3, 4)] == [2, 1, 1]
+
+
+def test_a_tree_that_was_scored_anew_teaches_its_own_shape_only() -> None:
+    estimator, exact = AcceptanceEstimator(), SHAPES.index((4, 2))
+    estimator.record(judged(np.random.default_rng(1), 4, 2, 4), 0, exact)
+    assert np.flatnonzero(estimator.snapshot(0).trees).tolist() == [exact]
+
+
+def test_evidence_counts_half_after_a_thousand_cycles_without_news() -> None:
+    estimator = taught(2, 1)
+    now, later = estimator.snapshot(299), estimator.snapshot(299 + 1024)
+    assert later.trees == pytest.approx(now.trees / 2)
+    assert later.trials == pytest.approx(now.trials / 2)
+    assert np.array_equal(later.rates, now.rates)
+
+
+def test_evidence_that_was_forgotten_does_not_come_back_with_news() -> None:
+    estimator = taught(2, 1)
+    assert estimator.snapshot(299).alpha > 0.5
+    estimator.record_choices(np.full((4, 1), 0.9), np.zeros((4, 1), dtype=np.bool_), 20_000)
+    seen = estimator.snapshot(20_000)
+    assert seen.trials == pytest.approx(4.0, abs=0.01)
+    assert seen.alpha == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_changed_law_is_learned() -> None:
+    estimator = taught(1, 1)
+    trees = judged(np.random.default_rng(3), 1, 1, 8)
+    trees.accepted[:] = False
+    for cycle in range(300, 1200):
+        estimator.record(trees, cycle)
+    seen = estimator.snapshot(1200)
+    assert seen.alpha < 0.02
+    assert seen.rates[0, 0] < 0.05
+
+
+# What is assumed of trees that nobody saw
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
+@pytest.mark.parametrize(("depth", "width"), [(4, 1), (3, 3), (2, 4)])
+def test_the_prior_is_sequoias_greedy_choice_among_all_products(
+    alpha: float, depth: int, width: int
+) -> None:
+    holds = [1.0 - (1.0 - alpha) ** (w**0.64) for w in range(width + 1)]
+    child = np.diff(holds)
+    levels = [
+        sorted((math.prod(ranks) for ranks in itertools.product(child, repeat=n)), reverse=True)
+        for n in range(1, depth + 1)
+    ]
+    kept = sorted((p for level in levels for p in level[:width]), reverse=True)
+    rates = tree_rates(alpha)[SHAPES.index((depth, width))]
+    assert rates[: len(kept)] == pytest.approx(kept)
+    assert not rates[depth * width :].any()
+
+
+@given(st.floats(0.0, 1.0))
+def test_the_prior_never_rises_with_the_rank(alpha: float) -> None:
+    rates = tree_rates(alpha)
+    assert (np.diff(rates, axis=1) <= 1e-12).all()
+    assert ((rates >= 0.0) & (rates <= 1.0)).all()
+
+
+def test_a_path_is_a_geometric_series_up_to_its_mean_length() -> None:
+    lengths = np.full(len(SHAPES), 2.5)
+    rates = path_rates(0.5, lengths)
+    assert rates.shape == (len(SHAPES), RANKS)
+    assert rates[0, :4] == pytest.approx([0.5, 0.25, 0.5 * 0.125, 0.0])
+
+
+@given(st.floats(0.01, 0.99), st.integers(0, 2**32 - 1), st.floats(0.0, 200.0))
+def test_expected_tokens_rise_with_the_nodes_by_at_most_one_each(
+    alpha: float, seed: int, trees: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    seen = TreeAcceptance(
+        -np.sort(-rng.random((len(SHAPES), RANKS)), axis=1),
+        np.where(rng.random(len(SHAPES)) < 0.5, trees, 0.0),
+        0.5,
+        trees,
+    )
+    tokens = expected_tokens(rank_rates(seen, tree_rates(alpha)))
+    nodes = np.arange(RANKS + 1)
+    assert (tokens[:, 0] == 1.0).all()
+    assert (np.diff(tokens, axis=1) >= 0.0).all()
+    assert (tokens <= 1.0 + nodes + 1e-9).all()
+
+
+def test_without_evidence_the_prior_stands() -> None:
+    prior, nothing = tree_rates(0.6), AcceptanceEstimator().snapshot(0)
+    assert rank_rates(None, prior) is prior
+    assert rank_rates(nothing, prior) is prior
+    assert blended_alpha(None, 0.6) == blended_alpha(nothing, 0.6) == 0.6
+
+
+def test_evidence_outweighs_the_prior_with_time() -> None:
+    exact, prior = SHAPES.index((4, 1)), tree_rates(0.9)
+    for trees, share in ((3.0, 0.5), (27.0, 0.9), (1e9, 1.0)):
+        counts = np.zeros(len(SHAPES))
+        counts[exact] = trees
+        seen = TreeAcceptance(0.9 * prior, counts, 0.8, trees)
+        found = rank_rates(seen, prior)[exact]
+        scale = 1.0 + share * (0.9 - 1.0)
+        assert found == pytest.approx((share * 0.9 + (1 - share) * scale) * prior[exact])
+    assert blended_alpha(TreeAcceptance(prior, counts, 0.8, 12.0), 0.4) == pytest.approx(0.6)
+
+
+def test_shapes_that_nobody_saw_are_scaled_as_the_largest_one_seen() -> None:
+    prior, counts = tree_rates(0.5), np.zeros(len(SHAPES))
+    counts[SHAPES.index((4, 1))] = 1e9
+    found = rank_rates(TreeAcceptance(1.2 * prior, counts, 0.6, 1e9), prior)
+    assert found == pytest.approx(np.minimum(1.2 * prior, 1.0))
+
+
+def test_the_smallest_shape_that_holds_a_tree_stands_for_it() -> None:
+    assert SHAPES[shape_index(4, 3)] == (4, 3)
+    assert SHAPES[shape_index(7, 1)] == (8, 1)
+    assert SHAPES[shape_index(3, 5)] == (3, 6)
+    assert SHAPE_DEPTHS[shape_index(12, 5)] >= 12
+    assert (SHAPE_NODES == SHAPE_DEPTHS * SHAPE_WIDTHS).all()
+    assert SHAPE_NODES.max() <= MAX_TREE_TOKENS == RANKS
+
+
+# Similarity
+
+
+@pytest.mark.parametrize("variation", [0.01, 0.2, 0.5, 0.9])
+def test_the_map_begins_as_what_shared_noise_guarantees(variation: float) -> None:
+    found = SimilarityMap().alpha(1.0 - variation)
+    assert found == pytest.approx((1.0 - variation) / (1.0 + variation))
+
+
+@pytest.mark.parametrize(("offset", "slope"), [(0.3, 1.0), (-0.5, 1.6), (0.8, 0.6)])
+def test_a_fitted_map_predicts_acceptance_within_a_few_percent(offset: float, slope: float) -> None:
+    rng, fitted = np.random.default_rng(5), SimilarityMap()
+
+    def law(similarity: float) -> float:
+        return 1.0 / (1.0 + math.exp(-offset - slope * math.log(similarity / (1 - similarity))))
+
+    for similarity in rng.uniform(0.3, 0.9, 6000):
+        fitted.record(float(similarity), float(rng.binomial(40, law(similarity))), 40.0)
+    for similarity in (0.35, 0.5, 0.65, 0.8):
+        assert fitted.alpha(similarity) == pytest.approx(law(similarity), abs=0.04)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 9)), max_size=30))
+def test_the_map_rises_with_the_similarity_whatever_it_was_taught(
+    seen: list[tuple[float, int]],
+) -> None:
+    fitted = SimilarityMap()
+    for similarity, accepted in seen:
+        fitted.record(similarity, float(accepted), 9.0)
+    alphas = [fitted.alpha(s) for s in (0.0, 0.2, 0.5, 0.8, 1.0)]
+    assert alphas == sorted(alphas)
+    assert all(0.0 <= alpha <= 1.0 for alpha in alphas)
+
+
+# Texts change
+
+
+def choices(accepted: int, count: int, width: int = 2) -> tuple[Floats, NDArray[np.bool_]]:
+    """Places at which the best token was said to have a chance of 0.6, and so many were right."""
+    stated = np.tile([0.6, 0.2, 0.1][:width], (count, 1))
+    said = np.zeros((count, width), dtype=np.bool_)
+    said[:accepted, 0] = True
+    return stated, said
+
+
+def test_choices_along_a_text_teach_what_trees_would() -> None:
+    estimator = AcceptanceEstimator()
+    assert estimator.record_choices(*choices(30, 40), cycle=0) == (30.0, 40.0)
+    seen = estimator.snapshot(0)
+    assert (seen.alpha, seen.trials) == (0.75, 40.0)
+    assert not seen.trees.any()  # they say nothing of deeper trees
+    worth = estimator.worth(
+        np.array([[ROOT, ROOT]]), np.ones((1, 2), dtype=np.int64), np.log([[0.6, 0.2]])
+    )
+    assert worth[0, 0] > 0.65
+    assert worth[0, 1] < 0.1
+
+
+def test_what_was_seen_just_now_tells_of_the_text_of_now() -> None:
+    estimator = AcceptanceEstimator()
+    for cycle in range(200):
+        estimator.record_choices(*choices(2, 3), cycle)
+    steady = estimator.snapshot(199)
+    assert steady.alpha_now == pytest.approx(steady.alpha) == pytest.approx(2 / 3)
+    for cycle in range(200, 230):
+        estimator.record_choices(*choices(1, 3), cycle)
+    turned = estimator.snapshot(229)
+    assert turned.alpha > 0.58
+    assert turned.alpha_now < 0.46
+    assert estimator.snapshot(229 + 240).alpha_now == pytest.approx(turned.alpha, abs=0.01)
+
+
+def test_little_evidence_of_the_text_of_now_changes_little() -> None:
+    usual = TreeAcceptance(np.zeros((1, 1)), np.zeros(1), 0.6, 400.0)
+    assert usual.alpha_now == 0.6
+    assert 0.45 < replace(usual, recent_accepted=0.0, recent_trials=4.0).alpha_now < 0.6
+    assert replace(usual, recent_accepted=0.0, recent_trials=400.0).alpha_now < 0.1
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
+def test_drifted_rates_follow_the_law_of_trees(usual: float, now: float) -> None:
+    rates = 0.9 * tree_rates(usual)
+    moved = drifted_rates(rates, tree_rates(usual), tree_rates(now))
+    assert ((moved >= 0.0) & (moved <= 1.0)).all()
+    assert not moved[rates == 0.0].any()
+    towards = np.sign(round(now, 2) - round(usual, 2))
+    assert (towards * (expected_tokens(moved) - expected_tokens(rates)) >= -1e-9).all()
+    known = tree_rates(usual) > 1e-6
+    ratio = tree_rates(now)[known] / tree_rates(usual)[known]
+    unbounded = (ratio > 1 / 3) & (ratio < 3)
+    wanted = np.minimum(0.9 * tree_rates(now), 1.0)[known]
+    assert moved[known][unbounded] == pytest.approx(wanted[unbounded])
+    assert drifted_rates(rates, tree_rates(now), tree_rates(now)) == pytest.approx(rates)
+
+
+def test_rank_rates_tell_what_they_were_made_of() -> None:
+    seen = taught(3, 2).snapshot(300)
+    assert seen.rates_alpha == pytest.approx(seen.alpha, abs=0.05)
+    assert seen.rates_alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.08)
+    assert math.isnan(AcceptanceEstimator().snapshot(0).rates_alpha)
+
+
+def test_rates_of_old_trees_follow_what_is_heard_long_after() -> None:
+    estimator = taught(3, 2)
+    for cycle in range(300, 1300, 20):  # auditions only; the usual alpha is of the new text by then
+        estimator.record_choices(*choices(3, 16), cycle)
+    heard = estimator.snapshot(1300)
+    assert heard.alpha < 0.3
+    assert heard.rates_alpha > 0.5
+    moved = drifted_rates(heard.rates, tree_rates(heard.rates_alpha), tree_rates(heard.alpha_now))
+    first = moved[SHAPES.index((1, 1)), 0]
+    assert first == pytest.approx(heard.alpha_now, abs=0.05)
+
+
+def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() -> None:
+    rng, estimator = np.random.default_rng(3), AcceptanceEstimator()
+    trees = judged(rng, 2, 2, 4)
+    estimator.record(trees, 0)
+    before = estimator.snapshot(0).recent_trials
+    assert before >= 4
+    seen = trees.judged.copy()
+    seen[1] = False  # all of one request's nodes
+    estimator.record(replace(trees, judged=seen), 0)
+    assert estimator.snapshot(0).recent_trials == before
+    assert estimator.snapshot(0).trials > before
+
+
+def test_rows_of_which_nothing_was_drafted_do_not_hide_the_others() -> None:
+    rng, estimator = np.random.default_rng(3), AcceptanceEstimator()
+    trees = judged(rng, 1, 1, 4)
+    empty = np.array([[False], [False], [True], [False]])
+    few = replace(
+        trees,
+        log_probs=np.where(empty, -np.inf, trees.log_probs),
+        judged=trees.judged & ~empty,
+        accepted=trees.accepted & ~empty,
+    )
+    estimator.record(few, 0)
+    assert estimator.snapshot(0).recent_trials == 3
+    none = np.full_like(trees.log_probs, -np.inf)
+    estimator.record(replace(few, log_probs=none), 0)
+    assert estimator.snapshot(0).recent_trials == 3
+
+
+def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -> None:
+    """A selection by worth leaves the better of the deeper nodes: the roots alone are fair."""
+    rng, estimator = np.random.default_rng(5), AcceptanceEstimator()
+    for cycle in range(400):
+        trees = judged(rng, 6, 1, 8)
+        seen = trees.judged & (trees.depths == 1)
+        best = np.argsort(np.where(trees.depths == 2, trees.log_probs, -np.inf), axis=None)[-4:]
+        seen.flat[best] = trees.judged.flat[best]
+        estimator.record(replace(trees, judged=seen), cycle)
+    found = estimator.snapshot(400)
+    usual = (EASY[0] + HARD[0]) / 2
+    assert found.recent_accepted / found.recent_trials == pytest.approx(usual, abs=0.06)

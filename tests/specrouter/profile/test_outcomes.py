@@ -1,0 +1,99 @@
+"""What is slower than predicted, and by whose fault; what other chains may promise."""
+
+import math
+
+import pytest
+
+from specrouter.profile.outcomes import OutcomeBook
+from specrouter.profile.snapshot import Outcome, OutcomeKey
+
+PAIR: OutcomeKey = (("small", "big"), 1, True)
+TWIN: OutcomeKey = (("twin", "big"), 1, True)
+SLOW = math.log(1.2)
+
+
+def book(cycles: int, log_error: float, key: OutcomeKey = PAIR) -> OutcomeBook:
+    """After quiet cycles of both chains, some in which one is slower than predicted."""
+    found = OutcomeBook()
+    for _ in range(300):
+        found.record(TWIN, 0, 0.0, 1.5, 1.5)
+        found.record(PAIR, 0, 0.0, 1.5, 1.5)
+    for _ in range(cycles):
+        found.record(key, 0, log_error, 1.5, 1.5)
+    return found
+
+
+def test_a_burst_makes_no_other_chain_look_better_than_the_one_that_ran() -> None:
+    known = book(20, SLOW).known(0)
+    assert known[PAIR].time > 1.1
+    assert known[TWIN].time > 0.95 * known[PAIR].time
+
+
+def test_what_stays_with_a_chain_becomes_its_own() -> None:
+    known = book(2000, SLOW).known(0)
+    assert known[PAIR].time == pytest.approx(1.2, rel=0.01)
+    assert known[TWIN].time == pytest.approx(1.0, abs=0.02)
+
+
+def test_who_ran_in_turn_is_told_apart() -> None:
+    found = book(0, 0.0)
+    for _ in range(1500):
+        found.record(PAIR, 0, SLOW, 1.5, 1.5)
+        found.record(TWIN, 0, 0.0, 1.5, 1.5)
+    known = found.known(0)
+    assert known[PAIR].time == pytest.approx(1.2, rel=0.03)
+    assert known[TWIN].time == pytest.approx(1.0, abs=0.03)
+
+
+def test_after_a_burst_no_other_chain_looks_faster_either() -> None:
+    found = book(40, math.log(1.35))
+    dearest = 1.0
+    for _ in range(200):
+        found.record(PAIR, 0, 0.0, 1.5, 1.5)
+        known = found.known(0)
+        dearest = max(dearest, known[PAIR].time / known[TWIN].time)
+    assert dearest < 1.04, "the least by which another chain must be better"
+
+
+def test_untimed_cycles_leave_the_first_times_their_weight() -> None:
+    found = OutcomeBook()
+    for _ in range(30):
+        found.record(PAIR, 0, None, 1.5, 1.5)
+    found.record(PAIR, 0, SLOW, 1.5, 1.5)
+    assert found.known(0)[PAIR].time > math.exp(0.3 * SLOW)
+
+
+def test_times_are_forgotten_though_tokens_are_still_told() -> None:
+    found = book(600, SLOW)
+    for cycle in range(0, 5000, 10):
+        found.record(PAIR, cycle, None, 1.5, 1.5)
+    assert found.known(5000)[PAIR].time == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_chain_that_never_ran_is_as_slow_now_and_promises_as_much_too_much() -> None:
+    found = OutcomeBook()
+    for _ in range(600):
+        found.record(PAIR, 0, 0.0, 1.5, 1.2)
+    for _ in range(20):
+        found.record(PAIR, 0, SLOW, 1.5, 1.2)
+    usual, own = found.usual(0)[PAIR[1:]], found.known(0)[PAIR]
+    assert own.time > usual.time > 1.1
+    assert own.tokens == pytest.approx(0.8, abs=0.02)
+    assert usual.tokens == pytest.approx(0.8, abs=0.03)
+    found.record(TWIN, 0, None, 1.5, 1.5)
+    assert found.known(0)[TWIN].tokens == pytest.approx(usual.tokens, abs=0.02)
+
+
+def test_other_loads_and_modes_have_moments_of_their_own() -> None:
+    found = book(20, SLOW)
+    found.record((PAIR[0], 8, True), 0, 0.0, 1.0, 1.0)
+    found.record((PAIR[0], 1, False), 0, 0.0, 1.0, 1.0)
+    known = found.known(0)
+    assert known[PAIR[0], 8, True] == known[PAIR[0], 1, False] == Outcome()
+    assert set(found.usual(0)) == {(1, True), (8, True), (1, False)}
+
+
+def test_a_moment_is_forgotten() -> None:
+    found = book(20, SLOW)
+    assert found.usual(0)[1, True].time > 1.1
+    assert found.usual(5000)[1, True].time == pytest.approx(1.0, abs=0.01)

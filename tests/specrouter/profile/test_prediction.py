@@ -1,0 +1,471 @@
+"""The predictions against values worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
+from specrouter.profile.prediction import (
+    Limits,
+    Option,
+    OptionGrid,
+    Workload,
+    acceptance_rate,
+    curve_of,
+    expected_accepted,
+    options,
+    predict_paper,
+    similarity_to_acceptance,
+    target_only,
+    verification_ms,
+)
+from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.params import MAX_CYCLE_NODES, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, Chain
+from tests.specrouter.predictions import PAIR, TRIPLE, flat, geometric, rising, snapshot
+
+ONE = Workload(1)
+DEPTH_4 = Limits(depth=4, width=1, nodes=4)
+DEPTH_2 = Limits(depth=2, width=1, nodes=4, inner_rounds=1)
+HALVES = 1 + 0.5 + 0.25 + 0.125 + 0.0625  # tokens of 4 nodes, each half as good as the last
+
+
+def best(
+    chain: Chain, known: PerformanceSnapshot, limits: Limits = DEPTH_4, workload: Workload = ONE
+) -> Option:
+    [grid] = options(chain, known, workload, limits)
+    return grid.best()
+
+
+# A drafter without weights
+
+
+def test_steps_without_a_model_rank_no_vocabulary() -> None:
+    stages = {"draft": rising(3.0)}
+    known = snapshot({"small": rising(0.1, 0.1), "big": flat(10.0)}, {PAIR: 0.5}, stages=stages)
+    ngram = replace(known, parameters={"small": 0, "big": 1000})
+    three = replace(ONE, requests=3)
+    assert best(PAIR, known, workload=three).levels_ms > 4 * 3.0
+    assert best(PAIR, ngram, workload=three).levels_ms == pytest.approx(4 * 0.3)
+
+
+# The target alone
+
+
+def test_the_target_alone_costs_its_curve_at_the_number_of_requests() -> None:
+    known = snapshot({"big": rising(10.0)})
+    assert target_only(known, Workload(1), "big").ms_per_token == 10.0
+    assert target_only(known, Workload(8), "big").ms_per_token == 17.0
+
+
+def test_the_engines_own_time_is_part_of_a_cycle() -> None:
+    stages = {"verify": rising(0.5, 0.1), "cycle": flat(0.25), "draft": flat(100.0)}
+    known = snapshot({"big": flat(10.0)}, stages=stages)
+    assert target_only(known, Workload(3), "big").cycle_ms == pytest.approx(10 + 0.7 + 0.25)
+
+
+def test_attention_costs_by_the_slots_that_it_reads() -> None:
+    known = snapshot({"big": TimeCurve(((1, 10.0), (64, 10.0)), slope_ms_per_million=1e4)})
+    # 3 queries over 200 slots each, 10 us a pair; reading each row is worth 1.6 queries.
+    assert target_only(known, Workload(3, slots=200), "big").cycle_ms == pytest.approx(25.6)
+
+
+# Pairs
+
+
+def test_a_pair_costs_its_drafts_and_one_verification() -> None:
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    option = best(PAIR, known)
+    assert option.route == (PAIR, 4, 1, 4, 1)
+    assert option.tokens == pytest.approx(HALVES)
+    assert option.levels_ms == pytest.approx(4)
+    assert option.cycle_ms == pytest.approx(4 + 14)
+    assert option.ms_per_token == pytest.approx((4 + 14) / HALVES)
+
+
+def test_a_pair_costs_more_the_more_requests_share_the_pack() -> None:
+    known = snapshot({"small": rising(1.0, 0.5), "big": rising(10.0)}, {PAIR: 0.5})
+    option = best(PAIR, known, workload=Workload(3))
+    # First the two tokens that the drafter never saw, of 3 requests, then 3 steps of 3 tokens.
+    assert option.levels_ms == pytest.approx(3.5 + 3 * 2.0)
+    assert option.cycle_ms == pytest.approx(9.5 + 24.0)  # the target reads 15 tokens
+
+
+def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_each() -> None:
+    stages = {"cycle": rising(0.0, 0.5), "drafting": rising(1.0, 0.5), "verify": flat(0.0)}
+    known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5}, stages=stages)
+    workload = Workload(2, others=6)
+    alone, pair = target_only(known, workload, "big"), best(PAIR, known, workload=workload)
+    assert alone.ms_per_token == pytest.approx(10 + 7 + 0.5 * 7)
+    assert pair.tokens == pytest.approx(HALVES)
+    assert pair.levels_ms == pytest.approx(4 * 2 + 2 + 1)  # the first step reads two tokens each
+    assert pair.cycle_ms == pytest.approx(pair.levels_ms + 10 + 7 + 2 * 4 + 0.5 * 7)
+    assert pair.ms_per_token == pytest.approx(pair.cycle_ms / ((2 * HALVES + 6) / 8))
+
+
+def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verifying() -> None:
+    known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    option = best(PAIR, known, Limits(depth=3, width=2, nodes=4))
+    assert option.route == (PAIR, 3, 2, 4, 1)
+    assert option.levels_ms == pytest.approx(2 + 2 * 2.0)
+    assert option.cycle_ms == pytest.approx(6 + 14)
+    assert option.tokens == pytest.approx(HALVES)
+
+
+def test_a_whole_tree_has_all_its_nodes_verified() -> None:
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    option = best(PAIR, known, Limits(depth=3, width=2, whole_trees=True))
+    assert option.nodes == 6
+    assert option.cycle_ms == pytest.approx(3 + 16)
+
+
+def test_each_draft_step_and_verified_place_costs_the_engine_time() -> None:
+    stages = {"draft": flat(0.1), "verify": rising(1.0, 0.1), "cycle": flat(0.2)}
+    known = snapshot({"small": flat(1.0), "big": flat(10.0)}, {PAIR: 0.5}, stages=stages)
+    option = best(PAIR, known)
+    assert option.levels_ms == pytest.approx(4 + 4 * 0.1)
+    assert option.cycle_ms == pytest.approx(4.4 + 10 + 1.4 + 0.2)
+
+
+@pytest.mark.parametrize("chain", [PAIR, TRIPLE])
+def test_drafting_costs_the_engine_more_than_a_cycle_without(chain: Chain) -> None:
+    known, limits = triple(), replace(DEPTH_2, nodes=2)
+    bare = best(chain, known, limits)
+    for stages, levels_ms, all_ms in (
+        ({"cycle": flat(2.0)}, 0.0, 2.0),
+        ({"cycle": flat(2.0), "drafting": flat(5.0)}, 3.0, 5.0),
+        ({"drafting": flat(5.0)}, 5.0, 5.0),
+        ({"cycle": flat(2.0), "drafting": flat(1.0)}, 0.0, 2.0),
+    ):
+        option = best(chain, replace(known, stages=stages), limits)
+        assert option.levels_ms == pytest.approx(bare.levels_ms + levels_ms)
+        assert option.cycle_ms == pytest.approx(bare.cycle_ms + all_ms)
+
+
+def test_what_is_left_open_is_chosen_by_the_least_time_per_token() -> None:
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    found = best(PAIR, known, Limits())
+    tried = [
+        best(PAIR, known, Limits(depth, width, nodes))
+        for depth in (1, 2, 3, 4, 6)
+        for width in (1, 2)
+        for nodes in range(1, depth * width + 1)
+    ]
+    assert found.ms_per_token == pytest.approx(min(option.ms_per_token for option in tried))
+
+
+def test_greedy_and_sampled_requests_have_rates_of_their_own() -> None:
+    known = snapshot({"small": flat(1.0), "big": flat(10.0)}, {PAIR: 0.5})
+    trees = {**known.trees, (("small",), 1, "big", False): geometric(0.9)}
+    known = replace(known, trees=trees)
+    greedy = best(PAIR, known, workload=replace(ONE, sampled=False))
+    assert greedy.tokens > best(PAIR, known).tokens == pytest.approx(HALVES)
+
+
+# Longer chains
+
+
+def triple(**others: float) -> PerformanceSnapshot:
+    times = {"small": flat(1.0), "middle": rising(3.0), "big": rising(10.0)}
+    return snapshot(times, {("small", "middle"): 0.5}, {("middle", "big"): 0.8}, **others)
+
+
+def test_an_intermediate_offers_what_it_accepts_and_its_own_token() -> None:
+    option = best(TRIPLE, triple(), DEPTH_2)
+    # Of 2 drafts 0.75 pass, so 1.75 are offered; each succeeds in 0.8 of the cases.
+    assert option.nodes == 2
+    assert option.tokens == pytest.approx(1 + 0.8 + 0.75 * 0.8**2)
+    assert option.levels_ms == pytest.approx(2 + 5)
+    assert option.cycle_ms == pytest.approx(7 + 12)
+
+
+def test_inner_rounds_repeat_the_draft_and_read_the_stem_again() -> None:
+    option = best(TRIPLE, triple(), replace(DEPTH_2, inner_rounds=2))
+    # 3.5 tokens are offered; the middle reads 3, then 5 places.
+    assert option.inner_rounds == 2
+    assert option.nodes == 4
+    assert option.tokens == pytest.approx(1 + 0.8 + 0.8**2 + 0.8**3 + 0.5 * 0.8**4)
+    assert option.levels_ms == pytest.approx(2 * 2 + 5 + 7)
+    assert option.cycle_ms == pytest.approx(16 + 14)
+
+
+def test_what_was_seen_of_a_whole_chain_outweighs_what_its_parts_promise() -> None:
+    known = triple()
+    trees = {**known.trees, (("small", "middle"), 1, "big", True): geometric(0.5)}
+    option = best(TRIPLE, replace(known, trees=trees), DEPTH_2)
+    assert option.tokens == pytest.approx(1 + 0.5 + 0.25)
+    again = best(TRIPLE, replace(known, trees=trees), replace(DEPTH_2, inner_rounds=2))
+    assert again.tokens > 1.75  # what was seen of one round says nothing of two
+
+
+def test_in_a_wide_tree_the_drafters_nodes_go_on_to_the_target() -> None:
+    option = best(TRIPLE, triple(), Limits(2, 2, whole_trees=True, inner_rounds=1))
+    assert option.nodes == 4
+
+
+def test_only_chains_with_an_intermediate_have_inner_rounds() -> None:
+    known = triple()
+    assert [grid.rounds for grid in options(PAIR, known, ONE, Limits(inner_rounds=3))] == [1]
+    assert [grid.rounds for grid in options(TRIPLE, known, ONE, Limits(inner_rounds=3))] == [3]
+
+
+def test_more_inner_rounds_are_looked_at_while_they_promise_to_be_better() -> None:
+    known = snapshot({"big": flat(500.0)}, alpha={("middle", "big"): 0.99})
+    shallow = Limits(depth=1, width=1)
+    every = [
+        best(TRIPLE, known, replace(shallow, inner_rounds=rounds)).ms_per_token
+        for rounds in range(1, MAX_INNER_ROUNDS + 1)
+    ]
+    assert every == sorted(every, reverse=True)
+    found = [grid.best().ms_per_token for grid in options(TRIPLE, known, ONE, shallow)]
+    assert found == every
+    cheap = replace(known, times={"big": flat(0.1), "small": flat(9.0), "middle": flat(9.0)})
+    assert [grid.rounds for grid in options(TRIPLE, cheap, ONE, shallow)] == [1, 2]
+
+
+def test_a_drafter_without_weights_has_no_inner_rounds() -> None:
+    known = replace(triple(), parameters={"small": 0, "middle": 100, "big": 1000})
+    assert [grid.rounds for grid in options(TRIPLE, known, ONE, Limits())] == [1]
+
+
+def test_drafts_are_never_deeper_than_allowed() -> None:
+    for grid in options(TRIPLE, triple(), ONE, Limits(max_depth=8)):
+        option = grid.best()
+        assert grid.rounds * option.depth <= 8
+
+
+@pytest.mark.parametrize(("depth", "rounds"), [(16, 1), (7, 2), (5, 3), (4, 4)])
+def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int, rounds: int) -> None:
+    grid = OptionGrid(TRIPLE, rounds, triple(), ONE, Limits(depth=depth))
+    assert depth <= grid.best().depth <= depth + 1  # the shape that stands for it
+    assert np.isfinite(grid.best().ms_per_token)
+
+
+# Catching up, and how predictions came out
+
+
+def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
+    known = snapshot({"small": rising(1.0, 0.1), "big": rising(10.0)}, {PAIR: 0.5})
+    behind = Workload(1, remaining=20.0, lags={"small": 21.0, "middle": 500.0})
+    plain, late = best(PAIR, known), best(PAIR, known, workload=behind)
+    assert late.ms_per_token == pytest.approx(plain.ms_per_token + 3.0 / 20)
+    assert late.cycle_ms == plain.cycle_ms
+
+
+def test_earlier_outcomes_correct_a_prediction() -> None:
+    outcomes = {
+        (PAIR, 1, True): Outcome(time=1.2, tokens=0.5),
+        (("big",), 1, True): Outcome(time=0.9),
+    }
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5}, outcomes=outcomes)
+    option = best(PAIR, known)
+    assert option.cycle_ms == pytest.approx(1.2 * 18)
+    assert option.levels_ms == pytest.approx(1.2 * 4)
+    assert option.tokens == pytest.approx(1 + (HALVES - 1) / 2)
+    assert option.ms_per_token == pytest.approx(1.2 * 18 / option.tokens)
+    assert (option.plain_ms, option.plain_tokens) == pytest.approx((18, HALVES))
+    alone = target_only(known, ONE, "big")
+    assert (alone.ms_per_token, alone.plain_ms) == pytest.approx((9.0, 10.0))
+    greedy = replace(ONE, sampled=False)  # of which nothing is known yet
+    option = best(PAIR, known, workload=greedy)
+    assert (option.cycle_ms, option.tokens) == (option.plain_ms, option.plain_tokens)
+    assert not option.sampled
+    assert target_only(known, greedy, "big").ms_per_token == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("requests", [1, 20, 50, 64, 96, 300])
+def test_no_more_nodes_are_promised_than_a_selection_may_spend(requests: int) -> None:
+    known = snapshot({"small": flat(1e-3), "big": flat(50.0)}, {PAIR: 0.9})
+    workload = replace(ONE, requests=requests)
+    [grid] = options(PAIR, known, workload, Limits())
+    option = grid.best()  # as large as may be, since nodes cost nothing
+    sums = np.concatenate(([1.0], 1.0 + np.cumsum(0.9 ** np.arange(1, 65))))
+    most = min(MAX_CYCLE_NODES / requests, MAX_TREE_TOKENS)
+    assert option.tokens == pytest.approx(np.interp(most, np.arange(65), sums))
+    assert option.nodes < most + 1
+    steep = snapshot({"small": flat(1e-3), "big": rising(1.0, 1.0)}, {PAIR: 0.9})
+    [grid] = options(PAIR, steep, workload, Limits())
+    dearest_ms = grid.cycle_ms[grid.allowed].max() - grid.levels_ms.max()
+    assert dearest_ms <= requests + min(MAX_CYCLE_NODES, 64 * requests) + 1e-6
+
+
+@pytest.mark.parametrize("chain", [PAIR, TRIPLE])
+def test_a_prediction_like_an_option_is_its_own(chain: Chain) -> None:
+    known = triple()
+    for grid in options(chain, known, ONE, Limits()):
+        option = grid.best()
+        assert grid.like(option) == option
+        slower = replace(known, times={**known.times, "big": flat(99.0)})
+        found = OptionGrid(chain, grid.rounds, slower, ONE, Limits()).like(option)
+        assert found is not None
+        assert found.route == option.route
+        assert found.cycle_ms > option.cycle_ms
+
+
+def test_there_is_no_prediction_like_an_option_that_is_not_allowed() -> None:
+    known = triple()
+    option = best(PAIR, known)
+    assert OptionGrid(PAIR, 1, known, ONE, Limits(depth=2)).like(option) is None
+    assert OptionGrid(PAIR, 1, known, ONE, Limits(nodes=3)).like(option) is None
+    assert OptionGrid(PAIR, 1, known, ONE, Limits()).like(replace(option, depth=7)) is None
+
+
+@given(
+    alpha=st.floats(0.01, 0.99),
+    requests=st.integers(1, 16),
+    rounds=st.integers(1, MAX_INNER_ROUNDS),
+    later=st.floats(0.01, 0.99),
+)
+def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
+    alpha: float, later: float, requests: int, rounds: int
+) -> None:
+    promised = {("small", "middle"): alpha, ("middle", "big"): later}
+    known = snapshot({"big": rising(10.0)}, alpha=promised)
+    grid = OptionGrid(TRIPLE, rounds, known, Workload(requests), Limits())
+    assert (np.diff(grid.tokens, axis=1) >= -1e-9).all()
+    assert (grid.tokens >= 1.0).all()
+    assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
+    assert (grid.ms_per_token > 0.0).all()
+
+
+# One cycle among others, see test_cycle_choice
+
+PLAIN = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+FOUR = Workload(4)
+
+
+def pair_grid(known: PerformanceSnapshot = PLAIN, workload: Workload = FOUR) -> OptionGrid:
+    return OptionGrid(PAIR, 1, known, workload, Limits())
+
+
+def test_a_verification_reads_judged_places_and_prompts_but_judges_only_the_places() -> None:
+    stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
+    known = snapshot({"big": rising(10.0)}, stages=stages)
+    found = verification_ms(known, Workload(3), "big", np.array([3, 9]), 20)
+    assert found == pytest.approx([32.0 + 1.2 + 1.5, 38.0 + 1.8 + 1.5])
+    none = verification_ms(known, Workload(3), "big", np.array([3]))
+    assert none[0] == pytest.approx(target_only(known, Workload(3), "big").cycle_ms)
+
+
+def test_rows_beside_those_that_are_predicted_are_paid_for_too() -> None:
+    stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
+    known = snapshot({"big": rising(10.0)}, stages=stages)
+    batch = np.array([[3], [5]])
+    found = verification_ms(known, Workload(3), "big", batch + np.array([0, 6]), 20, batch)
+    assert found.shape == (2, 2)
+    for row, requests in enumerate((3, 5)):
+        alike = np.array([requests, requests + 6])
+        alone = verification_ms(known, Workload(requests), "big", alike, 20)
+        assert found[row] == pytest.approx(alone)
+
+
+# The menu
+
+DOMINANCE_TOKENS = 0.01  # that an option on the menu may be worse than one that is not
+
+
+@given(
+    alpha=st.floats(0.02, 0.98),
+    later=st.floats(0.02, 0.98),
+    requests=st.integers(1, 32),
+    rounds=st.integers(0, MAX_INNER_ROUNDS),  # 0: a pair
+    each_ms=st.floats(0.0, 0.5),
+    limits=st.sampled_from([Limits(), Limits(width=1), Limits(nodes=5), Limits(whole_trees=True)]),
+)
+@settings(deadline=None)
+def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
+    alpha: float, later: float, requests: int, rounds: int, each_ms: float, limits: Limits
+) -> None:
+    chain, promised = (TRIPLE, {("small", "middle"): alpha, ("middle", "big"): later})
+    if not rounds:
+        chain, promised = PAIR, {PAIR: alpha}
+    known = snapshot({"big": rising(10.0), "small": rising(0.5, each_ms)}, alpha=promised)
+    grid = OptionGrid(chain, max(1, rounds), known, Workload(requests), limits)
+    rows, columns = np.nonzero(grid.allowed)
+    nodes, tokens = grid.nodes[rows, columns], grid.tokens[rows, columns]
+    levels_ms, menu = grid.levels_ms[rows, 0], grid.menu
+    assert set(menu.nodes.tolist()) == set(nodes.tolist())
+    for size in set(nodes.tolist()):
+        for price in (0.0, 0.01, 0.1, 1.0, 10.0):  # tokens per millisecond of levels
+            worth = (tokens - price * levels_ms)[nodes == size].max()
+            offered = (menu.tokens - price * menu.levels_ms)[menu.nodes == size].max()
+            assert worth - DOMINANCE_TOKENS <= offered <= worth
+
+
+def test_what_is_on_the_menu_stands_in_the_grid() -> None:
+    grid = pair_grid()
+    menu = grid.menu
+    assert grid.allowed[menu.rows, menu.columns].all()
+    assert len(menu.nodes) < grid.allowed.sum() / 4
+    for row, column, nodes, tokens, levels_ms in zip(
+        menu.rows, menu.columns, menu.nodes, menu.tokens, menu.levels_ms, strict=True
+    ):
+        option = grid.option(row, column)
+        assert (option.nodes, option.tokens, option.levels_ms) == (nodes, tokens, levels_ms)
+        assert option.chain == PAIR
+
+
+def test_of_as_many_nodes_no_option_on_the_menu_is_both_dearer_and_worse() -> None:
+    menu = pair_grid().menu
+    for size in set(menu.nodes.tolist()):
+        ordered = np.argsort(menu.levels_ms[menu.nodes == size])
+        assert (np.diff(menu.levels_ms[menu.nodes == size][ordered]) > 0).all()
+        assert (np.diff(menu.tokens[menu.nodes == size][ordered]) > 0).all()
+
+
+# What is not known yet
+
+
+def test_an_untried_model_is_assumed_to_cost_its_share_of_the_targets_time() -> None:
+    known = snapshot({"big": flat(10.0)})
+    assert curve_of(known, "middle", "big").at(1) == pytest.approx(1.0)
+    assert curve_of(known, "small", "big").at(1) == pytest.approx(0.2)  # 1% counts as 2%
+
+
+def test_an_untried_pair_is_assumed_to_be_good() -> None:
+    assert acceptance_rate(*PAIR, snapshot({})) == UNTRIED_ALPHA
+
+
+def test_observed_acceptance_weighs_by_its_evidence() -> None:
+    known = snapshot({}, {PAIR: 0.9}, {PAIR: 0.6})
+    assert acceptance_rate(*PAIR, known) == pytest.approx(0.9)
+    trees: dict[TreeKey, TreeAcceptance] = {
+        (("small",), 1, "big", True): replace(geometric(0.9), trials=12.0)
+    }
+    assert acceptance_rate(*PAIR, replace(known, trees=trees)) == pytest.approx((0.9 + 0.6) / 2)
+    assert acceptance_rate(*PAIR, replace(known, trees=trees), sampled=False) == 0.6
+
+
+# The published formula
+
+
+@pytest.mark.parametrize(
+    ("alpha", "offered", "expected"),
+    [(0.5, 3, 0.875), (0.0, 4, 0.0), (1.0, 4, 4.0), (0.8, 2, 1.44), (0.25, 0.5, 1 / 6)],
+)
+def test_expected_accepted_is_the_geometric_sum(
+    alpha: float, offered: float, expected: float
+) -> None:
+    assert expected_accepted(alpha, offered) == pytest.approx(expected)
+
+
+def test_equal_models_accept_all_and_disjoint_ones_nothing() -> None:
+    assert similarity_to_acceptance(1.0) == 1.0
+    assert similarity_to_acceptance(0.0) == 0.0
+    assert similarity_to_acceptance(0.6) == pytest.approx((1 - 0.4) / (1 + 0.4))
+
+
+def test_the_papers_cost_is_equation_7() -> None:
+    similarity = {("small", "middle"): 2 / 3, ("middle", "big"): 8 / 9}  # alpha 1/2 and 4/5
+    times = {"small": flat(1.0), "middle": flat(3.0), "big": flat(10.0)}
+    known = snapshot(times, similarity=similarity)
+    # W T_1 + W T_2 + W T_3 * P(level 2 passed), over tokens that both levels accept and one more.
+    cost = 2 * 1.0 + 2 * 3.0 + 2 * 10.0 * 0.5
+    expected = cost / (0.4 + 0.4**2 + 1)
+    assert predict_paper(TRIPLE, known, 1, 2) == pytest.approx(expected)
+    assert predict_paper(("big",), known, 1, 2) == 10.0
+    untried = predict_paper(PAIR, known, 1, 1)  # W (T_1 + T_2), and one accepted at the most
+    assert untried == pytest.approx(11.0 / (1 + UNTRIED_ALPHA))

@@ -1,0 +1,504 @@
+"""What the profiler remembers of cycles, and how it shows it."""
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.profile.acceptance import SHAPES, JudgedTrees
+from specrouter.profile.decode_counts import OTHER_CHAINS, TIME_BOUNDS_S, ChainCounts, Gain
+from specrouter.profile.prediction import Limits, OptionGrid, Workload, target_only
+from specrouter.profile.profiler import EngineStatistics, PerformanceProfiler
+from specrouter.profile.snapshot import Outcome, TreeKey
+from specrouter.profile.time_curve import TimeEstimator, TimeSample
+from specrouter.request.params import MAX_DEPTH
+from specrouter.routing.request_drafters import RequestRates
+
+PAIR = ("small", "big")
+KEY: TreeKey = (("small",), 1, "big", True)
+
+
+@pytest.fixture
+def profiler() -> PerformanceProfiler:
+    return PerformanceProfiler({"small": 10, "big": 100})
+
+
+def trees(accepted: bool, count: int = 1) -> JudgedTrees:
+    """Drafts of a single node."""
+    one = np.zeros((count, 1), dtype=np.int64)
+    walk = np.full((count, 1), accepted)
+    log_probs = np.full((count, 1), math.log(0.5))
+    heights = np.ones(count, dtype=np.int64)
+    return JudgedTrees(one - 1, one + 1, log_probs, walk | True, walk, heights, 1)
+
+
+def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
+    known = profiler.snapshot()
+    for part in (known.times, known.similarity, known.trees, known.promised_alpha, known.outcomes):
+        assert dict(part) == {}
+    assert (known.machine, known.probe_share, known.learning_ms) == (1.0, 0.0, 0.0)
+    assert known.parameters == {"small": 10, "big": 100}
+
+
+def test_a_drafter_without_weights_is_idle_from_the_start() -> None:
+    profiler = PerformanceProfiler({"ngram": 0, "small": 10, "big": 100})
+    for _ in range(300):
+        profiler.begin_cycle()
+    assert dict(profiler.snapshot().idle_cycles) == {"ngram": 300}
+
+
+def test_a_curve_that_was_learned_elsewhere_is_known_at_once(profiler: PerformanceProfiler) -> None:
+    samples = [TimeSample(n, 0.0, 10.0 + n) for n in (1, 2, 4, 8)]
+    times = TimeEstimator.profiled(samples)
+    profiler.learn_curve("big", times)
+    assert profiler.snapshot().times["big"].at(4) == pytest.approx(14.0)
+
+
+def test_forwards_teach_their_models_curve(profiler: PerformanceProfiler) -> None:
+    for _ in range(20):
+        profiler.record_forward("big", 4, 0.0, 8.0)
+    known = profiler.snapshot()
+    assert set(known.times) == {"big"}
+    assert known.times["big"].at(4) == pytest.approx(8.0)
+
+
+def test_forwards_that_are_told_together_count_each(profiler: PerformanceProfiler) -> None:
+    profiler.record_forward("big", 4, 0.0, 8.0, times=3)
+    totals = profiler.statistics()
+    assert (totals.forwards, totals.pack_tokens) == ({"big": 3}, {"big": 12})
+    assert totals.model_ms == {"big": 24.0}
+
+
+def test_a_profiler_that_does_not_learn_keeps_totals_only(profiler: PerformanceProfiler) -> None:
+    profiler.is_learning = False
+    for _ in range(20):
+        profiler.record_forward("big", 4, 0.0, 8.0)
+        profiler.record_stage("draft", 4, 1.0)
+        profiler.record_similarity(PAIR, 0.2)
+        profiler.record_trees(KEY, trees(True))
+        profiler.record_outcome(PAIR, 1, 1.0, 2.0, 1.0, 1.0)
+    known = profiler.snapshot()
+    for part in (known.times, known.stages, known.similarity, known.trees, known.outcomes):
+        assert not part
+    assert profiler.statistics().model_ms == {"big": 160.0}
+
+
+def test_the_control_planes_time_is_a_stage_of_cycles_like_others(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(20):
+        for stage, control_ms in (("cycle", 1.5), ("drafting", 4.0), (None, 900.0)):
+            profiler.record_forward("big", 1, 0.0, 10.0)
+            profiler.record_stage("verify", 3, 0.5)
+            profiler.record_cycle(10.5 + control_ms, 3, 3, stage)
+    stages = profiler.snapshot().stages
+    assert set(stages) == {"verify", "cycle", "drafting"}
+    assert stages["cycle"].at(3) == pytest.approx(1.5)
+    assert stages["drafting"].at(3) == pytest.approx(4.0)
+
+
+def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
+    profiler: PerformanceProfiler,
+) -> None:
+    limits = Limits(depth=1, width=1, nodes=1)
+    for _ in range(400):
+        profiler.begin_cycle()
+        known = profiler.snapshot()
+        alone = target_only(known, Workload(1), "big")
+        profiler.record_forward("big", 1, 0.0, 10.0)
+        profiler.record_cycle(12.0, 1, 1, "cycle")
+        profiler.record_outcome(alone.chain, 1, alone.plain_ms, 12.0, 0.0, 0.0)
+        pair = OptionGrid(PAIR, 1, known, Workload(1), limits).best()
+        profiler.record_forward("small", 2, 0.0, 1.0)
+        profiler.record_forward("big", 2, 0.0, 10.0)
+        profiler.record_cycle(17.0, 1, 1, "drafting")
+        profiler.record_outcome(PAIR, 1, pair.plain_ms, 17.0, 0.0, 0.0)
+    assert (alone.plain_ms, pair.plain_ms) == pytest.approx((12.0, 17.0), rel=0.02)
+    outcomes = profiler.snapshot().outcomes
+    assert [outcome.time for outcome in outcomes.values()] == pytest.approx([1.0] * 2, abs=0.02)
+
+
+def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfiler) -> None:
+    for _ in range(20):
+        profiler.record_stage("draft", 3, 8.0, times=4)
+    assert profiler.snapshot().stages["draft"].at(3) == pytest.approx(2.0)
+
+
+def test_a_model_is_idle_since_its_last_forward(profiler: PerformanceProfiler) -> None:
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    for _ in range(5):
+        profiler.begin_cycle()
+        profiler.record_forward("big", 1, 0.0, 1.0)
+    assert dict(profiler.snapshot().idle_cycles) == {"small": 5, "big": 0}
+
+
+# Totals
+
+
+def test_a_model_that_was_loaded_and_never_used_is_idle_since_then(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.begin_cycle()
+    profiler.learn_curve("small", TimeEstimator.profiled([TimeSample(1, 0.0, 1.0)]))
+    for _ in range(5):
+        profiler.begin_cycle()
+    assert profiler.snapshot().idle_cycles == {"small": 5}
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    assert profiler.snapshot().idle_cycles == {"small": 0}
+
+
+def test_statistics_are_the_totals_of_what_was_recorded(profiler: PerformanceProfiler) -> None:
+    assert profiler.statistics() == EngineStatistics(0, 0.0, {}, 0.0, {}, {}, 0, 0, 0)
+    for _ in range(2):
+        profiler.record_forward("small", 2, 100.0, 1.0)
+        profiler.record_forward("big", 5, 100.0, 4.0)
+        profiler.record_stage("draft", 2, 0.25)
+        profiler.record_stage("verify", 5, 0.5)
+        profiler.record_cycle(7.0, committed=3, requests=1)
+    profiler.record_switch()
+    assert profiler.statistics() == EngineStatistics(
+        cycles=2,
+        cycle_ms=14.0,
+        model_ms={"small": 2.0, "big": 8.0},
+        logits_ms=1.5,
+        forwards={"small": 2, "big": 2},
+        pack_tokens={"small": 4, "big": 10},
+        committed_tokens=6,
+        target_passes=2,
+        switches=1,
+        control_ms=2.5,
+    )
+
+
+def test_statistics_that_were_handed_out_stay_as_they_are(profiler: PerformanceProfiler) -> None:
+    profiler.record_forward("big", 1, 0.0, 1.0)
+    before = profiler.statistics()
+    profiler.record_forward("big", 1, 0.0, 1.0)
+    assert before.forwards == {"big": 1}
+
+
+def test_probes_cost_what_the_best_chain_would_not_have(profiler: PerformanceProfiler) -> None:
+    profiler.record_cycle(90.0, 1, 1)
+    profiler.record_cycle(10.0, 1, 1)
+    profiler.record_probe(3.0)
+    profiler.record_probe(-5.0)  # faster than the best: no cost, and no gain
+    assert profiler.snapshot().probe_share == pytest.approx(0.03, rel=0.01)
+
+
+@pytest.mark.parametrize("spent_ms", [0.0, 5000.0])
+def test_what_may_be_explored_fades_within_minutes(
+    spent_ms: float, profiler: PerformanceProfiler
+) -> None:
+    profiler.record_probe(spent_ms)
+    for _ in range(10):
+        profiler.record_cycle(100.0, 1, 1)
+    early = profiler.snapshot().exploration_ms(0.01)
+    assert early == pytest.approx(0.0 if spent_ms else 10.0, rel=0.01)
+    for _ in range(4000):  # a few minutes
+        profiler.record_cycle(100.0, 1, 1)
+    late = profiler.snapshot().exploration_ms(0.01)
+    assert 800.0 < late < 1200.0  # as if nothing had been spent, and never more than a second
+    assert profiler.statistics().probe_ms == spent_ms
+
+
+def test_nothing_is_explored_while_nothing_is_learned(profiler: PerformanceProfiler) -> None:
+    profiler.record_cycle(1e4, 1, 1)
+    assert profiler.snapshot().exploration_ms(0.01) > 0.0
+    profiler.is_learning = False
+    assert profiler.snapshot().exploration_ms(0.01) == 0.0
+
+
+def test_probes_are_counted_when_they_begin(profiler: PerformanceProfiler) -> None:
+    profiler.record_probe_begun()
+    profiler.record_probe(3.0)
+    profiler.record_probe(2.0)
+    totals = profiler.statistics()
+    assert (totals.probes, totals.probe_ms) == (1, 5.0)
+
+
+def test_a_cycle_that_was_shorter_than_its_forwards_owes_the_control_plane_nothing(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_forward("big", 1, 0.0, 9.0)
+    profiler.record_cycle(5.0, 1, 1)
+    profiler.record_cycle(4.0, 1, 1)
+    assert profiler.statistics().control_ms == 4.0
+
+
+# Counts of decoding
+
+
+def test_gains_are_counted_by_chain(profiler: PerformanceProfiler) -> None:
+    gain = Gain(PAIR, drafted=4, committed=3, produced=3)
+    profiler.record_gains([gain, gain, Gain(("big",), 0, 1, 1)], None)
+    profiler.record_gains([gain], None)
+    seen = profiler.decoded()
+    assert seen.chains == {PAIR: ChainCounts(3, 9), ("big",): ChainCounts(1, 1)}
+    assert (seen.produced_tokens, seen.drafts) == (10, 3)
+    assert (seen.drafted_tokens, seen.accepted_tokens) == (12, 6)
+
+
+def test_tokens_behind_the_end_of_a_text_are_accepted_and_not_produced(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_gains([Gain(PAIR, drafted=4, committed=5, produced=2)], None)
+    seen = profiler.decoded()
+    assert (seen.accepted_tokens, seen.produced_tokens) == (4, 2)
+
+
+def test_positions_count_drafts_that_were_accepted_at_least_so_far(
+    profiler: PerformanceProfiler,
+) -> None:
+    lengths = [0, 1, 3, 3]
+    profiler.record_gains([Gain(PAIR, 4, length + 1, length + 1) for length in lengths], None)
+    profiler.record_gains([Gain(("big",), 0, 1, 1)], None)  # no draft
+    assert profiler.decoded().accepted_at == (3, 2, 2) + (0,) * (MAX_DEPTH - 3)
+    profiler.record_gains([Gain(PAIR, 20, MAX_DEPTH + 3, 1)], None)  # as verifiers may lengthen it
+    assert profiler.decoded().accepted_at == (4, 3, 3) + (1,) * (MAX_DEPTH - 3)
+
+
+def test_a_budget_counts_where_there_is_one(profiler: PerformanceProfiler) -> None:
+    gain = Gain(PAIR, drafted=4, committed=3, produced=3)
+    profiler.record_gains([gain, gain], 10)
+    profiler.record_gains([gain], None)
+    seen = profiler.decoded()
+    assert (seen.budget_tokens, seen.budgeted_tokens) == (10, 8)
+
+
+def test_chains_that_callers_think_up_are_bounded(profiler: PerformanceProfiler) -> None:
+    for number in range(70):
+        for _ in range(2):
+            profiler.record_gains([Gain((f"model-{number}", "big"), 1, 2, 2)], None)
+    chains = profiler.decoded().chains
+    assert len(chains) == 65
+    assert chains["model-63", "big"] == ChainCounts(2, 4)
+    assert chains[OTHER_CHAINS] == ChainCounts(12, 24)
+
+
+def test_times_are_counted_up_to_their_bound(profiler: PerformanceProfiler) -> None:
+    for time_ms in (5.0, 5.1, 1e6):
+        profiler.record_cycle(time_ms, 1, 1)
+    seen = profiler.decoded().cycle_times
+    below = dict(zip(TIME_BOUNDS_S, seen.counts, strict=False))
+    assert (below[0.002], below[0.005], below[0.01], below[10.0]) == (0, 1, 2, 2)
+    assert (len(seen.counts), seen.counts[-1]) == (len(TIME_BOUNDS_S) + 1, 3)
+    assert seen.sum_s == pytest.approx(1000.0101)
+
+
+def test_tokens_share_the_time_since_those_before(profiler: PerformanceProfiler) -> None:
+    profiler.record_gains([Gain(PAIR, 4, 3, 3, since_s=0.03), Gain(PAIR, 4, 3, 3)], None)
+    seen = profiler.decoded().between_tokens
+    assert dict(zip(TIME_BOUNDS_S, seen.counts, strict=False))[0.01] == seen.counts[-1] == 3
+    assert seen.sum_s == pytest.approx(0.03)
+
+
+def test_prompts_are_counted_in_tokens(profiler: PerformanceProfiler) -> None:
+    profiler.record_prompt(5)
+    profiler.record_prompt(3)
+    assert profiler.decoded().prompt_tokens == 8
+
+
+# Similarity and acceptance
+
+
+def test_similarity_is_a_moving_average(profiler: PerformanceProfiler) -> None:
+    profiler.record_similarity(PAIR, 0.2)
+    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8)
+    profiler.record_similarity(PAIR, 0.6)
+    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8 - 0.05 * 0.4)
+
+
+@pytest.mark.parametrize("variation", [math.nan, math.inf, -math.inf])
+def test_a_variation_that_is_no_number_is_ignored(
+    variation: float, profiler: PerformanceProfiler
+) -> None:
+    profiler.record_similarity(PAIR, variation)
+    assert not profiler.snapshot().similarity
+    profiler.record_similarity(PAIR, 0.2)
+    profiler.record_similarity(PAIR, variation)
+    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8)
+
+
+def test_similarity_promises_what_shared_noise_guarantees_until_drafts_are_judged(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_similarity(PAIR, 0.2)
+    promised = profiler.snapshot().promised_alpha
+    assert promised[*PAIR, True] == promised[*PAIR, False] == pytest.approx(0.8 / 1.2)
+    for _ in range(600):
+        profiler.record_trees(KEY, trees(True, 8))
+    promised = profiler.snapshot().promised_alpha
+    assert promised[*PAIR, True] > 0.9
+    assert promised[*PAIR, False] == pytest.approx(0.8 / 1.2)  # that mode saw nothing
+
+
+def test_trees_teach_the_key_that_they_were_recorded_under(profiler: PerformanceProfiler) -> None:
+    for _ in range(4):
+        profiler.record_trees(KEY, trees(True, 2))
+    known = profiler.snapshot()
+    assert set(known.trees) == {KEY}
+    assert known.trees[KEY].alpha == 1.0
+    assert known.trees[KEY].trees[SHAPES.index((1, 1))] == pytest.approx(8, rel=0.05)
+
+
+def test_a_snapshot_does_not_change(profiler: PerformanceProfiler) -> None:
+    profiler.record_trees(KEY, trees(True))
+    before = profiler.snapshot()
+    for _ in range(50):
+        profiler.record_trees(KEY, trees(False))
+        profiler.begin_cycle()
+        profiler.record_similarity(PAIR, 0.5)
+    assert before.trees[KEY].alpha == 1.0
+    assert not before.similarity
+    frozen: Any = before.trees
+    with pytest.raises(TypeError):
+        frozen[KEY] = None
+
+
+def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfiler) -> None:
+    broken: list[BaseException] = []
+    done = threading.Event()
+
+    def look() -> None:
+        try:
+            while not done.is_set():
+                profiler.snapshot()
+                profiler.statistics()
+        except BaseException as error:
+            broken.append(error)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for index in range(200):
+        model = f"model-{index}"
+        profiler.record_forward(model, 1, 0.0, 1.0)
+        profiler.record_similarity((model, "big"), 0.3)
+        profiler.record_trees(((model,), 1, "big", True), trees(True))
+        profiler.record_outcome((model, "big"), 1, 1.0, 1.0, 1.0, 1.0)
+    done.set()
+    watcher.join()
+    assert not broken
+    assert len(profiler.snapshot().trees) == 200
+
+
+# How predictions came out
+
+
+def outcome(profiler: PerformanceProfiler) -> Outcome:
+    return profiler.snapshot().outcomes[PAIR, 1, True]
+
+
+def test_cycles_that_come_out_as_predicted_correct_nothing(profiler: PerformanceProfiler) -> None:
+    for _ in range(50):
+        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 1.5, 1.5)
+    assert (outcome(profiler).time, outcome(profiler).tokens) == pytest.approx((1.0, 1.0))
+
+
+def test_cycles_that_are_slower_or_bring_less_correct_the_prediction(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(300):
+        profiler.record_outcome(PAIR, 1, 10.0, 12.0, 4.0, 3.0)
+    assert outcome(profiler).time == pytest.approx(1.2, rel=0.01)
+    assert outcome(profiler).tokens == pytest.approx(0.75, abs=0.04)
+
+
+def test_outcomes_of_greedy_and_sampled_requests_are_kept_apart(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(100):
+        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 4.0, 4.0, True)
+        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 4.0, 2.0, False)
+    assert outcome(profiler).tokens == pytest.approx(1.0)
+    assert profiler.snapshot().outcomes[PAIR, 1, False].tokens < 0.7
+
+
+def test_one_hiccup_hardly_counts_and_no_correction_is_absurd(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(50):
+        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 1.0, 1.0)
+    profiler.record_outcome(PAIR, 1, 10.0, 1e5, 1.0, 1.0)
+    assert outcome(profiler).time < 1.03
+    for _ in range(500):
+        profiler.record_outcome(PAIR, 1, 10.0, 1e5, 100.0, 0.0)
+    assert outcome(profiler) == Outcome(1.5, 0.67)
+
+
+def test_a_cycle_that_others_shared_tells_of_tokens_only(profiler: PerformanceProfiler) -> None:
+    profiler.record_outcome(PAIR, 1, 0.0, 99.0, 60.0, 0.0)
+    assert outcome(profiler).time == 1.0
+    assert outcome(profiler).tokens < 1.0
+
+
+# Requests
+
+
+def test_a_request_counts_as_everybody_until_there_is_evidence() -> None:
+    rates = RequestRates()
+    assert rates.factor(("small",)) == 1.0
+    rates.record(("small",), 0.0, 1.5)
+    assert 0.9 < rates.factor(("small",)) < 1.0
+    assert rates.factor(("twin",)) == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
+def test_a_request_that_differs_is_found_out(factor: float) -> None:
+    rates, seen = RequestRates(), [1.0]
+    for _ in range(300):
+        rates.record(("small",), 1.5 * factor, 1.5)
+        seen.append(rates.factor(("small",)))
+    assert rates.factor(("small",)) == pytest.approx(factor, abs=0.2)
+    assert sorted(seen, reverse=factor < 1.0) == seen
+
+
+def test_a_drafter_that_runs_while_nothing_is_learned_stays_idle(
+    profiler: PerformanceProfiler,
+) -> None:
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    for _ in range(5):
+        profiler.begin_cycle()
+    profiler.is_learning = False
+    profiler.record_forward("small", 1, 0.0, 1.0)
+    assert profiler.snapshot().idle_cycles == {"small": 5}
+
+
+def test_outcomes_of_what_is_not_in_use_are_forgotten(profiler: PerformanceProfiler) -> None:
+    found = []
+    for _ in range(60):
+        profiler.record_outcome(PAIR, 4, 10.0, 13.0, 2.0, 1.0)
+    for _ in range(3):
+        found.append(profiler.snapshot().outcomes[PAIR, 4, True])
+        for _ in range(1000):
+            profiler.begin_cycle()
+    assert found[0].time > 1.2
+    assert found[0].tokens < 0.8
+    assert [outcome.time for outcome in found] == sorted((o.time for o in found), reverse=True)
+    assert found[2].time == pytest.approx(1.0, abs=0.02)
+    assert found[2].tokens == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_was_forgotten_does_not_come_back_with_the_next_cycle(
+    profiler: PerformanceProfiler,
+) -> None:
+    for _ in range(60):
+        profiler.record_outcome(PAIR, 1, 10.0, 13.0, 2.0, 1.0)
+    for _ in range(3000):
+        profiler.begin_cycle()
+    profiler.record_outcome(PAIR, 1, 10.0, 10.0, 1.5, 1.5)
+    assert outcome(profiler).time == pytest.approx(1.0, abs=0.02)
+    assert outcome(profiler).tokens == pytest.approx(1.0, abs=0.02)
+
+
+def test_of_chains_that_callers_name_the_latest_are_known(profiler: PerformanceProfiler) -> None:
+    for index in range(400):
+        chain = (f"model-{index}", "big")
+        profiler.begin_cycle()
+        profiler.record_outcome(chain, 1, 1.0, 1.0, 1.0, 1.0)
+        profiler.record_trees((chain[:1], 1, "big", True), trees(True))
+    known = profiler.snapshot()
+    latest = [f"model-{index}" for index in range(144, 400)]
+    assert [chain[0] for chain, *_ in known.outcomes] == latest
+    assert [key[0][0] for key in known.trees] == latest

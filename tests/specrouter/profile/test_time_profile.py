@@ -1,0 +1,152 @@
+"""The profile of a model, and where it is kept."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modelpool import ModelPool
+from modelpool.packed_model import PackedModel
+from specrouter.profile.time_curve import TimeCurve, TimeEstimator, TimeSample
+from specrouter.profile.time_profile import TimeCache, is_too_slow, key_of, profile_model
+from statemgr.forward_view import READING_QUERIES
+
+
+@pytest.fixture(scope="module")
+def pool() -> ModelPool:
+    model = {"name": "m", "source": "bundled:tiny-1m", "dtype": "float32"}
+    return ModelPool.from_config({"target": "m", "models": [model]})
+
+
+@pytest.fixture(scope="module")
+def model(pool: ModelPool) -> PackedModel:
+    return pool.get("m")
+
+
+@pytest.fixture
+def times() -> TimeEstimator:
+    return TimeEstimator.profiled(TimeSample(n, n * 128.0, 1.0 + n / 10) for n in (1, 8, 64))
+
+
+def curve_of(times: TimeEstimator | None) -> TimeCurve:
+    assert times is not None
+    found = times.curve()
+    assert found is not None
+    return found
+
+
+def test_a_profile_covers_1_to_128_tokens(model: PackedModel) -> None:
+    samples = profile_model(model, budget_s=60.0)  # it ends before, when times have settled
+    short, long = samples[:11], samples[11:]
+    assert [sample.tokens for sample in short] == [1, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128]
+    assert [sample.tokens for sample in long] == [16, 64]
+    attended = {sample.tokens: sample.attended for sample in short}
+    assert attended[6] == 128 * (6 + READING_QUERIES)  # one row
+    assert attended[8] == pytest.approx(128 * 8 * (1 + READING_QUERIES))  # eight
+    curve = curve_of(TimeEstimator.profiled(samples))  # asserts that it rises
+    assert 0.0 < curve.at(1) < curve.at(128) < 1000.0
+
+
+def test_a_profile_ends_with_the_forward_that_spends_its_budget(model: PackedModel) -> None:
+    ticks = iter(range(10**6))  # every look at the clock takes a second
+    samples = profile_model(model, budget_s=20.0, clock=lambda: float(next(ticks)))
+    assert next(ticks) < 30
+    assert [sample.tokens for sample in samples] == [1, 4, 6, 8, 12, 16, 24, 32][: len(samples)]
+    assert {sample.ms for sample in samples} == {1000.0}
+
+
+def test_a_profile_ends_when_its_times_have_settled(model: PackedModel) -> None:
+    ticks = iter(range(10**6))
+    samples = profile_model(model, budget_s=1e9, clock=lambda: float(next(ticks)))
+    assert len(samples) == 13
+    assert next(ticks) < 3 * (13 + 3 * 13)  # three rounds of all sizes
+
+
+def test_a_curve_from_a_slow_moment_is_told_by_a_few_forwards(model: PackedModel) -> None:
+    curve = curve_of(TimeEstimator.profiled(profile_model(model, budget_s=1.0)))
+    assert is_too_slow(curve.scaled(3.0), model)
+    assert not is_too_slow(curve.scaled(0.3), model)
+
+
+def test_a_profile_leaves_no_trace_in_the_model(model: PackedModel) -> None:
+    before = {name: value.clone() for name, value in model.model.state_dict().items()}
+    profile_model(model, budget_s=0.1)
+    assert all(torch.equal(before[k], v) for k, v in model.model.state_dict().items())
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_cache_returns_what_it_was_given(tmp_path: Path, times: TimeEstimator) -> None:
+    cache = TimeCache(tmp_path / "new" / "times")
+    assert cache.load("key") is None
+    cache.store("key", times)
+    loaded, known = curve_of(cache.load("key")), curve_of(times)
+    assert np.array(loaded.points) == pytest.approx(np.array(known.points))
+    assert loaded.slope_ms_per_million == pytest.approx(known.slope_ms_per_million)
+    assert cache.load("other") is None
+    assert [path.name for path in cache.folder.iterdir()] == ["key.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 0}', "\x00\xff"])
+def test_a_file_that_is_not_ours_is_ignored_with_a_warning(
+    tmp_path: Path, times: TimeEstimator, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = TimeCache(tmp_path)
+    (tmp_path / "key.json").write_bytes(text.encode("latin-1"))
+    assert cache.load("key") is None
+    assert "ignored the times" in caplog.text
+    cache.store("key", times)
+    assert cache.load("key") is not None
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(
+    tmp_path: Path, times: TimeEstimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = TimeCache(tmp_path)
+    cache.store("key", times)
+    before = (tmp_path / "key.json").read_text()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    times.record(8, 0.0, 100.0)
+    cache.store("key", times)
+    assert (tmp_path / "key.json").read_text() == before
+    assert json.loads(before)["format"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, times: TimeEstimator, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    cache = TimeCache(tmp_path / "file" / "times")
+    cache.store("key", times)
+    assert "cannot keep times" in caplog.text
+    assert cache.load("key") is None
+
+
+def test_a_key_names_what_times_depend_on(
+    pool: ModelPool, model: PackedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pool.path("m")
+    key = key_of(model, path)
+    assert key == key_of(model, path)
+    assert key.startswith("tiny-1m-")
+    assert "/" not in key
+    copy = tmp_path / "tiny-1m"
+    copy.mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (copy / file).write_bytes((path / file).read_bytes())
+    first = key_of(model, copy)
+    os.utime(copy / "model.safetensors", (1, 1))
+    second = key_of(model, copy)
+    with (copy / "config.json").open("a") as config:
+        config.write("\n")
+    third = key_of(model, copy)
+    monkeypatch.setattr(model, "threads", 77, raising=False)
+    fourth = key_of(model, copy)
+    assert len({key, first, second, third, fourth}) == 5

@@ -1,0 +1,290 @@
+"""However a text is cut into tokens, it streams to what decoding it at once gives."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from specrouter.request.detokenizer import Detokenizer
+from tests.modelpool.factories import make_tokenizer
+
+SPECIAL = 0
+ALPHABET = st.one_of(
+    st.sampled_from("aä ß\n.e"), st.sampled_from("中文字かな한글"), st.sampled_from("😀🎉👩🏽‍💻é")
+)
+TEXTS = st.text(ALPHABET, max_size=20)
+KNOWN_PIECES = (*"aeinrstFP.", "\u2581", "\u2581a", "\u2581is", "\u2581Paris", "France", "中", "é")
+
+
+class Pieces:
+    """A tokenizer whose ids are arbitrary pieces of bytes; 0 is a special id."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = [b"", *pieces]
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        assert options == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return b"".join(self.pieces[token] for token in ids).decode(errors="replace")
+
+
+def detokenizer(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> Detokenizer:
+    return Detokenizer(cast(PreTrainedTokenizerBase, Pieces(pieces)), stop)
+
+
+def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
+    """What each token brought, the end's rest last; nothing follows a stop text."""
+    detok = detokenizer(pieces, stop)
+    shown: list[str] = []
+    for token in range(1, len(pieces) + 1):
+        shown.append(detok.push(token))
+        if detok.stopped:
+            break
+    return [*shown, detok.finish()], detok
+
+
+def cut(data: bytes, borders: Sequence[int]) -> list[bytes]:
+    ends = sorted({border % (len(data) + 1) for border in borders} | {0, len(data)})
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
+
+
+@functools.cache
+def byte_level() -> PreTrainedTokenizerBase:
+    with TemporaryDirectory() as directory:
+        return make_tokenizer(Path(directory))
+
+
+@functools.cache
+def byte_fallback() -> PreTrainedTokenizerBase:
+    """As Llama 2's: what the vocabulary lacks is bytes, and a text's first space is dropped."""
+    single = [piece for piece in KNOWN_PIECES if len(piece) == 1]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *single]
+    merges: list[tuple[str, str]] = []
+    for piece in KNOWN_PIECES:
+        for end in range(2, len(piece) + 1):
+            merges.append((piece[: end - 1], piece[end - 1]))
+            pieces += [part for part in {piece[end - 1], piece[:end]} if part not in pieces]
+    vocab = {piece: token for token, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    made: PreTrainedTokenizerBase = cast(Any, PreTrainedTokenizerFast)(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    return made
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids
+
+
+def id_of(tokenizer: PreTrainedTokenizerBase, piece: str) -> int:
+    return cast(int, tokenizer.convert_tokens_to_ids(piece))
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    text = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text
+
+
+def continued(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    detok = Detokenizer(tokenizer, (), prompt=prompt)
+    shown = [detok.push(token) for token in ids] + [detok.finish()]
+    assert "".join(shown) == detok.text
+    return detok.text
+
+
+@given(TEXTS, st.lists(st.integers(0, 200), max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_any_cut_streams_to_the_whole_text(text: str, borders: list[int]) -> None:
+    shown, detok = stream(cut(text.encode(), borders))
+    assert "".join(shown) == detok.text == text
+    assert not any("\ufffd" in part for part in shown)
+
+
+@given(TEXTS)
+@settings(max_examples=100, deadline=None)
+def test_a_real_tokenizers_ids_stream_to_their_decoding(text: str) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer(text)["input_ids"]
+    detok = Detokenizer(tokenizer, ())
+    shown = [detok.push(token) for token in ids] + [detok.finish()]
+    assert "".join(shown) == text
+    assert not any("\ufffd" in part for part in shown)
+
+
+@given(
+    TEXTS,
+    st.lists(st.integers(0, 200), max_size=40),
+    st.lists(st.text(ALPHABET, min_size=1, max_size=3), min_size=1, max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_text_ends_before_the_first_stop_text(
+    text: str, borders: list[int], stop: list[str]
+) -> None:
+    shown, detok = stream(cut(text.encode(), borders), stop)
+    assert "".join(shown) == detok.text
+    assert text.startswith(detok.text)
+    assert not any(end in detok.text for end in stop)
+    assert detok.stopped == any(end in text for end in stop)
+    assert detok.stopped or detok.text == text
+
+
+@given(TEXTS, st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_byte_fallback_streams_to_the_decoding_of_all_ids(text: str, end: int) -> None:
+    tokenizer = byte_fallback()
+    ids = ids_of(tokenizer, text)
+    assert continued(tokenizer, (), ids) == decoded(tokenizer, ids) == text
+    some = continued(tokenizer, (), ids[:end])
+    whole = some.rstrip("\ufffd")
+    starts = [decoded(tokenizer, ids[:count]) for count in range(end + 1)]
+    assert whole == [start for start in starts if "\ufffd" not in start][-1]
+    assert len(some) - len(whole) <= 3  # the bytes of half a character
+
+
+@given(TEXTS, st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_the_text_goes_on_after_the_prompt(text: str, border: int) -> None:
+    tokenizer = byte_fallback()
+    ids = ids_of(tokenizer, text)
+    prompt, rest = ids[:border], ids[border:]
+    before = decoded(tokenizer, prompt)
+    if not before.endswith("\ufffd"):
+        assert before + continued(tokenizer, prompt, rest) == text
+
+
+@given(TEXTS, st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_a_prompt_changes_nothing_where_the_decoder_drops_no_space(text: str, border: int) -> None:
+    tokenizer = byte_level()
+    ids = ids_of(tokenizer, text)
+    prompt, rest = ids[:border], ids[border:]
+    assert continued(tokenizer, prompt, rest) == decoded(tokenizer, rest)
+
+
+@pytest.mark.parametrize("character", ["中", "😀"])
+@pytest.mark.parametrize("byte", [1, 2])
+def test_the_rest_of_the_prompts_last_character_stays_broken(character: str, byte: int) -> None:
+    """Nothing of what comes after it is lost, and nothing of the prompt comes again."""
+    data = character.encode()
+    pieces = cast(PreTrainedTokenizerBase, Pieces([b"x", data[:byte], data[byte:], b" y"]))
+    text = continued(pieces, (1, 2), (3, 4))
+    assert text == data[byte:].decode(errors="replace") + " y"
+
+
+def test_a_word_after_the_prompt_keeps_its_space() -> None:
+    tokenizer = byte_fallback()
+    bos, eos = id_of(tokenizer, "<s>"), id_of(tokenizer, "</s>")
+    prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris.")
+    assert continued(tokenizer, (), answer) == "is Paris."
+    assert continued(tokenizer, (bos,), answer) == "is Paris."
+    for before in (prompt, prompt[-1:], [bos, *prompt], [*prompt, eos, bos]):
+        assert continued(tokenizer, before, answer) == " is Paris."
+    assert continued(tokenizer, prompt, [eos, *answer[:1], eos, *answer[1:]]) == " is Paris."
+
+
+def test_bytes_that_are_no_character_do_not_spoil_those_before() -> None:
+    tokenizer = byte_fallback()
+    emoji, bad = ids_of(tokenizer, "😀")[1:], id_of(tokenizer, "<0xFF>")
+    end = ids_of(tokenizer, "a")
+    assert continued(tokenizer, (), [*emoji, bad, *end]) == "😀\ufffd a"
+    assert continued(tokenizer, (), [*emoji, *[bad] * 9, *end]) == "😀" + "\ufffd" * 9 + " a"
+
+
+def test_ids_without_text_are_not_kept() -> None:
+    """A text that goes on after its end-of-text ids is decoded no slower for each of them."""
+    tokenizer = byte_fallback()
+    detok = Detokenizer(tokenizer, (), prompt=ids_of(tokenizer, "France"))
+    for _ in range(50):
+        assert detok.push(cast(int, tokenizer.eos_token_id)) == ""
+    assert len(detok._context) < 10
+
+
+def test_whole_characters_are_shown_at_once() -> None:
+    shown, _ = stream([b"a", "\u00e9".encode(), "\U0001f600".encode(), b"b"])
+    assert shown == ["a", "é", "😀", "b", ""]
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    first, second = "é".encode()[:1], "é".encode()[1:]
+    assert stream([b"a", first, second + b"b"])[0] == ["a", "", "éb", ""]
+
+
+def test_half_a_character_at_the_end_is_shown_as_broken() -> None:
+    assert stream([b"a", "é".encode()[:1]])[0] == ["a", "", "\ufffd"]
+
+
+def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever() -> None:
+    shown, _ = stream([b"\xff"] * 20)
+    assert "".join(shown[:-1])
+    assert "".join(shown) == "\ufffd" * 20
+
+
+def test_a_long_run_of_tokens_that_end_within_characters_is_whole() -> None:
+    text = "中文字" * 5
+    shown, _ = stream(cut(text.encode(), range(1, 3 * len(text), 3)))
+    assert "".join(shown) == text
+
+
+def test_special_tokens_have_no_text() -> None:
+    detok = detokenizer([b"a"])
+    assert [detok.push(token) for token in (1, SPECIAL, 1)] == ["a", "", "a"]
+
+
+def test_a_stop_text_is_found_across_tokens_and_never_shown() -> None:
+    shown, detok = stream([b"one E", b"N", b"D two"], ["END"])
+    assert shown == ["one ", "", "", ""]
+    assert detok.stopped
+
+
+def test_text_held_back_is_shown_once_it_cannot_be_a_stop_text() -> None:
+    shown, detok = stream([b"E", b"N", b"E", b"X"], ["END"])
+    assert shown == ["", "", "EN", "EX", ""]
+    assert not detok.stopped
+
+
+def test_text_held_back_at_the_end_is_part_of_the_text() -> None:
+    shown, detok = stream([b"one E", b"N"], ["END"])
+    assert shown == ["one ", "", "EN"]
+    assert detok.text == "one EN"
+
+
+@pytest.mark.parametrize("stop", [["cd", "b"], ["b", "cd"]])
+def test_the_stop_text_that_begins_first_wins(stop: list[str]) -> None:
+    assert stream([b"abcd"], stop)[1].text == "a"
+
+
+@pytest.mark.parametrize(("keep", "text"), [(False, "one "), (True, "one END")])
+def test_a_stop_text_is_kept_where_asked_and_named(keep: bool, text: str) -> None:
+    pieces = cast(PreTrainedTokenizerBase, Pieces([b"one E", b"N", b"D two"]))
+    detok = Detokenizer(pieces, ["x", "END"], keep_stop=keep)
+    assert "".join(map(detok.push, (1, 2, 3))) == detok.text == text
+    assert detok.stopped_by == "END"
+
+
+def test_special_tokens_are_text_where_asked() -> None:
+    tokenizer = byte_level()
+    special = tokenizer.eos_token_id
+    for skip, text in ((True, ""), (False, tokenizer.eos_token)):
+        assert Detokenizer(tokenizer, (), skip_special_tokens=skip).push(special) == text

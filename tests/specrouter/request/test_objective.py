@@ -1,0 +1,235 @@
+"""An objective is refused by its field, resolved once, and judged by the clock's rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specrouter import SLO, ChainRouter, RequestError
+from specrouter.cli.main import main
+from specrouter.request.objective import Objective, SloLike, joined, resolve, tpot_of_runs
+from tests.specrouter.fake_router import FakeRouter
+
+CLASSES = {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
+SPELLING = {"tpot_ms": "--tpot", "ttft_ms": "--ttft"}
+
+
+def no_baseline() -> float:
+    raise AssertionError("nobody asked for a ratio")
+
+
+def refused(make: Callable[[], Any]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        make()
+    return caught.value
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("field", ["tpot_ms", "ttft_ms", "tpot_ratio"])
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf, 10**400, True, "50", [50], b"50"]
+)
+def test_a_quantity_that_is_no_positive_number_is_refused_by_its_name(
+    field: str, value: Any
+) -> None:
+    assert refused(lambda: SLO(**{field: value})).field == f"slo.{field}"
+
+
+@pytest.mark.parametrize("value", [1, 0.001, 50, 1e9])
+def test_a_positive_number_may_be_asked_for(value: float) -> None:
+    assert SLO(tpot_ms=value, ttft_ms=value).tpot_ms == value
+
+
+def test_tpot_is_asked_for_in_one_way() -> None:
+    assert refused(lambda: SLO(tpot_ms=50, tpot_ratio=1.2)).field == "slo.tpot_ratio"
+
+
+def test_an_objective_asks_for_something() -> None:
+    for make in (SLO, lambda: SLO(slo_class="coding")):
+        assert refused(make).field == "slo"
+
+
+def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
+    error = refused(lambda: resolve("urgent", CLASSES, no_baseline))
+    assert error.field == "slo"
+    assert "'urgent'" in error.reason
+    assert "interactive, coding" in error.reason
+    assert "there are none" in refused(lambda: resolve("urgent", {}, no_baseline)).reason
+    counted = SLO(tpot_ms=5, slo_class="urgent")
+    assert refused(lambda: resolve(counted, CLASSES, no_baseline)).field == "slo"
+
+
+@pytest.mark.parametrize("slo", [50, 50.0, {"tpot_ms": 50}, ("interactive",), True])
+def test_anything_else_is_refused(slo: Any) -> None:
+    assert refused(lambda: resolve(slo, CLASSES, no_baseline)).field == "slo"
+
+
+# What it means
+
+
+@pytest.mark.parametrize(
+    ("slo", "objective"),
+    [
+        (None, None),
+        (SLO(tpot_ms=50), Objective(50.0, None)),
+        (SLO(ttft_ms=200), Objective(None, 200.0)),
+        ("interactive", Objective(50.0, 1000.0, "interactive")),
+        (SLO(tpot_ms=7, slo_class="coding"), Objective(7.0, None, "coding")),
+    ],
+)
+def test_milliseconds_are_taken_as_they_are(slo: SloLike, objective: Objective | None) -> None:
+    assert resolve(slo, CLASSES, no_baseline) == objective
+
+
+def test_a_ratio_is_times_the_baseline_latency() -> None:
+    assert resolve("coding", CLASSES, lambda: 30.0) == Objective(36.0, None, "coding")
+    asked = SLO(tpot_ratio=2, ttft_ms=100)
+    assert resolve(asked, {}, lambda: 30.0) == Objective(60.0, 100.0)
+
+
+@pytest.mark.parametrize(("ratio", "baseline_ms"), [(1e308, 30.0), (5e-324, 0.1), (1, 0.0)])
+def test_a_ratio_that_the_baseline_makes_meaningless_is_refused(
+    ratio: float, baseline_ms: float
+) -> None:
+    error = refused(lambda: resolve(SLO(tpot_ratio=ratio), {}, lambda: baseline_ms))
+    assert error.field == "slo.tpot_ratio"
+
+
+# Two ways in
+
+
+@pytest.mark.parametrize(
+    ("slo", "added", "result"),
+    [
+        (None, {}, None),
+        ("coding", {}, "coding"),
+        (None, {"tpot_ms": 5.0}, SLO(tpot_ms=5.0)),
+        (SLO(tpot_ms=5), {"ttft_ms": 9.0}, SLO(tpot_ms=5, ttft_ms=9.0)),
+        (SLO(tpot_ms=5), {"tpot_ms": 5.0}, SLO(tpot_ms=5)),
+        (SLO(tpot_ratio=2), {"ttft_ms": 9.0}, SLO(tpot_ratio=2, ttft_ms=9.0)),
+        ("coding", {"ttft_ms": 9.0}, SLO(ttft_ms=9.0, tpot_ratio=1.2, slo_class="coding")),
+    ],
+)
+def test_what_is_left_open_may_be_added(
+    slo: SloLike, added: dict[str, float], result: SloLike
+) -> None:
+    assert joined(slo, added, CLASSES, SPELLING) == result
+
+
+@pytest.mark.parametrize(
+    ("slo", "added", "field"),
+    [
+        (SLO(tpot_ms=5), {"tpot_ms": 6.0}, "--tpot"),
+        (SLO(tpot_ms=5, ttft_ms=9), {"tpot_ms": 5.0, "ttft_ms": 8.0}, "--ttft"),
+        (SLO(tpot_ratio=2), {"tpot_ms": 5.0}, "--tpot"),
+        ("interactive", {"ttft_ms": 999.0}, "--ttft"),
+        ("coding", {"tpot_ms": 36.0}, "--tpot"),
+        ("urgent", {"tpot_ms": 36.0}, "slo"),
+        ("urgent", {}, "slo"),
+        (None, {"tpot_ms": math.nan}, "--tpot"),
+        (SLO(tpot_ms=5), {"ttft_ms": 0.0}, "--ttft"),
+    ],
+)
+def test_what_is_added_must_not_contradict(
+    slo: SloLike, added: dict[str, float], field: str
+) -> None:
+    assert refused(lambda: joined(slo, added, CLASSES, SPELLING)).field == field
+
+
+# Whether it was given
+
+
+@pytest.mark.parametrize(
+    ("decode_ms", "decoded_tokens", "attained"),
+    [(200.0, 4, True), (200.1, 4, False), (0.0, 0, True), (0.0, 3, True), (50.0, 0, False)],
+)
+def test_decoding_may_take_the_objective_for_each_token_after_the_first(
+    decode_ms: float, decoded_tokens: int, attained: bool
+) -> None:
+    assert Objective(50.0, None).is_attained(1e9, decode_ms, decoded_tokens) == attained
+
+
+@pytest.mark.parametrize(("ttft_ms", "attained"), [(100.0, True), (100.1, False), (None, False)])
+def test_the_first_token_has_its_own_objective(ttft_ms: float | None, attained: bool) -> None:
+    assert Objective(50.0, 100.0).is_attained(ttft_ms, 40.0, 1) == attained
+    assert Objective(None, 100.0).is_attained(ttft_ms, 1e9, 1) == attained
+    assert not Objective(50.0, 100.0).is_attained(ttft_ms, 60.0, 1)
+
+
+def test_tpot_of_a_run_is_the_time_of_its_tokens() -> None:
+    one_by_one = [(5.0 + 0.002 * k, 1) for k in range(21)]
+    assert tpot_of_runs(one_by_one) == pytest.approx([2.0, 2.0])
+    slower = [*one_by_one[:11], *((5.02 + 0.004 * (k + 1), 1) for k in range(10))]
+    assert tpot_of_runs(slower) == pytest.approx([2.0, 4.0])
+
+
+@pytest.mark.parametrize(("tokens", "runs"), [(0, 0), (1, 0), (10, 0), (11, 1), (20, 1), (21, 2)])
+def test_only_full_runs_after_the_first_token_count(tokens: int, runs: int) -> None:
+    assert len(tpot_of_runs([(0.1 * k, 1) for k in range(tokens)])) == runs
+
+
+def test_tokens_of_a_commit_share_its_time() -> None:
+    # The second run's first four tokens came in the commit that ended the first one: 6 + 4 of 10.
+    commits = [(0.0, 1), (0.04, 4), (0.14, 10), (0.16, 2), (0.2, 4)]
+    assert tpot_of_runs(commits) == pytest.approx([(40 + 60) / 10, (40 + 20 + 40) / 10])
+    assert sum(tpot_of_runs(commits)) * 10 == pytest.approx(200.0)
+
+
+def test_tokens_that_come_with_the_first_one_take_no_time() -> None:
+    assert tpot_of_runs([(3.0, 6), (3.05, 5)]) == pytest.approx([5.0])
+    assert tpot_of_runs([(3.0, 11)]) == [0.0]
+
+
+# The command line
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> FakeRouter:
+    router = FakeRouter()
+    monkeypatch.setattr(ChainRouter, "from_config", lambda _: router)
+    return router
+
+
+@pytest.mark.parametrize(
+    ("options", "slo"),
+    [
+        ([], None),
+        (["--slo-tpot-ms", "40"], SLO(tpot_ms=40)),
+        (["--slo-tpot-ms=40", "--slo-ttft-ms=900"], SLO(tpot_ms=40, ttft_ms=900)),
+        (["--slo-class", "coding"], "coding"),
+        (
+            ["--slo-class=coding", "--slo-ttft-ms=900"],
+            SLO(tpot_ratio=1.2, ttft_ms=900, slo_class="coding"),
+        ),
+    ],
+)
+def test_generate_hands_the_objective_on(
+    options: list[str], slo: SloLike, router: FakeRouter
+) -> None:
+    assert main(["generate", "p", *options]) == 0
+    assert router.slos == [slo]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--slo-tpot-ms", "0"], "--slo-tpot-ms"),
+        (["--slo-tpot-ms", "nan"], "--slo-tpot-ms"),
+        (["--slo-ttft-ms=-1"], "--slo-ttft-ms"),
+        (["--slo-class", "urgent"], "slo"),
+        (["--slo-class", "interactive", "--slo-tpot-ms", "40"], "--slo-tpot-ms"),
+    ],
+)
+def test_generate_refuses_a_bad_objective_in_one_line(
+    options: list[str], field: str, router: FakeRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "p", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"specrouter: {field}: ")
+    assert error.count("\n") == 1
+    assert router.calls == []

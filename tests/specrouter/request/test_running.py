@@ -1,0 +1,713 @@
+"""A request ends once, where its parameters say, and tells its caller everything."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from specrouter import ChainRouter
+from specrouter.engine.intake import MAX_BAD_WORD_IDS
+from specrouter.request.objective import SLO, Objective
+from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
+from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.running import Prompt, RequestHandle, RunningRequest
+from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
+from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine, router_without_models
+from tests.specrouter.request.test_detokenizer import byte_fallback
+
+PROMPT = (7, 8, 9)
+EOS = 0
+PAIR, ALONE = ("small", "big"), ("big",)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+class Running:
+    """A running request, and what it delivered."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        generated: Sequence[int] = (),
+        sample: int = 0,
+        objective: Objective | None = None,
+        **params: Any,
+    ) -> None:
+        self.deltas: list[Delta] = []
+        self.handle = RequestHandle(1, lambda: None, self.deltas.append)
+        prompt = Prompt(
+            PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample, objective=objective
+        )
+        self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
+
+    def accept(self, tokens: Sequence[int], chain: tuple[str, ...], drafted: int = 0) -> None:
+        """What the engine does with a cycle's tokens."""
+        logprobs = logprobs_of(tokens)
+        self.handle.deliver(self.request.accept(tokens, chain, logprobs, drafted=drafted))
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+        self.handle.deliver(self.request.finish(reason, error))
+
+    @property
+    def output(self) -> RequestOutput:
+        return self.handle.result(timeout=0)
+
+
+def logprobs_of(tokens: Sequence[int]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(token, -token / 100, ((1, -0.5),)) for token in tokens]
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text)["input_ids"]
+    return ids
+
+
+def test_tokens_come_as_deltas_and_the_last_has_the_output(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, max_new_tokens=4)
+    running.accept([11, 12], PAIR)
+    running.accept([13, 14], ALONE)
+    assert [delta.token_ids for delta in running.deltas] == [[11, 12], [13, 14]]
+    assert [delta.finish_reason for delta in running.deltas] == [None, "length"]
+    assert "".join(delta.text for delta in running.deltas) == running.output.text
+    assert running.output.text == tokenizer.decode([11, 12, 13, 14])
+    assert running.output.token_ids == [11, 12, 13, 14]
+    assert running.output.seed == 5
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earlier: int) -> None:
+    """A decoder that drops the space before a text's first word drops none before the answer."""
+    tokenizer = byte_fallback()
+    prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris")
+    handle = RequestHandle(1, lambda: None)
+    params = SamplingParams(max_new_tokens=len(answer))
+    begun = Prompt(tuple(prompt), tuple(answer[:earlier]), params, None, 5)
+    request = RunningRequest(begun, handle, tokenizer, frozenset({EOS}))
+    handle.deliver(request.accept(answer[earlier:], ALONE))
+    assert handle.result(timeout=0).text == " is Paris"
+
+
+def test_tokens_after_the_end_are_dropped(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=2)
+    running.accept([11, 12, 13], PAIR)
+    assert running.output.token_ids == [11, 12]
+    assert running.output.finish_reason == "length"
+
+
+def test_the_end_of_text_ends_the_output_and_is_part_of_it(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer)
+    running.accept([11, EOS, 12], PAIR)
+    assert running.output.token_ids == [11, EOS]
+    assert running.output.finish_reason == "eos"
+    assert running.output.text == tokenizer.decode([11])
+
+
+def test_the_end_of_text_may_be_ignored(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=3, ignore_eos=True)
+    running.accept([11, EOS, 12], PAIR)
+    assert running.output.token_ids == [11, EOS, 12]
+    assert running.output.finish_reason == "length"
+
+
+def test_a_stop_id_ends_the_output_and_is_part_of_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, stop_token_ids=(12,))
+    running.accept([11, 12, 13], PAIR)
+    assert running.output.token_ids == [11, 12]
+    assert running.output.finish_reason == "stop"
+    assert running.output.text == tokenizer.decode([11, 12])
+
+
+def test_a_stop_id_that_is_the_end_of_text_counts_even_where_that_is_ignored(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, stop_token_ids=(EOS,), ignore_eos=True)
+    running.accept([11, EOS, 12], PAIR)
+    assert running.output.finish_reason == "stop"
+
+
+def test_a_stop_text_is_not_part_of_the_text_and_its_tokens_are(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    ids = ids_of(tokenizer, "one END two")
+    running = Running(tokenizer, stop=("END",))
+    for token in ids:
+        if not running.request.finished:
+            running.accept([token], ALONE)
+    assert running.output.text == "one "
+    assert running.output.finish_reason == "stop"
+    kept = running.output.token_ids
+    assert kept == ids[: len(kept)]
+    assert "END" in tokenizer.decode(kept)
+    assert "".join(delta.text for delta in running.deltas) == "one "
+
+
+def test_text_that_was_held_back_comes_with_the_last_delta(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    ids = ids_of(tokenizer, "xEN")
+    running = Running(tokenizer, stop=("END",), max_new_tokens=len(ids))
+    for token in ids:
+        running.accept([token], ALONE)
+    assert running.output.text == "xEN"
+    assert running.deltas[-1].text == "EN"
+
+
+def test_generated_tokens_count_as_output_and_are_not_delivered_again(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, generated=[11, 12], max_new_tokens=3)
+    assert running.request.prompt.committed == (*PROMPT, 11, 12)
+    assert running.request.prompt.reserve_tokens == len(PROMPT) + 3
+    running.accept([13], ALONE)
+    assert running.deltas[0].token_ids == [13]
+    assert running.output.token_ids == [11, 12, 13]
+    assert running.output.text == tokenizer.decode([11, 12, 13])
+
+
+def test_the_metrics_count_cycles_chains_and_committed_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, max_new_tokens=6)
+    running.accept([11, 12, 13], PAIR)
+    running.accept([14], ALONE)
+    running.accept([15, 16], PAIR)
+    metrics = running.output.metrics
+    assert (metrics.cycles, metrics.chains) == (3, {PAIR: 2, ALONE: 1})
+    assert metrics.acceptance_length == 2.0
+    assert (metrics.prompt_tokens, metrics.output_tokens) == (3, 6)
+    assert metrics.ttft_ms is not None
+    assert metrics.tpot_ms is not None
+    assert metrics.to_json()["chains"] == {"small>big": 2, "big": 1}
+
+
+def test_the_metrics_count_what_was_drafted_and_what_of_it_is_output(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, max_new_tokens=6)
+    running.accept([11, 12, 13], PAIR, drafted=8)  # two of eight, and the target's own
+    running.accept([14], ALONE)
+    running.accept([15, 16, 17, 18], PAIR, drafted=3)  # the text ends with the second
+    metrics = running.output.metrics
+    assert (metrics.drafted_tokens, metrics.accepted_tokens) == (11, 4)
+    shown = metrics.to_json()
+    assert (shown["drafted_tokens"], shown["accepted_tokens"]) == (11, 4)
+
+
+def test_a_request_that_ends_before_its_first_token_has_no_times(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer)
+    running.finish("error", "no memory")
+    assert (running.output.finish_reason, running.output.error) == ("error", "no memory")
+    assert (running.output.text, running.output.token_ids) == ("", [])
+    metrics = running.output.metrics
+    assert (metrics.ttft_ms, metrics.tpot_ms, metrics.cycles) == (None, None, 0)
+
+
+def test_a_request_ends_once(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=1)
+    running.accept([11], ALONE)
+    assert not running.handle.deliver(running.request.finish("cancelled"))
+    assert len(running.deltas) == 1
+    assert running.output.finish_reason == "length"
+
+
+def test_of_two_threads_that_end_a_request_one_is_heard(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    heard: list[Delta] = []
+
+    def listen(delta: Delta) -> None:
+        time.sleep(0.05)
+        heard.append(delta)
+
+    handle = RequestHandle(1, lambda: None, listen)
+    prompt = Prompt((1, 2), (), SamplingParams(), None, seed=0)
+    request = RunningRequest(prompt, handle, tokenizer, frozenset())
+    last = [request.finish("error", cause) for cause in ("stuck", "late")]
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(handle.deliver, last))
+    assert sorted(told) == [False, True]
+    assert [delta.output for delta in heard] == [handle.result(0)]
+
+
+def test_waiting_for_a_result_may_time_out(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(TimeoutError, match="request 1"):
+        Running(tokenizer).handle.result(timeout=0.01)
+
+
+def test_cancelling_wakes_the_engine_and_may_be_repeated() -> None:
+    woken: list[bool] = []
+    handle = RequestHandle(1, lambda: woken.append(True))
+    assert not handle.is_cancelled
+    handle.cancel()
+    handle.cancel()
+    assert handle.is_cancelled
+    assert len(woken) == 2
+
+
+def test_a_handle_iterates_to_the_last_delta(tokenizer: PreTrainedTokenizerBase) -> None:
+    handle = RequestHandle(1, lambda: None)
+    prompt = Prompt(PROMPT, (), SamplingParams(max_new_tokens=2), None, seed=0)
+    request = RunningRequest(prompt, handle, tokenizer, frozenset())
+    handle.deliver(request.accept([11], ALONE))
+    handle.deliver(request.accept([12], ALONE))
+    assert [delta.token_ids for delta in handle] == [[11], [12]]
+
+
+# Objectives
+
+
+class Clock:
+    """Stands still but for what is added to `now_s`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr("specrouter.request.running.time.perf_counter", lambda: self.now_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def serve_slowly(running: Running, clock: Clock, times_s: Sequence[tuple[float, int]]) -> None:
+    """Commits of so many tokens, each so many seconds after the one before."""
+    for after_s, count in times_s:
+        clock.now_s += after_s
+        running.accept([11] * count, ALONE)
+
+
+def test_the_clock_of_decoding_starts_at_the_first_token(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, max_new_tokens=9)
+    clock.now_s += 7.0
+    assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
+    running.accept([11], ALONE)
+    assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
+    clock.now_s += 0.25
+    assert running.request.decode_ms(clock.now_s) == 250.0
+    running.accept([11, 12, 13], PAIR)
+    assert running.request.decoded_tokens == 3
+    assert running.request.decode_ms(clock.now_s + 0.5) == 750.0
+
+
+def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, generated=[11, 12, 13], objective=Objective(100.0, None))
+    assert running.request.decoded_tokens == 0
+    serve_slowly(running, clock, [(9.0, 1), (0.25, 2)])
+    assert (running.request.produced_tokens, running.request.decoded_tokens) == (3, 2)
+    running.accept([EOS], ALONE)
+    assert running.output.metrics.attained
+    assert running.output.metrics.tpot_ms == pytest.approx(250 / 3)
+
+
+@pytest.mark.parametrize(
+    ("objective", "attained"),
+    [
+        (None, None),
+        (Objective(50.0, None), True),
+        (Objective(49.9, None), False),
+        (Objective(50.0, 2000.0), True),
+        (Objective(50.0, 1999.0), False),
+        (Objective(49.9, 2000.0), False),
+        (Objective(None, 2000.0), True),
+        (Objective(None, 1999.0), False),
+    ],
+)
+def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
+    tokenizer: PreTrainedTokenizerBase,
+    clock: Clock,
+    objective: Objective | None,
+    attained: bool | None,
+) -> None:
+    running = Running(tokenizer, objective=objective, max_new_tokens=6)
+    serve_slowly(running, clock, [(2.0, 1), (0.125, 2), (0.125, 3)])  # 250 ms for 5 tokens
+    metrics = running.output.metrics
+    assert (metrics.ttft_ms, metrics.tpot_ms) == (2000.0, 50.0)
+    assert (metrics.objective, metrics.attained) == (objective, attained)
+    assert running.request.objective == objective
+
+
+def test_one_token_attains_whatever_tpot_is_asked_for(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, objective=Objective(0.001, None), max_new_tokens=1)
+    serve_slowly(running, clock, [(9.0, 1)])
+    assert running.output.metrics.attained is True
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "error", "timeout", "unserved"])
+@pytest.mark.parametrize("commits", [[], [(0.0, 1)], [(0.0, 1), (0.001, 2)]])
+def test_what_was_cut_off_has_not_attained_its_objective(
+    tokenizer: PreTrainedTokenizerBase,
+    clock: Clock,
+    reason: FinishReason,
+    commits: list[tuple[float, int]],
+) -> None:
+    running = Running(tokenizer, objective=Objective(50.0, None))
+    serve_slowly(running, clock, commits)
+    running.finish(reason)
+    assert running.output.metrics.attained is False
+
+
+def test_times_of_every_10_tokens_end_with_the_text(
+    tokenizer: PreTrainedTokenizerBase, clock: Clock
+) -> None:
+    running = Running(tokenizer, max_new_tokens=21)
+    # The last commit brings five tokens, of which the text takes two: they share its time.
+    serve_slowly(running, clock, [(2.0, 1), *[(0.125, 4)] * 2, (0.5, 10), (0.25, 5)])
+    metrics = running.output.metrics
+    assert len(running.output.token_ids) == 21
+    assert metrics.tpot_ms_every_10 == pytest.approx((35.0, 65.0))
+    assert metrics.tpot_ms == pytest.approx(50.0)
+    assert metrics.to_json()["tpot_ms_every_10"] == list(metrics.tpot_ms_every_10)
+
+
+def test_the_metrics_carry_the_objective_into_json(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, objective=Objective(1e9, 2e9, "chat"), max_new_tokens=1)
+    running.accept([11], ALONE)
+    written = running.output.metrics.to_json()
+    assert written["objective"] == {"tpot_ms": 1e9, "ttft_ms": 2e9, "slo_class": "chat"}
+    assert written["attained"] is True
+
+
+# Log-probabilities
+
+
+def test_logprobs_come_with_their_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=3, logprobs=1)
+    running.accept([11, 12], PAIR)
+    running.accept([13], ALONE)
+    assert [delta.logprobs for delta in running.deltas] == [
+        logprobs_of([11, 12]),
+        logprobs_of([13]),
+    ]
+    assert running.output.logprobs == logprobs_of([11, 12, 13])
+
+
+@pytest.mark.parametrize(
+    "ending", [{"max_new_tokens": 2}, {"stop_token_ids": (12,)}, {"max_new_tokens": 2, "n": 3}]
+)
+def test_logprobs_end_with_the_text(tokenizer: PreTrainedTokenizerBase, ending: Any) -> None:
+    running = Running(tokenizer, logprobs=0, **ending)
+    running.accept([11, 12, 13, 14], PAIR)
+    assert running.deltas[-1].logprobs == logprobs_of([11, 12])
+    assert running.output.logprobs == logprobs_of([11, 12])
+
+
+def test_logprobs_end_at_a_stop_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, stop=("END",), logprobs=0)
+    running.accept(ids_of(tokenizer, "one END two"), PAIR)
+    assert running.output.finish_reason == "stop"
+    assert running.output.logprobs == logprobs_of(running.output.token_ids)
+    assert running.deltas[-1].logprobs == running.output.logprobs
+
+
+def test_logprobs_do_not_cover_tokens_of_an_earlier_attempt(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    running = Running(tokenizer, generated=[11, 12], max_new_tokens=3, logprobs=0)
+    running.accept([13], ALONE)
+    assert running.output.token_ids == [11, 12, 13]
+    assert running.output.logprobs == logprobs_of([13])
+
+
+def test_logprobs_that_nobody_asked_for_are_dropped(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, max_new_tokens=2)
+    running.accept([11], PAIR)
+    running.accept([12], PAIR)
+    assert [delta.logprobs for delta in running.deltas] == [None, None]
+    assert running.output.logprobs is None
+
+
+def test_logprobs_outlive_an_end_from_outside(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, logprobs=0)
+    running.accept([11], PAIR)
+    running.finish("cancelled")
+    assert running.deltas[-1].logprobs == []
+    assert running.output.logprobs == logprobs_of([11])
+
+
+def test_logprobs_must_come_where_they_are_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    request = Running(tokenizer, logprobs=0).request
+    with pytest.raises(AssertionError):
+        request.accept([11], ALONE)
+    with pytest.raises(AssertionError):
+        request.accept([11, 12], ALONE, logprobs_of([11]))
+
+
+# Samples
+
+
+FIRST = FakeEngine.first_token
+THREE = SamplingParams(max_new_tokens=4, n=3)
+ENDLESS = SamplingParams(max_new_tokens=50_000, n=3)
+Served = tuple[ChainRouter, FakeEngine]
+
+
+@pytest.fixture
+def served(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    router, engine = router_without_models(tokenizer, monkeypatch)
+    with router:
+        yield router, engine
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.002)
+
+
+def assert_samples(outputs: Sequence[RequestOutput]) -> None:
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert [output.token_ids for output in outputs] == [[FIRST + index] * 4 for index in range(3)]
+
+
+def test_a_sample_says_which_it_is(tokenizer: PreTrainedTokenizerBase) -> None:
+    running = Running(tokenizer, sample=2, max_new_tokens=2)
+    running.accept([11], PAIR)
+    running.accept([12], PAIR)
+    assert [delta.index for delta in running.deltas] == [2, 2]
+    assert running.output.index == 2
+
+
+def test_generate_gives_the_samples_of_each_prompt_in_turn(served: Served) -> None:
+    router, engine = served
+    other = SamplingParams(max_new_tokens=1)
+    outputs = router.generate([[1, 2], [3], [4]], [THREE, other, THREE])
+    assert_samples(outputs[:3])
+    assert (outputs[3].index, outputs[3].token_ids) == (0, [FIRST])
+    assert_samples(outputs[4:])
+    seeds = [output.seed for output in outputs]
+    assert len(set(seeds[:3])) == len(set(seeds[4:])) == 1
+    assert [request.prompt.sample for request in engine.seen] == [0, 1, 2, 0, 0, 1, 2]
+
+
+def test_submit_all_gives_a_handle_for_each_sample(served: Served) -> None:
+    handles = served[0].submit_all([1, 2], THREE)
+    assert_samples([handle.result(10.0) for handle in handles])
+    assert len({handle.request_id for handle in handles}) == 3
+
+
+def test_submit_serves_one_sample(served: Served) -> None:
+    router, engine = served
+    with pytest.raises(RequestError, match="submit_all") as caught:
+        router.submit([1, 2], THREE)
+    assert caught.value.field == "n"
+    assert engine.seen == []
+
+
+def test_one_refused_prompt_leaves_no_sample_queued(served: Served) -> None:
+    router, engine = served
+    with pytest.raises(RequestError):
+        router.generate([[1, 2], []], THREE)
+    assert engine.seen == []
+
+
+def test_a_stream_has_the_deltas_of_all_samples(served: Served) -> None:
+    deltas = list(served[0].stream([1, 2], THREE))
+    assert sum(delta.finish_reason is not None for delta in deltas) == 3
+    for index in range(3):
+        own = [delta for delta in deltas if delta.index == index]
+        assert [token for delta in own for token in delta.token_ids] == [FIRST + index] * 4
+    outputs = [delta.output for delta in deltas if delta.output is not None]
+    assert_samples(sorted(outputs, key=lambda output: output.index))
+
+
+def test_a_stream_for_coroutines_has_them_too(served: Served) -> None:
+    async def collect() -> list[Delta]:
+        return [delta async for delta in served[0].astream([1, 2], THREE)]
+
+    outputs = [delta.output for delta in asyncio.run(collect()) if delta.output is not None]
+    assert_samples(sorted(outputs, key=lambda output: output.index))
+
+
+def test_leaving_a_stream_cancels_all_samples(served: Served) -> None:
+    router, engine = served
+    for delta in router.stream([1, 2], ENDLESS):
+        assert delta.finish_reason is None
+        break
+    wait_until(lambda: not engine.running)
+    assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+
+
+def test_leaving_a_stream_of_coroutines_cancels_all_samples(served: Served) -> None:
+    router, engine = served
+
+    async def leave() -> None:
+        async with aclosing(router.astream([1, 2], ENDLESS)) as deltas:
+            await anext(deltas)
+
+    asyncio.run(leave())
+    wait_until(lambda: not engine.running)
+    assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+
+
+def objectives(engine: FakeEngine) -> list[Objective | None]:
+    return [request.objective for request in engine.seen]
+
+
+def test_every_way_in_takes_an_objective(served: Served) -> None:
+    router, engine = served
+    one, asked = SamplingParams(max_new_tokens=1), SLO(tpot_ms=50, ttft_ms=900)
+
+    async def stream() -> list[Delta]:
+        return [delta async for delta in router.astream([1], one, slo=asked)]
+
+    router.generate([1], one, slo=asked)
+    list(router.stream([1], one, slo=asked))
+    asyncio.run(stream())
+    router.submit([1], one, slo=asked).result(10.0)
+    for handle in router.submit_all([1], THREE, slo=asked):
+        handle.result(10.0)
+    assert objectives(engine) == [Objective(50.0, 900.0)] * 7
+
+
+def test_prompts_may_have_objectives_of_their_own(served: Served) -> None:
+    router, engine = served
+    one = SamplingParams(max_new_tokens=1)
+    router.generate([[1], [2], [3]], one, slo=[SLO(tpot_ms=5), None, SLO(tpot_ratio=2)])
+    assert objectives(engine) == [
+        Objective(5.0, None),
+        None,
+        Objective(2 * BASELINE_TPOT_MS, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "slo", ["urgent", 50, [SLO(tpot_ms=5)], [SLO(tpot_ms=5), "urgent"], [SLO(tpot_ms=5), 50]]
+)
+def test_one_bad_objective_leaves_nothing_queued(served: Served, slo: Any) -> None:
+    router, engine = served
+    with pytest.raises(RequestError) as caught:
+        router.generate([[1], [2]], THREE, slo=slo)
+    assert caught.value.field == "slo"
+    assert engine.seen == []
+
+
+def test_one_cancelled_sample_leaves_the_others(served: Served) -> None:
+    handles = served[0].submit_all([1, 2], SamplingParams(max_new_tokens=200, n=3))
+    handles[1].cancel()
+    reasons = [handle.result(10.0).finish_reason for handle in handles]
+    assert reasons == ["length", "cancelled", "length"]
+
+
+def test_samples_have_their_logprobs(served: Served) -> None:
+    outputs = served[0].generate([[1, 2]], SamplingParams(max_new_tokens=2, n=2, logprobs=0))
+    for output in outputs:
+        assert output.logprobs == [TokenLogprobs(token, -1.0) for token in output.token_ids]
+
+
+# Banned words
+
+
+def banned(served: Served, **params: Any) -> tuple[tuple[int, ...], ...]:
+    """What the engine is told not to bring about."""
+    router, engine = served
+    router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
+    return engine.seen[-1].prompt.bad_words_ids
+
+
+def test_a_bad_word_is_banned_with_and_without_its_space(
+    served: Served, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    plain, spaced = tuple(ids_of(tokenizer, "the")), tuple(ids_of(tokenizer, " the"))
+    assert len(plain) == len(spaced)
+    assert plain[0] != spaced[0]
+    assert banned(served, bad_words=("the",)) == (plain, spaced)
+    assert banned(served, bad_words=(" the",)) == (plain, spaced)
+
+
+def test_a_space_that_is_a_token_of_its_own_adds_nothing(
+    served: Served, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    plain, spaced = tuple(ids_of(tokenizer, "Z")), tuple(ids_of(tokenizer, " Z"))
+    assert len(spaced) > len(plain)
+    assert banned(served, bad_words=("Z",)) == (plain,)
+
+
+def test_banned_ids_come_after_the_banned_texts(
+    served: Served, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    word = tuple(ids_of(tokenizer, "Z"))
+    sequences = ((3, EOS), (7,))
+    assert banned(served, bad_words=("Z",), bad_words_ids=sequences) == (word, *sequences)
+
+
+def test_the_bad_words_of_several_prompts_are_read_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, engine = served
+    reading = Mock(wraps=router.pool.tokenizer)
+    monkeypatch.setattr(router.pool, "tokenizer", reading)
+    router.generate([[1], [2], [3]], SamplingParams(max_new_tokens=3, bad_words=("the",)))
+    assert [call.args[0] for call in reading.call_args_list] == ["the", " the"]
+    assert len({request.prompt.bad_words_ids for request in engine.seen}) == 1
+
+
+def test_a_phrase_that_the_text_will_never_be_long_enough_for_is_left_out(served: Served) -> None:
+    # Two ids of the prompt, and a new one.
+    assert banned(served, bad_words_ids=((1, 2, 3), (1, 2, 3, 4), (3,))) == ((1, 2, 3), (3,))
+
+
+def test_so_many_banned_ids_are_taken(served: Served) -> None:
+    pairs = ((3, 4),) * (MAX_BAD_WORD_IDS // 2)
+    assert banned(served, bad_words_ids=pairs) == pairs
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("bad_words_ids", {"bad_words_ids": ((3,) * (MAX_BAD_WORD_IDS + 1),)}),
+        ("bad_words_ids", {"bad_words_ids": ((3,),) * (MAX_BAD_WORD_IDS + 1)}),
+        ("bad_words_ids", {"bad_words": ("Z",), "bad_words_ids": ((3,),) * MAX_BAD_WORD_IDS}),
+        ("bad_words", {"bad_words": ("Z " * MAX_BAD_WORD_IDS,)}),
+    ],
+)
+def test_more_banned_ids_are_refused_even_where_they_can_never_come_about(
+    served: Served, field: str, params: Any
+) -> None:
+    router, engine = served
+    with pytest.raises(RequestError, match=f"at most {MAX_BAD_WORD_IDS}") as caught:
+        router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
+    assert caught.value.field == field
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("field", "params", "reason"),
+    [
+        ("bad_words", {"bad_words": ("fine", "  ")}, "'  ' has no tokens"),
+        ("bad_words", {"bad_words": ("<|endoftext|>",)}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((EOS,),)}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((EOS,),), "ignore_eos": True}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((3, VOCAB_SIZE),)}, f"below {VOCAB_SIZE}"),
+        ("logit_bias", {"logit_bias": {VOCAB_SIZE: 1.0}}, f"below {VOCAB_SIZE}"),
+    ],
+)
+def test_what_the_vocabulary_does_not_allow_is_refused(
+    served: Served, field: str, params: Any, reason: str
+) -> None:
+    router, engine = served
+    with pytest.raises(RequestError, match=reason) as caught:
+        router.generate([[1, 2]], SamplingParams(**params))
+    assert caught.value.field == field
+    assert engine.seen == []

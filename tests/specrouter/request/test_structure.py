@@ -1,0 +1,412 @@
+"""Structured texts: what a grammar allows, exactly as the target chooses, whoever drafts."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path as Folder
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
+
+from processors.grammar import Bits, GrammarError, Path
+from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
+from specrouter.request.grammar import GrammarCompiler, RowGrammar
+from tests.exact.arguments import open_oracle
+from tests.exact.arrangement import (
+    SELECTIONS,
+    SHAPES,
+    Arrangement,
+    Mode,
+    Routed,
+    modes_of,
+    policies_of,
+)
+from tests.exact.chi_square import fit_p_value
+from tests.exact.comparison import Case, all_divergences, assert_whole, compare
+from tests.exact.models import NAMES, pool_settings, save_family
+from tests.exact.oracle import Oracle
+from tests.exact.structures import SCHEMA, STRUCTURES, Reference
+
+KINDS = pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.kind)
+PROMPTS = ((17, 230, 41), (5, 301, 64, 99, 12), (250, 1))
+NEW = 14
+
+
+@pytest.fixture(scope="module")
+def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    settings = copy.deepcopy(small_config)
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    with ChainRouter.from_config(settings) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tokens(router: ChainRouter) -> LLTokenizer:
+    tokenizer: Any = router.pool.tokenizer
+    return from_tokenizer(tokenizer, router.pool.vocab_size, sorted(router.pool.eos_token_ids))
+
+
+@pytest.fixture(scope="module")
+def compiler(router: ChainRouter) -> GrammarCompiler:
+    pool = router.pool
+    return GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
+
+
+def ids_in(mask: Bits, size: int) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask, bitorder="little")[:size]).tolist()
+
+
+def grow_tree(row: RowGrammar, random: np.random.Generator, size: int, vocab: int) -> list[Path]:
+    """Paths of a tree, mostly of allowed ids, in a random order."""
+    paths: list[Path] = [()]
+    while len(paths) < size:
+        parent = paths[int(random.integers(len(paths)))]
+        mask = row.mask(parent)
+        token = int(random.integers(vocab))
+        if mask is not None and random.random() < 0.8:
+            token = int(random.choice(ids_in(mask, vocab)))
+        paths.append((*parent, token))
+    return [paths[place] for place in random.permutation(len(paths))]
+
+
+@KINDS
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_of_trees_are_those_of_each_text_read_from_its_beginning(
+    structure: Structure, seed: int, compiler: GrammarCompiler, tokens: LLTokenizer
+) -> None:
+    random, size = np.random.default_rng(seed), tokens.vocab_size
+    row, shape = compiler.compile(structure).start(), compiler.compile(structure).start()
+    reference, text = Reference(structure, tokens, 0), list[int]()
+    (end,) = tokens.eos_tokens
+    for _ in range(4):
+        for path in grow_tree(shape, random, 9, size):
+            mask = row.mask(path)
+            legal = all(
+                reference.allowed((*text, *path[:place]))[token] and token != end
+                for place, token in enumerate(path)
+                if row.mask(path[:place]) is not None
+            )
+            assert (mask is not None) == legal
+            if mask is not None:
+                wanted = np.flatnonzero(reference.allowed((*text, *path)))
+                assert ids_in(mask, size) == wanted.tolist()
+        first = row.mask(())
+        assert first is not None
+        going_on = [token for token in ids_in(first, size) if token != end]
+        if not going_on:
+            return
+        text.append(int(random.choice(going_on)))
+        for one in (row, shape):
+            one.advance(text[-1:])
+
+
+def ways_of(router: ChainRouter) -> list[Arrangement]:
+    """Every kind of chain, and what may be changed about its trees."""
+    rows = [
+        Arrangement(mode, 8, *(() if isinstance(mode, str) else (5, 1 + 2 * (index % 2))))
+        for index, mode in enumerate(modes_of(router))
+    ]
+    rounds = (Arrangement(NAMES, 8, depth=2, width=width, inner_rounds=3) for width in (1, 2))
+    policies: list[Mode] = [mode for mode in policies_of(router) if isinstance(mode, Routed)]
+    chosen = [
+        Arrangement(
+            Routed("static", NAMES),
+            8,
+            depth=4,
+            width=3,
+            urgent=True,
+            trees=(("selection", selection), ("budget_tokens", 40)),
+        )
+        for selection in SELECTIONS
+    ]
+    shaped = [
+        Arrangement(Routed("static", NAMES), 8, 3, 2, trees=(("shape", shape),)) for shape in SHAPES
+    ]
+    return [*rows, *rounds, *(Arrangement(mode, 8) for mode in policies), *chosen, *shaped]
+
+
+def settings_of(index: int, structure: Structure) -> SamplingParams:
+    several: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 1.3, "top_k": 20, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "top_p": 0.9, "logit_bias": {40: 3.0}, "bad_words_ids": ((44,),)},
+    ]
+    changed = several[index % len(several)]
+    return SamplingParams(max_new_tokens=NEW, seed=index, structure=structure, **changed)
+
+
+@pytest.fixture(scope="module")
+def cases(router: ChainRouter) -> list[Case]:
+    """Each structure greedy and sampled in some way, and neighbours without a structure."""
+    oracle, found = open_oracle(router, "float64"), list[Case]()
+    for index, (structure, sampled) in enumerate(itertools.product(STRUCTURES, (False, True))):
+        setting = 1 + index // 2 % 3 if sampled else 0
+        prompt, params = PROMPTS[index % len(PROMPTS)], settings_of(setting, structure)
+        found.append(Case(prompt, params, oracle.tokens(prompt, params)))
+        if index < 4:
+            plain = dataclasses.replace(params, structure=None)
+            found.append(Case(prompt, plain, oracle.tokens(prompt, plain)))
+    return found
+
+
+def test_tokens_are_those_of_transformers_and_llguidance_under_every_arrangement(
+    router: ChainRouter, cases: list[Case]
+) -> None:
+    speculated = 0
+    for row in ways_of(router):
+        result = compare(router, cases, row)
+        assert not all_divergences([result]), row
+        speculated += result.speculated
+    assert speculated > 100
+    assert_whole(router)
+
+
+def test_log_probabilities_know_neither_structure_nor_speculation(router: ChainRouter) -> None:
+    params = SamplingParams(max_new_tokens=NEW, seed=3, temperature=1.0, logprobs=2)
+    params = dataclasses.replace(params, structure=STRUCTURES[1])
+    chain = Speculation(NAMES, depth=4, width=2)
+    alone, drafted = router.generate([PROMPTS[0]] * 2, params, ["off", chain])
+    assert alone.token_ids == drafted.token_ids
+    assert alone.logprobs is not None
+    assert drafted.logprobs is not None
+    for one, other in zip(alone.logprobs, drafted.logprobs, strict=True):
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
+
+
+def test_drafts_of_structured_texts_are_accepted(router: ChainRouter) -> None:
+    params = SamplingParams(max_new_tokens=40, structure=Structure("regex", "[a-z]{40,}"))
+    output = router.generate(PROMPTS[0], params, Speculation(NAMES, depth=4, width=2))[0]
+    assert output.metrics.acceptance_length > 1.2
+
+
+def test_a_request_resumed_after_any_token_ends_alike(
+    router: ChainRouter, cases: list[Case]
+) -> None:
+    case = max((case for case in cases if case.params.structure), key=lambda c: len(c.reference))
+    for position in range(len(case.reference)):
+        handle = router.submit(case.prompt, case.params, generated=case.reference[:position])
+        assert tuple(handle.result(60).token_ids) == case.reference
+
+
+def test_every_sampled_text_fits_its_schema(router: ChainRouter) -> None:
+    structure = Structure("json_schema", json.dumps(SCHEMA))
+    params = [
+        SamplingParams(max_new_tokens=120, temperature=1.0, seed=seed, structure=structure)
+        for seed in range(20)
+    ]
+    for output in router.generate([PROMPTS[0]] * len(params), params):
+        assert output.finish_reason == "eos"
+        jsonschema.validate(json.loads(output.text), SCHEMA)
+
+
+def test_a_choice_is_one_of_the_texts_whatever_min_tokens_and_ignore_eos_say(
+    router: ChainRouter,
+) -> None:
+    texts = ["the quick fox", "jumps", "é😀", "a\nb", "a", "ab"]
+    structure = Structure("choice", json.dumps(texts))
+    params = SamplingParams(
+        temperature=1.0, n=32, seed=1, min_tokens=60, ignore_eos=True, structure=structure
+    )
+    outputs = router.generate(PROMPTS[0], params)
+    assert {output.text for output in outputs} <= set(texts)
+    assert len({output.text for output in outputs}) > 1
+    assert {output.finish_reason for output in outputs} == {"eos"}
+
+
+def test_min_tokens_holds_a_structured_text_open_where_it_may_go_on(router: ChainRouter) -> None:
+    structure = Structure("regex", "[a-z]*")
+    params = [
+        SamplingParams(30, temperature=1.0, seed=seed, min_tokens=9, structure=structure)
+        for seed in range(8)
+    ]
+    for output in router.generate([PROMPTS[0]] * 8, params):
+        assert len(output.token_ids) > 9
+
+
+def test_what_excludes_all_that_a_structure_allows_ends_the_request_with_an_error(
+    router: ChainRouter,
+) -> None:
+    ids = tuple((token,) for token in range(1, router.pool.vocab_size))
+    structure = Structure("choice", '["the"]')
+    params = SamplingParams(bad_words_ids=ids, structure=structure)
+    output = router.generate(PROMPTS[0], params, Speculation(NAMES))[0]
+    assert output.finish_reason == "error"
+    assert output.error == "the sampling parameters leave no token to choose"
+
+
+@pytest.mark.parametrize("chain", [("target",), *(NAMES[i:] for i in range(2))], ids=">".join)
+def test_a_grammar_without_a_way_on_ends_its_own_request_alone(
+    chain: tuple[str, ...], router: ChainRouter
+) -> None:
+    dead_end = Structure("grammar", 'start: "ab" rest\nrest: rest "c"')
+    params = [SamplingParams(8, structure=dead_end), SamplingParams(8, ignore_eos=True)]
+    wanted = router.generate(PROMPTS[0], params[1], "off")[0]
+    bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(chain, depth=3))
+    assert bad.finish_reason == "error"
+    assert bad.error == "the structure cannot go on: allows no text"
+    assert good.token_ids == wanted.token_ids
+    assert_whole(router)
+
+
+def test_a_matcher_that_fails_ends_its_own_request_alone(
+    router: ChainRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(row: RowGrammar, path: Path) -> Bits | None:
+        raise GrammarError("too many states")
+
+    monkeypatch.setattr(RowGrammar, "_find", fail)
+    params = [SamplingParams(8, structure=STRUCTURES[0]), SamplingParams(8, ignore_eos=True)]
+    bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(NAMES, depth=3))
+    assert bad.error == "the structure cannot go on: too many states"
+    assert good.finish_reason == "length"
+
+
+DEEP = "".join(f"r{place}: r{place + 1} r{place + 1}\n" for place in range(3000))
+SEPARATED = {"type": "object", "x-guidance": {"item_separator": 7}}
+CONTRADICTION = {"type": "string", "minLength": 3, "maxLength": 1}
+PRODUCT = {
+    "allOf": [
+        {"anyOf": [{"properties": {f"{i}.{j}": {"type": "integer"}}} for j in range(4)]}
+        for i in range(9)
+    ]
+}
+REFUSED = {
+    "kind": (Structure("xml", "<a/>"), "must be one of"),  # type: ignore[arg-type]
+    "no text": (Structure("regex", 7), "must be given as text"),  # type: ignore[arg-type]
+    "surrogate": (Structure("regex", "\ud800"), "surrogate"),
+    "no JSON": (Structure("json_schema", "{"), "is not JSON"),
+    "no number": (Structure("json_schema", '{"const": NaN}'), "is not JSON"),
+    "no object": (Structure("json_schema", "[1]"), "must be an object"),
+    "type": (Structure("json_schema", '{"type": "thing"}'), "thing"),
+    "keyword": (Structure("json_schema", '{"not": {}}'), "not"),
+    "contradiction": (Structure("json_schema", json.dumps(CONTRADICTION)), "Unsatisfiable"),
+    "never": (Structure("json_schema", "false"), "allows no text"),
+    "options": (Structure("json_schema", json.dumps(SEPARATED)), "expected a string"),
+    "depth": (Structure("json_schema", '{"items":' * 5000 + "true" + "}" * 5000), ""),
+    "expression": (Structure("regex", "(a"), "invalid regex"),
+    "no match": (Structure("regex", "[a&&b]"), "allows no text"),
+    "no choice": (Structure("choice", "[]"), "choices"),
+    "no texts": (Structure("choice", '["a", 1]'), "choices"),
+    "half a choice": (Structure("choice", '["\\ud800"]'), "surrogate"),
+    "unknown rule": (Structure("grammar", "start: other"), "unknown name"),
+    "endless": (Structure("grammar", 'start: start "a"'), "allows no text"),
+    "size": (Structure("json_schema", json.dumps(PRODUCT)), "too large"),
+    "length": (Structure("regex", "a" * 100_000), "longer than"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_bad_structure_is_refused_before_anything_is_queued(
+    what: str, router: ChainRouter
+) -> None:
+    structure, reason = REFUSED[what]
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPTS[0], SamplingParams(structure=structure))
+    assert caught.value.field == "structure"
+    assert reason in caught.value.reason
+    assert len(caught.value.reason) < 400
+
+
+def test_references_as_deep_as_a_source_is_long_do_not_crash(compiler: GrammarCompiler) -> None:
+    source = f'start: r0\n{DEEP}r3000: "a"'
+    row = compiler.compile(Structure("grammar", source)).start()
+    assert row.mask(()) is not None
+
+
+def test_structures_that_are_compiled_at_once_leave_other_threads_their_stacks(
+    compiler: GrammarCompiler,
+) -> None:
+    usual, interval = threading.stack_size(), sys.getswitchinterval()
+
+    def compile_several(number: int) -> None:
+        for index in range(40):
+            compiler.compile(Structure("regex", f"{number}-{index}"))
+
+    threads = [threading.Thread(target=compile_several, args=(number,)) for number in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        left = threading.stack_size(usual)
+    assert left == usual
+
+
+def test_generated_tokens_that_the_structure_does_not_allow_are_refused(
+    router: ChainRouter,
+) -> None:
+    digits = router.pool.tokenizer("12", add_special_tokens=False)["input_ids"]
+    params = SamplingParams(structure=Structure("regex", "[0-9]+x"))
+    with pytest.raises(RequestError) as caught:
+        router.submit(PROMPTS[0], params, generated=[*digits, 300, 300])
+    assert caught.value.field == "generated"
+
+
+def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
+    first = compiler.compile(Structure("regex", "a+b"))
+    assert compiler.compile(Structure("regex", "a+b")) is first
+
+
+# Drafts by models alike are often refused for their form; those of others for what they say.
+@pytest.mark.parametrize(("temperature", "noise"), [(0.0, 0.05), (1.0, 0.05), (1.0, 0.7)])
+def test_texts_under_rejection_follow_the_masked_distribution(
+    temperature: float, noise: float, tmp_path: Folder, tokens: LLTokenizer
+) -> None:
+    structure = Structure("choice", json.dumps(["the fox", "then", "thing", "a", "ab", "fox"]))
+    pool = pool_settings(save_family(tmp_path, noise=noise))
+    pool["models"].append({"name": "ngram", "source": "ngram"})
+    engine = {
+        "max_requests": 16,
+        "max_model_len": 64,
+        "verification": "rejection",
+        "preload": False,
+    }
+    count = 200 if temperature else 4
+    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
+        params = SamplingParams(20, temperature=temperature, structure=structure)
+        law = text_law(open_oracle(router, "float64"), params, tokens)
+        for number, chain in enumerate((("small", "target"), NAMES, ("ngram", *NAMES[1:]))):
+            each = [dataclasses.replace(params, seed=number * count + i) for i in range(count)]
+            outputs = router.generate([PROMPTS[1]] * count, each, Speculation(chain=chain, depth=3))
+            seen = Counter(tuple(output.token_ids) for output in outputs)
+            assert seen.keys() <= law.keys()
+            counts = np.array([seen[text] for text in law])
+            assert fit_p_value(counts, np.array(list(law.values()))) > 1e-4, chain
+        assert_whole(router)
+
+
+def text_law(oracle: Oracle, params: SamplingParams, tokens: LLTokenizer) -> dict[Path, float]:
+    """Each text that the structure allows, end included, and how probable it is."""
+    assert params.structure is not None
+    prompt, whole = PROMPTS[1], dict[Path, float]()
+    reference = Reference(params.structure, tokens, len(prompt))
+    asked = dataclasses.replace(params, structure=None, logits_processors=(reference,))
+    open_texts: list[tuple[Path, float]] = [((), 1.0)]
+    while open_texts:
+        text, chance = open_texts.pop()
+        scores = oracle.processed_logits(torch.tensor([[*prompt, *text]]), asked, len(prompt))[0]
+        law = scores.softmax(-1)
+        if params.temperature == 0:
+            law = torch.zeros_like(law).index_fill_(0, scores.argmax(), 1.0)
+        for token in law.nonzero()[:, 0].tolist():
+            longer, p = (*text, token), chance * float(law[token])
+            if token in tokens.eos_tokens:
+                whole[longer] = p
+            else:
+                open_texts.append((longer, p))
+    return whole

@@ -1,0 +1,132 @@
+"""Idle drafters are heard in turn, on the cheapest text, within their share of the time."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specrouter.cycle import Audition
+from specrouter.profile.prediction import Option, Workload
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.params import Chain
+from specrouter.routing.audition_policy import HEARD_TOKENS, is_surprised, next_audition
+from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, geometric, rising, snapshot
+
+Ints = NDArray[np.int64]
+TWIN, MIDDLE = ("twin", "big"), ("middle", "big")
+TIMES = {"small": flat(1.0), "twin": rising(1.0, 0.01), "middle": flat(10.0), "big": flat(50.0)}
+IDLE = {"small": 0, "twin": 20, "middle": 30}
+USUAL = snapshot(TIMES, {PAIR: 0.6}, idle_cycles=IDLE, learning_ms=100_000.0)
+MAIN = Option(PAIR, 3, 2, cycle_ms=60.0, ms_per_token=20.0)
+PREDICTED = {("big",): 50.0, PAIR: 20.0, TWIN: 21.0, MIDDLE: 22.0, TRIPLE: 20.5}
+ROWS = np.array([2, 5])
+KEY = (("small",), 1, "big", True)
+
+
+def text_has_turned(known: PerformanceSnapshot, accepted: float = 30.0) -> PerformanceSnapshot:
+    """`accepted`: of the last 100 best children, where 60 are usual."""
+    seen = replace(geometric(0.6), recent_accepted=accepted, recent_trials=100.0)
+    return replace(known, trees={**known.trees, KEY: seen})
+
+
+def choice(
+    known: PerformanceSnapshot = USUAL,
+    predicted_ms: Mapping[Chain, float] = PREDICTED,
+    lags: Mapping[int, int] | None = None,
+    new: Mapping[str, int] | None = None,
+    main: Option = MAIN,
+    idle: Collection[str] = ALL,
+) -> Audition | None:
+    """`lags`: by row, of every model; `new`: tokens of each row that a model may be heard on."""
+
+    def missed(model: str, rows: Ints) -> Ints:
+        return np.array([(lags or {}).get(row, 40) for row in rows.tolist()])
+
+    def unheard(model: str, rows: Ints) -> Ints:
+        return np.full_like(rows, (new or {}).get(model, 60))
+
+    return next_audition(known, main, predicted_ms, ROWS, Workload(2), missed, unheard, idle)
+
+
+def test_who_was_idle_for_longest_is_heard_first() -> None:
+    assert choice() == Audition("middle", 2, HEARD_TOKENS)
+    turned = replace(USUAL, idle_cycles={**IDLE, "twin": 40})
+    assert choice(turned) == Audition("twin", 2, HEARD_TOKENS)
+
+
+def test_models_in_use_and_those_that_drafted_just_now_are_not_heard() -> None:
+    busy = replace(USUAL, idle_cycles={"small": 100, "twin": 2, "middle": 3})
+    assert choice(busy) is None
+    assert choice(main=replace(MAIN, chain=("middle", "twin", "big"))) is None
+
+
+def test_models_that_rest_or_draft_in_another_group_are_not_heard() -> None:
+    assert choice(idle=ALL - {"middle"}) == Audition("twin", 2, HEARD_TOKENS)
+    assert choice(idle=frozenset()) is None
+
+
+def test_a_drafter_that_never_ran_is_not_heard() -> None:
+    assert choice(replace(USUAL, idle_cycles={"small": 0})) is None
+
+
+def test_the_text_that_takes_least_to_read_is_taken() -> None:
+    assert choice(lags={2: 300, 5: 20}) == Audition("middle", 5, HEARD_TOKENS)
+
+
+def test_who_has_read_all_there_is_gives_way_to_the_next() -> None:
+    assert choice(new={"middle": 5}) == Audition("twin", 2, HEARD_TOKENS)
+    assert choice(new={"middle": 5, "twin": 15}) == Audition("twin", 2, 15)
+    assert choice(new={"middle": 5, "twin": 5}) is None
+
+
+def test_auditions_keep_within_half_a_percent_of_the_time() -> None:
+    one = replace(USUAL, idle_cycles={"middle": 20})
+    assert choice(one) is not None
+    assert choice(replace(one, probe_share=0.0049)) is None  # 13 ms do not fit any more
+    assert choice(replace(one, learning_ms=2_000.0)) is None
+    assert choice(replace(USUAL, probe_share=0.0049)) == Audition("twin", 2, HEARD_TOKENS)
+
+
+def test_no_audition_takes_longer_than_eight_cycles() -> None:
+    rich = replace(USUAL, learning_ms=1e9)
+    long = {2: 50_000, 5: 60_000}  # of which the twin reads a hundred in a millisecond
+    assert choice(rich, lags=long) == Audition("middle", 2, HEARD_TOKENS)
+    one = replace(rich, idle_cycles={"twin": 20})
+    assert choice(one, lags=long) is None
+    assert choice(one, lags={**long, 5: 40_000}) == Audition("twin", 5, HEARD_TOKENS)
+
+
+def test_nobody_is_heard_while_nothing_is_learned() -> None:
+    assert choice(replace(USUAL, is_learning=False)) is None
+
+
+def test_a_drafter_in_use_that_does_worse_than_usual_doubles_their_share() -> None:
+    spent = replace(USUAL, probe_share=0.006)
+    assert choice(spent) is None
+    assert choice(text_has_turned(spent)) is not None
+    assert choice(text_has_turned(spent, accepted=60.0)) is None
+    assert choice(text_has_turned(replace(spent, probe_share=0.01))) is None
+
+
+def test_who_promises_little_is_heard_when_the_text_turns_or_after_long() -> None:
+    worse = {**PREDICTED, TWIN: 30.0, MIDDLE: 30.0}
+    assert choice(predicted_ms=worse) is None
+    assert choice(text_has_turned(USUAL), worse) is not None
+    late = replace(USUAL, idle_cycles={**IDLE, "twin": 64})
+    assert choice(late, worse) == Audition("twin", 2, HEARD_TOKENS)
+
+
+def test_a_slow_machine_makes_auditions_dear() -> None:
+    tight = replace(USUAL, probe_share=0.0047, idle_cycles={"middle": 20})
+    assert choice(tight) is not None
+    assert choice(replace(tight, machine=3.0)) is None
+
+
+@pytest.mark.parametrize(("accepted", "expected"), [(60.0, False), (56.0, False), (45.0, True)])
+def test_a_surprise_is_more_than_chance(accepted: float, expected: bool) -> None:
+    known = text_has_turned(USUAL, accepted)
+    assert is_surprised(known, PAIR, True) == expected
+    assert not is_surprised(known, PAIR, False)
+    assert not is_surprised(known, ("big",), True)

@@ -1,0 +1,216 @@
+"""Who is caught up, in what order, and where it cannot be earned back."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specrouter.cycle import CATCH_UP_TOKENS, share_shortest_first
+from specrouter.profile.prediction import Option, Workload
+from specrouter.request.running import RunningRequest
+from specrouter.routing.catch_up import CycleCatchUp, Drafting, payable, reading_ms
+from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
+
+Ints = NDArray[np.int64]
+CHUNK = 100
+KNOWN = snapshot({"small": flat(2.0), "middle": flat(10.0), "big": rising(50.0)})
+GAIN_MS = 20.0  # of each token that is drafted for
+
+
+class Reader:
+    """`lags` by row, of all models; `read` are models that lack nothing."""
+
+    def __init__(self, *lags: int, read: tuple[str, ...] = ()) -> None:
+        self.lags = np.array(lags, dtype=np.int64)
+        self.read = read
+
+    def slots_of(self, rows: Ints) -> Ints:
+        return np.full_like(rows, 128)
+
+    def missed(self, model: str, rows: Ints) -> Ints:
+        return np.zeros_like(rows) if model in self.read else self.lags[rows]
+
+
+def running(*remaining: int) -> Mapping[int, RunningRequest]:
+    requests = {row: SimpleNamespace(remaining=left) for row, left in enumerate(remaining)}
+    return cast(Mapping[int, RunningRequest], requests)
+
+
+def cycle(reader: Reader, requests: int = 1, chunk: int = CHUNK) -> CycleCatchUp:
+    return CycleCatchUp(chunk, lambda: KNOWN, reader, requests)
+
+
+@given(st.lists(st.integers(0, 300), max_size=12), st.integers(0, 400))
+def test_a_chunk_is_shared_by_the_shortest_first(wanted: list[int], chunk: int) -> None:
+    want = np.array(wanted, dtype=np.int64)
+    shares = share_shortest_first(want, chunk)
+    assert shares.sum() == min(chunk, want.sum())
+    assert ((shares >= 0) & (shares <= want)).all()
+    if (unread := want[shares < want]).size:
+        assert want[shares > 0].max(initial=0) <= unread.min()
+
+
+def test_who_has_been_read_for_drafts_and_nobody_asks_what_it_costs() -> None:
+    unasked = CycleCatchUp(CHUNK, pytest.fail, Reader(0, 2, CATCH_UP_TOKENS), 3)
+    found = unasked.drafting(PAIR, running(50, 50, 50), GAIN_MS)
+    assert found == Drafting(frozenset({0, 1, 2}))
+
+
+def test_a_row_drafts_in_the_cycle_that_reads_the_rest_of_its_text() -> None:
+    found = cycle(Reader(0, 30, 300, 40)).drafting(PAIR, running(500, 500, 500, 500), GAIN_MS)
+    assert found.able == {0, 1, 3}
+    assert found.reads == {1, 2, 3}
+    assert found.tokens == {"small": CHUNK}
+    assert found.ms == pytest.approx(2.0)
+
+
+def test_a_row_drafts_when_all_models_of_its_chain_have_read_it() -> None:
+    found = cycle(Reader(150, read=("small",))).drafting(TRIPLE, running(500), GAIN_MS)
+    assert not found.able
+    assert found.tokens == {"small": 0, "middle": CHUNK}
+    assert found.ms == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("left", "pays"), [(400, True), (331, True), (329, False), (10, False)])
+def test_a_text_is_read_where_what_is_left_of_it_earns_that_back(left: int, pays: bool) -> None:
+    # 300 chunks of 2 ms; 30 tokens at 20 ms must be drafted for, after 299 without.
+    found = cycle(Reader(300 * CHUNK)).drafting(PAIR, running(left), GAIN_MS)
+    assert bool(found.reads) == pays
+    assert not found.able
+    assert bool(found.ms) == pays
+
+
+def test_a_text_that_is_asked_for_is_read_whatever_it_costs() -> None:
+    found = cycle(Reader(300 * CHUNK), 32).drafting(PAIR, running(2))
+    assert found.reads == {0}
+    assert not cycle(Reader(300 * CHUNK)).drafting(PAIR, running(1)).reads, "its last token"
+
+
+@pytest.mark.parametrize("gain_ms", [0.0, -5.0])
+def test_nothing_is_read_for_drafts_that_gain_nothing(gain_ms: float) -> None:
+    found = cycle(Reader(0, 20)).drafting(PAIR, running(500, 500), gain_ms)
+    assert found.able == {0}
+    assert not found.reads
+
+
+def test_all_requests_wait_for_what_is_read_for_one() -> None:
+    def is_read(requests: int) -> bool:
+        return bool(cycle(Reader(90), requests).drafting(PAIR, running(10), GAIN_MS).reads)
+
+    assert is_read(99)  # 2 ms for each of them, against 200 ms
+    assert not is_read(101)
+
+
+def test_a_row_whose_turn_comes_too_late_is_not_read() -> None:
+    found = cycle(Reader(1000, 1000, 1000)).drafting(PAIR, running(500, 500, 25), GAIN_MS)
+    assert found.reads == {0, 1}
+    alone = cycle(Reader(0, 0, 1000)).drafting(PAIR, running(500, 500, 25), GAIN_MS)
+    assert alone.reads == {2}
+
+
+def test_chains_share_what_a_model_may_read_in_a_cycle() -> None:
+    both = cycle(Reader(60, 70))
+    first = both.note(both.drafting(PAIR, {0: running(500)[0]}))
+    second = both.note(both.drafting(TRIPLE, {1: running(500, 500)[1]}))
+    assert (first.tokens, second.tokens) == ({"small": 60}, {"small": 40, "middle": 70})
+    assert both.ms == pytest.approx(2.0 + 2.0 + 10.0)
+    assert first.able == {0}
+    assert not second.able
+
+
+def test_options_that_would_have_to_be_read_for_are_not_at_hand() -> None:
+    reader = Reader(0, 60, 300)
+    options = {row: Option(PAIR) for row in range(3)}
+    there = cycle(reader)
+    assert set(there.at_hand(options, running(9, 9, 9))) == {0, 1}
+    assert not there.leaves_out, "nobody reads for the third"
+
+
+def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
+    drafts, later, alone = Option(PAIR, 4, 2), Option(PAIR, 3), Option(("big",))
+    found = Drafting(able=frozenset({0, 1}), reads=frozenset({1, 2}))
+    assert found.options(range(4), drafts, later, alone) == {
+        **dict.fromkeys((0, 1, 2), drafts),
+        3: alone,
+    }
+    assert found.options(range(4), alone, later, alone) == {0: alone, 1: alone, 2: later, 3: alone}
+
+
+def test_rows_share_the_forwards_that_read_for_them() -> None:
+    curves = snapshot({"small": rising(1.0, 0.5), "big": flat(9.0)}, machine=2.0)
+
+    def read(*tokens: int) -> list[float]:
+        slots = np.full(len(tokens), 128)
+        found = reading_ms(curves, "small", "big", np.array(tokens), slots, CHUNK)
+        return [float(ms) for ms in found]
+
+    whole = 2.0 * (1.0 + 99 * 0.5)
+    assert read(0, 1) == pytest.approx([0.0, 2.0])
+    assert read(10, 30) == pytest.approx([2 * (1.0 + 39 * 0.5) * share for share in (0.25, 0.75)])
+    assert read(50, 50, 200) == pytest.approx([0.5 * whole, 0.5 * whole, 2 * whole])
+
+
+def test_many_short_lags_are_not_each_charged_a_forward() -> None:
+    lags = [9] * 128
+    found = cycle(Reader(*lags), 128).drafting(PAIR, running(*[30] * 128), GAIN_MS)
+    assert len(found.reads) == 128
+
+
+def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
+    reader, rows = Reader(2, 40, 1_000_000), np.arange(3)
+    lags = {"small": float(1 + 39 + 999_999)}
+    work = Workload(5, lags=lags)
+    found = payable(KNOWN, work, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
+    assert found.lags == {"small": 1 + 39}
+    assert (found.requests, found.others) == (4, 1), "it decodes beside"
+    assert work.lags == lags
+    other = replace(work, lags=lags | {"middle": 0.0})
+    found = payable(KNOWN, other, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
+    assert (found.requests, found.others) == (5, 0), "for another drafter it is read"
+
+
+def test_where_every_text_is_too_long_all_of_them_count() -> None:
+    reader, lags = Reader(1_000_000), {"small": 999_999.0}
+    work = Workload(1, lags=lags)
+    found = payable(KNOWN, work, "big", np.arange(1), np.array([10]), reader, CHUNK)
+    assert (found.lags, found.requests, found.others) == (lags, 1, 0)
+
+
+def test_what_nobody_lacks_is_not_looked_at() -> None:
+    blind: Any = SimpleNamespace(slots_of=pytest.fail, missed=pytest.fail)
+    work = Workload(2, lags={"small": 0.0})
+    assert payable(KNOWN, work, "big", np.arange(2), np.array([9, 9]), blind, CHUNK) is work
+
+
+def test_what_is_only_considered_is_neither_read_nor_left_out() -> None:
+    both = cycle(Reader(0, 10 * CHUNK))
+    found = both.drafting(PAIR, running(500, 500))
+    assert (both.ms, both.leaves_out) == (0.0, False)
+    both.note(found)
+    assert both.ms > 0.0
+    assert both.leaves_out
+
+
+def test_rows_that_are_never_read_for_are_not_left_out() -> None:
+    both = cycle(Reader(0, 1000 * CHUNK))
+    both.note(both.drafting(PAIR, running(500, 5), GAIN_MS))
+    assert not both.leaves_out
+
+
+def test_nothing_is_read_for_who_would_draft_at_once_where_nobody_drafts() -> None:
+    both = cycle(Reader(25, 300))
+    found = both.drafting(PAIR, running(500, 500))
+    assert found.able_share == pytest.approx(0.25)
+    both.note(found, drafts=False)
+    assert both.ms == pytest.approx(0.75 * found.ms)
+
+
+def test_the_smallest_chunk_still_catches_up() -> None:
+    found = cycle(Reader(12), chunk=1).drafting(PAIR, running(500))
+    assert found.tokens == {"small": 2}, "while the text grows by one"

@@ -1,0 +1,1424 @@
+"""Groups of a cycle, and what is remembered of decisions and of how they came out."""
+
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.cycle import (
+    Audition,
+    Candidates,
+    ChainGroup,
+    Commit,
+    CyclePlan,
+    CycleResult,
+    ModelFailure,
+    TreeSelector,
+)
+from specrouter.profile.prediction import Workload
+from specrouter.profile.profiler import PerformanceProfiler
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.objective import Objective
+from specrouter.request.params import Chain, SamplingParams, Speculation
+from specrouter.request.running import Prompt, RunningRequest, SpeculationOverride
+from specrouter.routing.decision_keeper import SCHEDULED
+from specrouter.routing.planner import Reading, RoutePlanner, progress_of
+from specrouter.routing.scheduler import ModelChainScheduler
+from specrouter.slo.cycle_choice import LONGEST_WAIT
+from specrouter.slo.tree_planner import TreePlanner, default_selection
+from specrouter.slo.tree_shape import SPECINFER_TREE
+from tests.specrouter.predictions import (
+    ALL,
+    NAMES,
+    PAIR,
+    PARAMETERS,
+    TRIPLE,
+    flat,
+    rising,
+    snapshot,
+)
+
+Ints = NDArray[np.int64]
+ALONE: Chain = ("big",)
+TWIN = ("twin", "big")
+NOBODY: Ints = np.zeros(0, dtype=np.int64)
+TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
+GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})
+TURNED = snapshot(TIMES, {PAIR: 0.3, TWIN: 0.6})
+CHUNK = 256  # tokens that a drafter reads at most in a cycle
+LATE = 1000  # a cycle in which decisions are not so frequent any more
+
+
+class Profiler:
+    """Knows what it is told to know, and notes what is recorded."""
+
+    def __init__(self, known: PerformanceSnapshot) -> None:
+        self.known = known
+        self.looks = 0
+        self.switches = 0
+        self.probes_begun = 0
+        self.probes: list[float] = []
+        self.cycles: list[tuple[float, int, int]] = []
+        self.stages: list[str | None] = []  # of the cycles
+        self.outcomes: list[tuple[Any, ...]] = []
+
+    def snapshot(self) -> PerformanceSnapshot:
+        self.looks += 1
+        return self.known
+
+    def record_switch(self) -> None:
+        self.switches += 1
+
+    def record_probe_begun(self) -> None:
+        self.probes_begun += 1
+
+    def record_probe(self, extra_ms: float) -> None:
+        self.probes.append(extra_ms)
+
+    def record_cycle(
+        self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
+    ) -> None:
+        self.cycles.append((elapsed_ms, committed, requests))
+        self.stages.append(stage)
+
+    def record_outcome(self, *outcome: Any) -> None:
+        self.outcomes.append(outcome)
+
+
+class Reader:
+    def __init__(self, new_tokens: int = 0) -> None:
+        self.new_tokens = new_tokens  # of each row, that a drafter may be heard on
+        self.slots = 128
+        self.unloaded: set[str] = set()
+        self.behind: dict[int, int] = {}  # of some rows, that a drafter has not read
+
+    def lags(self, rows: Ints) -> dict[str, float]:
+        return dict.fromkeys(NAMES, 0.0)
+
+    def slots_read(self, rows: Ints) -> int:
+        return self.slots
+
+    def slots_of(self, rows: Ints) -> Ints:
+        return np.full_like(rows, self.slots)
+
+    def missed(self, model: str, rows: Ints) -> Ints:
+        return np.array([self.behind.get(row, self.new_tokens) for row in rows.tolist()])
+
+    def unheard(self, model: str, rows: Ints) -> Ints:
+        return np.full_like(rows, self.new_tokens)
+
+    def is_open(self, model: str) -> bool:
+        return model not in self.unloaded
+
+
+class Request:
+    """What a planner looks at of a `RunningRequest`."""
+
+    def __init__(
+        self,
+        speculation: SpeculationOverride = None,
+        length: int = 4,
+        tpot_ms: float | None = None,
+        decoded: int = 0,
+        came_s: float = 0.0,
+        temperature: float = 1.0,
+    ) -> None:
+        self.objective = Objective(tpot_ms, None) if tpot_ms else None
+        params = SamplingParams(temperature=temperature)
+        self.prompt = Prompt((1,) * length, (), params, speculation, 0, objective=self.objective)
+        self.remaining = 64
+        self.cycles = 0
+        self.finished = False
+        self.decoded_tokens = decoded
+        self._came_s = came_s  # its first token
+
+    def decode_ms(self, now: float) -> float:
+        return (now - self._came_s) * 1000
+
+
+class Plan:
+    """A planner, the requests in its rows, and the cycle that it is in."""
+
+    def __init__(
+        self,
+        *requests: Request,
+        known: PerformanceSnapshot = GOOD,
+        trees: Mapping[str, Any] | None = None,
+        most_models: int = len(NAMES),
+        **settings: Any,
+    ) -> None:
+        self.profiler = Profiler(known)
+        config = SchedulerConfig.model_validate(settings)
+        shapes = TreePlanner(TreesConfig.model_validate(trees or {}), default_selection(config))
+        self.scheduler = ModelChainScheduler(
+            config,
+            NAMES,
+            PARAMETERS,
+            "big",
+            whole_trees=shapes.selection == "whole",
+            fit_together=lambda names: len(names) <= most_models,
+        )
+        profiler = cast(PerformanceProfiler, self.profiler)
+        self.planner = RoutePlanner(self.scheduler, profiler, shapes, CHUNK)
+        self.requests = dict(enumerate(requests))
+        self.at = 0
+        self.now_s = 0.0
+        self.reading = Reading()
+        self.available = ALL
+        self.reader = Reader()
+        self.selector: TreeSelector | None = None  # of the last cycle
+
+    @property
+    def running(self) -> Mapping[int, RunningRequest]:
+        return cast(Mapping[int, RunningRequest], self.requests)
+
+    def groups(self, cycle: int | None = None) -> list[ChainGroup]:
+        self.at = self.at + 1 if cycle is None else cycle
+        groups, self.selector = self.planner.plan(
+            self.running, self.at, self.available, self.reader, self.reading, self.now_s
+        )
+        return groups
+
+    def selected(self, worth: NDArray[np.float64], rows: Ints, aside: int = 0) -> list[int]:
+        """Nodes that each of the rows gets, of paths of these worths [B, W]."""
+        assert self.selector is not None
+        depths = np.broadcast_to(np.arange(1, worth.shape[1] + 1), worth.shape)
+        counts: list[int] = (
+            self.selector(rows, Candidates(worth, depths), aside).sum(axis=1).tolist()
+        )
+        return counts
+
+    def settle(self) -> None:
+        """Past the cycles in which decisions are frequent."""
+        self.groups(0)
+        self.groups(LATE)
+
+    def learn(
+        self,
+        groups: list[ChainGroup],
+        gained: Mapping[int, int],
+        elapsed_ms: float = 60.0,
+        prefill: Ints = NOBODY,
+        audition: Audition | None = None,
+        **result: Any,
+    ) -> None:
+        commits = [Commit(row, [7] * count, PAIR) for row, count in gained.items()]
+        plan = CyclePlan(groups, prefill, prefill, audition=audition)
+        came = CycleResult(commits, **result)
+        self.planner.learn_requests(plan, came, self.running)
+        self.planner.learn(plan, came, elapsed_ms)
+
+    def chains(self) -> dict[int, Chain]:
+        return {row: group.chain for group in self.groups() for row in group.rows.tolist()}
+
+
+# Decisions
+
+
+def test_requests_that_leave_everything_open_are_one_group() -> None:
+    [group] = Plan(Request(), Request(), Request()).groups()
+    assert group.chain == PAIR
+    assert group.rows.tolist() == [0, 1, 2]
+    assert not group.whole
+    assert not group.hard_rejection
+    assert group.branching is None
+
+
+def test_a_decision_is_kept_between_due_cycles() -> None:
+    plan = Plan(Request())
+    plan.settle()
+    plan.profiler.known = TURNED
+    changed = [plan.groups()[0].chain == TWIN for _ in range(20)]
+    assert not changed[0]
+    assert changed.index(True) == 15  # the sixteenth cycle after the last decision
+    assert all(changed[15:])
+    assert plan.profiler.looks < 8
+
+
+def changed(plan: Plan, change: Callable[[Plan], object]) -> bool:
+    """Whether a cycle is planned anew after a change; those without one are not."""
+    plan.settle()
+    first = plan.groups()
+    assert plan.groups() is first
+    change(plan)
+    return plan.groups() is not first
+
+
+def test_a_cycle_like_the_one_before_is_not_planned_again() -> None:
+    assert not changed(Plan(Request(), Request()), lambda plan: None)
+    changes: list[Callable[[Plan], object]] = [
+        lambda plan: plan.requests.pop(1),
+        lambda plan: plan.requests.update({1: Request()}),
+        lambda plan: plan.requests.update({2: Request()}),
+        lambda plan: setattr(plan, "reading", Reading(tokens=8, requests=1)),
+        lambda plan: setattr(plan, "available", ALL - {"small"}),
+        lambda plan: setattr(plan.reader, "slots", 256),
+        lambda plan: setattr(plan, "at", plan.at + 16),  # a decision is due
+    ]
+    for change in changes:
+        assert changed(Plan(Request(), Request()), change)
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(tpot_ms=40.0), Request("off"), Request(Speculation())]
+)
+def test_cycles_with_requests_that_ask_for_something_are_planned_each(request_: Request) -> None:
+    plan = Plan(Request(), request_)
+    plan.settle()
+    assert plan.groups() is not plan.groups()
+
+
+def test_decisions_are_frequent_at_first() -> None:
+    plan = Plan(Request())
+    plan.groups()
+    plan.profiler.known = TURNED
+    assert TWIN in [plan.groups()[0].chain for _ in range(4)]
+
+
+def test_decisions_are_less_and_less_frequent() -> None:
+    plan = Plan(Request())
+    made = []
+    for cycle in range(200):
+        before = plan.planner._keeper.main
+        plan.groups(cycle)
+        if plan.planner._keeper.main is not before:
+            made.append(cycle)
+    gaps = [after - first for first, after in itertools.pairwise(made)]
+    assert gaps == sorted(gaps)
+    assert (gaps[0], gaps[-1]) == (3, 16)
+    assert sum(cycle < 48 for cycle in made) <= 11
+
+
+def test_decisions_are_kept_for_so_many_ways_to_ask_and_always_for_none() -> None:
+    plan = Plan(Request())
+    plan.groups()
+    for depth, width, rounds in itertools.product(range(1, 9), range(1, 9), (1, 2)):
+        plan.requests[1] = Request(Speculation(None, depth, width, rounds))
+        plan.groups()
+    kept = plan.planner._keeper._in_use
+    assert len(kept) == 65
+    assert SCHEDULED in kept
+    assert (8, 8, 2) in kept
+    assert (1, 1, 1) not in kept
+
+
+def test_another_load_or_a_model_that_is_gone_makes_a_decision_due() -> None:
+    plan = Plan(Request())
+    plan.settle()
+    plan.profiler.known = TURNED
+    plan.requests[1] = Request()
+    assert plan.groups(LATE + 5)[0].chain == TWIN
+    plan.available = ALL - {"twin"}
+    assert plan.groups()[0].chain == PAIR
+
+
+@pytest.mark.parametrize("beside", ["off", Speculation(chain=("twin", "big"), depth=1)])
+def test_requests_that_go_another_way_count_in_a_decision(beside: SpeculationOverride) -> None:
+    times = {"small": flat(4.0), "twin": flat(4.0), "big": rising(50.0, 0.1)}
+    plan = Plan(Request(), known=snapshot(times, {PAIR: 0.7, TWIN: 0.1}))
+    plan.settle()
+    [alone] = plan.groups()
+    assert alone.chain == PAIR
+    plan.requests |= {row: Request(beside) for row in range(1, 32)}
+    shared = plan.planner._keeper.main
+    assert plan.chains()[0] == ALONE
+    assert plan.planner._keeper.main is not shared  # decided at once
+    plan.requests = {0: plan.requests[0]}
+    [again] = plan.groups()
+    assert of(again) == of(alone)
+
+
+def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
+    plan = Plan(Request())
+    plan.settle()
+    plan.groups()
+    plan.profiler.known = TURNED
+    plan.groups(LATE + 100)
+    first, second = plan.planner.records
+    assert plan.profiler.switches == 2
+    assert (first.decision.chain, first.decision.reason) == (PAIR, "first decision")
+    assert second.decision.chain == TWIN
+    assert "faster by" in second.decision.reason
+    assert (second.cycle, second.requests) == (LATE + 100, 1)
+    shown = json.loads(json.dumps(second.to_json()))
+    assert shown["chain"] == ["twin", "big"]
+    assert shown["cycle"] == LATE + 100
+    assert shown["reason"] == second.decision.reason
+    assert shown["predicted"]["chain"] == ["twin", "big"]
+    assert ["small", "big"] in [option["chain"] for option in shown["alternatives"]]
+    parts = {"chain", "depth", "width", "nodes", "inner_rounds"}
+    costs = {"cycle_ms", "tokens_per_cycle", "ms_per_token"}
+    for option in [shown["predicted"], *shown["alternatives"]]:
+        assert set(option) == parts | costs
+    assert set(shown) == parts | {
+        "cycle",
+        "unix_s",
+        "requests",
+        "asked",
+        "available",
+        "reason",
+        "predicted",
+        "alternatives",
+        "probe",
+    }
+    assert shown["asked"] == {"depth": None, "width": None, "inner_rounds": None}
+    assert shown["available"] == sorted(ALL)
+    assert shown["probe"] is None
+
+
+def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
+    plan = Plan(Request(), policy="static", chain=TRIPLE)
+    [group] = plan.groups()
+    assert (group.chain, group.depth, group.width, group.whole) == (TRIPLE, 4, 1, True)
+    [record] = plan.planner.records
+    assert record.to_json()["predicted"] is None
+    assert record.to_json()["reason"] == "configured"
+
+
+def test_the_papers_policy_rejects_hard() -> None:
+    times = {"small": flat(1.0), "big": flat(100.0)}
+    plan = Plan(Request(), known=snapshot(times, similarity={PAIR: 0.99}), policy="paper", depth=2)
+    plan.available = frozenset({"small"})
+    [group] = plan.groups()
+    assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
+    assert plan.selector is None
+
+
+# What requests ask for
+
+
+def test_requests_are_grouped_by_what_they_ask_for() -> None:
+    named = Speculation(chain=TRIPLE, depth=2, width=3, inner_rounds=2)
+    plan = Plan(Request(), Request("off"), Request(named), Request(), Request(named))
+    groups = {tuple(group.rows.tolist()): group for group in plan.groups()}
+    assert set(groups) == {(0, 3), (1,), (2, 4)}
+    assert groups[1,].chain == ALONE
+    asked = groups[2, 4]
+    assert (asked.chain, asked.depth, asked.width) == (TRIPLE, 2, 3)
+    assert (asked.whole, asked.inner_rounds) == (True, 2)
+
+
+def test_a_named_chain_goes_without_the_models_that_rest() -> None:
+    plan = Plan(Request(Speculation(chain=TRIPLE)))
+    plan.available = ALL - {"middle"}
+    [group] = plan.groups()
+    assert (group.chain, group.depth, group.width) == (PAIR, 4, 1)
+
+
+def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> None:
+    plan = Plan(
+        Request(Speculation(chain=PAIR, width=8)),
+        Request(Speculation(chain=TRIPLE, inner_rounds=4)),
+        depth=16,
+    )
+    wide, long = plan.groups()
+    assert (wide.depth, wide.width) == (16, 4)
+    assert (long.depth, long.inner_rounds) == (16, 1)
+
+
+def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() -> None:
+    plan = Plan(Request(Speculation(depth=3, width=1)), Request(Speculation(depth=7)), Request())
+    depths = {int(group.rows[0]): group for group in plan.groups()}
+    assert (depths[0].chain, depths[0].depth, depths[0].width) == (PAIR, 3, 1)
+    assert depths[1].chain == PAIR
+    assert depths[1].depth == 7  # between the shapes that are predicted
+    assert len(plan.planner.records) == 3
+
+
+@pytest.mark.parametrize("limits", [{"depth": 7}, {"depth": 13}, {"depth": 3, "width": 5}])
+def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> None:
+    [group] = Plan(Request(), **limits).groups()
+    assert group.chain == PAIR
+    assert group.depth == limits["depth"]
+    assert group.width <= limits.get("width", 8)
+
+
+# Probes
+
+STALE = replace(GOOD, idle_cycles={"twin": 10_000}, learning_ms=1e6)
+
+
+def test_a_probe_runs_where_least_is_to_be_read_for_three_cycles() -> None:
+    # What was committed at admission does not tell: texts grow, and a drafter may have read some.
+    plan = Plan(Request(length=3), Request(length=9), Request(length=6), known=STALE)
+    plan.reader.behind = {0: 90, 1: 20, 2: 60}
+    plan.settle()
+    for _ in range(3):
+        groups = plan.groups()
+        assert {tuple(g.rows.tolist()): g.chain for g in groups} == {(0, 2): PAIR, (1,): TWIN}
+        plan.profiler.known = GOOD  # the drafter is stale no more
+        plan.learn(groups, {0: 2, 1: 1, 2: 2}, elapsed_ms=75.0)
+    assert plan.chains() == dict.fromkeys(range(3), PAIR)
+    assert plan.profiler.probes_begun == 1
+    probe = plan.planner.records[0].to_json()["probe"]
+    assert probe["chain"] == list(TWIN)
+
+
+def test_a_probe_costs_what_the_cycle_took_beyond_the_prediction() -> None:
+    plan = Plan(Request(), Request(), known=STALE)
+    plan.groups()
+    predicted = plan.planner.records[0].decision.predicted
+    assert predicted is not None
+    plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=predicted.cycle_ms + 12.0)
+    assert plan.profiler.probes == [pytest.approx(12.0)]
+
+
+def test_a_probe_is_not_charged_for_a_machine_that_is_slow() -> None:
+    plan = Plan(Request(), Request(), known=replace(STALE, machine=1.5))
+    plan.groups()
+    predicted = plan.planner.records[0].decision.predicted
+    assert predicted is not None
+    plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=1.5 * predicted.cycle_ms + 12.0)
+    assert plan.profiler.probes == [pytest.approx(12.0)]
+
+
+def test_a_probe_is_not_charged_for_prompts() -> None:
+    plan = Plan(Request(), known=STALE)
+    plan.learn(plan.groups(), {0: 1}, elapsed_ms=900.0, prefill=np.array([3]))
+    assert not plan.profiler.probes
+
+
+def test_a_probe_that_would_read_for_longer_than_is_left_does_not_begin() -> None:
+    slow = {**TIMES, "twin": rising(1.0, 0.1)}
+    for behind, begun in ((6000, 1), (60_000, 0)):
+        plan = Plan(Request(), known=replace(STALE, times=slow, learning_ms=100_000.0))
+        plan.reader.behind = {0: behind}
+        plan.groups()
+        assert plan.profiler.probes_begun == begun
+
+
+def test_no_probe_begins_while_prompts_are_read() -> None:
+    plan = Plan(Request(), known=STALE)
+    plan.reading = Reading(tokens=8, requests=1)
+    plan.groups()
+    assert plan.profiler.probes_begun == 0
+
+
+def test_a_probe_ends_with_its_request() -> None:
+    plan = Plan(Request(length=3), Request(length=9), known=STALE)
+    groups = plan.groups()
+    assert len(groups) == 2
+    plan.profiler.known = GOOD
+    plan.requests[0].finished = True
+    plan.learn(groups, {0: 1, 1: 1})
+    del plan.requests[0]
+    assert plan.chains() == {1: PAIR}
+
+
+@pytest.mark.parametrize("came_back", [True, False])
+def test_a_drafter_that_fails_while_it_is_probed_is_not_probed_on(came_back: bool) -> None:
+    """`came_back`: else it hung, and nothing was learned of the cycle."""
+    plan = Plan(Request(), Request(), known=STALE)
+    groups = plan.groups()
+    assert TWIN in {group.chain for group in groups}
+    if came_back:
+        plan.learn(groups, {0: 1, 1: 1}, failures=[ModelFailure("twin", RuntimeError())])
+    plan.available = ALL - {"twin"}
+    for _ in range(20):
+        assert plan.chains() == {0: PAIR, 1: PAIR}
+
+
+def test_requests_that_ask_for_something_are_not_probed() -> None:
+    plan = Plan(Request(Speculation(depth=4)), known=STALE)
+    [group] = plan.groups()
+    assert group.chain == PAIR
+
+
+# Auditions
+
+ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.55})
+QUIET = replace(ALIKE, idle_cycles={"twin": 20}, learning_ms=1e6)
+
+
+def heard(plan: Plan, cycles: int = 8) -> list[int]:
+    """Cycles in which somebody is heard."""
+    found = []
+    for _ in range(cycles):
+        plan.groups()
+        if plan.planner.audition is not None:
+            found.append(plan.at)
+    return found
+
+
+def listening(*requests: Request, known: PerformanceSnapshot = QUIET, **settings: Any) -> Plan:
+    plan = Plan(*requests, known=known, **settings)
+    plan.reader = Reader(new_tokens=30)
+    return plan
+
+
+def test_an_idle_drafter_is_heard_in_one_cycle_of_four() -> None:
+    plan = listening(Request(Speculation(chain=PAIR)), Request())
+    assert heard(plan) == [4, 8]
+    plan.groups(12)
+    assert plan.planner.audition == Audition("twin", 1, 30)  # whose text is routed here
+
+
+@pytest.mark.parametrize(("greedy", "heard_row"), [(1, 1), (2, 0)])
+def test_who_is_heard_or_tried_is_so_in_the_mode_that_is_decided_for(
+    greedy: int, heard_row: int
+) -> None:
+    requests = [Request(temperature=float(row >= greedy)) for row in range(3)]
+    plan = listening(*requests)
+    plan.reader.behind = {0: 5, 1: 6, 2: 7}  # what was heard before takes least to read
+    plan.groups(4)
+    assert plan.planner.audition == Audition("twin", heard_row, 30)
+    plan = Plan(*requests, known=STALE)
+    plan.reader.behind = {0: 5, 1: 6, 2: 7}
+    assert plan.chains()[heard_row] == TWIN
+
+
+def test_a_decision_is_due_after_an_audition() -> None:
+    plan = listening(Request())
+    plan.settle()
+    assert plan.chains() == {0: PAIR}
+    groups = plan.groups(LATE + 4)
+    assert plan.planner.audition is not None
+    plan.profiler.known = TURNED
+    plan.learn(groups, {0: 2}, audition=plan.planner.audition)
+    assert plan.chains() == {0: TWIN}
+
+
+def test_nobody_is_heard_who_rests_or_drafts_for_another_request() -> None:
+    plan = listening(Request())
+    plan.groups(LATE)
+    assert plan.planner.audition is not None
+    plan.available = ALL - {"twin"}  # since the last decision
+    plan.groups(LATE + 4)
+    assert plan.planner.audition is None
+    assert not heard(listening(Request(), Request(Speculation(chain=TWIN))))
+
+
+def test_nobody_is_heard_beside_prompts_or_where_nobody_chooses() -> None:
+    plan = listening(Request())
+    plan.reading = Reading(tokens=5)
+    assert not heard(plan)
+    assert not heard(listening(Request(), policy="static", chain=PAIR))
+    assert not heard(listening(Request(Speculation(chain=PAIR))))
+    assert not heard(listening(Request("off")))
+    assert not heard(Plan(Request(), known=QUIET))
+
+
+# Outcomes
+
+
+def test_a_regular_cycle_tells_how_the_prediction_came_out() -> None:
+    plan = Plan(Request(), Request())
+    groups = plan.groups()
+    predicted = plan.planner.records[0].decision.predicted
+    assert predicted is not None
+    plan.learn(groups, {0: 3, 1: 1}, elapsed_ms=66.0)
+    assert plan.profiler.cycles == [(66.0, 4, 2)]
+    [(chain, _, predicted_ms, elapsed_ms, expected, gained, sampled)] = plan.profiler.outcomes
+    assert (chain, elapsed_ms, gained, sampled) == (PAIR, 66.0, 2.0, True)
+    assert predicted_ms == pytest.approx(predicted.plain_ms)
+    assert expected == pytest.approx(2 * (predicted.plain_tokens - 1))
+
+
+@pytest.mark.parametrize(
+    "irregular",
+    [
+        {"is_regular": False},
+        {"failures": [ModelFailure("small", RuntimeError())]},
+        {"prefill": np.array([5])},
+    ],
+)
+def test_an_irregular_cycle_counts_in_the_totals_only(irregular: dict[str, Any]) -> None:
+    plan = Plan(Request())
+    plan.learn(plan.groups(), {0: 2}, **irregular)
+    assert len(plan.profiler.cycles) == 1
+    assert plan.profiler.stages == [None]
+    assert not plan.profiler.outcomes
+
+
+def test_the_engines_own_time_is_told_apart_by_whether_anybody_drafts() -> None:
+    plan = Plan(Request(), Request("off"))
+    plan.learn(plan.groups(), {0: 2, 1: 1})
+    del plan.requests[0]
+    plan.learn(plan.groups(), {1: 1})
+    plan.requests.clear()
+    plan.learn(plan.groups(), {})  # only prompts were read
+    assert plan.profiler.stages == ["drafting", "cycle", None]
+
+
+def test_rows_near_their_ends_tell_nothing_of_what_drafts_bring() -> None:
+    plan = Plan(Request(), Request())
+    plan.learn(plan.groups(), {0: 3, 1: 1}, cut_rows={1})
+    [(chain, requests, _, _, expected, gained, _)] = plan.profiler.outcomes
+    assert (chain, requests, gained) == (PAIR, 2, 2.0)
+    both = Plan(Request(), Request())
+    both.learn(both.groups(), {0: 3, 1: 1})
+    assert expected == pytest.approx(both.profiler.outcomes[0][4] / 2)
+
+
+def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
+    plan = Plan(Request(), Request(Speculation(chain=TWIN, depth=2)), Request("off"))
+    plan.learn(plan.groups(), {0: 2, 1: 2, 2: 1})
+    found = {chain: (ms, gained) for chain, _, ms, _, _, gained, _ in plan.profiler.outcomes}
+    assert found == {PAIR: (0.0, 1.0), TWIN: (0.0, 1.0), ALONE: (0.0, 0.0)}
+
+
+def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_it() -> None:
+    for named in (None, Speculation(chain=PAIR, depth=2)):
+        plan = Plan(Request(named), *(Request("off") for _ in range(3)))
+        plan.learn(plan.groups(), {0: 2, 1: 1, 2: 1, 3: 1}, elapsed_ms=70.0)
+        found = {chain: rest for chain, *rest in plan.profiler.outcomes}
+        requests, predicted_ms, elapsed_ms, *_ = found[PAIR]
+        [group] = [group for group in plan.groups() if group.chain == PAIR]
+        nodes = drafted(group) if named else plan.planner.records[0].decision.nodes
+        assert nodes is not None
+        assert (requests, elapsed_ms) == (4, 70.0)
+        assert predicted_ms == pytest.approx(group.depth * 1.0 + 50.0 + (3 + nodes))
+        assert found[ALONE][1] == 0.0
+
+
+def test_prompts_that_end_beside_a_group_leave_its_time_untold() -> None:
+    plan = Plan(Request())
+    plan.reading = Reading(tokens=8, requests=1)
+    groups = [*plan.groups(), ChainGroup(ALONE, 1, np.array([1]))]
+    plan.learn(groups, {0: 2, 1: 1})
+    assert [outcome[2] for outcome in plan.profiler.outcomes] in ([], [0.0])
+
+
+def test_a_chain_that_a_request_names_is_predicted_too() -> None:
+    plan = Plan(Request(Speculation(chain=TWIN, depth=2)))
+    groups = plan.groups()
+    plan.learn(groups, {0: 2})
+    [(chain, _, predicted_ms, *_)] = plan.profiler.outcomes
+    assert chain == TWIN
+    assert predicted_ms == pytest.approx(2 + 52)
+    looks = plan.profiler.looks
+    plan.groups()
+    assert plan.profiler.looks == looks  # not anew in every cycle
+
+
+def test_a_named_chain_is_predicted_anew_for_another_number_of_requests() -> None:
+    asked = Speculation(chain=TWIN, depth=2)
+    plan = Plan(Request(asked))
+    plan.learn(plan.groups(), {0: 2})
+    plan.requests |= {row: Request(asked) for row in range(1, 4)}
+    plan.learn(plan.groups(), dict.fromkeys(range(4), 2))
+    one, four = plan.profiler.outcomes
+    assert (one[1], one[2]) == (1, pytest.approx(2 + 52))
+    assert (four[1], four[2]) == (4, pytest.approx(2 + 50 + 3 * 4 - 1))  # the target reads 12
+    looks = plan.profiler.looks
+    del plan.requests[1], plan.requests[2], plan.requests[3]
+    plan.groups()
+    assert plan.profiler.looks == looks  # the first is still good
+
+
+def test_only_so_many_predictions_of_named_chains_are_kept() -> None:
+    plan = Plan()
+    for depth, width, rounds in itertools.product(range(1, 9), range(1, 9), (1, 2)):
+        plan.requests = {0: Request(Speculation(TWIN, depth, width, rounds))}
+        plan.groups()
+    kept = plan.planner._foreseen_options
+    assert len(kept) == 64
+    assert min(route.depth for route, *_ in kept) == 5  # the latest
+
+
+# What has room in memory at once
+
+
+def drafters(plan: Plan) -> dict[int, Chain]:
+    """Of the cycle's requests; loads their models, for which there is room."""
+    chains = plan.chains()
+    loaded = {name for chain in chains.values() for name in chain}
+    assert loaded in ({"big"}, {"small", "big"}, {"twin", "big"})
+    plan.reader.unloaded = set(NAMES) - loaded
+    return chains
+
+
+def test_no_request_has_a_drafter_loaded_that_evicts_the_drafter_of_more_requests() -> None:
+    plan = Plan(*(Request() for _ in range(3)), Request(Speculation(TWIN)), most_models=2)
+    for _ in range(40):
+        assert drafters(plan) == {0: PAIR, 1: PAIR, 2: PAIR, 3: ALONE}
+    assert {tuple(record.decision.chain) for record in plan.planner.records} == {PAIR}
+    del plan.requests[0], plan.requests[1], plan.requests[2]
+    assert drafters(plan) == {3: TWIN}
+
+
+def test_requests_of_the_scheduler_draft_with_what_there_is_room_for() -> None:
+    plan = Plan(Request(), most_models=2)
+    assert drafters(plan) == {0: PAIR}
+    named = {row: Request(Speculation(TWIN, depth=row)) for row in range(1, 4)}
+    plan.requests |= named
+    assert drafters(plan) == {0: TWIN, **dict.fromkeys(named, TWIN)}
+    reason = plan.planner.records[-1].decision.reason
+    assert reason == "small>big has no room beside what others draft with"
+    policies: list[dict[str, Any]] = [
+        {"policy": "static", "chain": PAIR},
+        {"policy": "ssd-smallest"},
+    ]
+    for policy in policies:
+        fixed = Plan(Request(), most_models=2, **policy)
+        fixed.requests |= named
+        assert drafters(fixed) == {0: ALONE, **dict.fromkeys(named, TWIN)}
+
+
+def test_a_majority_that_comes_and_goes_loads_nothing() -> None:
+    first, second = Speculation(PAIR), Speculation(TWIN)
+    plan = Plan(Request(first), Request(first), most_models=2)
+    assert drafters(plan)[0] == PAIR
+    for count in (1, 3, 4, 2, 4):
+        plan.requests |= {row: Request(second) for row in range(2, 2 + count)}
+        assert drafters(plan)[0] == PAIR
+        for row in range(2, 2 + count):
+            del plan.requests[row]
+    plan.requests |= {row: Request(second) for row in range(2, 7)}
+    assert drafters(plan)[0] == ALONE
+    for row in range(4, 7):
+        del plan.requests[row]
+    assert drafters(plan)[0] == ALONE
+
+
+def test_a_probe_evicts_no_drafter_of_the_cycle() -> None:
+    named = Request(Speculation(("middle", "big")))
+    for most, begun in ((3, 0), (4, 1)):
+        plan = Plan(Request(), named, known=STALE, most_models=most)
+        plan.settle()
+        assert plan.chains() == {0: TWIN if begun else PAIR, 1: ("middle", "big")}
+        assert plan.profiler.probes_begun == begun
+    plan = Plan(Request(), known=STALE, most_models=3)
+    assert plan.chains() == {0: TWIN}
+    plan.requests[1] = named
+    assert plan.chains() == {0: PAIR, 1: ("middle", "big")}
+
+
+@given(
+    asked=st.lists(
+        st.sampled_from(
+            [
+                None,
+                "off",
+                Speculation(TWIN),
+                Speculation(PAIR, depth=2),
+                Speculation(TRIPLE),
+                Speculation(("middle", "big")),
+                Speculation(depth=3),
+            ]
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    most_models=st.integers(2, 4),
+    groups=st.sampled_from(["one", "requests"]),
+)
+@settings(deadline=None, max_examples=40)
+def test_all_models_of_a_cycle_have_room_at_once(
+    asked: list[SpeculationOverride], most_models: int, groups: str
+) -> None:
+    asked = [
+        one
+        for one in asked
+        if not isinstance(one, Speculation) or len(one.chain or ()) <= most_models
+    ]
+    plan = Plan(*map(Request, asked), known=STALE, most_models=most_models, groups=groups)
+    for _ in range(6):
+        chains = plan.chains()
+        assert chains.keys() == plan.requests.keys()
+        assert len({name for chain in chains.values() for name in chain} | {"big"}) <= most_models
+
+
+# Requests that differ
+
+
+def two_drafters(groups: str, big: TimeCurve | None = None) -> Plan:
+    times = {"small": flat(1.0), "twin": flat(1.0), "big": big or flat(60.0)}
+    known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
+    plan = Plan(*(Request() for _ in range(4)), known=known, groups=groups)
+    plan.available = frozenset({"small", "twin"})
+    return plan
+
+
+def play(plan: Plan, cycles: int) -> list[dict[int, Chain]]:
+    """Even requests are served well by the one drafter, odd ones by the other."""
+    played = []
+    for _ in range(cycles):
+        groups = plan.groups()
+        chains = {row: group.chain for group in groups for row in group.rows.tolist()}
+        good = {0: PAIR, 1: TWIN}
+        plan.learn(groups, {row: 4 if chains[row] == good[row % 2] else 1 for row in chains})
+        for request in plan.requests.values():
+            request.cycles += 1
+        played.append(chains)
+    return played
+
+
+def test_requests_that_differ_end_up_with_a_drafter_each() -> None:
+    chains = play(two_drafters("requests"), 60)
+    assert {chain for cycle in chains[:4] for chain in cycle.values()} == {PAIR, TWIN}  # auditions
+    assert chains[-1] == {0: PAIR, 1: TWIN, 2: PAIR, 3: TWIN}
+
+
+def test_drafters_of_single_requests_draft_the_trees_of_the_cycle() -> None:
+    plan, together = (two_drafters(groups, rising(60.0)) for groups in ("requests", "one"))
+    play(plan, 60)
+    play(together, 60)
+    [quiet] = together.groups()
+    assert {(group.depth, group.width) for group in plan.groups()} == {(quiet.depth, quiet.width)}
+    plan.reading = together.reading = Reading(tokens=400)
+    [reading] = together.groups()
+    groups = plan.groups()
+    assert {group.chain: group.rows.tolist() for group in groups} == {PAIR: [0, 2], TWIN: [1, 3]}
+    assert {(group.depth, group.width) for group in groups} == {(reading.depth, reading.width)}
+    assert (reading.depth, reading.width) != (quiet.depth, quiet.width)
+
+
+def test_one_group_stays_one_however_requests_differ() -> None:
+    for cycle in play(two_drafters("one"), 20):
+        assert set(cycle.values()) == {PAIR}
+
+
+def test_a_request_that_ended_is_forgotten() -> None:
+    plan = two_drafters("requests")
+    play(plan, 4)
+    first = cast(RunningRequest, plan.requests.pop(0))
+    plan.planner.forget(first)
+    plan.planner.forget(first)
+    assert set(plan.chains()) == {1, 2, 3}
+
+
+def test_a_planner_that_is_put_away_holds_no_request_and_no_predictions() -> None:
+    plan = Plan(Request(), Request(), known=STALE)
+    plan.settle()
+    plan.profiler.known = GOOD
+    first = weakref.ref(plan.requests[0])
+    plan.groups()
+    plan.planner.put_away()
+    keeper = plan.planner._keeper
+    assert keeper.probe is None
+    assert keeper.main is not None
+    assert not keeper.main.decision.grids
+    plan.requests.clear()
+    assert first() is None
+    plan.requests = {0: Request()}
+    assert plan.chains() == {0: PAIR}
+    assert keeper.main.cycle == plan.at  # decided anew, but not for the first time
+    assert keeper.main.decision.reason.startswith("kept")
+    assert keeper.main.decision.grids
+
+
+# Trees of a cycle
+
+MINE = frozenset({"small"})
+CHEAP = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+SHORT = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.8})
+# Sixteen requests decode faster alone; a node is accepted too rarely to be worth its millisecond.
+DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+URGENT_MS, LAX_MS = 24.0, 1e4  # per token, where a cycle of sixteen takes 25 ms
+
+
+def pairs(*requests: Request, known: PerformanceSnapshot = CHEAP, **settings: Any) -> Plan:
+    plan = Plan(*requests, known=known, **settings)
+    plan.available = MINE
+    return plan
+
+
+def crowd(tpot_ms: float | None, known: PerformanceSnapshot | None = None, **settings: Any) -> Plan:
+    urgent = [Request(tpot_ms=tpot_ms) for _ in range(4)]
+    return pairs(*urgent, *(Request() for _ in range(12)), known=known or DEAR, **settings)
+
+
+def of(group: ChainGroup) -> tuple[Chain, int, int, bool]:
+    return group.chain, group.depth, group.width, group.whole
+
+
+def drafted(group: ChainGroup) -> int:
+    return group.depth * group.width
+
+
+def paths(requests: int) -> NDArray[np.float64]:
+    """[B, 32] drafts that are nearly certain: whoever may, takes them."""
+    return np.tile(0.99 ** np.arange(1.0, 33.0), (requests, 1))
+
+
+def test_a_cycle_without_decoding_requests_has_no_groups() -> None:
+    plan = pairs()
+    assert plan.groups() == []
+    assert plan.selector is None
+
+
+def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None:
+    requests = {
+        7: Request(tpot_ms=50.0, decoded=4, came_s=1.0),
+        2: Request(),
+        5: Request(tpot_ms=10.0, decoded=1),
+    }
+    running = cast(Mapping[int, RunningRequest], requests)
+    progress = progress_of(running, {running[5]: 3}, 1.2)
+    assert progress.rows.tolist() == [2, 5, 7]
+    assert progress.decode_ms == pytest.approx([1200.0, 1200.0, 200.0])
+    assert progress.decoded.tolist() == [0, 1, 4]
+    assert progress.waited.tolist() == [0, 3, 0]
+    assert np.array_equal(progress.tpot_ms, [np.nan, 10.0, 50.0], equal_nan=True)
+    assert progress.rates[0] == 0.0
+    assert progress.rates[1] == np.inf  # more time is gone than all its next tokens are given
+    assert 1 / 50.0 <= progress.rates[2] < 2 / 50.0  # on schedule
+    assert progress.at(np.array([7, 2])).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("beside", [[], ["off"], [Speculation(chain=PAIR, depth=2), "off"]])
+def test_while_a_prompt_is_read_trees_are_larger(beside: list[SpeculationOverride]) -> None:
+    plan = pairs(*(Request() for _ in range(4)), *map(Request, beside), known=SHORT)
+
+    def free() -> ChainGroup:
+        [group] = [group for group in plan.groups() if 0 in group.rows]
+        return group
+
+    quiet = free()
+    plan.reading = Reading(tokens=60)
+    reading = free()
+    assert reading.chain == quiet.chain == PAIR
+    assert reading.rows.tolist() == quiet.rows.tolist() == [0, 1, 2, 3]
+    assert drafted(reading) > drafted(quiet)
+    plan.reading = Reading()
+    assert of(free()) == of(quiet)
+
+
+def test_the_verified_nodes_rise_with_the_prompt_that_is_read_too() -> None:
+    plan = pairs(*(Request() for _ in range(4)), known=SHORT)
+    worth, rows = np.tile(0.8 ** np.arange(1.0, 17.0), (4, 1)), np.arange(4)
+    plan.groups()
+    quiet = plan.selected(worth, rows)
+    plan.reading = Reading(tokens=60)
+    plan.groups()
+    assert sum(plan.selected(worth, rows)) > sum(quiet) > 0
+
+
+def test_nodes_of_little_worth_do_not_keep_a_prompt_waiting() -> None:
+    plan = pairs(*(Request() for _ in range(4)), known=SHORT)
+    plan.reading = Reading(tokens=200)
+    plan.groups()
+    # Without the prompt's tokens, a millisecond of this cycle would be worth little.
+    worth = np.tile([0.9, *[0.1] * 7], (4, 1))
+    assert plan.selected(worth, np.arange(4)) == [1] * 4
+
+
+@pytest.mark.parametrize("shape", ["fixed", "adaserve", "adaserve-v1"])
+def test_other_shapes_do_not_look_at_the_prompts_that_are_read(shape: str) -> None:
+    plan = pairs(*(Request() for _ in range(4)), trees={"shape": shape})
+    [quiet] = plan.groups()
+    plan.reading = Reading(tokens=200)
+    [reading] = plan.groups()
+    assert of(reading) == of(quiet)
+
+
+def test_prompts_that_are_being_read_count_as_requests_to_come() -> None:
+    plan = pairs(Request())
+    [few] = plan.groups()
+    plan = pairs(Request())
+    plan.reading = Reading(tokens=0, requests=31)
+    [many] = plan.groups()
+    assert drafted(many) < drafted(few)
+
+
+def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -> None:
+    [alone] = crowd(None).groups()
+    [lax] = crowd(LAX_MS).groups()
+    plan = crowd(URGENT_MS)
+    [helped] = plan.groups()
+    assert alone.chain == lax.chain == ALONE
+    assert helped.chain == PAIR
+    assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
+    assert plan.planner.records[0].decision.chain == ALONE  # what pays for all is as it was
+    assert not helped.whole
+    counts = plan.selected(np.tile([0.5, 0.25, 0.125], (len(helped.rows), 1)), helped.rows)
+    assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
+
+
+@pytest.mark.parametrize("groups", ["one", "requests"])
+def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loaded(
+    groups: str,
+) -> None:
+    plan = crowd(URGENT_MS, groups=groups)
+    plan.settle()
+    assert PAIR in plan.chains().values()
+    plan.available = frozenset()
+    assert set(plan.chains().values()) == {ALONE}  # long before another decision is due
+    plan.available = MINE
+    assert PAIR in plan.chains().values()
+    plan.reader.unloaded = {"small"}
+    assert set(plan.chains().values()) == {ALONE}
+
+
+def test_the_best_of_those_helps_urgent_requests_that_can() -> None:
+    times = {**DEAR.times, "twin": flat(0.1)}
+    plan = crowd(URGENT_MS, known=snapshot(times, {PAIR: 0.5, TWIN: 0.48}))
+    plan.available = frozenset({"small", "twin"})
+    plan.settle()
+    assert PAIR in plan.chains().values()
+    plan.available = frozenset({"twin"})
+    assert TWIN in plan.chains().values()
+
+
+def test_requests_that_differ_do_without_a_drafter_that_rests() -> None:
+    plan = two_drafters("requests")
+    play(plan, 60)
+    plan.settle()
+    assert set(plan.chains().values()) == {PAIR, TWIN}
+    plan.available = frozenset({"small"})
+    assert set(plan.chains().values()) == {PAIR}
+
+
+def test_urgent_requests_are_helped_where_requests_may_differ() -> None:
+    assert crowd(None, groups="requests").chains() == dict.fromkeys(range(16), ALONE)
+    chains = crowd(URGENT_MS, groups="requests").chains()
+    assert {chains[row] for row in range(4)} == {PAIR}
+
+
+def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
+    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.5})
+    plan = pairs(*(Request(tpot_ms=45.0) for _ in range(4)), known=known)
+    assert set(plan.chains().values()) == {ALONE}
+    plan.requests |= {row: Request("off") for row in range(4, 16)}
+    chains = plan.chains()
+    assert [chains[row] for row in range(16)] == [PAIR] * 4 + [ALONE] * 12
+
+
+@pytest.mark.parametrize("beside", ["off", Speculation(chain=PAIR, depth=2)])
+def test_urgent_requests_are_helped_beside_requests_that_go_another_way(
+    beside: SpeculationOverride,
+) -> None:
+    plan = crowd(URGENT_MS)
+    plan.requests[16] = Request(beside)
+    helped, other = sorted(plan.groups(), key=lambda group: len(group.rows), reverse=True)
+    assert helped.chain == PAIR
+    assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
+    assert other.rows.tolist() == [16]
+
+
+def test_who_cannot_be_saved_does_not_make_the_target_speculate() -> None:
+    [group] = crowd(1e-3).groups()
+    assert group.chain == ALONE
+
+
+@pytest.mark.parametrize("shape", ["fixed", "static"])
+def test_objectives_change_no_group_where_the_shape_is_fixed(shape: str) -> None:
+    [alone] = crowd(URGENT_MS, trees={"shape": shape}).groups()
+    assert alone.chain == ALONE
+    groups = []
+    for tpot_ms in (None, LAX_MS, 40.0, 1e-3):
+        requests = [Request(tpot_ms=tpot_ms), Request()]
+        [group] = pairs(*requests, trees={"shape": shape}, depth=8, width=3).groups()
+        groups.append((of(group), group.branching))
+    assert groups[0][0][0] == PAIR
+    assert set(groups) == {groups[0]}
+
+
+def test_objectives_without_tokens_to_hurry_for_change_nothing() -> None:
+    [free] = pairs(Request(), Request()).groups()
+    [lax] = pairs(Request(tpot_ms=LAX_MS), Request(tpot_ms=LAX_MS)).groups()
+    assert of(lax) == of(free)
+
+
+def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -> None:
+    plan = crowd(URGENT_MS)
+    groups = plan.groups()
+    assert groups[0].chain == PAIR
+    plan.learn(groups, dict.fromkeys(groups[0].rows.tolist(), 1))
+    assert len(plan.profiler.cycles) == 1
+    assert not plan.profiler.outcomes
+
+
+@pytest.mark.parametrize(
+    ("shape", "requests", "expected"),
+    [
+        ("adaserve", 4, (7, 3)),  # 32 // 4 - 1, 32 // 4 but at most 3
+        ("adaserve", 8, (3, 3)),
+        ("adaserve", 16, (1, 2)),
+        ("adaserve-v1", 4, (8, 3)),
+        ("adaserve-v1", 16, (2, 2)),
+    ],
+)
+def test_adaserves_shapes_go_by_the_number_of_requests(
+    shape: str, requests: int, expected: tuple[int, int]
+) -> None:
+    many = [Request() for _ in range(requests)]
+    plan = pairs(*many, trees={"shape": shape, "budget_tokens": 32}, policy="static", chain=PAIR)
+    [group] = plan.groups()
+    assert (group.depth, group.width) == expected
+
+
+def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
+    plan = pairs(*(Request() for _ in range(4)), trees={"shape": "adaserve", "budget_tokens": 8})
+    [group] = plan.groups()
+    assert (group.depth, group.width) == (1, 2)
+    asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 1, 2, whole=False)
+    plan.learn([group], dict.fromkeys(range(4), 2))
+    [(chain, requests, predicted_ms, _, expected, *_)] = plan.profiler.outcomes
+    assert (chain, requests) == (PAIR, 4)
+    assert predicted_ms == pytest.approx(asked.plain_ms)
+    assert expected == pytest.approx(4 * (asked.plain_tokens - 1))
+
+
+def test_what_objectives_need_is_judged_by_a_cycle_that_spends_the_whole_budget() -> None:
+    def nodes_of_the_needy(budget_nodes: int) -> int:
+        trees = {"selection": "slo", "budget_tokens": 8 + budget_nodes, "n_max_share": 100.0}
+        requests = [Request(tpot_ms=250.0, decoded=1), *(Request() for _ in range(7))]
+        plan = pairs(*requests, trees=trees, policy="static", chain=PAIR, depth=16, width=4)
+        plan.now_s = 0.25
+        plan.groups()
+        # Nothing but its objective gives it a node: all others' are worth more.
+        worth = np.full((8, 64), 0.5)
+        worth[0] = 0.05
+        return plan.selected(worth, np.arange(8))[0]
+
+    # With 192 nodes a cycle takes about 260 ms, with 400 of them 470, in which it needs 0.85 tokens
+    # more, which are 17 nodes.
+    few, many = nodes_of_the_needy(192), nodes_of_the_needy(400)
+    assert 0 < few < 5
+    assert many - few == pytest.approx(17, abs=2)
+
+
+def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
+    plan = pairs(Request(), Request("off"), trees={"shape": "static"}, policy="static", chain=PAIR)
+    branching = {group.chain: group.branching for group in plan.groups()}
+    assert branching == {PAIR: SPECINFER_TREE, ALONE: None}
+
+
+@pytest.mark.parametrize(
+    "asked", [Speculation(depth=3), Speculation(width=1), Speculation(depth=5, width=2)]
+)
+def test_who_asks_for_a_depth_or_width_gets_no_tree_of_the_fixed_form(asked: Speculation) -> None:
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR}
+    plan = pairs(Request(), Request(asked), trees={"shape": "static"}, **fixed)
+    groups = {int(group.rows[0]): group for group in plan.groups()}
+    assert groups[0].branching == SPECINFER_TREE
+    assert groups[1].branching is None
+    assert groups[1].chain == PAIR
+    assert asked.depth in (None, groups[1].depth)
+    assert asked.width in (None, groups[1].width)
+
+
+# Who sits out
+
+# Drafts are no help; four requests take 16 ms, and sixteen 40, which would make the four late.
+CROWDED = snapshot({"small": flat(50.0), "big": rising(10.0, 2.0)}, {PAIR: 0.05})
+FEW_MS, LOST_MS = 25.0, 1e-3  # objectives, of the four, and of those that cannot be saved
+
+
+def queue(**settings: Any) -> Plan:
+    few = [Request(tpot_ms=FEW_MS) for _ in range(4)]
+    return pairs(*few, *(Request(tpot_ms=LOST_MS) for _ in range(12)), known=CROWDED, **settings)
+
+
+def taking_part(plan: Plan) -> list[int]:
+    return sorted(row for group in plan.groups() for row in group.rows.tolist())
+
+
+FEW, EVERYONE = list(range(4)), list(range(16))
+
+
+def test_rows_that_sit_out_are_in_no_group() -> None:
+    plan = queue()
+    [group] = plan.groups()
+    assert group.rows.tolist() == FEW
+    assert group.chain == ALONE
+    plan.learn([group], dict.fromkeys(FEW, 1))
+    assert plan.profiler.cycles == [(60.0, 4, 4)]
+
+
+def test_who_sat_out_the_longest_wait_takes_part_once_and_waits_anew() -> None:
+    plan = queue()
+    for _ in range(3):
+        assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
+        assert taking_part(plan) == EVERYONE
+
+
+def test_who_takes_part_in_between_waits_anew() -> None:
+    plan = queue()
+    for _ in range(LONGEST_WAIT - 1):
+        assert taking_part(plan) == FEW
+    plan.requests = {row: plan.requests[row] for row in range(4, 16)}  # nobody to wait for
+    assert taking_part(plan) == EVERYONE[4:]
+    plan.requests |= {row: Request(tpot_ms=FEW_MS) for row in FEW}
+    assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
+    assert taking_part(plan) == EVERYONE
+
+
+def test_forgetting_a_request_drops_what_it_waited() -> None:
+    plan = queue()
+    for _ in range(10):
+        plan.groups()
+    for row in range(4, 16):
+        plan.planner.forget(plan.running[row])
+    assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
+    assert taking_part(plan) == EVERYONE
+
+
+def test_a_new_request_has_not_waited_what_the_one_before_did_in_its_row() -> None:
+    plan = queue()
+    for _ in range(LONGEST_WAIT):
+        plan.groups()
+    plan.requests |= {row: Request(tpot_ms=LOST_MS) for row in range(4, 16)}
+    assert taking_part(plan) == FEW
+
+
+def test_requests_that_go_another_way_never_sit_out() -> None:
+    plan = queue()
+    plan.requests[16] = Request("off", tpot_ms=LOST_MS)
+    plan.requests[17] = Request(Speculation(chain=PAIR, depth=2), tpot_ms=LOST_MS)
+    for _ in range(LONGEST_WAIT):
+        assert taking_part(plan) == [*FEW, 16, 17]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"trees": {"selection": "slo"}},
+        {"trees": {"selection": "global-greedy"}},
+        {"trees": {"shape": "fixed"}},
+        {"trees": {"shape": "adaserve"}},
+        {"policy": "target-only"},
+        {"policy": "static", "chain": PAIR},
+    ],
+)
+def test_only_the_cost_model_lets_requests_sit_out(settings: dict[str, Any]) -> None:
+    plan = queue(**settings)
+    assert [taking_part(plan) for _ in range(4)] == [EVERYONE] * 4
+
+
+# Who picks the nodes
+
+
+@pytest.mark.parametrize(
+    ("speculation", "settings"),
+    [
+        ("off", {}),
+        (Speculation(chain=PAIR), {}),
+        (None, {"policy": "static", "chain": PAIR}),
+        (None, {"policy": "target-only"}),
+        (None, {"policy": "ssd-smallest"}),
+        (None, {"trees": {"selection": "whole"}}),
+        ("off", {"trees": {"selection": "slo"}}),
+    ],
+)
+def test_whole_trees_need_no_selector(
+    speculation: SpeculationOverride, settings: dict[str, Any]
+) -> None:
+    plan = pairs(Request(speculation), **settings)
+    assert all(group.whole for group in plan.groups())
+    assert plan.selector is None
+
+
+def test_the_papers_policy_verifies_whole_trees_whatever_is_selected() -> None:
+    times = {"small": flat(1.0), "big": flat(100.0)}
+    known = snapshot(times, similarity={PAIR: 0.99})
+    plan = pairs(Request(), known=known, policy="paper", depth=2, trees={"selection": "slo"})
+    [group] = plan.groups()
+    assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
+    assert plan.selector is None
+
+
+def test_one_group_with_a_choice_is_enough_for_a_selector() -> None:
+    plan = pairs(Request(), Request(Speculation(chain=PAIR, depth=2)), Request("off"))
+    whole = {int(group.rows[0]): group.whole for group in plan.groups()}
+    assert whole == {0: False, 1: True, 2: True}
+    assert plan.selector is not None
+
+
+@pytest.mark.parametrize("settings", [{"nodes": 3}, {"trees": {"selection": "global-greedy"}}])
+def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
+    settings: dict[str, Any],
+) -> None:
+    plan = pairs(Request(Speculation(chain=PAIR, depth=4)), **settings)
+    [group] = plan.groups()
+    assert not group.whole
+    assert plan.selector is not None
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy"])
+def test_a_budget_of_tokens_counts_roots_and_prompts(selection: str) -> None:
+    trees = {"selection": selection, "budget_tokens": 23}
+    plan = pairs(*(Request() for _ in range(3)), trees=trees, policy="static", chain=PAIR)
+    plan.groups()
+    assert plan.selected(paths(3), np.arange(3)) == pytest.approx([20 / 3] * 3, abs=1)
+    plan.reading = Reading(tokens=8)
+    plan.groups()
+    assert sum(plan.selected(paths(3), np.arange(3))) == 23 - 3 - 8
+    assert sum(plan.selected(paths(3), np.arange(3), aside=4)) == 23 - 3 - 8 - 4
+    assert sum(plan.selected(paths(3), np.arange(3), aside=40)) == 0
+    plan.reading = Reading(tokens=100)
+    plan.groups()
+    assert sum(plan.selected(paths(3), np.arange(3))) == 0
+
+
+def test_a_budget_counts_the_roots_of_requests_that_do_not_draft() -> None:
+    trees = {"selection": "global-greedy", "budget_tokens": 12}
+    plan = pairs(Request(), Request("off"), Request("off"), trees=trees)
+    plan.groups()
+    assert plan.selected(paths(1), np.array([0])) == [12 - 3]
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy"])
+def test_a_fixed_chain_has_its_budget_by_prediction(selection: str) -> None:
+    requests = [Request() for _ in range(4)]
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8}
+    plan = pairs(*requests, trees={"selection": selection, "shape": "fixed"}, **fixed)
+    [group] = plan.groups()
+    assert (group.depth, group.width, group.whole) == (8, 1, False)
+    # A place costs 1 ms of the about 60 that a cycle takes; only the first few nodes are worth it.
+    best = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 8, 1, whole=False).nodes
+    assert 1 < best < 8
+    assert sum(plan.selected(paths(4), np.arange(4))) == 4 * best
+
+
+def test_configured_nodes_are_the_budget_in_the_mean() -> None:
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 6}
+    for others in ({}, fixed):
+        plan = pairs(*(Request() for _ in range(4)), nodes=3, **others)
+        [group] = plan.groups()
+        assert not group.whole
+        worth = paths(4) * np.array([[1.0], [0.5], [0.5], [0.01]])
+        counts = plan.selected(worth, np.arange(4))
+        assert sum(counts) == 4 * 3
+        assert counts[0] > 3 > counts[3]  # the best of all, not of each
+
+
+def test_all_groups_with_a_choice_share_the_budget() -> None:
+    asked = Speculation(depth=3)
+    trees = {"selection": "global-greedy", "budget_tokens": 14}
+    plan = pairs(Request(), Request(asked), Request(), Request(asked), trees=trees)
+    assert len(plan.groups()) == 2
+    worth = paths(4) * np.array([[1.0], [0.1], [1.0], [0.1]])
+    assert plan.selected(worth, np.array([0, 1, 2, 3])) == [5, 0, 5, 0]
+
+
+def test_a_cycle_in_which_requests_sit_out_teaches_nothing_of_a_whole_one() -> None:
+    plan = queue()
+    groups = plan.groups()
+    assert sum(len(group.rows) for group in groups) < len(plan.requests)
+    plan.learn(groups, dict.fromkeys(FEW, 1), elapsed_ms=16.0)
+    assert not plan.profiler.outcomes
+
+
+def test_a_request_that_is_probed_takes_part() -> None:
+    times = {"small": flat(0.5), "twin": flat(0.5), "big": rising(10.0, 2.0)}
+    known = snapshot(times, {PAIR: 0.05, TWIN: 0.04})
+    known = replace(known, idle_cycles={"twin": 10_000}, learning_ms=1e6)
+    few = [Request(tpot_ms=FEW_MS, length=9) for _ in range(4)]
+    lost = [Request(tpot_ms=LOST_MS, length=3) for _ in range(12)]
+    plan = Plan(*few, *lost, known=known)
+    plan.reader.behind = dict.fromkeys(range(4), 8)
+    plan.available = frozenset({"small", "twin"})
+    chains = {row: group.chain for group in plan.groups() for row in group.rows.tolist()}
+    assert [row for row, chain in chains.items() if chain == TWIN] == [4]
+    assert set(chains) == {*FEW, 4}
+
+
+def test_records_keep_no_grids_of_predictions() -> None:
+    plan = Plan(Request())
+    plan.groups()
+    [record] = plan.planner.records
+    assert not record.decision.grids
+    assert record.decision.alternatives

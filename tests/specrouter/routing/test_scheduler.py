@@ -1,0 +1,607 @@
+"""Which chain and which trees follow from what is known."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from modelpool import ConfigError
+from specrouter.config import SchedulerConfig
+from specrouter.profile.prediction import Limits, Option, Workload, curve_of
+from specrouter.profile.snapshot import Pair, PerformanceSnapshot
+from specrouter.request.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS, Chain, fitting_width
+from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.scheduler import (
+    ChainDecision,
+    ModelChainScheduler,
+    Models,
+    _explained,
+    candidate_chains,
+)
+from tests.specrouter.predictions import (
+    ALL,
+    NAMES,
+    PAIR,
+    PARAMETERS,
+    TRIPLE,
+    flat,
+    rising,
+    snapshot,
+)
+
+ONE = Workload(1)
+ALONE: Chain = ("big",)
+TWIN = ("twin", "big")
+STALE = 10_000  # cycles
+
+
+def scheduler(policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
+    config = SchedulerConfig.model_validate({"policy": policy, **settings})
+    return ModelChainScheduler(config, NAMES, PARAMETERS, "big")
+
+
+def choose(
+    known: PerformanceSnapshot,
+    policy: str = "adaptive",
+    current: ChainDecision | None = None,
+    available: frozenset[str] = ALL,
+    workload: Workload = ONE,
+    **settings: Any,
+) -> ChainDecision:
+    return scheduler(policy, **settings).choose(known, workload, Models(available), current)
+
+
+def all_pairs(value: float) -> dict[Pair, float]:
+    return dict.fromkeys(itertools.permutations(NAMES, 2), value)
+
+
+def two_pairs(twin_alpha: float, **others: Any) -> PerformanceSnapshot:
+    """Two drafters that differ in nothing but what is accepted of them; the middle is useless."""
+    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
+    alpha = all_pairs(0.05) | {PAIR: 0.6, TWIN: twin_alpha}
+    return snapshot(times, alpha=alpha, **others)
+
+
+# Candidates
+
+
+def test_every_candidate_ends_in_the_target_and_the_target_alone_is_one() -> None:
+    chains = candidate_chains(NAMES, PARAMETERS, "big")
+    assert ALONE in chains
+    assert all(chain[-1] == "big" for chain in chains)
+    assert TRIPLE in chains
+    assert len(set(chains)) == len(chains) == 6
+
+
+def test_models_of_equal_size_never_verify_each_other() -> None:
+    for chain in candidate_chains(NAMES, PARAMETERS, "big"):
+        assert not {"small", "twin"} <= set(chain)
+        sizes = [PARAMETERS[name] for name in chain[:-1]]
+        assert all(a < b for a, b in itertools.pairwise(sizes))
+
+
+def test_the_smallest_model_may_be_the_target() -> None:
+    chains = candidate_chains(NAMES, PARAMETERS, "small")
+    assert ("small",) in chains
+    assert ("middle", "small") in chains
+
+
+MANY = tuple(f"m{size}" for size in range(1, 13))
+SIZES = {name: 10 * size for size, name in enumerate(MANY, 1)} | {"big": 1000}
+
+
+def of_many(**others: Any) -> tuple[ModelChainScheduler, PerformanceSnapshot]:
+    """Twelve drafters; the smaller one is the faster, the larger one the better."""
+    many = ModelChainScheduler(SchedulerConfig(), (*MANY, "big"), SIZES, "big")
+    times = {name: flat(0.1 * size) for size, name in enumerate(MANY, 1)} | {"big": rising(50.0)}
+    alpha = dict.fromkeys(itertools.combinations(MANY, 2), 0.3)
+    alpha |= {(name, "big"): 0.3 + 0.01 * size for size, name in enumerate(MANY)}
+    return many, replace(snapshot(times, alpha=alpha, **others), parameters=SIZES)
+
+
+def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -> None:
+    many, known = of_many()
+    assert {len(chain) for chain in many.candidates} == {1, 2, 3}
+    decision = many.choose(known, ONE, Models(frozenset(MANY)))
+    looked_at = set(decision.predicted_ms)
+    assert {(name, "big") for name in MANY} < looked_at
+    pairs = sorted((decision.predicted_ms[name, "big"], name) for name in MANY)
+    longer = [chain for chain in looked_at if len(chain) == 3]
+    assert 0 < len(longer) <= 16
+    assert {chain[0] for chain in longer} <= {name for _, name in pairs[:5]}
+    assert {chain[1] for chain in longer} <= {"m9", "m10", "m11", "m12"}
+
+
+def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> None:
+    many, known = of_many()
+    chain = ("m1", "m2", "big")
+    assert chain not in many.choose(known, ONE, Models(frozenset(MANY))).predicted_ms
+    current = ChainDecision(chain, 1, 1)
+    assert chain in many.choose(known, ONE, Models(frozenset(MANY)), current).predicted_ms
+
+
+def test_of_few_drafters_every_chain_is_looked_at() -> None:
+    many, known = of_many()
+    few = frozenset(MANY[:4])
+    assert len(many.choose(known, ONE, Models(few)).predicted_ms) == 1 + 4 + 6
+
+
+# What is chosen
+
+
+@pytest.mark.parametrize("drafters", [1, 2, 6, 9])
+def test_what_the_target_alone_would_cost_is_always_told(drafters: int) -> None:
+    alone = Option(ALONE, ms_per_token=90.0)
+    ranked = [Option((f"d{at}", "big"), ms_per_token=10.0 + at) for at in range(drafters)]
+    told = _explained([*ranked, alone], alone)
+    assert told[-1] is alone
+    assert len(told) == min(drafters + 1, 6)
+    assert told[:-1] == tuple(ranked[:5])
+    assert _explained(ranked, alone) == tuple(ranked[:6])  # where it is what was chosen
+
+
+def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() -> None:
+    decision = choose(two_pairs(0.7))
+    assert decision.chain == TWIN
+    assert set(decision.predicted_ms) == set(scheduler().candidates)
+    assert decision.predicted is not None
+    assert decision.predicted.ms_per_token == min(decision.predicted_ms.values())
+    others = [option.ms_per_token for option in decision.alternatives]
+    assert others == sorted(others)
+    assert [option.chain for option in decision.alternatives].count(TWIN) == 0
+    assert decision.reason == "first decision"
+    assert decision.route == decision.predicted.route
+
+
+def test_an_untried_chain_is_tried() -> None:
+    assert len(choose(snapshot({"big": flat(100.0)})).chain) > 1
+
+
+def test_a_model_that_never_ran_is_loaded_for_a_clear_gain_only() -> None:
+    mine, drafts = frozenset({"small"}), set()
+    for each_ms in range(40):
+        never = snapshot({"big": rising(100.0, float(each_ms))}, alpha=all_pairs(0.3))
+        small = curve_of(never, "small", "big")  # what is assumed of it
+        ran = replace(never, times={**never.times, "small": small})
+        predicted = choose(never, available=mine).predicted_ms
+        gain = predicted[PAIR] / predicted[ALONE]
+        for known, least in ((never, 0.9), (ran, 0.97)):
+            has_drafts = choose(known, available=mine).chain == PAIR
+            assert has_drafts == (gain <= least)
+            drafts.add((known is ran, has_drafts))
+    assert len(drafts) == 4
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "paper"])
+def test_the_target_decodes_alone_where_drafting_costs_too_much(policy: str) -> None:
+    times = dict.fromkeys(NAMES, rising(10.0))  # a draft costs as much as a token
+    alpha = all_pairs(0.3)
+    assert choose(snapshot(times, alpha=alpha, similarity=alpha), policy).chain == ALONE
+
+
+def test_the_target_decodes_alone_where_drafts_are_random() -> None:
+    times = {name: flat(PARAMETERS[name] / 100) for name in NAMES}
+    chains = dict.fromkeys(scheduler().candidates, 1e-3)
+    decision = choose(snapshot(times, chains, all_pairs(1e-3)))
+    assert decision.chain == ALONE
+    assert decision.nodes is None
+
+
+def test_more_requests_make_smaller_trees() -> None:
+    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+    sizes = []
+    for requests in (1, 8, 32):
+        decision = choose(known, workload=Workload(requests), available=frozenset({"small"}))
+        sizes.append(decision.nodes or 0)
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_models_that_are_not_available_are_passed_over() -> None:
+    known = snapshot({"big": flat(100.0)})
+    chains = choose(known, available=frozenset({"middle"})).predicted_ms
+    assert set(chains) == {ALONE, ("middle", "big")}
+    assert choose(known, available=frozenset()).chain == ALONE
+
+
+def test_a_drafter_that_lags_far_behind_a_short_text_is_not_worth_it() -> None:
+    known = snapshot({"small": rising(1.0), "big": flat(10.0)}, {PAIR: 0.8})
+    mine = frozenset({"small"})
+    assert choose(known, available=mine).chain == PAIR
+    late = Workload(1, remaining=5.0, lags={"small": 1000.0})
+    assert choose(known, available=mine, workload=late).chain == ALONE
+
+
+def test_a_decision_carries_the_grid_of_every_chain_that_drafts() -> None:
+    decision = choose(two_pairs(0.7))
+    assert set(decision.grids) == set(scheduler().candidates) - {ALONE}
+    for option in (decision.predicted, *decision.alternatives):
+        assert option is not None
+        if option.chain != ALONE:
+            grid = decision.grids[option.chain]
+            assert (grid.chain, grid.rounds) == (option.chain, option.inner_rounds)
+            assert grid.best() == option
+    assert choose(snapshot({}), "static", chain=TRIPLE).grids == {}
+    assert set(choose(two_pairs(0.7), available=frozenset({"small"})).grids) == {PAIR}
+
+
+# What has room in memory at once
+
+
+def limited(most: int, policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
+    """In a pool that holds so many models."""
+    config = SchedulerConfig.model_validate({"policy": policy, **settings})
+    return ModelChainScheduler(
+        config, NAMES, PARAMETERS, "big", fit_together=lambda names: len(names) <= most
+    )
+
+
+def test_chains_whose_members_have_no_room_at_once_are_no_candidates() -> None:
+    assert set(limited(2).candidates) == {ALONE, PAIR, TWIN, ("middle", "big")}
+    assert limited(1).candidates == (ALONE,)
+    assert limited(1, "ssd-smallest").choose(snapshot({}), ONE, Models(ALL)).chain == ALONE
+    assert TRIPLE in limited(3).candidates
+    assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, Models(ALL)).predicted_ms
+
+
+def test_a_configured_chain_that_has_no_room_is_refused() -> None:
+    assert limited(3, "static", chain=TRIPLE).config.chain == TRIPLE
+    with pytest.raises(ConfigError, match="max_loaded_models") as caught:
+        limited(2, "static", chain=TRIPLE)
+    assert caught.value.field == "scheduler.chain"
+
+
+def test_no_probe_evicts_the_drafter_in_use() -> None:
+    stale = two_pairs(0.1, idle_cycles={"twin": STALE}, learning_ms=1e4)
+    assert limited(3).choose(stale, ONE, Models(ALL)).probe is not None
+    assert limited(2).choose(stale, ONE, Models(ALL)).probe is None
+
+
+def test_requests_are_split_among_drafters_that_have_room_at_once() -> None:
+    decision = choose(two_pairs(0.3))
+    assert chains(limited(4).pairs(decision, Models(ALL)))[:2] == [PAIR, TWIN]
+    assert chains(limited(3).pairs(decision, Models(ALL))) == [PAIR, TWIN]
+    assert chains(limited(2).pairs(decision, Models(ALL))) == [PAIR]
+
+
+def test_who_rests_by_now_or_never_ran_and_promises_little_drafts_beside_nobody() -> None:
+    ran = {"small": flat(1.0), "big": flat(50.0)}
+    never = snapshot(ran, alpha={PAIR: 0.6, TWIN: 0.005})
+    for known, ready in ((never, []), (two_pairs(0.3), [TWIN])):
+        decision = choose(known, available=frozenset({"small", "twin"}))
+        assert decision.chain == PAIR
+        assert chains(decision.alternatives).count(TWIN) == 1  # that is what would have been
+        others = chains(scheduler().at_hand(decision, Models(ALL)))
+        assert [chain for chain in others if chain != ALONE] == ready
+        assert chains(scheduler().pairs(decision, Models(ALL))) == [PAIR, *ready]
+        assert chains(scheduler().pairs(decision, Models(frozenset({"small"})))) == [PAIR]
+
+
+def chains(options: Sequence[Option]) -> list[Chain]:
+    return [option.chain for option in options]
+
+
+# Hysteresis
+
+
+def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> None:
+    current = choose(two_pairs(0.0))
+    assert current.chain == PAIR
+    assert choose(two_pairs(0.61)).chain == TWIN
+    kept = choose(two_pairs(0.61), current=current)
+    assert kept.route == current.route
+    assert kept.reason.startswith("kept")
+    assert kept.alternatives[0].chain == TWIN
+    left = choose(two_pairs(0.7), current=current)
+    assert left.chain == TWIN
+    assert "faster by" in left.reason
+    assert "small>big" in left.reason
+
+
+def test_the_target_alone_is_kept_too() -> None:
+    alone = ChainDecision(ALONE, 1, 1)
+    times = {"small": flat(1.0), "big": rising(10.0)}
+    mine = frozenset({"small"})
+    for alpha in (0.1, 0.15, 0.2, 0.25, 0.3):
+        known = snapshot(times, {PAIR: alpha})
+        free = choose(known, available=mine)
+        gain = free.predicted_ms[ALONE] / min(free.predicted_ms.values())
+        assert (choose(known, current=alone, available=mine).chain == ALONE) == (gain < 1 / 0.96)
+
+
+def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
+    current = choose(two_pairs(0.0))
+    decision = choose(two_pairs(0.61), current=current, available=ALL - {"small"})
+    assert decision.chain == TWIN
+    assert "small>big is not available" in decision.reason
+
+
+def test_inner_rounds_in_use_are_kept_though_fewer_look_as_good() -> None:
+    times = {"small": flat(1.0), "middle": flat(5.0), "big": flat(50.0)}
+    useful = all_pairs(0.05) | {("small", "middle"): 0.9, ("middle", "big"): 0.9}
+    known, mine = snapshot(times, alpha=useful), frozenset({"small", "middle"})
+    fixed = scheduler(depth=2, width=1)
+    three = fixed.choose(known, ONE, Models(mine), None, inner_rounds=3)
+    assert three.chain == TRIPLE
+    free = fixed.choose(known, ONE, Models(mine), None)
+    kept = fixed.choose(known, ONE, Models(mine), three)
+    gain = three.predicted_ms[TRIPLE] / free.predicted_ms[TRIPLE]
+    assert kept.inner_rounds == (3 if gain < 1 / 0.96 else free.inner_rounds)
+    assert "not available" not in kept.reason
+
+
+# Probes
+
+
+def test_a_stale_drafter_is_probed_while_the_budget_lasts() -> None:
+    stale = two_pairs(0.1, idle_cycles={"twin": STALE, "small": STALE}, learning_ms=1e4)
+    decision = choose(stale)
+    assert decision.chain == PAIR  # whose own drafter needs no probe
+    assert decision.probe is not None
+    assert decision.probe.chain == TWIN
+    assert choose(replace(stale, probe_share=0.009)).probe is not None
+    assert choose(replace(stale, probe_share=0.01)).probe is None
+    assert choose(stale, available=ALL - {"twin"}).probe is None
+    assert choose(replace(stale, is_learning=False)).probe is None
+
+
+def test_drafters_that_were_used_lately_or_never_are_not_probed() -> None:
+    assert choose(two_pairs(0.1, idle_cycles={"twin": 100})).probe is None
+    assert choose(two_pairs(0.1)).probe is None
+
+
+def test_of_several_stale_drafters_the_most_promising_is_probed() -> None:
+    idle = dict.fromkeys(NAMES, STALE)
+    probe = choose(two_pairs(0.3, idle_cycles=idle, learning_ms=1e4)).probe
+    assert probe is not None
+    assert probe.chain == TWIN
+
+
+@pytest.mark.parametrize("policy", ["paper", "ssd-smallest", "target-only"])
+def test_only_the_policy_that_learns_probes(policy: str) -> None:
+    assert choose(two_pairs(0.1, idle_cycles={"twin": STALE}), policy).probe is None
+
+
+# Policies
+
+
+def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> None:
+    known = snapshot({})
+    static: dict[str, Any] = {"policy": "static", "chain": TRIPLE}
+    decision = choose(known, **static)
+    assert (decision.chain, decision.depth, decision.width) == (TRIPLE, 4, 1)
+    assert (decision.nodes, decision.inner_rounds) == (None, 1)
+    assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
+
+
+def test_the_tuned_policy_uses_what_was_tuned() -> None:
+    decision = choose(snapshot({}), "ssd-tuned", chain=("middle", "big"), depth=6, width=2)
+    assert decision.route == (("middle", "big"), 6, 2, None, 1)
+
+
+def test_the_smallest_drafter_has_weights() -> None:
+    assert choose(snapshot({}), "ssd-smallest").chain == PAIR
+    names, sizes = ("ngram", "middle", "big"), {"ngram": 0, "middle": 100, "big": 1000}
+    config = SchedulerConfig(policy="ssd-smallest")
+
+    def chain(*members: str) -> Chain:
+        smallest = ModelChainScheduler(config, members, sizes, "big")
+        return smallest.choose(snapshot({}), ONE, Models(frozenset(names))).chain
+
+    assert chain(*names) == ("middle", "big")
+    assert chain("ngram", "big") == ALONE
+    assert choose(snapshot({}), "ssd-smallest", available=frozenset()).chain == ALONE
+
+
+def test_the_target_only_policy_never_speculates() -> None:
+    assert choose(snapshot({"big": flat(100.0)}), "target-only").chain == ALONE
+
+
+def test_the_paper_policy_takes_the_least_of_its_formula_and_rejects_hard() -> None:
+    similarity = all_pairs(0.1)
+    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(9.0), "big": flat(100.0)}
+    # Every level costs W times: only what is nearly always accepted beats the target.
+    known = snapshot(times, similarity=similarity | {TWIN: 0.99})
+    mine = frozenset({"small", "twin"})
+    decision = choose(known, "paper", available=mine, depth=2)
+    assert decision.chain == TWIN
+    assert decision.hard_rejection
+    assert decision.predicted_ms[TWIN] == min(decision.predicted_ms.values())
+    assert not choose(known).hard_rejection
+
+
+# What a caller or the configuration fixes
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "paper", "static", "ssd-smallest"])
+def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) -> None:
+    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
+    chain = PAIR if policy == "static" else None
+    fixed, mine = scheduler(policy, depth=4, width=2, chain=chain), frozenset({"small"})
+
+    def shape(**asked: int) -> tuple[int, int]:
+        decision = fixed.choose(known, ONE, Models(mine), None, **asked)
+        return decision.depth, decision.width
+
+    assert shape() == (4, 2)
+    assert shape(depth=6) == (6, 2)
+    assert shape(width=3) == (4, 3)
+    assert shape(depth=16, width=8) == (16, 4)  # as wide as a tree of that depth may be
+
+
+def test_inner_rounds_are_chosen_configured_or_asked_for() -> None:
+    times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
+    alpha: dict[Pair, float] = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
+    known, mine = snapshot(times, alpha=alpha), frozenset({"small", "middle"})
+    chosen = choose(known, available=mine, depth=2, width=1)
+    assert chosen.chain == TRIPLE
+    assert chosen.inner_rounds == MAX_INNER_ROUNDS
+    assert choose(known, available=mine, depth=2, width=1, inner_rounds=2).inner_rounds == 2
+    asked = scheduler(depth=2, width=1).choose(known, ONE, Models(mine), None, inner_rounds=3)
+    assert asked.inner_rounds == 3
+    assert choose(known, "static", chain=TRIPLE, inner_rounds=2).inner_rounds == 2
+    static = scheduler("static", chain=TRIPLE, depth=8)
+    assert (
+        static.choose(known, ONE, Models(mine), None, inner_rounds=4).inner_rounds == 2
+    )  # 16 deep
+
+
+def test_configured_nodes_are_verified() -> None:
+    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
+    mine = frozenset({"small"})
+    assert choose(known, available=mine, nodes=5).nodes == 5
+    assert choose(known, "static", chain=PAIR, nodes=5).nodes == 5
+    assert choose(known, "static", chain=PAIR).nodes is None
+
+
+def test_strict_trees_have_width_1() -> None:
+    config = SchedulerConfig(width=3)
+    strict = ModelChainScheduler(config, NAMES, PARAMETERS, "big", only_paths=True)
+    known = snapshot({"big": flat(100.0)})
+    assert strict.choose(known, ONE, Models(ALL), None, width=2).width == 1
+    assert scheduler(width=3).choose(known, ONE, Models(ALL)).width == 3
+
+
+def test_rejection_verifies_whole_paths_and_has_no_inner_rounds() -> None:
+    config = SchedulerConfig(nodes=2, inner_rounds=2, depth=6)
+    reject = ModelChainScheduler(config, NAMES, PARAMETERS, "big", rejection=True)
+    limits = reject.limits(None, 3, 4)
+    assert limits.whole_trees
+    assert (limits.width, limits.nodes, limits.inner_rounds) == (1, None, 1)
+    decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, Models(frozenset({"small"})))
+    assert decision.route == (PAIR, 6, 1, 6, 1)
+
+
+def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
+    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+    mine, config = frozenset({"small"}), SchedulerConfig()
+    free = scheduler().choose(known, Workload(4), Models(mine))
+    whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
+    assert whole.limits(None, None, None).whole_trees
+    decision = whole.choose(known, Workload(4), Models(mine))
+    assert decision.nodes == decision.depth * decision.width
+    assert free.nodes is not None
+    assert free.nodes < free.depth * free.width
+    assert decision.predicted_ms[PAIR] >= free.predicted_ms[PAIR]
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "fitting"), [(4, 1, 1), (8, 8, 8), (9, 8, 7), (16, 8, 4), (16, 3, 3)]
+)
+def test_a_tree_stays_within_the_most_tokens(depth: int, width: int, fitting: int) -> None:
+    assert fitting_width(depth, width) == fitting
+    assert depth * fitting <= MAX_TREE_TOKENS
+
+
+def test_a_route_that_somebody_asked_for_is_predicted() -> None:
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    assert scheduler().predict(known, ONE, ALONE, 1, 1).ms_per_token == 10.0
+    whole = scheduler().predict(known, ONE, PAIR, 4, 1)
+    assert whole.nodes == 4
+    assert whole.cycle_ms == pytest.approx(18.0)
+    some = scheduler().predict(known, ONE, PAIR, 4, 1, nodes=2)
+    assert some.nodes == 2
+    assert some.cycle_ms == pytest.approx(16.0)
+    deep = scheduler().predict(known, ONE, TRIPLE, 16, 1)
+    assert (deep.chain, deep.depth) == (TRIPLE, 16)
+    assert deep.ms_per_token < 1e6
+
+
+def test_a_route_without_a_number_of_nodes_has_as_many_as_promise_most() -> None:
+    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+    found = scheduler().predict(known, ONE, PAIR, 8, 1, whole=False)
+    each = [scheduler().predict(known, ONE, PAIR, 8, 1, nodes) for nodes in range(1, 9)]
+    assert found == min(each, key=lambda option: option.ms_per_token)
+    assert 1 < found.nodes < 8
+    assert scheduler().predict(known, ONE, PAIR, 8, 1).nodes == 8
+
+
+@pytest.mark.parametrize(("depth", "width"), [(16, 4), (12, 5), (9, 7), (7, 8), (5, 5)])
+def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> None:
+    known = snapshot({"small": flat(0.1), "big": flat(100.0)}, {PAIR: 0.8})
+    decision = choose(known, available=frozenset({"small"}), depth=depth, width=width)
+    assert decision.chain == PAIR
+    assert decision.depth >= depth
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"depth": 16}, {"depth": 4, "inner_rounds": 4}, {"depth": 5, "inner_rounds": 3}],
+)
+def test_chains_of_three_take_part_however_deep_drafts_are_to_be(asked: dict[str, int]) -> None:
+    decision = scheduler(inner_rounds=2).choose(two_pairs(0.7), ONE, Models(ALL), None, **asked)
+    assert set(decision.predicted_ms) == set(scheduler().candidates)
+    assert all(map(math.isfinite, decision.predicted_ms.values()))
+
+
+def test_a_chain_of_which_no_tree_is_allowed_is_no_alternative() -> None:
+    strict = scheduler()
+    with patch.object(strict, "limits", return_value=Limits(inner_rounds=4, max_depth=3)):
+        decision = strict.choose(two_pairs(0.7), ONE, Models(ALL))
+    assert TRIPLE not in decision.predicted_ms
+    assert TRIPLE not in decision.grids
+    assert PAIR in decision.predicted_ms
+    record = DecisionRecord(1, 0.0, 1, decision)
+    json.dumps(record.to_json(), allow_nan=False)
+
+
+# Groups of requests
+
+
+def split(
+    factors: Sequence[Mapping[Chain, float]], drafting: float = 1.0
+) -> tuple[ChainDecision, list[Option]]:
+    times = {"small": flat(drafting), "twin": flat(drafting), "big": flat(60.0)}
+    known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
+    workload, mine = Workload(len(factors)), frozenset({"small", "twin"})
+    decision = choose(known, workload=workload, available=mine)
+    assert decision.chain == PAIR
+    pairs = scheduler().pairs(decision, Models(mine))
+    return decision, scheduler().split(known, workload, pairs, factors)
+
+
+def rate(options: Sequence[Option], factors: Sequence[Mapping[Chain, float]]) -> float:
+    """Tokens per millisecond, where every drafter in use drafts once and the target verifies."""
+    main = options[0]
+    drafting = sum(option.levels_ms for option in set(options))
+    tokens = [
+        1 + (option.tokens - 1) * request.get(option.chain[:-1], 1.0)
+        for option, request in zip(options, factors, strict=True)
+    ]
+    return sum(tokens) / (main.cycle_ms - main.levels_ms + drafting)
+
+
+def test_requests_that_do_not_differ_stay_together() -> None:
+    decision, options = split([{}] * 4)
+    assert options == [decision.predicted] * 4
+
+
+PROSE: Mapping[Chain, float] = {("small",): 1.4, ("twin",): 0.4}
+CODE: Mapping[Chain, float] = {("small",): 0.4, ("twin",): 1.4}
+
+
+def test_requests_that_differ_are_split_where_that_is_faster() -> None:
+    factors = [PROSE, CODE, PROSE, CODE]
+    decision, options = split(factors)
+    assert [option.chain for option in options] == [PAIR, TWIN, PAIR, TWIN]
+    assert decision.predicted is not None
+    assert rate(options, factors) > rate([decision.predicted] * 4, factors)
+
+
+def test_requests_that_differ_stay_together_where_a_second_draft_costs_more() -> None:
+    decision, options = split([PROSE, CODE], drafting=40.0)
+    assert options == [decision.predicted] * 2
+
+
+def test_a_chain_of_three_is_not_split() -> None:
+    times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
+    alpha: dict[Pair, float] = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
+    known = snapshot(times, alpha=alpha)
+    mine = frozenset({"small", "middle"})
+    decision = choose(known, available=mine, depth=2, width=1)
+    assert decision.chain == TRIPLE
+    assert not scheduler().pairs(decision, Models(mine))

@@ -1,0 +1,428 @@
+"""What one cycle does, by configuration, and selectors that know its requests and its costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specrouter.config import SchedulerConfig, Selection, TreesConfig
+from specrouter.cycle import Candidates
+from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
+from specrouter.profile.snapshot import Outcome
+from specrouter.request.params import MAX_CYCLE_NODES, MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.slo.cost_model import choose_nodes
+from specrouter.slo.cycle_choice import LONGEST_WAIT, CycleChoice, choose_cycle
+from specrouter.slo.tree_planner import (
+    CycleCost,
+    Progress,
+    TreePlanner,
+    cycle_cost,
+    default_selection,
+)
+from specrouter.slo.tree_selection import (
+    equal_greedy,
+    global_greedy,
+    needed_tokens,
+    slo_customized,
+    whole,
+)
+from specrouter.slo.tree_shape import SPECINFER_TREE
+from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+NAN = np.nan
+COST = CycleCost(10.0 + 0.25 * np.arange(MAX_CYCLE_NODES + 1.0))
+KNOWN = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+
+
+def planner(
+    selection: Selection = "costmodel", only_paths: bool = False, **settings: Any
+) -> TreePlanner:
+    return TreePlanner(TreesConfig.model_validate(settings), selection, only_paths)
+
+
+def progress(
+    rates: list[float],
+    rows: list[int] | None = None,
+    tpot_ms: list[float] | None = None,
+    waited: list[int] | None = None,
+    near: list[float] | None = None,
+) -> Progress:
+    """Of requests that won 4 tokens in 100 ms."""
+    count = len(rates)
+    return Progress(
+        np.arange(count) if rows is None else np.array(rows),
+        np.full(count, 100.0),
+        np.full(count, 4),
+        np.zeros(count, np.int64) if waited is None else np.array(waited),
+        np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
+        np.array(rates),
+        np.ones(count) if near is None else np.array(near),
+    )
+
+
+def paths(*alphas: float, nodes: int = 8) -> Candidates:
+    """Each a path whose nodes are accepted with chance alpha."""
+    worth = np.array(alphas)[:, None] ** np.arange(1.0, nodes + 1)
+    return Candidates(worth, np.broadcast_to(np.arange(1, nodes + 1), worth.shape))
+
+
+def grid(requests: int = 4, **limits: Any) -> OptionGrid:
+    return OptionGrid(PAIR, 1, KNOWN, Workload(requests), Limits(**limits))
+
+
+# Progress
+
+
+def test_progress_of_some_requests_is_theirs() -> None:
+    rates = [0.0, 0.1, 0.2, 0.3]
+    tpot_ms = [NAN, 10.0, 20.0, 30.0]
+    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7], near=[1.0, 2.0, 3.0, 4.0])
+    part = whole.of(np.array([3, 9]))
+    assert part.rows.tolist() == [3, 9]
+    assert part.rates.tolist() == [0.1, 0.3]
+    assert part.tpot_ms.tolist() == [10.0, 30.0]
+    assert part.waited.tolist() == [5, 7]
+    assert part.near.tolist() == [2.0, 4.0]
+    assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
+    assert part.at(np.array([9, 3])).tolist() == [1, 0]
+
+
+# What a cycle does
+
+CHOSEN = Option(PAIR, depth=5, width=2, nodes=4, cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
+ALONE = Option(("big",), cycle_ms=25.0)
+SHAPES = ("costmodel", "adaserve", "adaserve-v1", "fixed", "static")
+# Sixteen requests, for all of which drafts do not pay, and four that would be late without.
+DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+SLOW = OptionGrid(PAIR, 1, DEAR, Workload(16), Limits())
+HURRY = [1.1 / 25.0] * 4 + [0.0] * 12
+
+
+def same(first: CycleChoice, second: CycleChoice) -> bool:
+    parts = (first.option, first.value) == (second.option, second.value)
+    return parts and np.array_equal(first.active, second.active)
+
+
+@pytest.mark.parametrize("shape", ["fixed", "static"])
+def test_fixed_shapes_stay_as_they_were_decided(shape: str) -> None:
+    at = progress([0.03, np.inf, 0.0, 0.0])
+    choice = planner(shape=shape).choose(KNOWN, CHOSEN, grid(), at, 300)
+    assert choice.option is CHOSEN
+    assert choice.active.all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_target_alone_without_objectives_has_no_trees_to_shape(shape: str) -> None:
+    for prompt_tokens in (0, 300):
+        choice = planner(shape=shape).choose(
+            KNOWN, ALONE, grid(), progress([0.0] * 4), prompt_tokens
+        )
+        assert choice.option is None
+        assert choice.active.all()
+
+
+def test_a_cycle_like_all_others_has_the_trees_that_were_decided() -> None:
+    choice = planner().choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), 0)
+    assert choice.option is CHOSEN
+    assert choice.active.all()
+
+
+def test_what_nobody_predicted_is_done_as_it_was_decided() -> None:
+    at = progress([0.03, np.inf, 0.0, 0.0])
+    choice = planner().choose(KNOWN, CHOSEN, None, at, 300)
+    assert choice.option is CHOSEN
+    assert choice.active.all()
+    assert planner().choose(KNOWN, ALONE, None, at, 300).option is None
+
+
+@pytest.mark.parametrize("others", [0, 7])
+@pytest.mark.parametrize(
+    ("rates", "prompt_tokens"),
+    [([0.0] * 16, 40), (HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)],
+)
+def test_the_cost_model_takes_the_best_cycle(
+    rates: list[float], prompt_tokens: int, others: int
+) -> None:
+    waited = [0] * 15 + [LONGEST_WAIT]
+    at = progress(rates, waited=waited, near=[1.0 + each for each in range(16)])
+    found = planner().choose(DEAR, CHOSEN, SLOW, at, prompt_tokens, others)
+    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, prompt_tokens, others, near=at.near)
+    assert same(found, best)
+    if max(rates) > 0.0:  # the chain that was not decided on is looked at too
+        assert same(planner().choose(DEAR, ALONE, SLOW, at, prompt_tokens, others), best)
+
+
+def test_urgent_requests_make_a_target_that_decodes_alone_use_a_chain() -> None:
+    hurried = planner().choose(DEAR, ALONE, SLOW, progress(HURRY), 0)
+    assert hurried.option is not None
+    assert hurried.option.chain == PAIR
+    for rates in ([0.0] * 16, [0.001] * 16, [np.inf] * 16):
+        assert planner().choose(DEAR, ALONE, SLOW, progress(rates), 0).option is None
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_only_the_cost_model_speculates_for_objectives_and_lets_requests_wait(shape: str) -> None:
+    lost = progress([*HURRY[:4], *[np.inf] * 12])
+    for at in (progress(HURRY), lost):
+        choice = planner(shape=shape).choose(DEAR, ALONE, SLOW, at, 0)
+        assert choice.option is None
+        assert choice.active.all()
+
+
+@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy", "whole"])
+def test_only_the_cost_models_selection_looks_at_objectives_when_it_shapes(
+    selection: Selection,
+) -> None:
+    trees = planner(selection)
+    late = progress([*HURRY[:4], *[np.inf] * 12])
+    assert trees.choose(DEAR, ALONE, SLOW, late, 0).option is None
+    assert (
+        trees.choose(KNOWN, CHOSEN, grid(), progress([np.inf, 0.1, 0.0, 0.0]), 0).option is CHOSEN
+    )
+    beside = [trees.choose(DEAR, CHOSEN, SLOW, at, 40) for at in (late, progress([0.0] * 16))]
+    assert same(*beside)
+    assert beside[0].active.all()
+
+
+def test_adaserves_shapes_are_its_equations() -> None:
+    def shape(requests: int, **settings: Any) -> tuple[int, int]:
+        trees = planner(budget_tokens=60, max_depth=12, max_width=5, **settings)
+        choice = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), 0)
+        found = choice.option
+        assert found is not None
+        assert choice.active.all()
+        assert (found.chain, found.nodes, found.plain_ms) == (PAIR, CHOSEN.nodes, 0.0)
+        return found.depth, found.width
+
+    beside = planner(budget_tokens=60, max_depth=12, shape="adaserve").choose(
+        KNOWN, CHOSEN, grid(), progress([0.0] * 6), 0, 14
+    )
+    assert beside.option is not None
+    assert beside.option.depth == 60 // 20 - 1  # the budget is for all who decode
+    assert shape(6, shape="adaserve") == (60 // 6 - 1, 5)
+    assert shape(20, shape="adaserve") == (60 // 20 - 1, 60 // 20)
+    assert shape(20, shape="adaserve", min_depth=4) == (4, 3)
+    assert shape(8, shape="adaserve", c1=2) == (60 // (8 + 2) - 1, 5)
+    assert shape(20, shape="adaserve", drafter_tokens=40, c2=1) == (2, 40 // 20 + 1)
+    assert shape(100, shape="adaserve") == (1, 1)
+    assert shape(8, shape="adaserve-v1") == (8, 5)  # 60 / 8 rounded up, and at most 5
+    assert shape(100, shape="adaserve-v1") == (1, 1)
+
+
+@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
+def test_adaserves_shapes_do_not_look_at_prompts_and_objectives(shape: str) -> None:
+    trees = planner(shape=shape, budget_tokens=60)
+    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), 0)
+    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), 300)
+    assert same(busy, quiet)
+
+
+def test_without_a_configured_budget_adaserves_shapes_share_the_predicted_one() -> None:
+    free = planner(shape="adaserve", max_depth=12, max_width=5)
+    found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 6), 0).option
+    assert found is not None
+    assert found.depth == CHOSEN.nodes  # a root and that many nodes each
+    assert found.width == 1 + CHOSEN.nodes
+
+
+@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
+def test_adaserves_shapes_keep_to_the_longest_path(shape: str) -> None:
+    trees = planner(shape=shape, budget_tokens=60, max_depth=12)
+    triple = replace(CHOSEN, chain=TRIPLE, inner_rounds=3)
+    rounds = []
+    for requests in (1, 6, 20):
+        found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), 0).option
+        assert found is not None
+        assert found.depth * found.inner_rounds <= MAX_DEPTH
+        rounds.append(found.inner_rounds)
+    assert rounds == [1, 1, 3]
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:3])
+def test_where_only_paths_are_exact_no_shape_is_wider(shape: str) -> None:
+    strict = planner(only_paths=True, shape=shape, budget_tokens=60, max_width=5)
+    found = strict.choose(KNOWN, replace(CHOSEN, width=1), grid(), progress([0.0] * 4), 0).option
+    assert found is not None
+    assert found.width == 1
+    assert found.depth > 1
+    assert planner(only_paths=True, shape="static").branching is None
+
+
+def test_only_the_static_shape_has_a_form() -> None:
+    assert planner(shape="static").branching == SPECINFER_TREE
+    assert all(planner(shape=s).branching is None for s in ("costmodel", "adaserve", "fixed"))
+
+
+# Costs
+
+
+def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_nodes() -> None:
+    known = snapshot({"big": rising(10.0)}, stages={"verify": rising(1.0, 0.1), "cycle": flat(2.0)})
+    cost = cycle_cost(known, Workload(3), "big", 5.0, 7, 2.0)
+    # 10 tokens without nodes cost 19 ms, of which 3 are judged.
+    assert cost.ms[0] == pytest.approx(5.0 + 2.0 * (19.0 + 1.2 + 2.0))
+    assert np.diff(cost.ms) == pytest.approx(np.full(len(cost.ms) - 1, 2.0 * 1.1))
+    assert len(cost.ms) == MAX_CYCLE_NODES + 1
+    assert len(cycle_cost(known, Workload(1), "big", 0.0, 0, 1.0).ms) == MAX_TREE_TOKENS + 1
+    assert len(cycle_cost(known, Workload(9), "big", 0.0, 0, 1.0, 512).ms) == 512 + 1
+
+
+def test_nodes_that_are_given_count_as_paid() -> None:
+    assert np.array_equal(COST.beside(0), COST.ms)
+    assert np.array_equal(COST.beside(5), COST.ms[5:])
+    assert COST.beside(10_000).tolist() == COST.ms[-2:].tolist()  # something is left
+
+
+# Selectors
+
+
+def picked(
+    trees: TreePlanner,
+    candidates: Candidates,
+    at: Progress,
+    budget: int = 6,
+    aside: int = 0,
+    prompt_tokens: int = 0,
+) -> NDArray[np.bool_]:
+    return trees.selector(at, COST, budget, prompt_tokens)(at.rows, candidates, aside)
+
+
+DRAFTS = paths(0.9, 0.5, 0.7)
+FREE = progress([0.0] * 3)
+
+
+def test_whole_trees_are_everything_that_was_drafted() -> None:
+    assert np.array_equal(picked(planner("whole"), DRAFTS, FREE, budget=0), whole(DRAFTS))
+
+
+@pytest.mark.parametrize("budget", [0, 1, 6, 14, 100])
+@pytest.mark.parametrize("aside", [0, 1, 5, 200])
+def test_a_budget_is_shared_by_worth_or_equally_with_what_is_given(budget: int, aside: int) -> None:
+    left = max(0, budget - aside)
+    best = picked(planner("global-greedy"), DRAFTS, FREE, budget, aside)
+    assert np.array_equal(best, global_greedy(DRAFTS, left))
+    equal = picked(planner("equal-greedy"), DRAFTS, FREE, budget, aside)
+    assert np.array_equal(equal, equal_greedy(DRAFTS, left))
+
+
+def test_the_configured_selection_goes_before_the_policys_own() -> None:
+    trees = TreePlanner(TreesConfig(selection="equal-greedy"), "costmodel")
+    assert trees.selection == "equal-greedy"
+    assert np.array_equal(picked(trees, DRAFTS, FREE), equal_greedy(DRAFTS, 6))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"order": "easiest"},
+        {"root_credit": 0.0},
+        {"n_max_share": 0.5},
+        {"latency_margin": 2.0},
+    ],
+)
+@pytest.mark.parametrize("aside", [0, 2, 30])
+def test_slo_customized_selection_is_algorithm_2_with_what_is_configured(
+    settings: dict[str, Any], aside: int
+) -> None:
+    tpot_ms, budget = [NAN, 20.0, 24.0], 9
+    trees = planner("slo", **settings)
+    found = picked(trees, DRAFTS, progress([0.0] * 3, tpot_ms=tpot_ms), budget, aside)
+    config = trees.config
+    needs = needed_tokens(
+        np.full(3, 100.0),
+        np.full(3, 4),
+        np.array(tpot_ms),
+        float(COST.ms[budget]),
+        config.latency_margin,
+    )
+    expected = slo_customized(
+        DRAFTS,
+        needs,
+        max(0, budget - aside),
+        round(config.n_max_share * (3 + budget) / 3),
+        8,
+        config.root_credit,
+        config.order,
+    )
+    assert np.array_equal(found, expected)
+
+
+def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
+    late = progress([0.0] * 3, tpot_ms=[NAN, 20.0, NAN])
+    slo = picked(planner("slo"), DRAFTS, late, budget=3).sum(axis=1)
+    greedy = picked(planner("global-greedy"), DRAFTS, late, budget=3).sum(axis=1)
+    assert slo[1] > greedy[1] == 0
+
+
+@pytest.mark.parametrize("aside", [0, 3, 500])
+@pytest.mark.parametrize("prompt_tokens", [0, 300])
+def test_the_cost_model_is_given_rates_prompts_and_what_further_nodes_cost(
+    aside: int, prompt_tokens: int
+) -> None:
+    rates, near = [0.16, 0.16, np.inf], [1.0, 6.0, 1.0]
+    at = progress(rates, near=near)
+    found = picked(planner(), DRAFTS, at, aside=aside, prompt_tokens=prompt_tokens)
+    cost = COST.beside(aside)
+    expected = choose_nodes(DRAFTS, at.rates, cost, prompt_tokens, near=at.near).chosen
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("selection", ["costmodel", "slo"])
+def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
+    at = progress([0.0, 0.12, 0.0, 0.0], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
+    drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
+    dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
+    selector = planner(selection).selector(at, dear, 1, 0)
+    first = selector(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
+    turned = selector(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
+    assert first == turned[::-1]
+    assert first[0] == 0
+    assert first[1] > 0
+
+
+@pytest.mark.parametrize("selection", ["costmodel", "slo", "global-greedy", "equal-greedy"])
+def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
+    none = np.zeros((3, 0))
+    empty = Candidates(none, none.astype(np.int64))
+    assert picked(planner(selection), empty, FREE).shape == (3, 0)
+
+
+# Where nothing is configured
+
+
+@pytest.mark.parametrize(
+    ("settings", "selection"),
+    [
+        ({}, "costmodel"),
+        ({"nodes": 5}, "global-greedy"),
+        ({"policy": "target-only"}, "whole"),
+        ({"policy": "static", "chain": PAIR}, "whole"),
+        ({"policy": "static", "chain": PAIR, "nodes": 3}, "global-greedy"),
+        ({"policy": "paper"}, "whole"),
+        ({"policy": "ssd-smallest"}, "whole"),
+    ],
+)
+def test_policies_that_fix_their_trees_verify_them(
+    settings: dict[str, Any], selection: Selection
+) -> None:
+    assert default_selection(SchedulerConfig.model_validate(settings)) == selection
+
+
+def test_a_cycles_cost_is_that_of_its_prediction() -> None:
+    """The same pass at the same size costs the grid and the selector the same."""
+    known = snapshot(
+        {"small": flat(1.0), "big": rising(10.0)},
+        {PAIR: 0.5},
+        outcomes={(PAIR, 2, True): Outcome(time=1.2)},
+    )
+    option = OptionGrid(PAIR, 1, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
+    factor = option.cycle_ms / option.plain_ms
+    cost = cycle_cost(known, Workload(2), "big", option.levels_ms, 0, factor)
+    assert cost.ms[2 * option.nodes] == pytest.approx(option.cycle_ms)
+    places = np.array([2 + 2 * option.nodes])
+    assert verification_ms(known, Workload(2), "big", places)[0] == pytest.approx(19.0)

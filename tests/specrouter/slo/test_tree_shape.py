@@ -1,0 +1,113 @@
+"""AdaServe's shapes, with its published settings worked by hand."""
+
+import pytest
+
+from specrouter.request.params import MAX_TREE_TOKENS
+from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape, adaserve_v1_shape
+
+LLAMA = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3)
+QWEN = ShapeBounds(256, 80, max_depth=5, min_depth=3, max_width=3)
+
+
+@pytest.mark.parametrize(
+    ("requests", "shape"),
+    [
+        (1, (8, 3)),  # 511 and 96, both clipped
+        (32, (8, 3)),  # 15 and 3
+        (33, (8, 2)),  # 96 / 33 = 2.9
+        (48, (8, 2)),  # 9 and 2
+        (49, (8, 1)),  # 96 / 49 = 1.96
+        (56, (8, 1)),  # 512 / 56 = 9.1
+        (57, (7, 1)),  # 512 / 57 = 8.98
+        (64, (7, 1)),  # 8 - 1, the published number of requests
+        (102, (4, 1)),  # 512 / 102 = 5.02
+        (1000, (4, 1)),  # -1 and 0, both clipped
+    ],
+)
+def test_llama_with_the_published_settings(requests: int, shape: tuple[int, int]) -> None:
+    assert adaserve_shape(requests, LLAMA) == shape
+
+
+@pytest.mark.parametrize(
+    ("requests", "shape"),
+    [
+        (1, (5, 3)),
+        (26, (5, 3)),  # 9.8 - 1 and 3.08
+        (27, (5, 2)),  # 80 / 27 = 2.96
+        (42, (5, 1)),  # 256 / 42 = 6.1 and 80 / 42 = 1.9
+        (43, (4, 1)),  # 256 / 43 = 5.95
+        (52, (3, 1)),  # 256 / 52 = 4.9
+        (80, (3, 1)),  # 3 - 1, clipped; 1: the published number of requests
+    ],
+)
+def test_qwen_with_the_published_settings(requests: int, shape: tuple[int, int]) -> None:
+    assert adaserve_shape(requests, QWEN) == shape
+
+
+def test_c1_counts_as_requests_and_c2_as_branches() -> None:
+    shifted = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3, c1=9, c2=1)
+    assert adaserve_shape(56, shifted) == (6, 2)  # 512 // 65 - 1 and 96 // 56 + 1
+    narrow = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3, c2=-9)
+    assert adaserve_shape(56, narrow) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "shape"),
+    [
+        (1, (8, 3)),  # 96 and 96
+        (12, (8, 3)),  # 8 and 8
+        (13, (8, 3)),  # 7.4 rounds up to 8, and down to 7
+        (14, (7, 3)),  # 6.9
+        (32, (3, 3)),
+        (33, (3, 2)),  # 2.9
+        (49, (2, 1)),  # 1.96
+        (96, (1, 1)),
+        (1000, (1, 1)),  # 0.1 rounds up to 1; down to 0, which is clipped
+    ],
+)
+def test_the_first_version_rounds_depth_up_and_width_down(
+    requests: int, shape: tuple[int, int]
+) -> None:
+    assert adaserve_v1_shape(requests, budget_tokens=96, max_depth=8, max_width=3) == shape
+
+
+def test_more_requests_never_get_larger_trees() -> None:
+    for bounds in (LLAMA, QWEN):
+        new = [adaserve_shape(n, bounds) for n in range(1, 600)]
+        old = [adaserve_v1_shape(n, bounds.verifier_tokens, 8, 3) for n in range(1, 600)]
+        for shapes in (new, old):
+            depths, widths = zip(*shapes, strict=True)
+            assert list(depths) == sorted(depths, reverse=True)
+            assert list(widths) == sorted(widths, reverse=True)
+
+
+def test_while_nothing_is_clipped_a_path_and_its_root_fit_the_mean_budget() -> None:
+    loose = ShapeBounds(512, 96, max_depth=512, min_depth=1)
+    for n in range(1, 257):
+        assert n * (adaserve_shape(n, loose)[0] + 1) <= 512
+
+
+def test_the_static_tree_branches_once() -> None:
+    level, nodes = 1, 0
+    for branches in SPECINFER_TREE:
+        level *= branches
+        nodes += level
+    assert (len(SPECINFER_TREE), level, nodes) == (8, 3, 20)
+    assert nodes <= MAX_TREE_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("verifier_tokens", 0),
+        ("drafter_tokens", -1),
+        ("min_depth", 0),
+        ("max_depth", 3),
+        ("max_width", 0),
+        ("c1", -1),
+    ],
+)
+def test_bounds_without_a_shape_are_refused_by_name(name: str, value: int) -> None:
+    good = {"verifier_tokens": 512, "drafter_tokens": 96, "min_depth": 4, "max_depth": 8}
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        ShapeBounds(**{**good, name: value})
