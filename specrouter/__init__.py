@@ -2,10 +2,10 @@
 
 from specrouter.config import RouterConfig
 from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
 from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 from specrouter.request.params import RequestError, SamplingParams, Speculation
-from specrouter.request.running import RequestHandle
 from specrouter.request.structure import Structure
 from specrouter.router import ChainRouter
 

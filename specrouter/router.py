@@ -1,4 +1,4 @@
-"""ChainRouter: the public entry. It queues what `Intake` accepts, and hands back what comes out.
+"""ChainRouter: the public entry. It queues checked requests, and hands back what comes out.
 
 Contract: a request that is accepted ends in exactly one last delta; one that cannot be served is
 refused with `RequestError` before it is queued. Requests join and leave at any cycle. An
@@ -21,21 +21,22 @@ from modelpool.config import validate_config
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.engine.engine import Engine, EngineState
 from specrouter.engine.engine_thread import EngineThread
-from specrouter.engine.intake import Asked, Intake, PromptLike, ask_each
+from specrouter.engine.input_validation import (
+    InputValidation,
+    PromptLike,
+    RequestArgs,
+    args_of_each,
+)
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.decode_counts import DecodeFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
-from specrouter.request.running import (
-    Listener,
-    Prompt,
-    RequestHandle,
-    RunningRequest,
-    SpeculationOverride,
-)
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.slo.accounts import SloCounts, SloReport
 
@@ -48,8 +49,8 @@ class ChainRouter:
         self.pool = ModelPool.from_config(config.pool, kv_tokens=config.engine.kv_tokens)
         self.pool.check_architectures()
         thread = EngineThread(Engine(config, self.pool), self.pool, config.engine.step_timeout_s)
-        self._intake = Intake(config, self.pool, lambda: thread.engine)
-        self.slo_classes = self._intake.slo_classes
+        self._validation = InputValidation(config, self.pool, lambda: thread.engine)
+        self.slo_classes = self._validation.slo_classes
         self._ids = itertools.count(1)
         self._thread = thread
         thread.start()  # raises what is wrong with the target
@@ -84,8 +85,8 @@ class ChainRouter:
             RequestError: a prompt or a parameter is refused, and of several prompts which; none of
                 them is served then.
         """
-        each = ask_each(prompts, params, speculation, slo, priority, timeout_s)
-        accepted = [sample for _, sample in self._intake.accept_all(each)]
+        each = args_of_each(prompts, params, speculation, slo, priority, timeout_s)
+        accepted = [sample for _, sample in self._validation.accept_all(each)]
         handles = self._enqueue(accepted)
         try:
             return [handle.result() for handle in handles]
@@ -104,8 +105,8 @@ class ChainRouter:
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Deltas of all samples as they come; leaving the loop cancels the request."""
-        asked = Asked(prompt, params, speculation, slo, priority, timeout_s)
-        accepted = self._intake.accept_samples(asked)
+        asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s)
+        accepted = self._validation.accept_samples(asked)
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         handles = self._enqueue(accepted, [deltas.put] * len(accepted))
         try:
@@ -155,10 +156,10 @@ class ChainRouter:
             OverloadedError: more wait than `max_waiting` - 1.
             UnavailableError: the router is closed or has failed.
         """
-        asked = [Asked(one, params, speculation, slo, priority, timeout_s) for one in prompts]
+        asked = [RequestArgs(one, params, speculation, slo, priority, timeout_s) for one in prompts]
         self.check_room(max_waiting)  # before anything is done for it, and again at the end
         # A long prompt, or a structure, takes long, and other streams must go on meanwhile.
-        accepted = await asyncio.to_thread(self._intake.accept_all, asked)
+        accepted = await asyncio.to_thread(self._validation.accept_all, asked)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
 
@@ -200,8 +201,8 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = Asked(prompt, params, speculation, slo, priority, timeout_s, generated)
-        accepted = self._intake.accept(asked)
+        asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s, generated)
+        accepted = self._validation.accept(asked)
         if accepted.params.n > 1:
             raise RequestError("n", "must be 1 here: submit_all gives a handle for each sample")
         return self._enqueue([accepted])[0]
@@ -220,8 +221,8 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = Asked(prompt, params, speculation, slo, priority, timeout_s)
-        return self._enqueue(self._intake.accept_samples(asked))
+        asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s)
+        return self._enqueue(self._validation.accept_samples(asked))
 
     def check_room(self, max_waiting: int | None = None) -> None:
         """For who has work to do before a request can be queued, such as to tokenize its prompt.
@@ -363,7 +364,7 @@ class ChainRouter:
 
     def _enqueue(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[RequestSpec],
         listeners: Sequence[Listener] | None = None,
         max_waiting: int | None = None,
     ) -> list[RequestHandle]:

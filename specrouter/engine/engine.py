@@ -363,7 +363,7 @@ class Engine:
         self._is_full = False
         while self._waiting:
             request = self._waiting.first
-            prompt = request.prompt
+            prompt = request.spec
             row = self._manager.allocate(prompt.committed, prompt.reserve_tokens)
             if row is None:
                 self._is_full = True

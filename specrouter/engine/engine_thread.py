@@ -5,7 +5,7 @@ and is replaced by its successor, which serves what waited. One that keeps crash
 does not end, is the last one: every request is told why, and no more are taken. A thread that hangs
 in a drafter's forward is left behind, and another one goes on. Callers may be any threads.
 
-Not here: what a request is and who may ask it (`Intake`), and what a cycle does (`Engine`).
+Not here: which requests are accepted (`InputValidation`), and what a cycle does (`Engine`).
 """
 
 import logging

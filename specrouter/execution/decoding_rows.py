@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from processors import Sampler, SamplingSettings
 from specrouter.execution.logprobs import PromptLogprobs
-from specrouter.request.running import Prompt
+from specrouter.request.spec import RequestSpec
 from statemgr import NgramTable, StateManager
 
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ class DecodingRows:
         self._facts: dict[int, _RowFacts] = {}
 
     def open(
-        self, row: int, request: Prompt, noise: tuple[torch.device, int] | None = None
+        self, row: int, request: RequestSpec, noise: tuple[torch.device, int] | None = None
     ) -> None:
         """`noise`: see `Sampler.open`."""
         params = request.params
@@ -92,7 +92,7 @@ class DecodingRows:
         return self._facts[row].logprobs
 
 
-def sampling_settings(request: Prompt, eos_token_ids: Collection[int]) -> SamplingSettings:
+def sampling_settings(request: RequestSpec, eos_token_ids: Collection[int]) -> SamplingSettings:
     """How a request's tokens are chosen. Its grammar, if it has one, stands at its beginning."""
     params = request.params
     ends = set(params.stop_token_ids) | (set() if params.goes_on_after_eos else set(eos_token_ids))

@@ -36,7 +36,7 @@ from specrouter.profile.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.output import TokenLogprobs
 from specrouter.request.params import Chain
-from specrouter.request.running import Prompt
+from specrouter.request.spec import RequestSpec
 from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
@@ -94,7 +94,7 @@ class Executor:
             rejection,
         )
 
-    def open(self, row: int, request: Prompt) -> None:
+    def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
         purpose = rejection_purpose(1) if self._rejection else 0
         self._rows.open(row, request, (self._pool.get(self._target).device, purpose))

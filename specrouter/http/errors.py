@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from specrouter import OverloadedError, RequestError, RequestOutput, UnavailableError
-from specrouter.engine.intake import ContextLengthError
+from specrouter.engine.input_validation import ContextLengthError
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 

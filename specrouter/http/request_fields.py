@@ -31,7 +31,7 @@ from specrouter.request.params import (
     MAX_SAMPLES,
     MAX_WIDTH,
 )
-from specrouter.request.running import MAX_PRIORITY
+from specrouter.request.spec import MAX_PRIORITY
 
 _MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
 MAX_STOPS = 64  # texts: each is looked for after every token

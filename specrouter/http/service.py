@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from fastapi import Request
 
 from specrouter import ChainRouter, RequestError, SamplingParams
-from specrouter.engine.intake import PromptLike
+from specrouter.engine.input_validation import PromptLike
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
 from specrouter.http.openai_answer import Envelope

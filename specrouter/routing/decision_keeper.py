@@ -229,7 +229,7 @@ def rows_of_mode(requests: Mapping[int, RunningRequest], rows: Ints, sampled: Mo
 
 
 def is_sampled(request: RunningRequest) -> Mode:
-    return request.prompt.params.temperature > 0
+    return request.spec.params.temperature > 0
 
 
 def workload_of(requests: Sequence[RunningRequest], rows: Ints, reader: Reader) -> Workload:

@@ -24,7 +24,8 @@ from specrouter.request.params import (
     fitting_rounds,
     fitting_width,
 )
-from specrouter.request.running import RunningRequest, SpeculationOverride
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.audition_policy import next_audition
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
 from specrouter.routing.decision_keeper import (
@@ -168,7 +169,7 @@ class RoutePlanner:
             and self._keeper.probe is None
             and self.scheduler.config.groups == "one"
             and all(
-                request.objective is None and request.prompt.speculation is None
+                request.objective is None and request.spec.speculation is None
                 for request in requests.values()
             )
         )
@@ -215,7 +216,7 @@ class RoutePlanner:
             if party.key is None:
                 asked: dict[Chain, dict[int, RunningRequest]] = {}
                 for row, request in party.requests.items():
-                    route = self._asked(party.chain, request.prompt.speculation, held)
+                    route = self._asked(party.chain, request.spec.speculation, held)
                     members.setdefault(route, []).append(row)
                     asked.setdefault(route.chain, {})[row] = request
                     held = held.union(route.chain)
@@ -283,7 +284,7 @@ class RoutePlanner:
         decision = main.decision
         if decision.predicted is None:
             return None
-        routed = [row for row in sorted(requests) if requests[row].prompt.speculation is None]
+        routed = [row for row in sorted(requests) if requests[row].spec.speculation is None]
         if not routed or self.scheduler.config.policy != "adaptive":
             return None
         snapshot, rows = self._keeper.snapshot(cycle), np.array(routed, dtype=np.int64)

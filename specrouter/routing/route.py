@@ -70,7 +70,7 @@ def parties_of(
     """
     found: dict[tuple[Override | None, Chain], dict[int, RunningRequest]] = {}
     for row, request in requests.items():
-        asked = request.prompt.speculation
+        asked = request.spec.speculation
         key: Override | None = None
         chain: Chain = (target,)
         if isinstance(asked, Speculation) and asked.chain is not None:

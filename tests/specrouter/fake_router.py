@@ -325,7 +325,7 @@ class FakeEngine:
             if request.handle.is_cancelled:
                 self._end(request, "cancelled")
                 continue
-            token = self.first_token + request.prompt.sample
+            token = self.first_token + request.spec.sample
             delta = request.accept([token], ("big",), [TokenLogprobs(token, -1.0)])
             if request.finished:
                 self.running.remove(request)

@@ -38,7 +38,8 @@ from specrouter.profile.prediction import Workload, target_only
 from specrouter.profile.time_profile import profile_model
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.objective import SloLike
-from specrouter.request.running import Prompt, RunningRequest
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec
 from tests.exact.comparison import assert_whole
 from tests.specrouter.faults import PATIENCE_S, Faults
 
@@ -675,7 +676,7 @@ def test_a_request_that_cannot_begin_ends_alone(
 ) -> None:
     opened = Executor.open
 
-    def open_(executor: Executor, row: int, prompt: Prompt) -> None:
+    def open_(executor: Executor, row: int, prompt: RequestSpec) -> None:
         opened(executor, row, prompt)
         if list(prompt.token_ids) == prompts(3)[1]:
             raise MemoryError("no room for noise")
@@ -731,7 +732,7 @@ def test_the_lowest_priority_number_is_admitted_first(small_config: Settings) ->
 
 def test_waiting_long_outweighs_priority() -> None:
     def key(priority: int, submitted_s: float) -> float:
-        prompt = Prompt((1,), (), GREEDY, None, 0, priority=priority)
+        prompt = RequestSpec((1,), (), GREEDY, None, 0, priority=priority)
         handle = RequestHandle(1, lambda: None)
         with mock.patch("specrouter.request.running.time.perf_counter", return_value=submitted_s):
             return RunningRequest(prompt, handle, mock.Mock(), frozenset()).admission_key

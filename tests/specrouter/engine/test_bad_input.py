@@ -15,7 +15,7 @@ from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
 
 from modelpool.errors import ConfigError, UnsupportedModelError
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams, Speculation
-from specrouter.engine.intake import ContextLengthError
+from specrouter.engine.input_validation import ContextLengthError
 from tests.exact.comparison import assert_whole
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, save_llama
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
-from specrouter.request.running import SpeculationOverride
+from specrouter.request.spec import SpeculationOverride
 from tests.exact.comparison import assert_whole
 
 PROMPT = [5, 17, 300, 42, 9, 5, 17, 300]

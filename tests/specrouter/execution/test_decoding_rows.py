@@ -7,14 +7,14 @@ import pytest
 
 from specrouter.execution.decoding_rows import DecodingRows, sampling_settings
 from specrouter.request.params import SamplingParams
-from specrouter.request.running import Prompt
+from specrouter.request.spec import RequestSpec
 from statemgr import StateManager
 
 EOS = frozenset({9})
 
 
-def prompt(generated: tuple[int, ...] = (), **params: Any) -> Prompt:
-    return Prompt((4, 5, 6), generated, SamplingParams(**params), None, seed=3)
+def prompt(generated: tuple[int, ...] = (), **params: Any) -> RequestSpec:
+    return RequestSpec((4, 5, 6), generated, SamplingParams(**params), None, seed=3)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from specrouter.execution.lessons import Teacher, total_variation
 from specrouter.profile.acceptance import shape_index
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
-from specrouter.request.running import Prompt
+from specrouter.request.spec import RequestSpec
 from specrouter.slo.tree_selection import global_greedy
 from specrouter.slo.tree_shape import SPECINFER_TREE
 from statemgr import StateManager
@@ -75,7 +75,7 @@ class Bench:
         for prompt in prompts:
             row = self.manager.allocate(prompt, len(prompt) + params.max_new_tokens)
             assert row is not None
-            self.executor.open(row, Prompt(tuple(prompt), (), params, None, seed=row))
+            self.executor.open(row, RequestSpec(tuple(prompt), (), params, None, seed=row))
 
     def cycle(
         self,

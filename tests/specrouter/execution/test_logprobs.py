@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
 from specrouter.request.output import TokenLogprobs
-from specrouter.request.running import SpeculationOverride
+from specrouter.request.spec import SpeculationOverride
 
 PROMPT = [5, 17, 300, 42, 9, 5, 17, 300, 42]
 TOLERANCE = 1e-4

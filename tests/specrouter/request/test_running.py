@@ -12,11 +12,13 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import ChainRouter
-from specrouter.engine.intake import MAX_BAD_WORD_IDS
+from specrouter.engine.input_validation import MAX_BAD_WORD_IDS
+from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO, Objective
 from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.request.params import RequestError, SamplingParams
-from specrouter.request.running import Prompt, RequestHandle, RunningRequest
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
 from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine, router_without_models
 from tests.specrouter.request.test_detokenizer import byte_fallback
@@ -44,7 +46,7 @@ class Running:
     ) -> None:
         self.deltas: list[Delta] = []
         self.handle = RequestHandle(1, lambda: None, self.deltas.append)
-        prompt = Prompt(
+        prompt = RequestSpec(
             PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample, objective=objective
         )
         self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
@@ -92,7 +94,7 @@ def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earli
     prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris")
     handle = RequestHandle(1, lambda: None)
     params = SamplingParams(max_new_tokens=len(answer))
-    begun = Prompt(tuple(prompt), tuple(answer[:earlier]), params, None, 5)
+    begun = RequestSpec(tuple(prompt), tuple(answer[:earlier]), params, None, 5)
     request = RunningRequest(begun, handle, tokenizer, frozenset({EOS}))
     handle.deliver(request.accept(answer[earlier:], ALONE))
     assert handle.result(timeout=0).text == " is Paris"
@@ -169,8 +171,8 @@ def test_generated_tokens_count_as_output_and_are_not_delivered_again(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     running = Running(tokenizer, generated=[11, 12], max_new_tokens=3)
-    assert running.request.prompt.committed == (*PROMPT, 11, 12)
-    assert running.request.prompt.reserve_tokens == len(PROMPT) + 3
+    assert running.request.spec.committed == (*PROMPT, 11, 12)
+    assert running.request.spec.reserve_tokens == len(PROMPT) + 3
     running.accept([13], ALONE)
     assert running.deltas[0].token_ids == [13]
     assert running.output.token_ids == [11, 12, 13]
@@ -235,7 +237,7 @@ def test_of_two_threads_that_end_a_request_one_is_heard(
         heard.append(delta)
 
     handle = RequestHandle(1, lambda: None, listen)
-    prompt = Prompt((1, 2), (), SamplingParams(), None, seed=0)
+    prompt = RequestSpec((1, 2), (), SamplingParams(), None, seed=0)
     request = RunningRequest(prompt, handle, tokenizer, frozenset())
     last = [request.finish("error", cause) for cause in ("stuck", "late")]
     with ThreadPoolExecutor(2) as pool:
@@ -261,7 +263,7 @@ def test_cancelling_wakes_the_engine_and_may_be_repeated() -> None:
 
 def test_a_handle_iterates_to_the_last_delta(tokenizer: PreTrainedTokenizerBase) -> None:
     handle = RequestHandle(1, lambda: None)
-    prompt = Prompt(PROMPT, (), SamplingParams(max_new_tokens=2), None, seed=0)
+    prompt = RequestSpec(PROMPT, (), SamplingParams(max_new_tokens=2), None, seed=0)
     request = RunningRequest(prompt, handle, tokenizer, frozenset())
     handle.deliver(request.accept([11], ALONE))
     handle.deliver(request.accept([12], ALONE))
@@ -498,7 +500,7 @@ def test_generate_gives_the_samples_of_each_prompt_in_turn(served: Served) -> No
     assert_samples(outputs[4:])
     seeds = [output.seed for output in outputs]
     assert len(set(seeds[:3])) == len(set(seeds[4:])) == 1
-    assert [request.prompt.sample for request in engine.seen] == [0, 1, 2, 0, 0, 1, 2]
+    assert [request.spec.sample for request in engine.seen] == [0, 1, 2, 0, 0, 1, 2]
 
 
 def test_submit_all_gives_a_handle_for_each_sample(served: Served) -> None:
@@ -623,7 +625,7 @@ def banned(served: Served, **params: Any) -> tuple[tuple[int, ...], ...]:
     """What the engine is told not to bring about."""
     router, engine = served
     router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
-    return engine.seen[-1].prompt.bad_words_ids
+    return engine.seen[-1].spec.bad_words_ids
 
 
 def test_a_bad_word_is_banned_with_and_without_its_space(
@@ -660,7 +662,7 @@ def test_the_bad_words_of_several_prompts_are_read_once(
     monkeypatch.setattr(router.pool, "tokenizer", reading)
     router.generate([[1], [2], [3]], SamplingParams(max_new_tokens=3, bad_words=("the",)))
     assert [call.args[0] for call in reading.call_args_list] == ["the", " the"]
-    assert len({request.prompt.bad_words_ids for request in engine.seen}) == 1
+    assert len({request.spec.bad_words_ids for request in engine.seen}) == 1
 
 
 def test_a_phrase_that_the_text_will_never_be_long_enough_for_is_left_out(served: Served) -> None:

@@ -30,7 +30,8 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.objective import Objective
 from specrouter.request.params import Chain, SamplingParams, Speculation
-from specrouter.request.running import Prompt, RunningRequest, SpeculationOverride
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.routing.decision_keeper import SCHEDULED
 from specrouter.routing.planner import Reading, RoutePlanner, progress_of
 from specrouter.routing.scheduler import ModelChainScheduler
@@ -135,7 +136,7 @@ class Request:
     ) -> None:
         self.objective = Objective(tpot_ms, None) if tpot_ms else None
         params = SamplingParams(temperature=temperature)
-        self.prompt = Prompt((1,) * length, (), params, speculation, 0, objective=self.objective)
+        self.spec = RequestSpec((1,) * length, (), params, speculation, 0, objective=self.objective)
         self.remaining = 64
         self.cycles = 0
         self.finished = False

@@ -1,4 +1,4 @@
-"""Intake: turns what a caller asks into checked prompts, or refuses it.
+"""InputValidation: turns what a caller asks into checked prompts, or refuses it.
 
 Contract: all that can be refused about a request itself is refused here, with a `RequestError` that
 names the field, before anything is queued. Runs in the caller's thread, where a long prompt or
@@ -20,7 +20,7 @@ from specrouter.engine.engine import Engine
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, SloLike, check_positive, resolve
 from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
-from specrouter.request.running import MAX_PRIORITY, Prompt, SpeculationOverride
+from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
 from specrouter.routing.scheduler import NO_ROOM
 
 PromptLike = str | Sequence[int]
@@ -36,7 +36,7 @@ class ContextLengthError(RequestError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestArgs:
     """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`."""
 
     prompt: PromptLike
@@ -48,7 +48,7 @@ class Asked:
     generated: Sequence[int] = ()
 
 
-class Intake:
+class InputValidation:
     """Args: `engine` gives the one that runs now, by whose limits and speed requests are judged."""
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Engine]) -> None:
@@ -61,9 +61,9 @@ class Intake:
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
         self._ids_of_words = functools.lru_cache(_KEPT_WORDS)(self._read_words)
 
-    def accept_all(self, asked: Sequence[Asked]) -> list[tuple[int, Prompt]]:
+    def accept_all(self, asked: Sequence[RequestArgs]) -> list[tuple[int, RequestSpec]]:
         """All samples, each with its prompt's number; the refusal of a prompt tells the number."""
-        accepted: list[tuple[int, Prompt]] = []
+        accepted: list[tuple[int, RequestSpec]] = []
         for number, one in enumerate(asked):
             try:
                 accepted += [(number, sample) for sample in self.accept_samples(one)]
@@ -75,12 +75,12 @@ class Intake:
                 raise error.at(error.field, f"{error.reason} (prompt {number})") from error
         return accepted
 
-    def accept_samples(self, asked: Asked) -> list[Prompt]:
+    def accept_samples(self, asked: RequestArgs) -> list[RequestSpec]:
         """One for each sample, by index."""
         accepted = self.accept(asked)
         return [replace(accepted, sample=index) for index in range(accepted.params.n)]
 
-    def accept(self, asked: Asked) -> Prompt:
+    def accept(self, asked: RequestArgs) -> RequestSpec:
         """The first sample. Raises `RequestError`."""
         params = SamplingParams() if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
@@ -100,7 +100,7 @@ class Intake:
         if params.structure is not None:
             grammar = self._grammars.compile(params.structure)
             grammar.check(made)
-        return Prompt(
+        return RequestSpec(
             tokens,
             made,
             params,
@@ -222,14 +222,14 @@ def _check_count(field: str, banned: Sequence[Sequence[int]]) -> None:
         raise RequestError(field, reason)
 
 
-def ask_each(
+def args_of_each(
     prompts: PromptLike | Sequence[PromptLike],
     params: SamplingParams | Sequence[SamplingParams] | None,
     speculation: SpeculationOverride | Sequence[SpeculationOverride],
     slo: SloLike | Sequence[SloLike],
     priority: int,
     timeout_s: float | None,
-) -> list[Asked]:
+) -> list[RequestArgs]:
     """A call with several prompts, prompt by prompt: see `ChainRouter.generate`.
 
     Raises:
@@ -243,7 +243,7 @@ def ask_each(
         _one_each("slo", slo, (SLO, str), several),
         strict=True,
     )
-    return [Asked(*one, priority, timeout_s) for one in each]
+    return [RequestArgs(*one, priority, timeout_s) for one in each]
 
 
 def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

@@ -1,0 +1,84 @@
+"""RequestHandle: the caller's side of a request that runs. May be used from any thread."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+from specrouter.logs import REQUEST_ID
+from specrouter.request.output import Delta, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[Delta], None]
+
+
+class RequestHandle:
+    """Iterate for deltas, or wait for the `result`; either, from one thread at a time."""
+
+    def __init__(
+        self, request_id: int, wake_engine: Callable[[], None], listener: Listener | None = None
+    ) -> None:
+        self.request_id = request_id
+        self.log_extra = {"request_id": REQUEST_ID.get()}  # of the HTTP request, if it is one
+        self._wake_engine = wake_engine
+        self._listener = listener
+        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._delivering = threading.Lock()
+        self._cancelled = threading.Event()
+        self._output: RequestOutput | None = None
+
+    def __iter__(self) -> Iterator[Delta]:
+        while True:
+            delta = self._deltas.get()
+            yield delta
+            if delta.finish_reason is not None:
+                return
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """Waits for the end. Raises `TimeoutError` after `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"request {self.request_id} has not ended within {timeout} s")
+        assert self._output is not None
+        return self._output
+
+    def cancel(self) -> None:
+        """Ends the request within one cycle; nothing happens if it has ended."""
+        self._cancelled.set()
+        self._wake_engine()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def deliver(self, delta: Delta) -> bool:
+        """For the engine, which a caller's mistake must not reach.
+
+        Whether it counts: a request ends once, even if two threads end it because one of them
+        seemed to be stuck.
+        """
+        with self._delivering:
+            if self.is_done:
+                return False
+            self._hand_over(delta)
+            return True
+
+    def _hand_over(self, delta: Delta) -> None:
+        if self._listener is None:
+            self._deltas.put(delta)
+        else:
+            try:
+                self._listener(delta)
+            except Exception:
+                logger.warning(
+                    "request %d: nobody listens any more", self.request_id, extra=self.log_extra
+                )
+                self._cancelled.set()
+        if delta.output is not None:
+            self._output = delta.output
+            self._done.set()

@@ -1,0 +1,48 @@
+"""RequestSpec: a request as it was accepted, checked and complete. Nothing in it changes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specrouter.request.grammar import CompiledGrammar
+from specrouter.request.objective import Objective
+from specrouter.request.params import SamplingParams, Speculation
+
+MAX_PRIORITY = 1000
+
+SpeculationOverride = Speculation | Literal["off"] | None
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """The tokens to start from, and how to go on from them.
+
+    Attributes:
+        generated: output tokens of an earlier attempt.
+        sample: 0 .. n - 1; the samples of one prompt share its seed, and draw from it each a
+            stream of their own.
+        bad_words_ids: all that must not come about, the texts of `params.bad_words` included.
+        objective: None: throughput traffic.
+        priority: the lowest is admitted first; a step of it is worth ten seconds of waiting.
+        timeout_s: after which the request ends, waiting or running, with what it has.
+        grammar: of `params.structure`.
+    """
+
+    token_ids: tuple[int, ...]
+    generated: tuple[int, ...]
+    params: SamplingParams
+    speculation: SpeculationOverride
+    seed: int
+    sample: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    objective: Objective | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+    grammar: CompiledGrammar | None = None
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return self.token_ids + self.generated
+
+    @property
+    def reserve_tokens(self) -> int:
+        return len(self.token_ids) + self.params.max_new_tokens
