@@ -241,11 +241,13 @@ class SloConfig(_Strict):
         ttft_ms: from submission to the first token, in milliseconds.
         tpot_ratio: `tpot_ms` as so many times what a token takes when the target serves one request
             alone. Not together with `tpot_ms`.
+        e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
     """
 
     tpot_ms: float | None = Field(default=None, strict=True)
     ttft_ms: float | None = Field(default=None, strict=True)
     tpot_ratio: float | None = Field(default=None, strict=True)
+    e2e_ms: float | None = Field(default=None, strict=True)
 
     @model_validator(mode="after")
     def _is_an_slo(self) -> "SloConfig":
@@ -256,7 +258,7 @@ class SloConfig(_Strict):
         return self
 
     def slo(self) -> SLO:
-        return SLO(self.tpot_ms, self.ttft_ms, self.tpot_ratio)
+        return SLO(self.tpot_ms, self.ttft_ms, self.tpot_ratio, e2e_ms=self.e2e_ms)
 
 
 class RouterConfig(_Strict):

@@ -105,4 +105,12 @@ class OwnContender:
             sum(output.metrics.acceptance_length for output in outputs) / len(outputs),
             spent,
             dict(chains),
+            len(outputs),
+            mean_tpot_ms(outputs),
         )
+
+
+def mean_tpot_ms(outputs: Sequence[RequestOutput]) -> float | None:
+    """None where no output has two tokens."""
+    known = [o.metrics.tpot_ms for o in outputs if o.metrics.tpot_ms is not None]
+    return sum(known) / len(known) if known else None

@@ -56,6 +56,31 @@ def ratios(ours: Rounds, base: Rounds, keep: Keep | None = None) -> list[float]:
     return [a / b for a, b in pairs if a is not None and b is not None]
 
 
+def request_rates(rounds: Rounds) -> list[float]:
+    """Requests per second of each round."""
+    return [
+        sum(sample.requests for sample in samples) / sum(sample.seconds for sample in samples)
+        for samples in rounds
+    ]
+
+
+def tpots(rounds: Rounds) -> list[float | None]:
+    """Mean TPOT of each round's requests, in ms; None where it is not known of all its batches."""
+    found: list[float | None] = []
+    for samples in rounds:
+        known = [(s.tpot_ms, s.requests) for s in samples if s.tpot_ms is not None]
+        total = sum(ms * requests for ms, requests in known)
+        complete = known and len(known) == len(samples)
+        found.append(total / sum(requests for _, requests in known) if complete else None)
+    return found
+
+
+def eaf(ours: Rounds, alone: Rounds) -> list[float]:
+    """The target's own TPOT over a contender's, round by round. Source: SpecRouter, section 6."""
+    pairs = zip(tpots(alone), tpots(ours), strict=True)
+    return [a / b for a, b in pairs if a is not None and b is not None and b > 0]
+
+
 def control_share(time: EngineTime) -> float:
     """Of the cycles' time, what is neither a model's nor spent on logits."""
     return 1 - (sum(time.model_ms.values()) + time.logits_ms) / time.cycle_ms
@@ -105,6 +130,8 @@ def row(
         "tokens_per_s": asdict(spread([speed for speed in speeds(ours) if speed is not None])),
         "over": _json(over),
         "over_by_category": {category: _json(ratio) for category, ratio in by.items()},
+        "requests_per_s": asdict(spread(request_rates(ours))),
+        **_tpot_figures(samples, name),
         "acceptance_length": statistics.fmean(lengths) if lengths else None,
         "distinct_4grams": statistics.fmean(distinct) if distinct else None,
     }
@@ -113,6 +140,16 @@ def row(
         if bases and all(len(s.distinct) == 1 for s in flat):
             found["over_distinct"] = _over_distinct(samples, name, bases, min_distinct)
     return {**found, **_engine_figures(flat)}
+
+
+def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:
+    """`tpot_ms`, and `eaf_tpot` over the target alone, "off"; None where they are not known."""
+    known_ms = [ms for ms in tpots(samples[name]) if ms is not None]
+    gains = eaf(samples[name], samples["off"]) if "off" in samples else []
+    return {
+        "tpot_ms": asdict(spread(known_ms)) if known_ms else None,
+        "eaf_tpot": asdict(spread(gains)) if gains else None,
+    }
 
 
 def _by_category(

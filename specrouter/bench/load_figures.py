@@ -52,12 +52,14 @@ def with_ratios(
 
     violations: the fewest of a baseline over its own; None where it has none itself, or none was
     measured. goodput: its own over the highest of a baseline, which may be another one. ttft_p99:
-    its own over target-only's.
+    its own over target-only's. eaf_tpot: target-only's mean TPOT over its own (EAF: SpecRouter,
+    section 6).
     """
     known = [row for name, row in rows.items() if name in baselines]
     fewest = min((row["violations"] for row in known), default=None)
     highest = max((row["goodput_tokens_per_s"] for row in known), default=None)
-    first = rows.get("target-only", {}).get("ttft_ms", {}).get("p99")
+    alone = rows.get("target-only", {})
+    first = alone.get("ttft_ms", {}).get("p99")
     return {
         name: {
             **row,
@@ -65,6 +67,7 @@ def with_ratios(
                 "violations": _ratio(fewest, row["violations"]),
                 "goodput": _ratio(row["goodput_tokens_per_s"], highest),
                 "ttft_p99": _ratio(row["ttft_ms"]["p99"], first),
+                "eaf_tpot": _ratio(alone.get("mean_tpot_ms"), row["mean_tpot_ms"]),
             },
         }
         for name, row in rows.items()
@@ -90,8 +93,11 @@ def _of_group(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
         "attainment": len(attained) / len(judged) if judged else None,
         "goodput_tokens_per_s": _per_s(sum(o.answer.tokens for o in attained), duration_s),
         "tokens_per_s": _per_s(sum(o.answer.tokens for o in outcomes), duration_s),
+        "requests_per_s": _per_s(sum(o.answer.error is None for o in outcomes), duration_s),
         "ttft_ms": _percentiles([o.answer.ttft_ms for o in outcomes]),
         "tpot_ms": _percentiles([o.answer.tpot_ms for o in outcomes]),
+        "mean_tpot_ms": _mean([o.answer.tpot_ms for o in outcomes if o.answer.tpot_ms is not None]),
+        "e2e_ms": _percentiles([o.answer.e2e_ms for o in outcomes]),
         # Little's law: those that wait for a row are in.
         "mean_running": _per_s(sum(o.end_s - o.sent_s for o in outcomes), duration_s),
         "acceptance_length": _mean([length for length in lengths if length is not None]),

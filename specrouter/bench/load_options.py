@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from modelpool.errors import ConfigError
 from specrouter.bench.output_file import check_writable
@@ -21,6 +22,9 @@ class LoadOptions:
     Attributes:
         config: None with a server, which has its own.
         poisson: requests per second.
+        lengths: whose lengths and objectives Poisson arrivals have: AdaServe's mix, or the four
+            datasets of SpecRouter's evaluation, without objectives.
+        e2e_ms: end-to-end objective of every request, beside the arrivals' own; times `slo_scale`.
         scale: times the trace's gaps; every value is a point of the sweep, and so is every one of
             `urgent_share` (none: as the trace has it) and `slo_scale`.
         output_tokens: None takes the trace's, times `length_scale`.
@@ -35,6 +39,8 @@ class LoadOptions:
     config: Path | None
     trace: Path | None = None
     poisson: float | None = None
+    lengths: Literal["adaserve", "specrouter"] | None = None
+    e2e_ms: float | None = None
     scale: tuple[float, ...] = (1.0,)
     requests: int = 200
     skip: int = 0
@@ -84,6 +90,10 @@ class LoadOptions:
             _check_positive("--poisson", [self.poisson])
             if self.skip:
                 raise ConfigError("--skip", "goes with --trace")
+        elif self.lengths is not None:
+            raise ConfigError("--lengths", "goes with --poisson")
+        if self.e2e_ms is not None:
+            _check_positive("--e2e-ms", [self.e2e_ms])
         _check_positive("--scale", self.scale)
         _check_whole("--requests", self.requests)
         _check_whole("--skip", self.skip, 0)

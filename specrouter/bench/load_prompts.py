@@ -18,6 +18,10 @@ _KNOWN_AS: Mapping[str, tuple[str, ...]] = {
     "coding": ("humaneval", "code", "coding"),
     "chat": ("mt_bench", "chat", "prose"),
     "summarization": ("summarization", "summarisation", "prose"),
+    "gsm8k": ("gsm8k", "math"),
+    "humaneval": ("humaneval", "code", "coding"),
+    "mt_bench": ("mt_bench", "chat", "prose"),
+    "mgsm": ("mgsm_de", "math-multilingual", "math"),
 }
 
 

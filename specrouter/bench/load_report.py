@@ -6,14 +6,16 @@ from typing import Any
 from specrouter.bench.report import model_sizes
 
 _HEAD = (
-    f"{'':16}{'attained':>9}{'violated':>9}{'goodput':>9}{'tokens/s':>9}"
-    f"{'TTFT ms p50/p95/p99':>21}{'TPOT ms p50/p95/p99':>21}{'running':>9}{'accepted':>9}"
-    f"{'viol. x':>9}{'goodput x':>10}{'TTFT x':>8}{'errors':>7}"
+    f"{'':16}{'attained':>9}{'violated':>9}{'goodput':>9}{'tokens/s':>9}{'req/s':>7}"
+    f"{'TTFT ms p50/p95/p99':>21}{'TPOT ms p50/p95/p99':>21}{'e2e s p50/p95/p99':>21}"
+    f"{'running':>9}{'accepted':>9}{'viol. x':>9}{'goodput x':>10}{'TTFT x':>8}{'EAF':>6}"
+    f"{'errors':>7}"
 )
 
 
 def load_table(document: Mapping[str, Any]) -> str:
-    """Ratios are over the best baseline; that of TTFT (p99) over target-only."""
+    """Ratios are over the best baseline; that of TTFT (p99) over target-only. EAF: target-only's
+    mean TPOT over the policy's."""
     lines = [_title(document["conditions"])]
     for point in document["points"]:
         lines += ["", describe(point), _HEAD]
@@ -42,11 +44,12 @@ def _row(name: str, row: Mapping[str, Any]) -> str:
     over = row["over"]
     return (
         f"{name:16}{_percent(row['attainment']):>9}{row['violations']:>9g}"
-        f"{row['goodput_tokens_per_s']:9.1f}{row['tokens_per_s']:9.1f}"
+        f"{row['goodput_tokens_per_s']:9.1f}{row['tokens_per_s']:9.1f}{row['requests_per_s']:7.2f}"
         f"{_percentiles(row['ttft_ms']):>21}{_percentiles(row['tpot_ms']):>21}"
+        f"{_seconds(row['e2e_ms']):>21}"
         f"{row['mean_running']:9.1f}{_number(row['acceptance_length']):>9}"
         f"{_number(over['violations']):>9}{_number(over['goodput']):>10}"
-        f"{_number(over['ttft_p99']):>8}{row['errors']:>7g}"
+        f"{_number(over['ttft_p99']):>8}{_number(over['eaf_tpot']):>6}{row['errors']:>7g}"
     )
 
 
@@ -69,6 +72,10 @@ def _attained(one: Mapping[str, Any]) -> str:
 
 def _percentiles(values: Mapping[str, float | None]) -> str:
     return "/".join("-" if value is None else f"{value:.0f}" for value in values.values())
+
+
+def _seconds(values_ms: Mapping[str, float | None]) -> str:
+    return "/".join("-" if ms is None else f"{ms / 1000:.1f}" for ms in values_ms.values())
 
 
 def _number(value: float | None) -> str:

@@ -82,7 +82,8 @@ class OwnService:
         params = SamplingParams(
             request.new_tokens, request.temperature, seed=request.seed, ignore_eos=True
         )
-        slo = None if request.objective_ms is None else SLO(tpot_ms=request.objective_ms)
+        asked = (request.objective_ms, request.e2e_ms)
+        slo = None if asked == (None, None) else SLO(tpot_ms=asked[0], e2e_ms=asked[1])
         try:
             handle = self._router.submit(request.token_ids, params, request.speculation, slo=slo)
         except (RequestError, RuntimeError) as error:  # RuntimeError: the engine has failed
@@ -184,6 +185,8 @@ class ServerService:
         headers = {}
         if request.objective_ms is not None:
             headers["x-slo-tpot-ms"] = f"{request.objective_ms:.6g}"
+        if request.e2e_ms is not None:
+            headers["x-slo-e2e-ms"] = f"{request.e2e_ms:.6g}"
         return self._authorized("/generate", body, headers)
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:

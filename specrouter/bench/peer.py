@@ -65,7 +65,8 @@ class PeerContender:
         except _FAILURES as error:
             raise MeasurementError(f"peer: {error}") from error
         tokens = sum(_completion_tokens(answer, work.new_tokens) for answer in answers)
-        return Sample(tokens, seconds, tuple(map(self._distinct, answers)))
+        distinct = tuple(map(self._distinct, answers))
+        return Sample(tokens, seconds, distinct, requests=len(answers))
 
     def _distinct(self, answer: Mapping[str, Any]) -> float:
         text = str(answer["choices"][0].get("text", ""))

@@ -85,6 +85,7 @@ class ReferenceContender:
             answer.seconds,
             tuple(map(distinct_share, answer.token_ids)),
             len(answer.token_ids[0]) / answer.target_passes,
+            requests=len(answer.token_ids),
         )
 
 

@@ -4,13 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _HEAD = (
-    f"{'':44}{'tokens/s':>9}{'over off':>10}{'quartiles':>14}{'over transformers':>19}"
+    f"{'':44}{'tokens/s':>9}{'req/s':>7}{'over off':>10}{'quartiles':>14}{'EAF':>6}"
+    f"{'over transformers':>19}"
     f"{'accepted':>10}{'distinct':>10}{'control':>9}{'efficiency':>12}"
 )
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """One block per batch size, then the ratios by category and those of repetitive texts."""
+    """One block per batch size, then the ratios by category and those of repetitive texts.
+
+    EAF: the target's own mean TPOT over the contender's.
+    """
     lines = [model_sizes(document["conditions"])]
     for batch, result in document["batches"].items():
         lines += ["", f"batch {batch}", *_shapes(result), _HEAD]
@@ -37,10 +41,11 @@ def model_sizes(conditions: Mapping[str, Any]) -> str:
 
 def _row(name: str, row: Mapping[str, Any]) -> str:
     off, reference = row["over"].get("off"), row["over"].get("transformers")
+    gain = row["eaf_tpot"]
     quartiles = f"{off['low']:.2f}-{off['high']:.2f}" if off else "-"
     return (
-        f"{name:44}{row['tokens_per_s']['median']:9.1f}"
-        f"{_number(off and off['median']):>10}{quartiles:>14}"
+        f"{name:44}{row['tokens_per_s']['median']:9.1f}{row['requests_per_s']['median']:7.2f}"
+        f"{_number(off and off['median']):>10}{quartiles:>14}{_number(gain and gain['median']):>6}"
         f"{_number(reference and reference['median']):>19}"
         f"{_number(row['acceptance_length']):>10}{_percent(row['distinct_4grams']):>10}"
         f"{_percent(row.get('control_share')):>9}{_percent(row.get('efficiency')):>12}"

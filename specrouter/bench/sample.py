@@ -105,6 +105,8 @@ class Sample:
         distinct: of each output, the share of its 4-grams that are distinct.
         acceptance_length: tokens per target pass, the mean over outputs; None where unknown.
         chains: request cycles by chain.
+        requests: how many the batch had.
+        tpot_ms: mean time of a token after the first, the mean over outputs; None where unknown.
     """
 
     tokens: int
@@ -113,6 +115,8 @@ class Sample:
     acceptance_length: float | None = None
     engine: EngineTime | None = None
     chains: Mapping[str, int] = field(default_factory=dict)
+    requests: int = 1
+    tpot_ms: float | None = None
 
 
 def distinct_share(token_ids: Sequence[int]) -> float:

@@ -30,7 +30,11 @@ _BAD_INPUT = 2
 _DOES_NOT_FIT = 1
 _ENGINE_FAILED = 3
 _SHAPE = ("depth", "width", "inner_rounds")  # arguments that go with a chain
-_SLO_OPTIONS = {"tpot_ms": "--slo-tpot-ms", "ttft_ms": "--slo-ttft-ms"}
+_SLO_OPTIONS = {
+    "tpot_ms": "--slo-tpot-ms",
+    "ttft_ms": "--slo-ttft-ms",
+    "e2e_ms": "--slo-e2e-ms",
+}
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -320,6 +324,9 @@ def _add_slo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slo-ttft-ms", type=float, metavar="MS", help="objective: time to the first token"
     )
+    parser.add_argument(
+        "--slo-e2e-ms", type=float, metavar="MS", help="objective: time to the last token"
+    )
     parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
 
 
@@ -427,8 +434,17 @@ def _add_load_arrivals(parser: argparse.ArgumentParser) -> None:
         "--trace", type=Path, metavar="FILE", help="a CSV file of AdaServe's or of Azure's format"
     )
     source.add_argument(
-        "--poisson", type=float, metavar="RATE", help="requests per second, of AdaServe's mix"
+        "--poisson", type=float, metavar="RATE", help="requests per second, at random times"
     )
+    parser.add_argument(
+        "--lengths", choices=("adaserve", "specrouter"),
+        help="of Poisson arrivals: AdaServe's mix with its objectives (default), or the four "
+        "datasets of SpecRouter's evaluation, without objectives",
+    )  # fmt: skip
+    parser.add_argument(
+        "--e2e-ms", type=float, metavar="MS",
+        help="objective: time to the last token of every request, beside the trace's objectives",
+    )  # fmt: skip
     parser.add_argument(
         "--scale", type=float, nargs="+", default=[1.0], metavar="X",
         help="times the gaps between requests: 2 halves the rate (default: 1); several are a sweep",

@@ -6,7 +6,8 @@ or absent has its default. Unknown fields are accepted, because existing clients
 do not have; those of OpenAI's and vLLM's that would change the text or its log-probabilities are
 refused, and so are other servers' names for a form of the text. `speculation` and `slo` are our
 own, so an unknown key inside them is an error. An objective may also come in headers
-(`x-slo-tpot-ms`, `x-slo-ttft-ms`), which add to the body's and must not contradict it.
+(`x-slo-tpot-ms`, `x-slo-ttft-ms`, `x-slo-e2e-ms`), which add to the body's and must not contradict
+it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
-SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms"}
+SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms", "e2e_ms": "x-slo-e2e-ms"}
 Refused = SkipJsonSchema[Any]  # whatever is given but null, false, and what asks for nothing
 _LARK = "is not known here: use structured_outputs.grammar, in Lark's notation"
 _SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)} - {"logits_processors"}
@@ -70,6 +71,7 @@ class SloRequest(BaseModel):
 
     tpot_ms: Positive | None = None
     ttft_ms: Positive | None = None
+    e2e_ms: Positive | None = None
     tpot_ratio: Positive | None = None
 
 

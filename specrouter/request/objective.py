@@ -1,10 +1,11 @@
 """What a caller asks of a request's speed, and whether it was given.
 
 Contract: an `SLO` is checked when it is made, and becomes an `Objective` in absolute milliseconds
-when its request is accepted. TPOT and TTFT objectives are recorded and judged; nothing is scheduled
-by TTFT objectives yet: that is admission's part. A request without an objective is throughput
-traffic. Pure: no clock, no state.
-Source of the clock's rules: AdaServe (EuroSys '26), section 6.1, "Metrics".
+when its request is accepted. TPOT, TTFT and end-to-end objectives are recorded and judged; so far
+only TPOT objectives change what is scheduled. A request without an objective is throughput traffic.
+Pure: no clock, no state.
+Sources: AdaServe (EuroSys '26), section 6.1, "Metrics", for TPOT; SpecRouter, section 6 ("P95
+request latency < 5 s"), for the end-to-end latency.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 
 from specrouter.request.params import RequestError
 
-QUANTITIES = ("tpot_ms", "ttft_ms", "tpot_ratio")
+QUANTITIES = ("tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio")
 BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
 RUN_TOKENS = 10  # over so many tokens TPOT is reported along a request
@@ -32,16 +33,18 @@ class SLO:
         tpot_ratio: `tpot_ms` as so many times the measured baseline latency, that of one request
             alone on the target only (AdaServe, Table 2). Not together with `tpot_ms`.
         slo_class: under which class of the configuration it is counted; it brings no values.
+        e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
 
     Raises:
-        RequestError: names `slo.tpot_ms`, `slo.ttft_ms` or `slo.tpot_ratio`, which must be finite
-            numbers above 0, or `slo`, if there is none of them.
+        RequestError: names one of `QUANTITIES`, such as `slo.tpot_ms`, which must be a finite
+            number above 0, or `slo`, if there is none of them.
     """
 
     tpot_ms: float | None = None
     ttft_ms: float | None = None
     tpot_ratio: float | None = None
     slo_class: str | None = None
+    e2e_ms: float | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in QUANTITIES if getattr(self, name) is not None]
@@ -66,12 +69,13 @@ class Objective:
     tpot_ms: float | None
     ttft_ms: float | None
     slo_class: str | None = None
+    e2e_ms: float | None = None
 
     def is_attained(self, ttft_ms: float | None, decode_ms: float, decoded_tokens: int) -> bool:
         """Of a request that ended by itself.
 
         The time of decoding starts at the first token, so TTFT is no part of it, and must be at
-        most `tpot_ms` for each token after the first.
+        most `tpot_ms` for each token after the first. The end-to-end latency is the sum of both.
 
         Args:
             ttft_ms: None where there was no first token.
@@ -80,7 +84,9 @@ class Objective:
         """
         late = self.ttft_ms is not None and (ttft_ms is None or ttft_ms > self.ttft_ms)
         slow = self.tpot_ms is not None and decode_ms > self.tpot_ms * decoded_tokens
-        return not (late or slow)
+        total_ms = None if ttft_ms is None else ttft_ms + decode_ms
+        long = self.e2e_ms is not None and (total_ms is None or total_ms > self.e2e_ms)
+        return not (late or slow or long)
 
 
 def resolve(
@@ -98,7 +104,7 @@ def resolve(
     if asked.tpot_ratio is not None:
         tpot_ms = float(asked.tpot_ratio) * baseline_tpot_ms()
         check_positive("slo.tpot_ratio", tpot_ms, "times the baseline latency ")
-    return Objective(_float(tpot_ms), _float(asked.ttft_ms), asked.slo_class)
+    return Objective(_float(tpot_ms), _float(asked.ttft_ms), asked.slo_class, _float(asked.e2e_ms))
 
 
 def joined(
@@ -110,7 +116,7 @@ def joined(
     """`slo` with what a second way in adds to it, which may repeat it but not contradict it.
 
     Args:
-        added: `tpot_ms`, `ttft_ms` or both.
+        added: values by name: `tpot_ms`, `ttft_ms`, `e2e_ms`.
         spelling: what these are called there, such as the names of headers.
 
     Raises:

@@ -25,6 +25,7 @@ class RequestMetrics:
         tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
         drafted_tokens: that the target verified for the request.
         accepted_tokens: those of them that are part of the output.
+        e2e_ms: from submission to the last token; None where there was none.
     """
 
     ttft_ms: float | None
@@ -39,11 +40,13 @@ class RequestMetrics:
     tpot_ms_every_10: tuple[float, ...] = ()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    e2e_ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "ttft_ms": self.ttft_ms,
             "tpot_ms": self.tpot_ms,
+            "e2e_ms": self.e2e_ms,
             "acceptance_length": self.acceptance_length,
             "cycles": self.cycles,
             "chains": {">".join(chain): count for chain, count in self.chains.items()},

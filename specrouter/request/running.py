@@ -225,4 +225,5 @@ class RunningRequest:
             tuple(tpot_of_runs(self._commits)),
             self._drafted,
             self._accepted,
+            None if ttft_ms is None else ttft_ms + decode_ms,
         )

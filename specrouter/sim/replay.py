@@ -14,7 +14,8 @@ _DRAIN_S = 600.0  # after the last request was sent
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """`at_s`: from the first one's time. `objective_ms`: of a token's time; None: no objective."""
+    """`at_s`: from the first one's time. `objective_ms`: of a token's time after the first;
+    `e2e_ms`: of the time from sending to the last token. None: no such objective."""
 
     at_s: float
     category: str
@@ -24,6 +25,7 @@ class LoadRequest:
     seed: int
     objective_ms: float | None = None
     speculation: Literal["off"] | None = None
+    e2e_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class Answer:
     acceptance_length: float | None = None
     error: str | None = None
 
+    @property
+    def e2e_ms(self) -> float | None:
+        """From submission to the last token; None where there was none."""
+        if self.ttft_ms is None:
+            return None
+        return self.ttft_ms + (self.tpot_ms or 0.0) * max(self.tokens - 1, 0)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -54,23 +63,24 @@ class Outcome:
     @property
     def end_s(self) -> float:
         """When its last token came; when it was sent, where none came."""
-        answer = self.answer
-        decode_ms = (answer.tpot_ms or 0.0) * max(answer.tokens - 1, 0)
-        return self.sent_s + ((answer.ttft_ms or 0.0) + decode_ms) / 1000
+        return self.sent_s + (self.answer.e2e_ms or 0.0) / 1000
 
     @property
     def is_attained(self) -> bool | None:
-        """Whether its tokens came as fast as asked, the first one's time left out.
+        """Whether its tokens came as fast as asked, the first one's time left out, and the last
+        one in time.
 
         None: it had no objective, or came without an error and has too few tokens to be judged.
-        Source: AdaServe, section 6.1.
+        Source: AdaServe, section 6.1; SpecRouter, section 6, for the end-to-end latency.
         """
-        objective_ms, tpot_ms = self.request.objective_ms, self.answer.tpot_ms
-        if objective_ms is None:
+        request, answer = self.request, self.answer
+        if request.objective_ms is None and request.e2e_ms is None:
             return None
-        if self.answer.error is not None:
+        if answer.error is not None:
             return False
-        return None if tpot_ms is None else tpot_ms <= objective_ms
+        pairs = ((answer.tpot_ms, request.objective_ms), (answer.e2e_ms, request.e2e_ms))
+        judged = [took <= asked for took, asked in pairs if took is not None and asked is not None]
+        return all(judged) if judged else None
 
 
 class Pending(Protocol):

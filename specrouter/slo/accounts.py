@@ -51,8 +51,8 @@ class SloFigures:
         goodput_tokens_per_s: tokens of those that attained their objectives / time, which is that
             of the whole report: from the first submission to the latest end, of whichever class.
             So goodputs of classes add up to the total's.
-        ttft_ms, tpot_ms: over the last 1024 that ended, as far as they have one; None where none
-            has.
+        ttft_ms, tpot_ms, e2e_ms: over the last 1024 that ended, as far as they have one; None
+            where none has. e2e: from submission to the last token.
     """
 
     requests: int
@@ -64,6 +64,7 @@ class SloFigures:
     goodput_tokens_per_s: float
     ttft_ms: Percentiles | None
     tpot_ms: Percentiles | None
+    e2e_ms: Percentiles | None
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class _Account:
         self._tokens = self._attained_tokens = 0
         self._ttft_ms: deque[float | None] = deque(maxlen=_RECENT)
         self._tpot_ms: deque[float | None] = deque(maxlen=_RECENT)
+        self._e2e_ms: deque[float | None] = deque(maxlen=_RECENT)
 
     def add(self, metrics: RequestMetrics, tokens: int) -> None:
         self._requests += 1
@@ -129,6 +131,7 @@ class _Account:
             self._attained_tokens += tokens
         self._ttft_ms.append(metrics.ttft_ms)
         self._tpot_ms.append(metrics.tpot_ms)
+        self._e2e_ms.append(metrics.e2e_ms)
 
     def counts(self) -> SloCounts:
         return SloCounts(
@@ -147,6 +150,7 @@ class _Account:
             goodput_tokens_per_s=self._attained_tokens * per_s,
             ttft_ms=_percentiles(self._ttft_ms),
             tpot_ms=_percentiles(self._tpot_ms),
+            e2e_ms=_percentiles(self._e2e_ms),
         )
 
 

@@ -141,7 +141,15 @@ def _plain_body() -> "st.SearchStrategy[bytes]":
 
 
 def _header_values() -> "st.SearchStrategy[dict[str, str]]":
-    names = ("x-slo-tpot-ms", "x-slo-ttft-ms", "x-request-id", "authorization", "accept", "origin")
+    names = (
+        "x-slo-tpot-ms",
+        "x-slo-ttft-ms",
+        "x-slo-e2e-ms",
+        "x-request-id",
+        "authorization",
+        "accept",
+        "origin",
+    )
     text = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=40)
     values = st.one_of(text, st.sampled_from(("nan", "inf", "-1", "1e999", "0", "50", "1_0")))
     return st.dictionaries(st.sampled_from(names), values, max_size=3)

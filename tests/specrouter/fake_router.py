@@ -56,7 +56,7 @@ METRICS = RequestMetrics(
     accepted_tokens=2,
 )
 BASELINE_TPOT_MS = 40.0
-_FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None)
+_FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None, None)
 SLO_REPORT = SloReport(2.0, _FIGURES, {"interactive": _FIGURES})
 STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
 _CHOSEN = Option(("small", "big"), 4, 2, 6, 1, 30.0, 2.5, 12.0)

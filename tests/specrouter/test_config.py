@@ -123,6 +123,7 @@ def test_an_unknown_section_names_itself_and_the_nearest_known_one() -> None:
 CLASSES: Settings = {
     "interactive": {"tpot_ms": 50, "ttft_ms": 1000},
     "coding": {"tpot_ratio": 1.2},
+    "batch": {"e2e_ms": 5000},
 }
 
 
@@ -133,10 +134,14 @@ def test_there_are_no_classes_of_objectives_unless_configured() -> None:
 def test_classes_of_objectives_have_names() -> None:
     config = RouterConfig.load({"pool": POOL, "slo_classes": CLASSES})
     slos = {name: one.slo() for name, one in config.slo_classes.items()}
-    assert slos == {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
+    assert slos == {
+        "interactive": SLO(tpot_ms=50, ttft_ms=1000),
+        "coding": SLO(tpot_ratio=1.2),
+        "batch": SLO(e2e_ms=5000),
+    }
 
 
-@pytest.mark.parametrize("key", ["tpot_ms", "ttft_ms", "tpot_ratio"])
+@pytest.mark.parametrize("key", ["tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio"])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "50", "fast", [50], 10**400])
 def test_a_bad_objective_of_a_class_names_itself(key: str, value: Any) -> None:
     error = refused({"pool": POOL, "slo_classes": {**CLASSES, "chat": {key: value}}})

@@ -9,12 +9,15 @@ import pytest
 from specrouter.bench.figures import (
     Spread,
     control_share,
+    eaf,
     ideal_ms_per_token,
     mean_spread,
     ratios,
+    request_rates,
     row,
     speeds,
     spread,
+    tpots,
 )
 from specrouter.bench.sample import EngineTime, Sample, distinct_share
 
@@ -115,6 +118,31 @@ def test_repetition_in_a_larger_batch_is_put_down_to_no_one() -> None:
     found = row(both, "fast", ["off"], [None, None], min_distinct=0.5)
     assert found["distinct_enough_share"] == pytest.approx(0.5)
     assert "over_distinct" not in found
+
+
+def test_requests_per_second_are_of_all_requests_of_a_round() -> None:
+    rounds = [[Sample(10, 1.0, requests=4), Sample(10, 3.0, requests=8)]]
+    assert request_rates(rounds) == [3.0]
+    assert row({"off": rounds}, "off", ["off"], [None, None])["requests_per_s"]["median"] == 3.0
+
+
+def test_eaf_is_the_targets_own_tpot_over_a_contenders_within_a_round() -> None:
+    def rounds(*tpot_ms: float) -> list[list[Sample]]:
+        return [[Sample(10, 1.0, tpot_ms=ms), Sample(10, 1.0, tpot_ms=ms)] for ms in tpot_ms]
+
+    # The machine is ten times slower in the second round.
+    both = {"off": rounds(30.0, 300.0, 33.0), "fast": rounds(20.0, 150.0, 30.0)}
+    assert eaf(both["fast"], both["off"]) == pytest.approx([1.5, 2.0, 1.1])
+    found = row(both, "fast", ["off"], [None, None])
+    assert found["eaf_tpot"]["median"] == pytest.approx(1.5)
+    assert found["tpot_ms"]["median"] == pytest.approx(30.0)
+
+
+def test_a_rounds_tpot_counts_each_request_once_and_is_unknown_where_a_batch_does_not_say() -> None:
+    large, small = Sample(1, 1.0, requests=3, tpot_ms=10.0), Sample(1, 1.0, tpot_ms=30.0)
+    assert tpots([[large, small], [large, Sample(1, 1.0)]]) == [15.0, None]
+    found = row(SAMPLES, "fast", ["off"], ["code", "prose"])
+    assert (found["tpot_ms"], found["eaf_tpot"]) == (None, None)
 
 
 def test_row_of_our_own_says_where_the_time_went() -> None:

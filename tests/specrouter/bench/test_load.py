@@ -7,6 +7,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
 from specrouter.bench.api_key import SERVICE_VARIABLE
-from specrouter.bench.load import LoadBench, Point, sweep, write_load
+from specrouter.bench.load import write_load
+from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_options import DEFAULT_POLICIES, LoadOptions
 from specrouter.bench.load_plot import running_over_time, write_load_plots
+from specrouter.bench.load_points import Point, read_arrivals, sweep
 from specrouter.bench.load_report import load_table
 from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.rounds import Progress
@@ -29,6 +32,7 @@ from specrouter.http import guards
 from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
+from specrouter.sim.dataset_lengths import DATASETS
 from specrouter.sim.replay import LoadRequest
 from specrouter.sim.traces import Arrival
 from specrouter.slo.policies import POLICIES
@@ -125,6 +129,27 @@ def test_objectives_are_ratios_times_the_measured_baseline() -> None:
     assert [request[2] for request in found["series"]["costmodel"]] == pytest.approx(
         [0.4167, 0.4167, None, 0.25]
     )
+
+
+def test_an_end_to_end_objective_is_asked_of_every_request_and_judged() -> None:
+    """8 tokens take 5 + 7 * 30 ms with the target alone, and 5 + 7 * 10 ms with drafts."""
+    router = FakeRouter()
+    bench = load_bench(router, policy=("target-only", "costmodel"), e2e_ms=50.0)
+    both = Point(1.0, 0.5, 2.0, point().arrivals)  # objectives times 2
+    rows = bench.run([both])["points"][0]["policies"]
+    assert {slo and slo.e2e_ms for _, _, slo in router.calls[-4:]} == {100.0}
+    assert router.calls[0][2] is None  # the baseline has no objectives
+    assert (rows["target-only"]["violations"], rows["costmodel"]["violations"]) == (4, 0)
+    assert rows["costmodel"]["e2e_ms"]["p95"] == pytest.approx(75.0)
+    assert rows["costmodel"]["over"]["eaf_tpot"] == pytest.approx(3.0)
+
+
+def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
+    options = LoadOptions(Path("x"), poisson=2.0, requests=60)
+    assert {one.category for one in read_arrivals(options)} == {"coding", "chat", "summarization"}
+    four = read_arrivals(replace(options, lengths="specrouter"))
+    assert {one.category for one in four} == set(DATASETS)
+    assert read_arrivals(replace(options, lengths="adaserve")) == read_arrivals(options)
 
 
 def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
@@ -228,6 +253,7 @@ class Answers(BaseHTTPRequestHandler):
     seen: list[tuple[dict[str, Any], str | None]]
     authorized: list[str | None]
     read: list[str]
+    e2e: list[str | None]
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -249,6 +275,7 @@ class Answers(BaseHTTPRequestHandler):
             self.answer({"tokens": letters(body["prompt"])})
             return
         self.seen.append((body, self.headers["x-slo-tpot-ms"]))
+        self.e2e.append(self.headers["x-slo-e2e-ms"])
         self.send_response(400 if body["seed"] % 2 else 200)
         self.end_headers()
         if body["seed"] % 2:
@@ -269,7 +296,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Answers.seen, Answers.authorized, Answers.read = [], [], []
+    Answers.seen, Answers.authorized, Answers.read, Answers.e2e = [], [], [], []
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -291,10 +318,11 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
     assert header == "12.5"
     assert body["input_ids"] == [5, 6]
     assert (body["stream"], body["ignore_eos"], body["max_new_tokens"]) == (True, True, 6)
-    answer = service.send(LoadRequest(0.0, "chat", (5, 6), 6, 1.0, 3)).answer()
+    answer = service.send(LoadRequest(0.0, "chat", (5, 6), 6, 1.0, 3, e2e_ms=5000.0)).answer()
     assert answer.error is not None
     assert "seed: is odd" in answer.error
     assert Answers.seen[1][1] is None
+    assert Answers.e2e == [None, "5000"]
 
 
 def test_run_against_a_server_has_one_row(server: str) -> None:
@@ -487,6 +515,10 @@ def test_last_line_is_the_document_and_the_file_has_the_series(
         (["--poisson", "0"], "--poisson"),
         (["--poisson", "nan"], "--poisson"),
         (["--poisson", "1", "--skip", "1"], "--skip"),
+        (["--trace", "x", "--lengths", "specrouter"], "--lengths"),
+        (["--poisson", "1", "--lengths", "gsm8k"], "--lengths"),
+        (["--poisson", "1", "--e2e-ms", "0"], "--e2e-ms"),
+        (["--poisson", "1", "--urgent-share", "0.5", "--lengths", "specrouter"], "--urgent-share"),
         (["--poisson", "1", "--scale", "1", "0"], "--scale"),
         (["--poisson", "1", "--requests", "0"], "--requests"),
         (["--poisson", "1", "--output-tokens", "1"], "--output-tokens"),

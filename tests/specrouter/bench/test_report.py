@@ -20,6 +20,8 @@ def ratio(value: float) -> dict[str, float]:
 def row(speed: float, **more: Any) -> dict[str, Any]:
     return {
         "tokens_per_s": ratio(10 * speed),
+        "requests_per_s": ratio(speed),
+        "eaf_tpot": ratio(speed + 0.5),
         "over": {"off": ratio(speed)},
         "over_by_category": {
             "code": {"off": ratio(speed)},
@@ -63,7 +65,7 @@ def test_table_has_every_contender_of_every_batch() -> None:
     lines = text.splitlines()
     assert [line for line in lines if line.startswith("batch")] == ["batch 1", "batch 4"]
     adaptive = next(line for line in lines if line.startswith("adaptive"))
-    assert adaptive.split()[1:4] == ["25.0", "2.50", "2.25-2.75"]
+    assert adaptive.split()[1:6] == ["25.0", "2.50", "2.50", "2.25-2.75", "3.00"]
     tuned = next(line for line in lines if line.startswith("a>big (ssd-tuned)"))
     assert tuned.split()[-2:] == ["12%", "80%"]
     assert "  a>big (ssd-tuned): depth 4, width 2" in lines

@@ -212,7 +212,7 @@ def test_unforeseen_exception_is_a_500_in_the_same_shape() -> None:
 # Objectives
 
 
-TPOT, TTFT = "x-slo-tpot-ms", "x-slo-ttft-ms"
+TPOT, TTFT, E2E = "x-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-e2e-ms"
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,8 @@ TPOT, TTFT = "x-slo-tpot-ms", "x-slo-ttft-ms"
         ({"tpot_ms": 40, "ttft_ms": None}, [], SLO(tpot_ms=40)),
         ({"tpot_ratio": 1.2, "ttft_ms": 300.5}, [], SLO(ttft_ms=300.5, tpot_ratio=1.2)),
         (None, [(TPOT, "40")], SLO(tpot_ms=40)),
+        ({"e2e_ms": 5000}, [], SLO(e2e_ms=5000)),
+        ({"tpot_ms": 40}, [(E2E, "5000")], SLO(tpot_ms=40, e2e_ms=5000)),
         (None, [("X-SLO-TPOT-MS", " 4.5e1 "), (TTFT, "900")], SLO(tpot_ms=45, ttft_ms=900)),
         ({"tpot_ms": 40}, [(TTFT, "900")], SLO(tpot_ms=40, ttft_ms=900)),
         ({"tpot_ms": 40}, [(TPOT, "40.0")], SLO(tpot_ms=40)),
@@ -240,7 +242,7 @@ def test_an_objective_comes_from_the_body_the_headers_or_both(
     assert router.slos == [asked]
 
 
-@pytest.mark.parametrize("header", [TPOT, TTFT])
+@pytest.mark.parametrize("header", [TPOT, TTFT, E2E])
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "fast", "", "1_000", "5 ms"])
 def test_a_header_that_is_no_positive_number_is_a_400_that_names_it(
     header: str, value: str
@@ -254,6 +256,7 @@ def test_a_header_that_is_no_positive_number_is_a_400_that_names_it(
     [
         pytest.param({"tpot_ms": 40}, [(TPOT, "41")], TPOT, id="values and header"),
         pytest.param({"ttft_ms": 40}, [(TTFT, "41")], TTFT, id="values and other header"),
+        pytest.param({"e2e_ms": 40}, [(E2E, "41")], E2E, id="values and end-to-end header"),
         pytest.param({"tpot_ratio": 1.2}, [(TPOT, "48")], TPOT, id="ratio and header"),
         pytest.param("interactive", [(TPOT, "49")], TPOT, id="class and header"),
         pytest.param("interactive", [(TTFT, "999")], TTFT, id="class and other header"),
@@ -286,7 +289,8 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
     )
     monkeypatch.setattr("tests.specrouter.fake_router.METRICS", judged)
     metrics = post(FakeRouter(), PROMPT).json()["metrics"]
-    assert metrics["objective"] == {"tpot_ms": 12.5, "ttft_ms": None, "slo_class": "coding"}
+    asked = {"tpot_ms": 12.5, "ttft_ms": None, "slo_class": "coding", "e2e_ms": None}
+    assert metrics["objective"] == asked
     assert (metrics["attained"], metrics["tpot_ms_every_10"]) == (True, [9.5])
 
 
@@ -457,7 +461,10 @@ def test_a_union_is_refused_with_all_that_it_allows() -> None:
             {"speculation": {"dept": 3}},
             "speculation.dept: unknown; known are chain, depth, width, inner_rounds",
         ),
-        ({"slo": {"tpot": 50}}, "slo.tpot: unknown; known are tpot_ms, ttft_ms, tpot_ratio"),
+        (
+            {"slo": {"tpot": 50}},
+            "slo.tpot: unknown; known are tpot_ms, ttft_ms, e2e_ms, tpot_ratio",
+        ),
     ],
 )
 def test_an_unknown_field_of_our_own_objects_is_answered_with_the_known_ones(

@@ -14,7 +14,7 @@ from specrouter.request.objective import Objective, SloLike, joined, resolve, tp
 from tests.specrouter.fake_router import FakeRouter
 
 CLASSES = {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
-SPELLING = {"tpot_ms": "--tpot", "ttft_ms": "--ttft"}
+SPELLING = {"tpot_ms": "--tpot", "ttft_ms": "--ttft", "e2e_ms": "--e2e"}
 
 
 def no_baseline() -> float:
@@ -78,6 +78,7 @@ def test_anything_else_is_refused(slo: Any) -> None:
         (None, None),
         (SLO(tpot_ms=50), Objective(50.0, None)),
         (SLO(ttft_ms=200), Objective(None, 200.0)),
+        (SLO(e2e_ms=5000), Objective(None, None, e2e_ms=5000.0)),
         ("interactive", Objective(50.0, 1000.0, "interactive")),
         (SLO(tpot_ms=7, slo_class="coding"), Objective(7.0, None, "coding")),
     ],
@@ -109,6 +110,7 @@ def test_a_ratio_that_the_baseline_makes_meaningless_is_refused(
         (None, {}, None),
         ("coding", {}, "coding"),
         (None, {"tpot_ms": 5.0}, SLO(tpot_ms=5.0)),
+        (SLO(tpot_ms=5), {"e2e_ms": 5000.0}, SLO(tpot_ms=5, e2e_ms=5000.0)),
         (SLO(tpot_ms=5), {"ttft_ms": 9.0}, SLO(tpot_ms=5, ttft_ms=9.0)),
         (SLO(tpot_ms=5), {"tpot_ms": 5.0}, SLO(tpot_ms=5)),
         (SLO(tpot_ratio=2), {"ttft_ms": 9.0}, SLO(tpot_ratio=2, ttft_ms=9.0)),
@@ -161,6 +163,25 @@ def test_the_first_token_has_its_own_objective(ttft_ms: float | None, attained: 
     assert not Objective(50.0, 100.0).is_attained(ttft_ms, 60.0, 1)
 
 
+@pytest.mark.parametrize(
+    ("ttft_ms", "decode_ms", "attained"),
+    [(100.0, 4900.0, True), (4999.0, 1.0, True), (100.0, 4900.1, False), (None, 0.0, False)],
+)
+def test_the_end_to_end_latency_is_first_token_and_decoding_together(
+    ttft_ms: float | None, decode_ms: float, attained: bool
+) -> None:
+    within_5_s = Objective(None, None, e2e_ms=5000.0)
+    assert within_5_s.is_attained(ttft_ms, decode_ms, decoded_tokens=10) == attained
+
+
+def test_every_objective_of_a_request_must_be_attained() -> None:
+    asked = Objective(50.0, 1000.0, e2e_ms=1400.0)
+    assert asked.is_attained(1000.0, 400.0, 8)
+    assert not asked.is_attained(1000.1, 399.0, 8)
+    assert not asked.is_attained(900.0, 400.1, 8)
+    assert not asked.is_attained(1000.0, 400.1, 9)
+
+
 def test_tpot_of_a_run_is_the_time_of_its_tokens() -> None:
     one_by_one = [(5.0 + 0.002 * k, 1) for k in range(21)]
     assert tpot_of_runs(one_by_one) == pytest.approx([2.0, 2.0])
@@ -201,6 +222,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> FakeRouter:
         ([], None),
         (["--slo-tpot-ms", "40"], SLO(tpot_ms=40)),
         (["--slo-tpot-ms=40", "--slo-ttft-ms=900"], SLO(tpot_ms=40, ttft_ms=900)),
+        (["--slo-e2e-ms", "5000"], SLO(e2e_ms=5000)),
         (["--slo-class", "coding"], "coding"),
         (
             ["--slo-class=coding", "--slo-ttft-ms=900"],

@@ -331,6 +331,8 @@ def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
         (Objective(49.9, 2000.0), False),
         (Objective(None, 2000.0), True),
         (Objective(None, 1999.0), False),
+        (Objective(None, None, e2e_ms=2250.0), True),
+        (Objective(None, None, e2e_ms=2249.0), False),
     ],
 )
 def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
@@ -342,7 +344,7 @@ def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
     running = Running(tokenizer, objective=objective, max_new_tokens=6)
     serve_slowly(running, clock, [(2.0, 1), (0.125, 2), (0.125, 3)])  # 250 ms for 5 tokens
     metrics = running.output.metrics
-    assert (metrics.ttft_ms, metrics.tpot_ms) == (2000.0, 50.0)
+    assert (metrics.ttft_ms, metrics.tpot_ms, metrics.e2e_ms) == (2000.0, 50.0, 2250.0)
     assert (metrics.objective, metrics.attained) == (objective, attained)
     assert running.request.objective == objective
 
@@ -383,10 +385,11 @@ def test_times_of_every_10_tokens_end_with_the_text(
 
 
 def test_the_metrics_carry_the_objective_into_json(tokenizer: PreTrainedTokenizerBase) -> None:
-    running = Running(tokenizer, objective=Objective(1e9, 2e9, "chat"), max_new_tokens=1)
+    running = Running(tokenizer, objective=Objective(1e9, 2e9, "chat", 3e9), max_new_tokens=1)
     running.accept([11], ALONE)
     written = running.output.metrics.to_json()
-    assert written["objective"] == {"tpot_ms": 1e9, "ttft_ms": 2e9, "slo_class": "chat"}
+    asked = {"tpot_ms": 1e9, "ttft_ms": 2e9, "slo_class": "chat", "e2e_ms": 3e9}
+    assert written["objective"] == asked
     assert written["attained"] is True
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from specrouter.bench.load import Point, point_result
+from specrouter.bench.load_bench import point_result
 from specrouter.bench.load_figures import figures, medians, series, with_ratios
+from specrouter.bench.load_points import Point
 from specrouter.sim.replay import Answer, LoadRequest, Outcome, replay
 from specrouter.sim.traces import Arrival
 
@@ -132,6 +133,9 @@ def test_figures_are_those_by_hand() -> None:
     assert found["ttft_ms"] == {"p50": 100.0, "p95": 100.0, "p99": 100.0}
     assert found["acceptance_length"] == 2.0
     assert found["latest_ms"] == 0.0
+    assert found["e2e_ms"]["p50"] == pytest.approx(1000.0)
+    assert found["requests_per_s"] == pytest.approx(4 / 5.0)  # the one that failed does not count
+    assert found["mean_tpot_ms"] == pytest.approx(8.0)
 
 
 def test_categories_share_the_duration_of_the_run() -> None:
@@ -157,6 +161,27 @@ def test_an_output_of_one_token_is_judged_only_where_it_failed() -> None:
     assert figures([outcome(0.0, None, error="cancelled")])["violations"] == 1
 
 
+@pytest.mark.parametrize(
+    ("tpot_ms", "objective_ms", "e2e_ms", "attained"),
+    [
+        (9.0, None, 1000.0, True),  # 100 ms and 100 tokens of 9 ms
+        (9.0, None, 999.0, False),
+        (9.0, 10.0, 999.0, False),
+        (11.0, 10.0, 5000.0, False),
+        (None, None, 100.0, True),  # one token has an end, but no time per token
+        (None, 10.0, 99.0, False),
+        (9.0, None, None, None),
+    ],
+)
+def test_the_last_token_has_an_objective_of_its_own(
+    tpot_ms: float | None, objective_ms: float | None, e2e_ms: float | None, attained: bool | None
+) -> None:
+    asked = replace(request(0.0, objective_ms), e2e_ms=e2e_ms)
+    assert replace(outcome(0.0, tpot_ms), request=asked).is_attained is attained
+    failed = replace(outcome(0.0, tpot_ms, error="cancelled"), request=asked)
+    assert failed.is_attained is (None if attained is None else False)
+
+
 def test_requests_sent_late_are_told() -> None:
     late = Outcome(request(1.0), 1.25, Answer(1.0, 1.0, 2))
     assert figures([outcome(0.0, 9.0), late])["latest_ms"] == pytest.approx(250.0)
@@ -173,6 +198,7 @@ def row(violations: int, goodput: float, ttft_ms: float) -> dict[str, object]:
         "violations": violations,
         "goodput_tokens_per_s": goodput,
         "ttft_ms": {"p99": ttft_ms},
+        "mean_tpot_ms": ttft_ms / 2,
     }
 
 
@@ -182,13 +208,24 @@ def test_ratios_are_over_the_best_baseline_of_each_kind() -> None:
     found = with_ratios(rows, {"target-only", "fixed-4"})
     over = {name: one.pop("over") for name, one in found.items()}
     assert found == rows
-    assert over["slo"] == {"violations": 4.0, "goodput": 1.5, "ttft_p99": 1.1}
-    assert over["fixed-4"] == {"violations": 1.0, "goodput": 0.8, "ttft_p99": 0.8}
+    assert over["slo"] == {
+        "violations": 4.0,
+        "goodput": 1.5,
+        "ttft_p99": 1.1,
+        "eaf_tpot": pytest.approx(100 / 110),
+    }
+    assert over["fixed-4"] == {
+        "violations": 1.0,
+        "goodput": 0.8,
+        "ttft_p99": 0.8,
+        "eaf_tpot": 1.25,
+    }
     assert over["perfect"]["violations"] is None
     assert with_ratios({"slo": row(5, 75.0, 110.0)}, {"fixed-4"})["slo"]["over"] == {
         "violations": None,
         "goodput": None,
         "ttft_p99": None,
+        "eaf_tpot": None,
     }
 
 

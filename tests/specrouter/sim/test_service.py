@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter.bench.load import LoadBench, Point
+from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_options import LoadOptions
+from specrouter.bench.load_points import Point
 from specrouter.bench.rounds import Progress
 from specrouter.cli.main import main
 from specrouter.config import TreesConfig

@@ -23,7 +23,7 @@ def metrics(
 def test_nothing_has_ended_at_first() -> None:
     report = SloAccounts().report()
     assert (report.duration_s, report.classes) == (0.0, {})
-    assert report.total == SloFigures(0, 0, 0, None, 0, 0.0, 0.0, None, None)
+    assert report.total == SloFigures(0, 0, 0, None, 0, 0.0, 0.0, None, None, None)
 
 
 def test_requests_are_counted_in_their_class_and_in_total() -> None:
@@ -66,6 +66,18 @@ def test_goodput_is_of_attained_tokens_from_the_first_submission_to_the_latest_e
     goodputs = {name: one.goodput_tokens_per_s for name, one in report.classes.items()}
     assert goodputs == pytest.approx({"chat": 3.0, "default": 1.0, "none": 0.0})
     assert report.total.goodput_tokens_per_s == pytest.approx(sum(goodputs.values()))
+
+
+def test_end_to_end_latencies_are_reported_by_class() -> None:
+    accounts = SloAccounts()
+    for e2e_ms in (100.0, 200.0, 300.0):
+        accounts.record(replace(metrics(CHAT, True), e2e_ms=e2e_ms), 8, 0.0, 1.0)
+    accounts.record(metrics(None, None), 8, 0.0, 1.0)
+    report = accounts.report()
+    found = report.classes["chat"].e2e_ms
+    assert found is not None
+    assert (found.p50, found.p95) == (200.0, pytest.approx(290.0))
+    assert report.classes["none"].e2e_ms is None
 
 
 def test_percentiles_are_of_the_last_1024_of_a_class() -> None:

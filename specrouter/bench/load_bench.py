@@ -1,0 +1,196 @@
+"""LoadBench: a service under each policy in turn, on the same requests.
+
+Contract: policies take turns, in an order that rotates by round. Objectives are ratios times the
+baseline latency, which is measured first: that of a request alone, on the target only.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, Protocol
+
+from specrouter.bench.load_figures import figures, medians, series, with_ratios
+from specrouter.bench.load_options import LoadOptions
+from specrouter.bench.load_points import Point
+from specrouter.bench.load_prompts import fill_prompts
+from specrouter.bench.load_report import describe
+from specrouter.bench.prompts import Texts, Tokenize
+from specrouter.bench.rounds import Progress
+from specrouter.bench.sample import MeasurementError
+from specrouter.sim.replay import Clock, LoadRequest, Outcome, Service, replay
+from specrouter.slo.policies import BASELINES
+
+_BASELINE_RUNS = 5
+_BASELINE_TOKENS = 32
+_SETTLING_REQUESTS = 10
+_WARM_UP_REQUESTS = 4
+_WARM_UP_TOKENS = 16
+_NOTE_S = 10.0  # between two lines that stay, about a run
+_SEEDS_OF_A_ROUND = 100_000
+
+
+class PolicyService(Service, Protocol):
+    def use(self, policy: str) -> None: ...
+
+
+class WallClock:
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def sleep_s(self, duration_s: float) -> None:
+        time.sleep(duration_s)
+
+
+class LoadBench:
+    """A service, under each policy in turn."""
+
+    def __init__(
+        self,
+        service: PolicyService,
+        tokenize: Tokenize,
+        texts: Texts,
+        options: LoadOptions,
+        progress: Progress,
+        clock: Clock | None = None,
+    ) -> None:
+        self._service, self._tokenize, self._texts = service, tokenize, texts
+        self._options, self._progress = options, progress
+        self._clock = clock or WallClock()
+        self.baseline_ms = 0.0
+
+    def run(self, points: Sequence[Point]) -> dict[str, Any]:
+        """`points` with the figures of each policy, and the `series` of the first one."""
+        self._settle(points[0])
+        self.baseline_ms = self.measure_baseline(points[0])
+        self._progress.note(f"baseline latency {self.baseline_ms:.2f} ms a token")
+        measured = [self._run_point(point) for point in points]
+        shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
+        results = zip(points, measured, strict=True)
+        return {"points": [point_result(*pair) for pair in results], "series": shown}
+
+    def _settle(self, point: Point) -> None:
+        """Drafters are loaded, timed and tried before anything counts, at several loads."""
+        names = [name for name in self._options.policies if name != "target-only"]
+        is_settled = self._options.server is not None or self._options.simulate is not None
+        if is_settled or not names:
+            return
+        requests = self._requests(point, 0)[:_SETTLING_REQUESTS]
+        for name in names[-1:] * 2 + names[:1]:
+            self._progress.show(f"settling: {name}")
+            self._service.use(name)
+            for count in (1, len(requests) // 2, len(requests)):
+                together = [_at_once(one) for one in requests[: max(1, count)]]
+                replay(together, self._service, self._clock)
+
+    def measure_baseline(self, point: Point) -> float:
+        """Median TPOT, in ms, of requests that run one at a time on the target only.
+
+        Raises:
+            MeasurementError: one of them failed.
+        """
+        if self._options.server is None:
+            self._service.use("target-only")
+        longest = sorted(self._requests(point, 0), key=lambda request: -request.new_tokens)
+        found = []
+        for request in longest[: _BASELINE_RUNS + 1]:
+            tokens = min(request.new_tokens, _BASELINE_TOKENS)
+            alone = replace(_at_once(request), new_tokens=tokens, speculation="off")
+            answer = replay([alone], self._service, self._clock)[0].answer
+            if answer.error is not None or not answer.tpot_ms:
+                raise MeasurementError(f"baseline: {answer.error or 'no time per token'}")
+            found.append(answer.tpot_ms)
+        return median(found[1:] or found)  # the first one warms up
+
+    def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
+        """Outcomes by policy, a list for each round."""
+        names = self._options.policies
+        found: dict[str, list[list[Outcome]]] = {name: [] for name in names}
+        for number in range(self._options.rounds):
+            start = number % len(names)
+            for name in (*names[start:], *names[:start]):
+                found[name].append(self._run_policy(name, point, number))
+        return found
+
+    def _run_policy(self, name: str, point: Point, number: int) -> list[Outcome]:
+        label = f"{describe(point.to_json())}, round {number + 1}: {name}"
+        self._progress.show(label)
+        self._service.use(name)
+        requests = self._requests(point, number)
+        self._warm_up(requests)
+        every_s = _NOTE_S if self._options.simulate is None else math.inf  # simulated ones fly by
+        watch = _Ticker(label, len(requests), self._progress, every_s)
+        outcomes = replay(requests, self._service, self._clock, watch)
+        row = figures(outcomes)
+        self._progress.note(f"{label}: {_summary(row)}")
+        error = next((o.answer.error for o in outcomes if o.answer.error is not None), None)
+        if error is not None:
+            self._progress.note(f"{label}: the first of {row['errors']} errors: {error}")
+        return outcomes
+
+    def _warm_up(self, requests: Sequence[LoadRequest]) -> None:
+        """A few together, not counted: the policy meets its shapes, and learns a little."""
+        few = [
+            replace(one, at_s=0.0, new_tokens=min(one.new_tokens, _WARM_UP_TOKENS))
+            for one in requests[:_WARM_UP_REQUESTS]
+        ]
+        replay(few, self._service, self._clock)
+
+    def _requests(self, point: Point, number: int) -> list[LoadRequest]:
+        options = self._options
+        prompts = fill_prompts(point.arrivals, self._texts, self._tokenize, options.seed)
+        first_seed = options.seed + number * _SEEDS_OF_A_ROUND
+        e2e_ms = None if options.e2e_ms is None else options.e2e_ms * point.slo_scale
+        return [
+            LoadRequest(
+                arrival.at_s,
+                arrival.category,
+                prompt,
+                arrival.output_tokens,
+                options.temperature,
+                first_seed + index,
+                None if arrival.slo_ratio is None else arrival.slo_ratio * self.baseline_ms,
+                e2e_ms=e2e_ms,
+            )
+            for index, (arrival, prompt) in enumerate(zip(point.arrivals, prompts, strict=True))
+        ]
+
+
+def _at_once(request: LoadRequest) -> LoadRequest:
+    """Without objectives."""
+    return replace(request, at_s=0.0, objective_ms=None, e2e_ms=None)
+
+
+class _Ticker:
+    """What a replay is at: always on a terminal, and now and then in a line that stays."""
+
+    def __init__(self, label: str, total: int, progress: Progress, every_s: float) -> None:
+        self._label, self._total, self._progress = label, total, progress
+        self._next_s = self._every_s = every_s
+
+    def __call__(self, elapsed_s: float, sent: int, running: int) -> None:
+        line = (
+            f"{self._label}: {elapsed_s:.0f} s, {sent}/{self._total} submitted, "
+            f"{running} running, {sent - running} finished"
+        )
+        self._progress.show(line)
+        if elapsed_s >= self._next_s:
+            self._progress.note(line)
+            self._next_s = elapsed_s + self._every_s
+
+
+def point_result(
+    point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]
+) -> dict[str, Any]:
+    """Medians over rounds, also of ratios, which are taken within a round."""
+    by_round = [
+        with_ratios(dict(zip(outcomes, map(figures, found), strict=True)), BASELINES)
+        for found in zip(*outcomes.values(), strict=True)
+    ]
+    return {**point.to_json(), "policies": medians(by_round)}
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    attained = "-" if row["attainment"] is None else f"{row['attainment']:.0%}"
+    return f"{attained} attained, goodput {row['goodput_tokens_per_s']:.1f} tokens/s"
