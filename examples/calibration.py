@@ -20,7 +20,7 @@ from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.prompts import load_prompts, tokenize
-from specrouter.cli.main import default_config
+from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 from specrouter.request.params import Chain
 

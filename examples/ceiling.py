@@ -26,7 +26,7 @@ from specrouter import ChainRouter, RequestHandle, SamplingParams
 from specrouter.bench.bare_forward import BareForwards
 from specrouter.bench.prompts import load_prompts, tokenize
 from specrouter.bench.sample import EngineTime
-from specrouter.cli.main import default_config
+from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 from specrouter.request.params import Chain
 

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from specrouter import ChainRouter, SamplingParams
-from specrouter.cli.main import default_config
+from specrouter.cli.arguments import default_config
 from specrouter.profile.prediction import Option
 from specrouter.routing.decision_record import DecisionRecord
 

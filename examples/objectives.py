@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from specrouter import ChainRouter, RouterConfig, SamplingParams
-from specrouter.cli.main import default_config
+from specrouter.cli.arguments import default_config
 from specrouter.config import SloConfig
 from specrouter.slo.accounts import Percentiles
 

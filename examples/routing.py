@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.bench.prompts import load_prompts
 from specrouter.bench.tuning import Shape, grid, tune
-from specrouter.cli.main import default_config
+from specrouter.cli.arguments import default_config
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import ChainDecision, candidate_chains
 from specrouter.yaml_file import read_mapping

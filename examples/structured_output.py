@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from specrouter import ChainRouter, SamplingParams, Structure
-from specrouter.cli.main import default_config
+from specrouter.cli.arguments import default_config
 
 SCHEMA = {
     "type": "object",

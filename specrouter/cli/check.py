@@ -10,15 +10,15 @@ store of all rows, which is taken as a whole.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
+from specrouter.cli.check_report import CheckReport, DeviceReport, MemberReport, shown_bytes
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.guards import api_keys
@@ -28,65 +28,6 @@ from statemgr import row_tokens
 
 _MIB = 2**20
 _ROOMY = 2**60  # bytes; for the figures of a pool that does not fit
-
-
-@dataclass(frozen=True)
-class MemberReport:
-    """A model: its place, and what it takes there. `threads`: of the CPU; None elsewhere."""
-
-    name: str
-    role: Literal["target", "draft"]
-    devices: tuple[str, ...]
-    dtype: str
-    threads: int | None
-    parameters: int
-    weight_bytes: int
-    kv_bytes: int
-    kv_bytes_per_token: int
-    bytes_by_device: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class DeviceReport:
-    """`usable_bytes`: what is free now, less a headroom; `needed_bytes`: of all models together."""
-
-    name: str
-    needed_bytes: int
-    usable_bytes: int
-    total_bytes: int
-
-    @property
-    def is_too_small(self) -> bool:
-        return self.needed_bytes > self.usable_bytes
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """What would be served, with what. `problems` say what does not fit and what would help.
-
-    `kv_tokens`: slots of each model's KV store, for the tokens of all requests and their trees.
-    """
-
-    target: str
-    max_requests: int
-    max_request_tokens: int
-    kv_tokens: int
-    members: tuple[MemberReport, ...]
-    weightless: tuple[str, ...]
-    devices: tuple[DeviceReport, ...]
-    slo_classes: Mapping[str, Mapping[str, float]]
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def fits(self) -> bool:
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        return {"status": "ok" if self.fits else "does_not_fit", **asdict(self)}
-
-    def to_text(self) -> str:
-        return "\n".join(_lines(self))
 
 
 def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = None) -> CheckReport:
@@ -177,8 +118,9 @@ def _problems(
     longest: int,
 ) -> tuple[str, ...]:
     problems = [
-        f"{device.name} has {_size(device.usable_bytes)} to give and {_size(device.needed_bytes)} "
-        f"are needed: {_advice(device, members, engine, longest)}"
+        f"{device.name} has {shown_bytes(device.usable_bytes)} to give and "
+        f"{shown_bytes(device.needed_bytes)} are needed: "
+        f"{_advice(device, members, engine, longest)}"
         for device in devices
         if device.is_too_small
     ]
@@ -239,8 +181,8 @@ def _pool_warnings(
     needed = sum(m.weight_bytes + m.kv_bytes for m in members if m.name not in unusable)
     if limit_mb is not None and needed > limit_mb * _MIB:
         yield (
-            f"pool.memory_limit_mb: the models take {_size(needed)}, so idle ones are evicted, and "
-            "loaded again when they are wanted"
+            f"pool.memory_limit_mb: the models take {shown_bytes(needed)}, so idle ones are "
+            "evicted, and loaded again when they are wanted"
         )
 
 
@@ -268,56 +210,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _lines(report: CheckReport) -> Iterator[str]:
-    yield (
-        f"{report.target} serves up to {report.max_requests} requests of up to "
-        f"{report.max_request_tokens} tokens; KV of {report.kv_tokens} tokens per model, trees "
-        "included."
-    )
-    yield ""
-    yield from _table(
-        ["model", "role", "device", "dtype", "threads", "parameters", "weights", "KV"],
-        [_member_cells(member) for member in report.members],
-    )
-    for name in report.weightless:
-        yield f"{name}: drafts from the text itself, and takes nothing"
-    yield ""
-    yield from _table(
-        ["device", "needed", "usable", "total"],
-        [
-            [d.name, *map(_size, (d.needed_bytes, d.usable_bytes, d.total_bytes))]
-            for d in report.devices
-        ],
-    )
-    yield ""
-    for name, objectives in report.slo_classes.items():
-        yield f"class {name}: {', '.join(f'{key} {value:g}' for key, value in objectives.items())}"
-    yield from (f"warning: {warning}" for warning in report.warnings)
-    yield from (f"does not fit: {problem}" for problem in report.problems)
-    if report.fits:
-        yield "The configuration is valid, and its models fit."
-
-
-def _member_cells(member: MemberReport) -> list[str]:
-    return [
-        member.name,
-        member.role,
-        ", ".join(member.devices),
-        member.dtype,
-        "-" if member.threads is None else str(member.threads),
-        f"{member.parameters / 1e6:.1f}M",
-        _size(member.weight_bytes),
-        _size(member.kv_bytes),
-    ]
-
-
-def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, *rows]:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / _MIB:.1f} MiB"

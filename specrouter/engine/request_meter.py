@@ -46,52 +46,52 @@ class RequestMeter:
     def __init__(self, model: str, slo_classes: Iterable[str] = ()) -> None:
         registry = self._registry = CollectorRegistry()
         self._ended = Counter(
-            "specrouter_requests", "Requests that have ended.", ["finish_reason"], registry=registry
+            "specrouter_requests", "Finished requests.", ["finish_reason"], registry=registry
         )
         self._ttft_s = Histogram(
             "specrouter_time_to_first_token_seconds",
-            "From submission to the first token.",
+            "Time from submission to the first token.",
             ["slo_class"],
             registry=registry,
             buckets=_REQUEST_BOUNDS_S,
         )
         self._tpot_s = Histogram(
             "specrouter_time_per_output_token_seconds",
-            "Mean time of a request's tokens after the first.",
+            "Mean time of an output token after the first, by request.",
             ["slo_class"],
             registry=registry,
             buckets=_TOKEN_BOUNDS_S,
         )
         self._request_s = Histogram(
             "specrouter_request_seconds",
-            "From submission to the end.",
+            "Time from submission to the end.",
             ["slo_class"],
             registry=registry,
             buckets=_REQUEST_BOUNDS_S,
         )
         vllm_ended = Counter(
             "vllm:request_success",
-            "Requests that have ended.",
+            "Finished requests.",
             ["model_name", "finished_reason"],
             registry=registry,
         )
         vllm_ttft_s = Histogram(
             "vllm:time_to_first_token_seconds",
-            "From submission to the first token.",
+            "Time from submission to the first token.",
             ["model_name"],
             registry=registry,
             buckets=_REQUEST_BOUNDS_S,
         )
         vllm_tpot_s = Histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time of a request's tokens after the first.",
+            "Mean time of an output token after the first, by request.",
             ["model_name"],
             registry=registry,
             buckets=_TOKEN_BOUNDS_S,
         )
         vllm_request_s = Histogram(
             "vllm:e2e_request_latency_seconds",
-            "From submission to the end.",
+            "Time from submission to the end.",
             ["model_name"],
             registry=registry,
             buckets=_REQUEST_BOUNDS_S,

@@ -9,33 +9,30 @@ configuration, chains by `DecodeCounts`, positions by `MAX_DEPTH`, estimates by 
 Not here: refusals, which the HTTP layer counts (`specrouter.http.metrics_page`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import nlargest
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
-from modelpool import ModelPool
 from specrouter.engine.engine import EngineState
-from specrouter.profile.decode_counts import TIME_BOUNDS_S, DecodeFigures, TimeFigures
+from specrouter.http.prometheus_families import (
+    Values,
+    by_position,
+    counter,
+    gauge,
+    histogram,
+    joined,
+)
+from specrouter.http.prometheus_models import estimate_metrics, model_metrics
+from specrouter.http.prometheus_vllm import vllm_metrics
+from specrouter.profile.decode_counts import DecodeFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
-from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
 from specrouter.slo.accounts import SloCounts
-
-PREDICTED_TOKENS = (1, 8, 64)  # n of the T(n) that are shown
-_TREES = 64  # estimates of proposers and verifiers that are shown, those with most evidence
-
-Labels = tuple[str, ...]
-Values = Mapping[Labels, float] | float
 
 
 class RouterCollector(Collector):
@@ -50,30 +47,32 @@ class RouterCollector(Collector):
         yield from router.ended_requests()
         yield from _requests(state, decoded)
         yield from _objectives(counts)
-        yield from _models(router.pool, state, totals, known)
-        yield from _estimates(known)
+        yield from model_metrics(router.pool, state, totals, known)
+        yield from estimate_metrics(known)
         yield from _chains(decoded, totals)
         yield from _drafts(decoded, totals)
         yield from _engine(decoded, totals, known, router.restarts)
-        yield from _vllm(router.pool.target, state, decoded)
+        yield from vllm_metrics(router.pool.target, state, decoded)
 
 
 def _requests(state: EngineState, decoded: DecodeFigures) -> Iterator[Metric]:
-    yield _gauge("specrouter_requests_running", "Requests that have a row.", state.running)
-    yield _gauge("specrouter_requests_waiting", "Requests that wait for a row.", state.waiting)
-    yield _gauge("specrouter_request_rows", "Requests that can run together.", state.rows)
-    yield _counter(
-        "specrouter_prompt_tokens", "Of requests that were given a row.", decoded.prompt_tokens
+    yield gauge("specrouter_requests_running", "Requests that are being decoded.", state.running)
+    yield gauge("specrouter_requests_waiting", "Requests that wait to be admitted.", state.waiting)
+    yield gauge(
+        "specrouter_request_rows", "Largest number of requests that can run together.", state.rows
     )
-    yield _counter("specrouter_generated_tokens", "Of all texts.", decoded.produced_tokens)
-    yield _gauge(
+    yield counter(
+        "specrouter_prompt_tokens", "Prompt tokens of admitted requests.", decoded.prompt_tokens
+    )
+    yield counter("specrouter_generated_tokens", "Tokens of all outputs.", decoded.produced_tokens)
+    yield gauge(
         "specrouter_kv_reserved_tokens",
-        "That running requests may need in the KV memory.",
+        "KV cache tokens reserved by running requests.",
         state.kv_reserved_tokens,
     )
-    yield _gauge(
+    yield gauge(
         "specrouter_kv_capacity_tokens",
-        "That all rows may reserve together.",
+        "KV cache tokens that all requests may reserve together.",
         state.kv_capacity_tokens,
     )
 
@@ -83,210 +82,94 @@ def _objectives(counts: Mapping[str, SloCounts]) -> Iterator[Metric]:
         return {(name,): value(each) for name, each in counts.items()}
 
     classes = ("slo_class",)
-    yield _counter(
+    yield counter(
         "specrouter_slo_judged_requests",
-        "Requests with an objective that have ended.",
+        "Finished requests that had an objective.",
         of(lambda each: each.judged),
         classes,
     )
-    yield _counter(
+    yield counter(
         "specrouter_slo_attained_requests",
         "Requests that attained their objective.",
         of(lambda each: each.attained),
         classes,
     )
-    yield _counter(
+    yield counter(
         "specrouter_slo_tokens",
-        "Tokens of requests that have ended.",
+        "Output tokens of finished requests.",
         of(lambda each: each.tokens),
         classes,
     )
-    yield _counter(
+    yield counter(
         "specrouter_goodput_tokens",
-        "Tokens of requests that attained their objective.",
+        "Output tokens of requests that attained their objective.",
         of(lambda each: each.attained_tokens),
         classes,
     )
 
 
-def _models(
-    pool: ModelPool, state: EngineState, totals: EngineStatistics, known: PerformanceSnapshot
-) -> Iterator[Metric]:
-    def of(value: Callable[[str], float]) -> Values:
-        return {(name,): value(name) for name in pool.names}
-
-    model = ("model",)
-    yield _counter(
-        "specrouter_model_forwards",
-        "Forwards of a model.",
-        of(lambda name: totals.forwards.get(name, 0)),
-        model,
-    )
-    yield _counter(
-        "specrouter_model_tokens",
-        "Tokens that a model's forwards read.",
-        of(lambda name: totals.pack_tokens.get(name, 0)),
-        model,
-    )
-    yield _counter(
-        "specrouter_model_seconds",
-        "Time in a model's forwards.",
-        of(lambda name: totals.model_ms.get(name, 0.0) / 1000),
-        model,
-    )
-    yield _gauge(
-        "specrouter_model_predicted_seconds",
-        "T(n): what a forward over so many tokens is predicted to take.",
-        {
-            (name, str(tokens)): known.machine * curve.at(tokens) / 1000
-            for name, curve in known.times.items()
-            for tokens in PREDICTED_TOKENS
-        },
-        ("model", "tokens"),
-    )
-    yield _gauge(
-        "specrouter_model_loaded",
-        "1 where a model can be used at once.",
-        of(lambda name: float(pool.is_loaded(name))),
-        model,
-    )
-    yield _gauge(
-        "specrouter_model_memory_bytes",
-        "Of a model's weights and of its KV store, as far as they are in memory.",
-        {
-            **{(name, "weights"): _weight_bytes(pool, name) for name in pool.names},
-            **{(name, "kv"): state.kv_bytes.get(name, 0) for name in pool.names},
-        },
-        ("model", "kind"),
-    )
-    yield _counter(
-        "specrouter_model_quarantines",
-        "Times that a model failed and was put to rest.",
-        of(lambda name: state.quarantines.get(name, 0)),
-        model,
-    )
-    yield _gauge(
-        "specrouter_model_quarantined",
-        "1 while a model rests.",
-        of(lambda name: float(name in state.quarantined)),
-        model,
-    )
-
-
-def _weight_bytes(pool: ModelPool, name: str) -> int:
-    if pool.is_weightless(name) or not pool.is_loaded(name):
-        return 0
-    return pool.plan(name).footprint.weight_bytes
-
-
-def _estimates(known: PerformanceSnapshot) -> Iterator[Metric]:
-    yield _gauge(
-        "specrouter_similarity_ratio",
-        "SimScore: 1 - the distance of two models' distributions (total variation).",
-        {(drafter, verifier): score for (drafter, verifier), score in known.similarity.items()},
-        ("drafter", "verifier"),
-    )
-    yield _gauge(
-        "specrouter_predicted_acceptance_ratio",
-        "alpha = f(SimScore).",
-        {
-            (drafter, verifier, _flag(sampled)): alpha
-            for (drafter, verifier, sampled), alpha in known.promised_alpha.items()
-        },
-        ("drafter", "verifier", "sampled"),
-    )
-    shown = nlargest(_TREES, known.trees.items(), key=lambda each: each[1].trials)
-    labels = ("proposers", "inner_rounds", "verifier", "sampled")
-    keys = [
-        (_joined(proposers), str(rounds), verifier, _flag(sampled))
-        for (proposers, rounds, verifier, sampled), _ in shown
-    ]
-    trees = [each for _, each in shown]
-    calibrations = [each.calibration for each in trees]
-
-    def gauge(name: str, documentation: str, values: Iterable[float]) -> Metric:
-        return _gauge(name, documentation, dict(zip(keys, values, strict=True)), labels)
-
-    yield gauge(
-        "specrouter_acceptance_ratio",
-        "How often the best child of an accepted node was accepted.",
-        (each.alpha for each in trees),
-    )
-    yield gauge(
-        "specrouter_calibration_error_ratio",
-        "ECE: mean distance of predicted and observed acceptance.",
-        (each.expected_error for each in calibrations),
-    )
-    yield gauge(
-        "specrouter_calibration_brier_ratio",
-        "Mean squared error of predicted acceptances.",
-        (each.brier for each in calibrations),
-    )
-    yield gauge(
-        "specrouter_calibration_nodes",
-        "Nodes that the two errors rest on, older ones faded.",
-        (each.nodes for each in calibrations),
-    )
-
-
 def _chains(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric]:
-    chains = {(_joined(chain),): counts for chain, counts in decoded.chains.items()}
-    yield _counter(
+    chains = {(joined(chain),): counts for chain, counts in decoded.chains.items()}
+    yield counter(
         "specrouter_chain_cycles",
-        "Requests' cycles that went through a chain.",
+        "Decoding cycles by chain, counted once for each request.",
         {chain: counts.cycles for chain, counts in chains.items()},
         ("chain",),
     )
-    yield _counter(
+    yield counter(
         "specrouter_chain_tokens",
-        "Tokens that were committed through a chain.",
+        "Output tokens by chain.",
         {chain: counts.tokens for chain, counts in chains.items()},
         ("chain",),
     )
-    yield _counter(
+    yield counter(
         "specrouter_chain_switches",
-        "Times that another chain or shape of trees came into use.",
+        "Changes of the chain or of the draft tree's shape.",
         totals.switches,
     )
-    yield _counter(
-        "specrouter_probes", "Times that an idle drafter was heard or tried.", totals.probes
+    yield counter(
+        "specrouter_probes", "Times that an idle drafter was evaluated or tried.", totals.probes
     )
-    yield _counter(
+    yield counter(
         "specrouter_probe_seconds",
-        "Time that this cost beyond the best chain's.",
+        "Time that these evaluations cost.",
         totals.probe_ms / 1000,
     )
 
 
 def _drafts(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric]:
-    yield _counter(
+    yield counter(
         "specrouter_target_passes",
-        "Cycles in which a request was verified, over all requests.",
+        "Verifications by the target, counted once for each request.",
         totals.target_passes,
     )
-    yield _counter("specrouter_drafts", "Those of them with drafted tokens.", decoded.drafts)
-    yield _counter(
+    yield counter(
+        "specrouter_drafts", "Verifications with at least one draft token.", decoded.drafts
+    )
+    yield counter(
         "specrouter_draft_tokens",
-        "Drafted tokens that the target verified.",
+        "Draft tokens that the target verified.",
         decoded.drafted_tokens,
     )
-    yield _counter(
-        "specrouter_accepted_tokens", "Those of them that it accepted.", decoded.accepted_tokens
+    yield counter(
+        "specrouter_accepted_tokens",
+        "Draft tokens that the target accepted.",
+        decoded.accepted_tokens,
     )
-    yield _counter(
+    yield counter(
         "specrouter_accepted_tokens_per_position",
-        "Accepted tokens by their position in the draft.",
-        _by_position(decoded),
+        "Accepted draft tokens by position in the draft.",
+        by_position(decoded),
         ("position",),
     )
-    yield _counter(
+    yield counter(
         "specrouter_budget_tokens",
-        "Drafted tokens that cycles with a selection of nodes had planned with.",
+        "Token budget of cycles that verify a selection of the drafted nodes.",
         decoded.budget_tokens,
     )
-    yield _counter(
+    yield counter(
         "specrouter_budgeted_draft_tokens",
-        "Drafted tokens that the target verified in these cycles.",
+        "Draft tokens that the target verified in these cycles.",
         decoded.budgeted_tokens,
     )
 
@@ -294,76 +177,33 @@ def _drafts(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric
 def _engine(
     decoded: DecodeFigures, totals: EngineStatistics, known: PerformanceSnapshot, restarts: int
 ) -> Iterator[Metric]:
-    yield _histogram("specrouter_cycle_seconds", "Time of a cycle.", decoded.cycle_times)
-    yield _histogram(
+    yield histogram("specrouter_cycle_seconds", "Duration of a cycle.", decoded.cycle_times)
+    yield histogram(
         "specrouter_inter_token_seconds",
-        "Time between tokens of a request; those that come together share it.",
+        "Inter-token latency; tokens of one cycle share its time evenly.",
         decoded.between_tokens,
     )
-    yield _counter(
-        "specrouter_logits_seconds", "Time on logits and drafts.", totals.logits_ms / 1000
+    yield counter(
+        "specrouter_logits_seconds",
+        "Time spent on logits, sampling and selection of draft tokens.",
+        totals.logits_ms / 1000,
     )
-    yield _counter(
+    yield counter(
         "specrouter_control_plane_seconds",
-        "Time of cycles that was spent neither in forwards nor on logits.",
+        "Time of cycles spent outside of forward passes and logits.",
         totals.control_ms / 1000,
     )
-    yield _gauge(
+    yield gauge(
         "specrouter_control_plane_ratio",
-        "Share of the control plane in the time of all cycles.",
+        "Share of the control plane in the duration of all cycles.",
         totals.control_ms / totals.cycle_ms if totals.cycle_ms else 0.0,
     )
-    yield _gauge(
+    yield gauge(
         "specrouter_machine_slowdown_ratio",
-        "How slow the machine is now, against its quiet self.",
+        "Current slowdown of forward passes against the profile at load.",
         known.machine,
     )
-    yield _counter("specrouter_restarts", "Times that the engine began anew.", restarts)
-
-
-def _vllm(target: str, state: EngineState, decoded: DecodeFigures) -> Iterator[Metric]:
-    name, model = ("model_name",), (target,)
-    used = state.kv_reserved_tokens / state.kv_capacity_tokens
-    yield _gauge("vllm:num_requests_running", "Running requests.", {model: state.running}, name)
-    yield _gauge("vllm:num_requests_waiting", "Waiting requests.", {model: state.waiting}, name)
-    yield _gauge("vllm:kv_cache_usage_perc", "Reserved KV memory, 1 is all.", {model: used}, name)
-    yield _counter("vllm:prompt_tokens", "Prompt tokens.", {model: decoded.prompt_tokens}, name)
-    yield _counter(
-        "vllm:generation_tokens", "Generated tokens.", {model: decoded.produced_tokens}, name
-    )
-    yield _counter(
-        "vllm:spec_decode_num_drafts", "Drafts that were verified.", {model: decoded.drafts}, name
-    )
-    yield _counter(
-        "vllm:spec_decode_num_draft_tokens",
-        "Drafted tokens that were verified.",
-        {model: decoded.drafted_tokens},
-        name,
-    )
-    yield _counter(
-        "vllm:spec_decode_num_accepted_tokens",
-        "Drafted tokens that were accepted.",
-        {model: decoded.accepted_tokens},
-        name,
-    )
-    yield _counter(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Accepted tokens by their position in the draft.",
-        {(target, *position): count for position, count in _by_position(decoded).items()},
-        ("model_name", "position"),
-    )
-    for family in ("inter_token_latency", "time_per_output_token"):  # its later and its old name
-        yield _histogram(
-            f"vllm:{family}_seconds",
-            "Time between tokens of a request; those that come together share it.",
-            decoded.between_tokens,
-            name,
-            model,
-        )
-
-
-def _by_position(decoded: DecodeFigures) -> dict[Labels, float]:
-    return {(str(position),): count for position, count in enumerate(decoded.accepted_at)}
+    yield counter("specrouter_restarts", "Restarts of the engine after a failure.", restarts)
 
 
 def _with_every_class(
@@ -372,39 +212,3 @@ def _with_every_class(
     """Classes show up before their first request ends, so that it is an increase."""
     empty = dict.fromkeys((*configured, BY_VALUE, NO_OBJECTIVE), SloCounts())
     return {**empty, **counts}
-
-
-def _joined(chain: Chain) -> str:
-    return ">".join(chain)
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
-def _counter(name: str, documentation: str, values: Values, labels: Sequence[str] = ()) -> Metric:
-    """`name` is without the ending `_total`, which the format adds."""
-    return _filled(CounterMetricFamily(name, documentation, labels=labels), values)
-
-
-def _gauge(name: str, documentation: str, values: Values, labels: Sequence[str] = ()) -> Metric:
-    return _filled(GaugeMetricFamily(name, documentation, labels=labels), values)
-
-
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
-    for labels, value in (values if isinstance(values, Mapping) else {(): values}).items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _histogram(
-    name: str,
-    documentation: str,
-    times: TimeFigures,
-    labels: Sequence[str] = (),
-    values: Sequence[str] = (),
-) -> Metric:
-    family = HistogramMetricFamily(name, documentation, labels=labels)
-    bounds = (*map(floatToGoString, TIME_BOUNDS_S), "+Inf")
-    family.add_metric(values, list(zip(bounds, times.counts, strict=True)), times.sum_s)
-    return family

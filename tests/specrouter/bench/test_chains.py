@@ -11,7 +11,8 @@ import yaml
 
 from specrouter import ChainRouter
 from specrouter.bench.options import Options
-from specrouter.cli.main import default_config, main
+from specrouter.cli.arguments import default_config
+from specrouter.cli.main import main
 
 TINY = str(default_config())
 

@@ -26,7 +26,8 @@ from specrouter.bench.load_report import load_table
 from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
-from specrouter.cli.main import default_config, main
+from specrouter.cli.arguments import default_config
+from specrouter.cli.main import main
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.http import guards
 from specrouter.request.objective import SLO

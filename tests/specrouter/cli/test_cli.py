@@ -16,7 +16,8 @@ import pytest
 
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.cli.main import default_config, main
+from specrouter.cli.arguments import default_config
+from specrouter.cli.main import main
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter
 

@@ -1,0 +1,34 @@
+"""What the benchmarks' commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from specrouter.cli.arguments import complain
+
+
+def measured(measure: Callable[[], None]) -> int:
+    from specrouter.bench.output_file import FileNotWrittenError
+    from specrouter.bench.sample import MeasurementError
+
+    try:
+        measure()
+    except MeasurementError as error:
+        print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
+        return 1
+    except FileNotWrittenError as error:
+        complain(error)
+        return 1
+    return 0
+
+
+def options_from(options: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a dataclass's fields."""
+    names = {field.name for field in dataclasses.fields(options)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return {**given, **lists}

@@ -1,0 +1,43 @@
+"""`specrouter check`: prints the report of `specrouter.cli.check`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+
+from modelpool.errors import ConfigError
+from specrouter.cli.arguments import Commands, add_config, scenario_file
+from specrouter.config import RouterConfig
+
+_DOES_NOT_FIT = 1
+
+
+def add_check(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="say whether a configuration is valid and its models fit; loads no weights, and "
+        "downloads none but to make a member with inflate_to",
+    )
+    given = parser.add_mutually_exclusive_group()
+    add_config(given)
+    given.add_argument(
+        "scenario", type=scenario_file, nargs="?", metavar="CONFIG", help="the same as --config"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_check, log_level=logging.ERROR)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    # Imports the models' own code, which other commands do when they load them.
+    from specrouter.cli.check import check_config
+
+    try:
+        report = check_config(RouterConfig.load(arguments.scenario or arguments.config))
+    except ConfigError as error:
+        if arguments.json:
+            fault = {"field": error.field, "reason": error.reason}
+            print(json.dumps({"status": "invalid", "error": fault}, indent=2))
+        raise
+    print(json.dumps(report.to_json(), indent=2) if arguments.json else report.to_text())
+    return 0 if report.fits else _DOES_NOT_FIT
