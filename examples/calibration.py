@@ -56,7 +56,7 @@ def _calibrations(
             while judged < options.nodes or turn < options.turns:
                 _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
                 turn += 1
-                figures = router.calibration()[chain[:-1], 1, chain[-1], options.temperature > 0]
+                figures = router.calibration()[chain[:-1], chain[-1], options.temperature > 0]
                 judged += _added(before, figures.nodes)
                 before = figures.nodes
         gain = 1.0 - figures.brier / figures.base_brier

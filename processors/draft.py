@@ -8,6 +8,7 @@ beforehand, tokens and their descent stay on the device until its end.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from processors.errors import NonFiniteLogits
 from processors.pack import NO_SLOT, FedTree, PackPlan, PackResult, lag, run_pack
 from processors.proposal import Proposal
 from processors.sampler import Sampler
-from processors.stem import graft, graft_values, renumbered
 from processors.token_tree import ROOT, TokenTree
 from statemgr import ForwardView, ModelState, StateManager, TreeMask
 
@@ -40,7 +40,6 @@ class DraftProcessor:
         depths: Ints,
         width: int,
         purpose: int = 0,
-        stem: TokenTree | None = None,
         branching: Sequence[int] | None = None,
     ) -> Proposal:
         """Drafts trees of `depths[i]` levels, at least one, with `width` nodes on each.
@@ -49,8 +48,6 @@ class DraftProcessor:
             rows: [B] ascending; what their state lacks is fed first.
             output_positions: [B], of the token after each row's root.
             purpose: of the noise (`Sampler.scores`).
-            stem: paths of the same rows, from whose ends the drafts go on; the state holds nothing
-                of them yet. The proposed trees begin with them.
             branching: children of every node by depth, as many as there are levels; `width` is
                 their product. Else a level's best `width` nodes stay, whosever children they are.
 
@@ -59,14 +56,12 @@ class DraftProcessor:
         Raises:
             NonFiniteLogits: the model is of no use for these rows.
         """
-        stem = TokenTree.empty(rows) if stem is None else stem
-        begun = _begin(model, state, manager, rows, (depths - 1) * width, stem)
-        first = _ends(begun.logits, stem)
-        text = _Text(rows, output_positions, stem, model.device)
+        first = _begin(model, state, manager, rows).logits
+        text = _Text(rows, output_positions)
         beam, logits = _Beam(rows, depths, width, branching), [first]
         everyone = text.contexts(np.arange(len(rows)), 0, _no_texts(first))
         beam.begin(*sampler.rank(first, everyone, width, purpose))
-        slots = _BeamSlots(state, rows, manager.counts[rows] + stem.sizes, depths, width)
+        slots = _BeamSlots(state, rows, manager.counts[rows], depths, width)
         try:
             for step in range(1, int(depths.max())):
                 which = np.flatnonzero(depths > step)
@@ -82,24 +77,14 @@ class DraftProcessor:
         if broken.any():
             raise NonFiniteLogits(model.name, rows[broken])
         places = _places(depths, width)
-        proposal = Proposal(tree, torch.cat(logits), places, slots.hold(tree))
-        return proposal if not stem.height else _grafted(stem, begun.fed, proposal)
+        return Proposal(tree, torch.cat(logits), places, slots.hold(tree))
 
 
-def _begin(
-    model: PackedModel,
-    state: ModelState,
-    manager: StateManager,
-    rows: Ints,
-    more: Ints,
-    stem: TokenTree,
-) -> PackResult:
-    """Feeds what the rows lack, and the stems; `more`: nodes of each row that will follow."""
+def _begin(model: PackedModel, state: ModelState, manager: StateManager, rows: Ints) -> PackResult:
+    """Feeds what the rows lack."""
     behind = lag(state, manager, rows) + 1
-    if stem.height:  # its slots are handed on: those of the beam must not move them
-        state.make_room(rows, behind + stem.sizes + more)
     plan = PackPlan(rows, behind, np.ones(len(rows), dtype=np.bool_))
-    return run_pack(model, state, manager, plan, stem)
+    return run_pack(model, state, manager, plan, TokenTree.empty(rows))
 
 
 def _feed(
@@ -171,60 +156,21 @@ def _no_texts(logits: Tensor) -> Tensor:
     return torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)
 
 
-def _ends(logits: Tensor, stem: TokenTree) -> Tensor:
-    """[B, V] the logits after the last node of each stem, of those from the roots on."""
-    if not stem.height:
-        return logits
-    last = np.cumsum(stem.sizes + 1) - 1
-    return logits.index_select(0, torch.from_numpy(last).to(logits.device, non_blocking=True))
-
-
+@dataclass(frozen=True, eq=False)
 class _Text:
-    """What stands before the tokens of a beam: the rows' outputs, then the stems."""
+    """What stands before the tokens of a beam: the rows' outputs."""
 
-    def __init__(
-        self, rows: Ints, output_positions: Ints, stem: TokenTree, device: torch.device
-    ) -> None:
-        """`output_positions`: [B], of the token after each row's root."""
-        self._rows = rows
-        self._positions = output_positions + stem.sizes
-        self._heights = stem.sizes
-        self._longest = stem.height
-        tokens = stem.tokens[:, : self._longest]
-        self._tokens = torch.from_numpy(np.ascontiguousarray(tokens)).to(device, non_blocking=True)
+    rows: Ints
+    output_positions: Ints  # [B], of the token after each row's root
 
     def contexts(self, which: Ints, step: int, texts: Tensor) -> Contexts:
-        """After `texts` [n, step], which go on from the stems of the rows `which` [n]."""
+        """After `texts` [n, step], which follow the outputs of the rows `which` [n]."""
         return Contexts(
-            self._rows[which],
-            self._positions[which] + step,
-            self._heights[which] + step,
-            self._followed_by(which, texts),
+            self.rows[which],
+            self.output_positions[which] + step,
+            np.full(len(which), step, dtype=np.int64),
+            texts,
         )
-
-    def _followed_by(self, rows: Ints, texts: Tensor) -> Tensor:
-        """[n, longest + L]: row `rows[i]`'s stem, then `texts[i]` [L], without a gap."""
-        if not self._longest:
-            return texts
-        index = torch.from_numpy(rows).to(texts.device, non_blocking=True)
-        whole = torch.cat((self._tokens.index_select(0, index), texts), dim=1)
-        heights = self._heights[rows][:, None]
-        place = np.broadcast_to(np.arange(whole.shape[1]), whole.shape)
-        source = np.where(place < heights, place, place - heights + self._longest)
-        source = np.minimum(source, whole.shape[1] - 1)
-        return whole.gather(1, torch.from_numpy(source).to(texts.device, non_blocking=True))
-
-
-def _grafted(stem: TokenTree, stem_fed: FedTree, drafted: Proposal) -> Proposal:
-    """The proposal as trees that begin at the roots."""
-    top = drafted.tree
-    whole = graft(stem, top)
-    slots = graft_values(stem, top, stem_fed.flat_slots, drafted.fed.flat_slots, int(NO_SLOT))
-    after_stem = np.full(stem.tokens.shape, -1)  # only the logits after its end are kept
-    after_stem[np.arange(len(stem.rows)), stem.sizes - 1] = drafted.places[:, 0]
-    nodes = graft_values(stem, top, after_stem, drafted.places[:, 1:], -1)
-    places = np.concatenate((np.full((len(stem.rows), 1), -1), nodes), axis=1)
-    return Proposal(renumbered(whole), drafted.logits, places, FedTree(whole, slots))
 
 
 class _Beam:

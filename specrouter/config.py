@@ -1,5 +1,6 @@
 """The configuration: one YAML file per scenario, one tree of strict models."""
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ from modelpool.errors import ConfigError
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE, SLO
 from specrouter.request.params import (
     MAX_DEPTH,
-    MAX_INNER_ROUNDS,
     MAX_TREE_TOKENS,
     MAX_WIDTH,
     RequestError,
@@ -20,8 +20,11 @@ from specrouter.request.params import (
 from specrouter.yaml_file import read_mapping
 from statemgr import row_slots
 
+logger = logging.getLogger(__name__)
+
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
+_WITHOUT_EFFECT = frozenset({"inner_rounds"})  # keys of the scheduler, of earlier versions
 _API_KEY = re.compile(r"[!-~]+")
 # The host is a name, an IPv4 or, in brackets, an IPv6 address.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -49,8 +52,6 @@ class SchedulerConfig(_Strict):
             and the other policies take 1.
         nodes: of a request's tree, in the mean, that the target verifies: the most probable ones.
             Left out, `adaptive` chooses it, and the other policies verify whole trees.
-        inner_rounds: how often the first intermediate of a chain judges a draft before the next
-            model sees the result. Left out, `adaptive` chooses it, and the others take 1.
         groups: `requests`: requests that decode together may use different drafters; their trees
             meet in one pass of the target. `one`: one chain for all.
         chain: of `static` and `ssd-tuned`: names, weakest first, the target last.
@@ -60,9 +61,18 @@ class SchedulerConfig(_Strict):
     depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
     width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
     nodes: int | None = Field(default=None, ge=1, le=MAX_TREE_TOKENS)
-    inner_rounds: int | None = Field(default=None, ge=1, le=MAX_INNER_ROUNDS)
     groups: Literal["one", "requests"] = "one"
     chain: tuple[str, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_old_keys(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        for name in _WITHOUT_EFFECT & set(given):
+            if given[name] is not None:
+                logger.warning("scheduler.%s has no effect any more", name)
+        return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
 
     @model_validator(mode="after")
     def _fixed_policies_have_a_chain(self) -> "SchedulerConfig":
@@ -82,8 +92,6 @@ class SchedulerConfig(_Strict):
     def _tree_is_not_too_large(self) -> "SchedulerConfig":
         if (self.depth or 1) * (self.width or 1) > MAX_TREE_TOKENS:
             raise ConfigError("width", f"depth times width must be at most {MAX_TREE_TOKENS}")
-        if (self.depth or 1) * (self.inner_rounds or 1) > MAX_DEPTH:
-            raise ConfigError("inner_rounds", f"times the depth must be at most {MAX_DEPTH}")
         return self
 
 

@@ -69,8 +69,7 @@ class ChainGroup:
     """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
 
     `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
-    `inner_rounds`: how often the first intermediate judges a draft. `branching`: of trees of a
-    fixed form, see `DraftProcessor.draft`.
+    `branching`: of trees of a fixed form, see `DraftProcessor.draft`.
     """
 
     chain: Chain
@@ -79,7 +78,6 @@ class ChainGroup:
     width: int = 1
     hard_rejection: bool = False
     whole: bool = True
-    inner_rounds: int = 1
     branching: tuple[int, ...] | None = None
 
     @property

@@ -282,8 +282,8 @@ class ChainRouter:
         return self._engine.slo_accounts.report()
 
     def calibration(self) -> dict[TreeKey, CalibrationFigures]:
-        """How true the probabilities were that trees were selected by: by who proposed, in how many
-        inner rounds, who verified, and whether tokens were sampled."""
+        """How true the probabilities were that trees were selected by: by who proposed, who
+        verified, and whether tokens were sampled."""
         known = self._engine.profiler.snapshot().trees
         return {key: seen.calibration for key, seen in known.items()}
 
@@ -317,7 +317,6 @@ class ChainRouter:
         depth: int,
         width: int = 1,
         nodes: int | None = None,
-        inner_rounds: int = 1,
         requests: int = 1,
     ) -> float:
         """Milliseconds per token of a request that are predicted now for a way to decode.
@@ -326,7 +325,7 @@ class ChainRouter:
             nodes: of each tree that the target verifies; None: all.
             requests: that decode together, sampled.
         """
-        return self._engine.predict(tuple(chain), depth, width, nodes, inner_rounds, requests)
+        return self._engine.predict(tuple(chain), depth, width, nodes, requests)
 
     def set_learning(self, is_learning: bool) -> None:
         """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""

@@ -254,14 +254,12 @@ class Engine:
         depth: int,
         width: int,
         nodes: int | None,
-        inner_rounds: int,
         requests: int,
     ) -> float:
         """See `ChainRouter.predict`."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests)
-        option = self._planner.scheduler.predict(
-            snapshot, workload, chain, depth, width, nodes, inner_rounds
-        )
+        scheduler = self._planner.scheduler
+        option = scheduler.predict(snapshot, workload, chain, depth, width, nodes)
         return option.ms_per_token * snapshot.machine
 
     def set_policy(self, config: SchedulerConfig, trees: TreesConfig) -> None:

@@ -86,7 +86,7 @@ class Auditor:
                 raise NonFiniteLogits(name, rows)
         said = self._manager.tokens[audition.row, count - heard : count]
         sampled = bool(self._rows.sampled(rows)[0])
-        key = ((name,), 1, self._target, sampled)
+        key = ((name,), self._target, sampled)
         self._profiler.record_choices(key, stated, drafted == said[:, None])
         self._profiler.record_probe_begun()
         self._profiler.record_probe((time.perf_counter() - begun) * 1000)

@@ -1,8 +1,7 @@
 """ChainDrafter: runs a chain up to its target, and returns what it offers there.
 
-The first member drafts; each intermediate verifies what was proposed and makes it its own proposal,
-the first of them for as many rounds as the group asks. A member that fails is passed over: what the
-others have proposed is still good.
+The first member drafts; each intermediate verifies what was proposed and makes it its own proposal.
+A member that fails is passed over: what the others have proposed is still good.
 
 Not here: which of the drafted nodes the target verifies (`leave_selected`), and what it says.
 """
@@ -21,7 +20,6 @@ from processors import (
     NgramDraftProcessor,
     NonFiniteLogits,
     Proposal,
-    TokenTree,
     Verdict,
     VerifyProcessor,
 )
@@ -76,26 +74,23 @@ class ChainDrafter:
         """A cycle begins, in which these groups draft, in any order."""
         self._prefill.begin(groups)
 
-    def draft(self, group: ChainGroup) -> list[GroupDraft]:
-        """What a group offers the target, in parts if some rows had fewer inner rounds.
+    def draft(self, group: ChainGroup) -> GroupDraft:
+        """What a group offers the target.
 
         A model that fails is passed over, and rows that one has not read do not draft.
         """
-        drafts = [self._begun(group)]
-        failed = {failure.model for failure in drafts[0].failures}
+        draft = self._begun(group)
+        failed = {failure.model for failure in draft.failures}
         names = [name for name in group.chain[:-1] if name not in failed]
-        for name in names if len(drafts[0].rows) else ():
-            for draft in tuple(drafts):
-                try:
-                    self._advance(draft, name)
-                    draft.used.append(name)
-                    if len(draft.used) == 2 and not group.hard_rejection:
-                        self._go_round(draft, drafts)
-                except StageError as stage:
-                    draft.is_regular = False
-                    if not isinstance(stage.failure.error, _Forgotten):
-                        draft.failures.append(stage.failure)
-        return drafts
+        for name in names if len(draft.rows) else ():
+            try:
+                self._advance(draft, name)
+                draft.used.append(name)
+            except StageError as stage:
+                draft.is_regular = False
+                if not isinstance(stage.failure.error, _Forgotten):
+                    draft.failures.append(stage.failure)
+        return draft
 
     def _begun(self, group: ChainGroup) -> GroupDraft:
         """The rows that draft: whose texts have been read."""
@@ -132,50 +127,7 @@ class ChainDrafter:
             proposal = replace(proposal, tree=prune(proposal.tree, self._sampler.grammars))
         draft.proposal = proposal
 
-    def _go_round(self, draft: GroupDraft, drafts: list[GroupDraft]) -> None:
-        """Inner rounds after the first: the drafter goes on from the path that the intermediate
-        accepted, which judges it anew with what was added.
-
-        Rows that cannot go on, for their ends are near or nothing of their paths is allowed, keep
-        what they have: they are taken out, into `drafts`.
-        """
-        group, least = draft.group, len(draft.rows) - _FEW * len(draft.group.rows)
-        if self._rejection or self._pool.is_weightless(draft.used[0]):
-            return
-        while draft.inner_rounds < group.inner_rounds:
-            assert draft.proposal is not None
-            sizes = draft.proposal.tree.sizes
-            heights = np.minimum(group.depth, self._rows.remaining(draft.rows) - 1 - sizes)
-            draft.cut_rows = np.union1d(draft.cut_rows, draft.rows[heights < group.depth])
-            stop = (heights < 1) | (sizes == 0)
-            if np.count_nonzero(~stop) < least or (stop.any() and len(group.chain) > 3):
-                draft.is_regular = False  # as for a failure: what was planned takes longer, or less
-            if stop.all():
-                return
-            if stop.any():
-                drafts.append(draft.split(stop))
-            self._draft_and_judge_on(draft, heights[~stop])
-
-    def _draft_and_judge_on(self, draft: GroupDraft, heights: Ints) -> None:
-        """One more inner round of all rows. `heights`: [B] of what it adds."""
-        before = draft.heights, draft.proposal
-        assert draft.proposal is not None
-        drafter, judge = draft.used
-        stem = _as_stem(draft.proposal.tree)
-        for name in draft.used:
-            self._states.forget_draft(name, draft.rows)
-        draft.heights = heights
-        draft.inner_rounds += 1
-        try:
-            self._offer(draft, self._propose(drafter, draft, stem))
-            self._judge(draft, judge)
-        except StageError:  # what the earlier rounds accepted is still good
-            draft.heights, draft.proposal = before
-            draft.inner_rounds -= 1
-            raise
-        draft.heights = before[0]
-
-    def _propose(self, name: str, draft: GroupDraft, stem: TokenTree | None = None) -> Proposal:
+    def _propose(self, name: str, draft: GroupDraft) -> Proposal:
         if self._pool.is_weightless(name):
             return self._propose_from_text(name, draft)
         group, rows = draft.group, draft.rows
@@ -193,16 +145,14 @@ class ChainDrafter:
                 draft.heights,
                 width,
                 purpose=1 if self._rejection else 0,
-                stem=stem,
                 branching=None if self._rejection else group.branching,
             )
             steps = int(draft.heights.max())
             own_ms = self._clock.own_ms(started)
             self._profiler.record_stage("draft", len(rows) * width, own_ms, steps)
             self._states.touch(state, rows, proposal.fed)
-        above = 0 if stem is None else stem.sizes
         # Places of the beam that hold no token are no nodes.
-        tree = proposal.tree.select(above + draft.heights * group.width, above + draft.heights)
+        tree = proposal.tree.select(draft.heights * group.width, draft.heights)
         return replace(proposal, tree=tree)
 
     def _propose_from_text(self, name: str, draft: GroupDraft) -> Proposal:
@@ -244,10 +194,10 @@ class ChainDrafter:
                 raise NonFiniteLogits(name, rows[verdict.broken_rows])
             self._states.touch(state, rows, _scrubbed(state, verdict))
         self._teacher.learn_from_judge(draft, before, name, verdict)
-        is_path = self._rejection or group.width == 1 or draft.inner_rounds < group.inner_rounds
+        is_path = self._rejection or group.width == 1
         after = verdict.proposal(group.hard_rejection and not self._rejection, is_path)
-        size = group.depth * group.width * draft.inner_rounds
-        nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size + len(group.chain)))
+        size = group.depth * group.width + len(group.chain)
+        nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size))
         limits = self._rows.remaining(rows) - 1
         tree = after.tree.select(nodes, limits)
         self._offer(draft, replace(after, tree=tree))
@@ -276,10 +226,6 @@ def _scrubbed(state: ModelState, verdict: Verdict) -> FedTree:
     state.scrub(fed.flat_slots[poisoned])
     is_odd = poisoned.any(axis=1, keepdims=True)
     return FedTree(fed.tree, np.where(is_odd, NO_SLOT, fed.flat_slots))
-
-
-def _as_stem(tree: TokenTree) -> TokenTree:
-    return TokenTree.path(tree.rows, tree.tokens, tree.sizes)
 
 
 def _no_noise(row: int, position: int, ids: Ints) -> NDArray[np.float64]:

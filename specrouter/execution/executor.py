@@ -148,7 +148,7 @@ class Executor:
         if plan.audition is not None:
             self._hear(plan.audition, result)
         self._drafter.begin(plan.groups)
-        drafts = [draft for group in plan.groups for draft in self._drafter.draft(group)]
+        drafts = [self._drafter.draft(group) for group in plan.groups]
         result.failures += [failure for draft in drafts for failure in draft.failures]
         result.is_regular &= all(draft.is_regular for draft in drafts)
         result.caught_up = any(draft.caught_up for draft in drafts)

@@ -24,14 +24,11 @@ Bools = NDArray[np.bool_]
 class GroupDraft:
     """How far a group's chain has come: what it offers the next level, and who took part.
 
-    A group whose rows cannot all go on falls into several, each with a group of its own.
-
     Attributes:
         rows: of the group, those that draft at all.
         heights: [B] how deep their trees may be.
         positions: [B] output positions after their roots.
         sampled: [B] rows that are not greedy.
-        inner_rounds: so far.
         candidates: the proposal's tree before the target's selection.
         selected: [B, W] what of it was selected.
         cut_rows: of the group, those near their ends: their trees are less deep, or they have none.
@@ -48,33 +45,11 @@ class GroupDraft:
     behind_rows: Ints
     proposal: Proposal | None = None
     used: list[str] = field(default_factory=list)
-    inner_rounds: int = 1
     candidates: TokenTree | None = None
     selected: Bools | None = None
     failures: list[ModelFailure] = field(default_factory=list)
     caught_up: bool = False
     is_regular: bool = True
-
-    def split(self, which: Bools) -> "GroupDraft":
-        """Takes some of the rows out, [B], which end where they are; the others may go on."""
-        assert self.proposal is not None
-        out = GroupDraft(
-            replace(self.group, rows=self.rows[which]),
-            self.rows[which],
-            self.heights[which],
-            self.positions[which],
-            self.sampled[which],
-            self.cut_rows[:0],
-            self.behind_rows[:0],
-            self.proposal.part(which),
-            list(self.used),
-            self.inner_rounds,
-        )
-        self.group = replace(self.group, rows=np.setdiff1d(self.group.rows, out.rows))
-        self.rows, self.heights = self.rows[~which], self.heights[~which]
-        self.positions, self.sampled = self.positions[~which], self.sampled[~which]
-        self.proposal = self.proposal.part(~which)
-        return out
 
 
 def leave_selected(

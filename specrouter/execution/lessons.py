@@ -75,8 +75,7 @@ class Teacher:
         if proposal is None or tree is None or draft.selected is None:
             return
         target, used = self._pool.target, tuple(draft.used)
-        is_whole = len(used) < 2 or draft.inner_rounds == draft.group.inner_rounds
-        if draft.group.branching is None and is_whole:  # a fixed form says nothing of beams
+        if draft.group.branching is None:  # a fixed form says nothing of beams
             index = np.searchsorted(verdict.tree.rows, proposal.tree.rows)
             on_walk = verdict.accepted[index][:, : proposal.tree.tokens.shape[1]]
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
@@ -91,7 +90,7 @@ class Teacher:
         """What an intermediate said of the trees that it was offered."""
         tree, used = proposal.tree, draft.used
         proposers = tuple(used[: used.index(judge)] if judge in used else used)
-        if draft.inner_rounds == 1 and draft.group.branching is None:
+        if draft.group.branching is None:
             accepted = verdict.accepted[:, : tree.tokens.shape[1]]
             self._teach(draft, _Lesson(proposers, judge, tree, tree.real, accepted, verdict.sound))
         self._compare(proposal, proposers[-1], judge, verdict)
@@ -105,7 +104,7 @@ class Teacher:
         for mode in (True, False):
             which = draft.sampled == mode
             if which.any():
-                key = (tuple(draft.used), draft.inner_rounds, self._pool.target, mode)
+                key = (tuple(draft.used), self._pool.target, mode)
                 worth[which] = self._profiler.worth(
                     key, tree.parents[which], tree.depths[which], log_probs[which]
                 )
@@ -167,7 +166,7 @@ class Teacher:
                 heights[which],
                 width,
             )
-            key = (proposers, draft.inner_rounds, lesson.verifier, mode)
+            key = (proposers, lesson.verifier, mode)
             self._profiler.record_trees(key, trees, exact)
 
     def _compare(self, proposal: Proposal, proposer: str, verifier: str, verdict: Verdict) -> None:

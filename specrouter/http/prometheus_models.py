@@ -102,10 +102,10 @@ def estimate_metrics(known: PerformanceSnapshot) -> Iterator[Metric]:
         ("drafter", "verifier", "sampled"),
     )
     shown = nlargest(_TREES, known.trees.items(), key=lambda each: each[1].trials)
-    labels = ("proposers", "inner_rounds", "verifier", "sampled")
+    labels = ("proposers", "verifier", "sampled")
     keys = [
-        (joined(proposers), str(rounds), verifier, _flag(sampled))
-        for (proposers, rounds, verifier, sampled), _ in shown
+        (joined(proposers), verifier, _flag(sampled))
+        for (proposers, verifier, sampled), _ in shown
     ]
     trees = [each for _, each in shown]
     calibrations = [each.calibration for each in trees]

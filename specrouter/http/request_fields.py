@@ -27,7 +27,6 @@ from specrouter.request.objective import SloLike, joined
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,
-    MAX_INNER_ROUNDS,
     MAX_LOGPROBS,
     MAX_SAMPLES,
     MAX_WIDTH,
@@ -76,8 +75,8 @@ class SloRequest(BaseModel):
 
 
 class SpeculationRequest(BaseModel):
-    """A chain (weakest model first, the target last), a draft depth, the token tree's width, and
-    how often the first intermediate judges a draft. What is null is left open.
+    """A chain (weakest model first, the target last), a draft depth, and the token tree's width.
+    What is null is left open. `inner_rounds` has no effect; earlier versions had it.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -85,7 +84,7 @@ class SpeculationRequest(BaseModel):
     chain: list[Text] | None = None
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
-    inner_rounds: Annotated[int, Field(ge=1, le=MAX_INNER_ROUNDS)] | None = None
+    inner_rounds: Annotated[int, Field(ge=1)] | None = None
 
 
 class RequestFields(StructureFields):

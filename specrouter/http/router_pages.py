@@ -48,10 +48,9 @@ def _calibration(router: ChainRouter) -> list[dict[str, Any]]:
     return [
         {
             "proposers": list(proposers),
-            "inner_rounds": rounds,
             "verifier": verifier,
             "sampled": sampled,
             **asdict(figures),
         }
-        for (proposers, rounds, verifier, sampled), figures in router.calibration().items()
+        for (proposers, verifier, sampled), figures in router.calibration().items()
     ]

@@ -38,7 +38,6 @@ from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import (
     MAX_CYCLE_NODES,
     MAX_DEPTH,
-    MAX_INNER_ROUNDS,
     MAX_TREE_TOKENS,
     Chain,
 )
@@ -80,15 +79,13 @@ class Workload:
 class Option:
     """One way to run a cycle, and what is predicted of it.
 
-    `nodes`: of each request's tree, in the mean, that the target verifies; `inner_rounds`: how
-    often the first intermediate judges a draft before the next model sees the result.
+    `nodes`: of each request's tree, in the mean, that the target verifies.
     """
 
     chain: Chain
     depth: int = 0
     width: int = 1
     nodes: int = 0
-    inner_rounds: int = 1
     cycle_ms: float = 0.0
     tokens: float = 1.0  # committed per request
     ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
@@ -98,9 +95,9 @@ class Option:
     sampled: Mode = True  # of the workload that it is predicted for
 
     @property
-    def route(self) -> tuple[Chain, int, int, int, int]:
+    def route(self) -> tuple[Chain, int, int, int]:
         """All but the prediction."""
-        return self.chain, self.depth, self.width, self.nodes, self.inner_rounds
+        return self.chain, self.depth, self.width, self.nodes
 
 
 @dataclass(frozen=True)
@@ -110,9 +107,8 @@ class Limits:
     depth: int | None = None
     width: int | None = None
     nodes: int | None = None
-    inner_rounds: int | None = None
     whole_trees: bool = False  # no selection among the nodes of a draft
-    max_depth: int = MAX_DEPTH  # levels that are drafted in all inner rounds together
+    max_depth: int = MAX_DEPTH
 
 
 def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
@@ -128,29 +124,6 @@ def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) 
     )
 
 
-def options(
-    chain: Chain, snapshot: PerformanceSnapshot, workload: Workload, limits: Limits
-) -> "list[OptionGrid]":
-    """All ways to run a chain of at least two models, one grid for each number of inner rounds.
-
-    More rounds are looked at as long as they promise to be better than fewer.
-    """
-    rounds = range(1, MAX_INNER_ROUNDS + 1)
-    if limits.inner_rounds is not None:
-        rounds = range(limits.inner_rounds, limits.inner_rounds + 1)
-    if len(chain) == 2 or not snapshot.parameters.get(chain[0], 1):  # only models go on from a path
-        rounds = range(1, 2)
-    grids: list[OptionGrid] = []
-    least = float("inf")
-    for each in rounds:
-        grids.append(OptionGrid(chain, each, snapshot, workload, limits))
-        found = float(grids[-1].ms_per_token.min())
-        if found >= least:
-            break
-        least = found
-    return grids
-
-
 @dataclass(frozen=True, eq=False)
 class Menu:
     """Some options of a grid, [E] each: where they stand in it, and what is predicted."""
@@ -163,7 +136,7 @@ class Menu:
 
 
 class OptionGrid:
-    """Predictions of one chain and number of inner rounds: shapes x nodes, [O, G].
+    """Predictions of one chain of at least two models: shapes x nodes, [O, G].
 
     Attributes:
         nodes, tokens, cycle_ms, ms_per_token: of the options; see `Option`.
@@ -175,13 +148,12 @@ class OptionGrid:
     def __init__(
         self,
         chain: Chain,
-        rounds: int,
         snapshot: PerformanceSnapshot,
         workload: Workload,
         limits: Limits,
     ) -> None:
-        self.chain, self.rounds = chain, rounds
-        rates, offered = _offer(chain, rounds, snapshot, workload.sampled)
+        self.chain = chain
+        rates, offered = _offer(chain, snapshot, workload.sampled)
         sizes = np.ceil(offered)[:, None]  # nodes that there are to select from
         nodes = np.broadcast_to(_NODES, (len(SHAPE_NODES), len(_NODES)))
         self._is_open = not limits.whole_trees and limits.nodes is None
@@ -233,7 +205,6 @@ class OptionGrid:
             int(SHAPE_DEPTHS[shape]),
             int(SHAPE_WIDTHS[shape]),
             int(self.nodes[shape, place]),
-            self.rounds,
             float(self.cycle_ms[shape, place]),
             float(self.tokens[shape, place]),
             float(self.ms_per_token[shape, place]),
@@ -247,7 +218,7 @@ class OptionGrid:
         """[O]"""
         # A shape may stand for a depth that lies below its own, which is then what is drafted.
         depths = np.minimum(SHAPE_DEPTHS, limits.depth or MAX_DEPTH)
-        allowed = self.rounds * depths <= limits.max_depth
+        allowed = depths <= limits.max_depth
         if limits.depth is not None:
             allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
         if limits.width is not None and allowed.any():  # as wide as a tree of that depth may be
@@ -278,17 +249,15 @@ class OptionGrid:
         total = np.zeros(len(SHAPE_NODES))
         for index, name in enumerate(self.chain[1:-1], start=1):
             prefix = self.chain[:index]
-            _, offered = _offer((*prefix, name), 1, snapshot, workload.sampled)
-            passes = self.rounds if index == 1 else 1
-            for each in range(passes):
-                places = batch * (1 + offered * (each + 1))
-                judging = _forward(snapshot, name, target, workload, places)
-                total += judging + _stage(snapshot, "verify", places)
-        total += self.rounds * drafting + _drafting_ms(snapshot, workload.batch)
+            _, offered = _offer((*prefix, name), snapshot, workload.sampled)
+            places = batch * (1 + offered)
+            judging = _forward(snapshot, name, target, workload, places)
+            total += judging + _stage(snapshot, "verify", places)
+        total += drafting + _drafting_ms(snapshot, workload.batch)
         return np.asarray(total)[:, None]
 
     def _drafter_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
-        """[O] of the drafter's steps, once."""
+        """[O] of the drafter's steps."""
         name, target = self.chain[0], self.chain[-1]
         wide = workload.requests * SHAPE_WIDTHS
         step = _forward(snapshot, name, target, workload, wide)
@@ -388,41 +357,39 @@ def acceptance_rate(
     """Of the best draft token whose parent was accepted, on the text of now: as observed, blended
     by evidence with what the similarity promises. `usual`: on texts of all the time."""
     prior = snapshot.promised_alpha.get((proposer, verifier, sampled), UNTRIED_ALPHA)
-    return blended_alpha(snapshot.trees.get(((proposer,), 1, verifier, sampled)), prior, usual)
+    return blended_alpha(snapshot.trees.get(((proposer,), verifier, sampled)), prior, usual)
 
 
-def _offer(
-    chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
-) -> tuple[Floats, Floats]:
+def _offer(chain: Chain, snapshot: PerformanceSnapshot, sampled: Mode) -> tuple[Floats, Floats]:
     """What the last model of a chain is offered: rank rates [O, RANKS], and nodes [O].
 
     A drafter's tree has depth x width nodes. An intermediate offers, at width 1, the path that it
     accepted and its own next token; in wider trees the drafter's nodes in its own judgement.
     """
-    key = (chain, rounds, sampled)
+    key = (chain, sampled)
     if key not in snapshot.offers:
-        snapshot.offers[key] = _find_offer(chain, rounds, snapshot, sampled)
+        snapshot.offers[key] = _find_offer(chain, snapshot, sampled)
     return snapshot.offers[key]
 
 
 def _find_offer(
-    chain: Chain, rounds: int, snapshot: PerformanceSnapshot, sampled: Mode
+    chain: Chain, snapshot: PerformanceSnapshot, sampled: Mode
 ) -> tuple[Floats, Floats]:
     proposers, verifier = chain[:-1], chain[-1]
     # What was seen is of all the time; what that is worth now comes last.
     alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled, usual=True)
-    seen = snapshot.trees.get((proposers, rounds, verifier, sampled))
+    seen = snapshot.trees.get((proposers, verifier, sampled))
     promised: Callable[[float], Floats] = tree_rates
     if len(proposers) == 1:
         offered = SHAPE_NODES.astype(np.float64)
     else:
-        before, nodes = _offer(proposers, 1, snapshot, sampled)
+        before, nodes = _offer(proposers, snapshot, sampled)
         sums = np.take_along_axis(
             expected_tokens(before), np.minimum(nodes.astype(np.int64), 64)[:, None], axis=1
         )
-        lengths = sums[:, 0] * rounds
+        lengths = sums[:, 0]
         promised = partial(path_rates, lengths=lengths)
-        offered = np.where((SHAPE_WIDTHS == 1) | (rounds > 1), lengths, SHAPE_NODES * 1.0)
+        offered = np.where(SHAPE_WIDTHS == 1, lengths, SHAPE_NODES * 1.0)
         offered = np.maximum(1.0, offered)
     rates = rank_rates(seen, promised(alpha))
     if seen is not None and seen.trials:

@@ -283,9 +283,9 @@ class PerformanceProfiler:
         return self._trees.setdefault(key, AcceptanceEstimator())
 
     def _fit_map(self, key: TreeKey, accepted: float, judged: float) -> None:
-        pair = (key[0][-1], key[2])
+        pair = (key[0][-1], key[1])
         if pair in self._similarity:
-            fitted = self._maps.setdefault((*pair, key[3]), SimilarityMap())
+            fitted = self._maps.setdefault((*pair, key[2]), SimilarityMap())
             fitted.record(self._similarity[pair], accepted, judged)
 
     def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:

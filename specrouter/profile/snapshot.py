@@ -15,8 +15,8 @@ Floats = NDArray[np.float64]
 
 Pair = tuple[str, str]  # who proposed, who verified
 Mode = bool  # are tokens sampled, or chosen greedily?
-# Who proposed a tree (all levels but the last), in how many inner rounds, who verified it, how.
-TreeKey = tuple[Chain, int, str, Mode]
+# Who proposed a tree (all levels but the last), who verified it, how.
+TreeKey = tuple[Chain, str, Mode]
 OutcomeKey = tuple[Chain, int, Mode]  # of cycles at about one load, see `load_of`
 
 

@@ -28,7 +28,6 @@ _REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
 _LARGEST_BIAS = 100.0
 MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
-MAX_INNER_ROUNDS = 4  # drafts that an intermediate judges before the next model sees the result
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
 MAX_CYCLE_NODES = 192  # draft tokens of all requests that a cycle's selection may leave
 MAX_SAMPLES = 128
@@ -175,9 +174,7 @@ class Speculation:
         depth: draft tokens a cycle, 1 .. MAX_DEPTH; None takes the configured one.
         width: branches of the token tree, 1 .. MAX_WIDTH; None takes the configured one. Depth
             times width is at most MAX_TREE_TOKENS.
-        inner_rounds: how often the first intermediate judges a draft before the next model sees the
-            result, 1 .. MAX_INNER_ROUNDS; None takes the configured number. Times the depth it is
-            at most MAX_DEPTH.
+        inner_rounds: without effect, accepted for callers of earlier versions.
     """
 
     chain: tuple[str, ...] | None = None
@@ -199,10 +196,7 @@ class Speculation:
                 reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
                 raise RequestError("speculation.width", reason)
         if self.inner_rounds is not None:
-            field = "speculation.inner_rounds"
-            check_int(field, self.inner_rounds, least=1, most=MAX_INNER_ROUNDS)
-            if (self.depth or 1) * self.inner_rounds > MAX_DEPTH:
-                raise RequestError(field, f"times the depth must be at most {MAX_DEPTH}")
+            check_int("speculation.inner_rounds", self.inner_rounds, least=1)
 
     def check_members(
         self, names: tuple[str, ...], target: str, weightless: Collection[str] = ()
@@ -287,11 +281,6 @@ def _check_number(field: str, value: object, least: float, most: float | None = 
         raise RequestError(field, f"must be at least {least:g}, not {value}")
     if most is not None and value > most:
         raise RequestError(field, f"must be at most {most:g}, not {value}")
-
-
-def fitting_rounds(depth: int, rounds: int) -> int:
-    """The inner rounds, or the most with which drafts of this depth stay within MAX_DEPTH."""
-    return max(1, min(rounds, MAX_DEPTH // depth))
 
 
 def fitting_width(depth: int, width: int) -> int:

@@ -37,8 +37,8 @@ _PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _RECORDS = 256
 _MOST_KEYS = 64  # ways to leave things open that decisions are kept for
 
-Override = tuple[int | None, int | None, int | None]  # depth, width, inner rounds
-SCHEDULED: Override = (None, None, None)
+Override = tuple[int | None, int | None]  # depth, width
+SCHEDULED: Override = (None, None)
 
 
 class Reader(Protocol):
@@ -155,7 +155,7 @@ class DecisionKeeper:
         before, load = self._in_use.get(key), len(rows) + reading
         if before is not None and not self.is_due(before, cycle, load, others, models):
             return before.decision
-        depth, width, rounds = key
+        depth, width = key
         snapshot = self.snapshot(cycle, _SNAPSHOT_CYCLES)
         workload = workload_of(list(requests.values()), rows, reader)
         workload = replace(workload, requests=load, others=others)
@@ -164,7 +164,7 @@ class DecisionKeeper:
             snapshot, workload, self.scheduler.target, rows, remaining, reader, self.prefill_chunk
         )
         current = None if before is None else before.decision
-        decision = self.scheduler.choose(snapshot, workload, models, current, depth, width, rounds)
+        decision = self.scheduler.choose(snapshot, workload, models, current, depth, width)
         if key not in self._in_use:
             self._forget_unused()
         since = cycle if before is None else before.since

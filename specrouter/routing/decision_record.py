@@ -14,7 +14,7 @@ class DecisionRecord:
     Attributes:
         unix_s: when it was, in seconds since 1970.
         requests: that it is for.
-        asked: depth, width and inner rounds that these requests ask for; None is left open.
+        asked: depth and width that these requests ask for; None is left open.
         available: models that were not in quarantine.
     """
 
@@ -22,7 +22,7 @@ class DecisionRecord:
     unix_s: float
     requests: int
     decision: ChainDecision
-    asked: tuple[int | None, int | None, int | None] = (None, None, None)
+    asked: tuple[int | None, int | None] = (None, None)
     available: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -31,13 +31,12 @@ class DecisionRecord:
             "cycle": self.cycle,
             "unix_s": round(self.unix_s, 3),
             "requests": self.requests,
-            "asked": dict(zip(("depth", "width", "inner_rounds"), self.asked, strict=True)),
+            "asked": dict(zip(("depth", "width"), self.asked, strict=True)),
             "available": list(self.available),
             "chain": list(decision.chain),
             "depth": decision.depth,
             "width": decision.width,
             "nodes": decision.nodes,
-            "inner_rounds": decision.inner_rounds,
             "reason": decision.reason,
             "predicted": _option_json(decision.predicted),
             "alternatives": [_option_json(option) for option in decision.alternatives],
@@ -53,7 +52,6 @@ def _option_json(option: Option | None) -> dict[str, Any] | None:
         "depth": option.depth,
         "width": option.width,
         "nodes": option.nodes,
-        "inner_rounds": option.inner_rounds,
         "cycle_ms": round(option.cycle_ms, 3),
         "tokens_per_cycle": round(option.tokens, 3),
         "ms_per_token": round(option.ms_per_token, 3),

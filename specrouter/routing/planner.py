@@ -21,7 +21,6 @@ from specrouter.request.params import (
     MAX_CYCLE_NODES,
     Chain,
     Speculation,
-    fitting_rounds,
     fitting_width,
 )
 from specrouter.request.running import RunningRequest
@@ -258,7 +257,6 @@ class RoutePlanner:
             option.chain,
             min(option.depth, limits.depth or option.depth) or 1,
             min(option.width, limits.width or option.width),
-            option.inner_rounds,
             decision.hard_rejection,
             self._is_whole(option.chain, decision.hard_rejection),
             # Who asks for another depth or width gets no tree of the fixed form.
@@ -432,7 +430,6 @@ class RoutePlanner:
             route.depth,
             route.width,
             self.scheduler.config.nodes,
-            route.inner_rounds,
             route.whole,
         )
         self._foreseen_options.pop(key, None)  # the oldest stand first
@@ -445,7 +442,7 @@ class RoutePlanner:
         """The route of a request that names its chain, or wants none."""
         if not isinstance(override, Speculation) or not self.scheduler.fit(chain, held):
             return Route((self.scheduler.target,))
-        limits = self.scheduler.limits(override.depth, override.width, override.inner_rounds)
+        limits = self.scheduler.limits(override.depth, override.width)
         depth = limits.depth or FIXED_DEPTH
         hard = self.scheduler.config.policy == "paper"
         # Who names a chain gets its trees whole, unless a selection was configured.
@@ -454,7 +451,6 @@ class RoutePlanner:
             chain,
             depth,
             fitting_width(depth, limits.width or 1),
-            fitting_rounds(depth, limits.inner_rounds or 1),
             hard,
             is_open or self._is_whole(chain, hard),
         )
@@ -600,7 +596,6 @@ def _shaped_like(main: Option, option: Option, decided: Option) -> Option:
         depth=main.depth,
         width=main.width,
         nodes=main.nodes,
-        inner_rounds=main.inner_rounds,
         levels_ms=option.levels_ms * main.levels_ms / max(decided.levels_ms, 1e-9),
         plain_ms=0.0,  # not what outcomes are about
     )
@@ -613,5 +608,4 @@ def _unpredicted(decision: ChainDecision) -> Option:
         decision.depth,
         decision.width,
         decision.nodes or 0,
-        decision.inner_rounds,
     )

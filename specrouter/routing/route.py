@@ -22,7 +22,6 @@ class Route(NamedTuple):
     chain: Chain
     depth: int = 1
     width: int = 1
-    inner_rounds: int = 1
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
@@ -35,7 +34,6 @@ class Route(NamedTuple):
             self.width,
             self.hard_rejection,
             self.whole,
-            self.inner_rounds,
             self.branching,
         )
 
@@ -76,7 +74,7 @@ def parties_of(
         if isinstance(asked, Speculation) and asked.chain is not None:
             chain = (*(name for name in asked.chain[:-1] if name in available), target)
         elif isinstance(asked, Speculation):
-            key = (asked.depth, asked.width, asked.inner_rounds)
+            key = (asked.depth, asked.width)
             chain = in_use(key)
         elif asked is None:
             key = SCHEDULED

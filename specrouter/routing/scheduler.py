@@ -5,8 +5,8 @@ for every candidate, with every shape of tree, the effective time of a committed
 the least (SpecRouter, section 4.2, Equation 7, Algorithm 1). The target alone is always a
 candidate, so a chain that does not pay is not used.
 
-- `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes x inner
-  rounds (`prediction`), hysteresis, and probes of models that nobody used for long.
+- `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes
+  (`prediction`), hysteresis, and probes of models that nobody used for long.
 - `paper`: the published formula: every level costs W times the model's time per token, and the
   acceptance rate is a function of the similarity alone; hard rejection.
 - `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
@@ -28,12 +28,11 @@ from specrouter.profile.prediction import (
     OptionGrid,
     Workload,
     acceptance_rate,
-    options,
     predict_paper,
     target_only,
 )
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_rounds, fitting_width
+from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
 from specrouter.routing.audition_policy import EXPLORED_SHARE
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
@@ -81,7 +80,6 @@ class ChainDecision:
     depth: int
     width: int
     nodes: int | None = None
-    inner_rounds: int = 1
     hard_rejection: bool = False
     reason: str = "configured"
     predicted: Option | None = None
@@ -93,8 +91,8 @@ class ChainDecision:
     grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
 
     @property
-    def route(self) -> tuple[Chain, int, int, int | None, int]:
-        return self.chain, self.depth, self.width, self.nodes, self.inner_rounds
+    def route(self) -> tuple[Chain, int, int, int | None]:
+        return self.chain, self.depth, self.width, self.nodes
 
 
 def candidate_chains(
@@ -127,7 +125,7 @@ class ModelChainScheduler:
 
     Args:
         only_paths: trees of width 1 (`engine.exact: strict`).
-        rejection: whole drafts of width 1, without selection or inner rounds: what rejection
+        rejection: whole drafts of width 1, without selection: what rejection
             sampling draws must not depend on what was drawn.
         whole_trees: the target verifies all that was drafted.
         fit_together: whether models can be in memory at once. Chains of which not all members can
@@ -168,16 +166,15 @@ class ModelChainScheduler:
         current: ChainDecision | None = None,
         depth: int | None = None,
         width: int | None = None,
-        inner_rounds: int | None = None,
     ) -> ChainDecision:
         """How the requests of a workload go through the next cycles.
 
         Args:
             current: what is in use, for hysteresis.
-            depth, width, inner_rounds: of one request's override; None takes the configured ones.
+            depth, width: of one request's override; None takes the configured ones.
         """
         policy = self.config.policy
-        limits = self.limits(depth, width, inner_rounds)
+        limits = self.limits(depth, width)
         if policy == "adaptive":
             return self._adaptive(snapshot, workload, models, current, limits)
         deep = limits.depth or FIXED_DEPTH
@@ -186,7 +183,6 @@ class ModelChainScheduler:
             deep,
             fitting_width(deep, limits.width or 1),
             limits.nodes,
-            fitting_rounds(deep, limits.inner_rounds or 1),
         )
         if policy == "target-only":
             return fixed
@@ -211,16 +207,13 @@ class ModelChainScheduler:
         names = dict.fromkeys(name for chain in chains for name in chain)
         return tuple(name for name in names if name != self.target)
 
-    def limits(self, depth: int | None, width: int | None, inner_rounds: int | None) -> Limits:
+    def limits(self, depth: int | None, width: int | None) -> Limits:
         """What is left open of a cycle's shape."""
         config = self.config
-        deep = depth or config.depth
-        rounds = 1 if self._rejection else inner_rounds or config.inner_rounds
         return Limits(
-            deep,
+            depth or config.depth,
             1 if self._only_paths else width or config.width,
             None if self._rejection else config.nodes,
-            rounds and fitting_rounds(deep or 1, rounds),
             whole_trees=self._whole_trees,
         )
 
@@ -254,7 +247,7 @@ class ModelChainScheduler:
         promised = _WORTH_LOADING * alone.ms_per_token
         worth = [o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot)]
         best, reason = worth[0], "fastest as predicted"
-        kept = _kept(current, alone, best_grids, snapshot, workload, limits)
+        kept = _kept(current, alone, best_grids)
         if current is None:
             reason = "first decision"
         elif kept is None:
@@ -277,7 +270,6 @@ class ModelChainScheduler:
             best.depth,
             best.width,
             best.nodes or None,
-            best.inner_rounds,
             reason=reason,
             predicted=best,
             alternatives=_explained(others, alone),
@@ -295,15 +287,14 @@ class ModelChainScheduler:
         current: ChainDecision | None,
         limits: Limits,
     ) -> dict[Chain, OptionGrid]:
-        """Of the chains that draft and are worth a look, with the best number of inner rounds."""
+        """Of the chains that draft and are worth a look."""
         found: dict[Chain, OptionGrid] = {}
 
         def look_at(chains: Iterable[Chain]) -> None:
             for chain in chains:
-                each = options(chain, snapshot, workload, limits)
-                best = min(each, key=lambda grid: grid.ms_per_token.min())
-                if best.allowed.any():
-                    found[chain] = best
+                grid = OptionGrid(chain, snapshot, workload, limits)
+                if grid.allowed.any():
+                    found[chain] = grid
 
         def promise(name: str) -> float:
             return float(found[name, self.target].ms_per_token.min())
@@ -348,7 +339,6 @@ class ModelChainScheduler:
         depth: int,
         width: int,
         nodes: int | None = None,
-        inner_rounds: int = 1,
         whole: bool = True,
     ) -> Option:
         """What one way to run a cycle is predicted to cost.
@@ -360,7 +350,7 @@ class ModelChainScheduler:
         # Somebody asked for it: it is predicted whether or not it would be chosen.
         is_whole = nodes is None and whole
         limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
-        return OptionGrid(chain, inner_rounds, snapshot, workload, limits).best()
+        return OptionGrid(chain, snapshot, workload, limits).best()
 
     def at_hand(self, decision: ChainDecision, models: Models) -> list[Option]:
         """The options beside a decision's own that may be used now, best first: one may have failed
@@ -410,7 +400,7 @@ class ModelChainScheduler:
         for option in set(chosen):
             count = chosen.count(option)
             part = replace(workload, requests=count, lags={}, others=workload.batch - count)
-            grid = OptionGrid(option.chain, 1, snapshot, part, Limits())
+            grid = OptionGrid(option.chain, snapshot, part, Limits())
             found = grid.like(option)
             levels_ms += option.levels_ms if found is None else found.levels_ms
         others = workload.others  # gain a token each
@@ -459,9 +449,6 @@ def _kept(
     current: ChainDecision | None,
     alone: Option,
     grids: Mapping[Chain, OptionGrid],
-    snapshot: PerformanceSnapshot,
-    workload: Workload,
-    limits: Limits,
 ) -> Option | None:
     """What is predicted now of what is in use, if it may still be used."""
     if current is None:
@@ -471,6 +458,4 @@ def _kept(
     grid = grids.get(current.chain)
     if grid is None or current.predicted is None:
         return None
-    if grid.rounds != current.inner_rounds:
-        grid = OptionGrid(current.chain, current.inner_rounds, snapshot, workload, limits)
     return grid.like(current.predicted)

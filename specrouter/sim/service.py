@@ -127,7 +127,7 @@ class SimulatedService:
     def __post_init__(self) -> None:
         machine = self.machine
         known: dict[TreeKey, TreeAcceptance] = {
-            ((machine.drafter,), 1, machine.target, mode): learned(self.text) for mode in _MODES
+            ((machine.drafter,), machine.target, mode): learned(self.text) for mode in _MODES
         }
         self._snapshot = PerformanceSnapshot(machine.times, machine.parameters, trees=known)
         self._draws = np.random.default_rng(0)
@@ -269,7 +269,7 @@ class SimulatedService:
     def _find_levels_ms(self, requests: int) -> list[float]:
         """Of drafting trees of each shape."""
         workload = Workload(requests, self.machine.slots)
-        grid = OptionGrid(self.machine.chain, 1, self._snapshot, workload, Limits())
+        grid = OptionGrid(self.machine.chain, self._snapshot, workload, Limits())
         return [float(each) for each in grid.levels_ms[:, 0]]
 
     def _target_ms(self, places: int, requests: int, prompt_tokens: int) -> float:

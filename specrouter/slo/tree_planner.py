@@ -16,7 +16,7 @@ from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cycle import Candidates, TreeSelector
 from specrouter.profile.prediction import Option, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS, fitting_rounds
+from specrouter.request.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
 from specrouter.slo.cost_model import choose_nodes, demanded_rates, nearness
 from specrouter.slo.cycle_choice import CycleChoice, choose_cycle
 from specrouter.slo.tree_selection import (
@@ -169,7 +169,6 @@ class TreePlanner:
             option,
             depth=depth,
             width=1 if self._only_paths else width,
-            inner_rounds=fitting_rounds(depth, option.inner_rounds),
             plain_ms=0.0,
         )
 

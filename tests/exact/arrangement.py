@@ -66,7 +66,7 @@ Mode = Literal["off", "adaptive"] | Chain | Routed | Mixed
 class Arrangement:
     """`mode` with `batch` requests in flight; `depth` and `width` of the token trees.
 
-    They and `inner_rounds` are None where the mode ignores them, or is to choose them. `urgent`:
+    They are None where the mode ignores them, or is to choose them. `urgent`:
     requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
     """
 
@@ -74,7 +74,6 @@ class Arrangement:
     batch: int
     depth: int | None = None
     width: int | None = None
-    inner_rounds: int | None = None
     urgent: bool = False
     trees: Trees = ()
 
@@ -90,7 +89,7 @@ class Arrangement:
         if isinstance(self.mode, Mixed):
             return self.mode.overrides[index % len(self.mode.overrides)]
         if isinstance(self.mode, tuple):
-            return Speculation(self.mode, self.depth, self.width, self.inner_rounds)
+            return Speculation(self.mode, self.depth, self.width)
         return None
 
     def slo_of(self, index: int) -> SloLike:
@@ -110,7 +109,6 @@ class Arrangement:
             **vars(routed),
             "depth": depth,
             "width": width,
-            "inner_rounds": self.inner_rounds,
             "trees": dict(self.trees) or None,
         }
 
@@ -128,7 +126,7 @@ class Arrangement:
 
     def __str__(self) -> str:
         mode = ">".join(self.mode) if isinstance(self.mode, tuple) else str(self.mode)
-        settings = ("depth", "width", "inner_rounds")
+        settings = ("depth", "width")
         given = ((name, getattr(self, name)) for name in settings)
         settings_given = [(name, value) for name, value in given if value is not None]
         shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
@@ -175,7 +173,6 @@ def longest_chain(router: ChainRouter) -> Chain:
 
 def _policies(router: ChainRouter) -> list[Routed]:
     longest = longest_chain(router)
-    # Inner rounds are for drafters that can go on from any text.
     with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
     return [
         Routed("adaptive"),
@@ -198,12 +195,12 @@ def _mixtures(router: ChainRouter) -> list[Mixed]:
         "off",
         Speculation(longest[-2:], depth=4, width=4),
         Speculation(depth=3),
-        Speculation(with_weights, depth=3, width=2, inner_rounds=3),
-        Speculation((*longest[:1], longest[-1]), depth=7, inner_rounds=2),
-        Speculation(inner_rounds=2),
+        Speculation(with_weights, depth=3, width=2),
+        Speculation((*longest[:1], longest[-1]), depth=7),
+        Speculation(width=2),
         None,
-        Speculation(with_weights, depth=1, width=1, inner_rounds=4),
-        Speculation(longest, depth=5, width=3, inner_rounds=2),
+        Speculation(with_weights, depth=1, width=1),
+        Speculation(longest, depth=5, width=3),
         Speculation(longest[-1:]),
     )
     routed = (Routed("adaptive"), Routed("adaptive", groups="requests"), Routed("paper"))

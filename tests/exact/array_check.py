@@ -79,7 +79,6 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         progress = Progress(f"{check} {dtype}", len(rows) * len(cases))
         comparisons = serve_all(router, cases, rows, progress)
         assert_whole(router)
-        rounds = verified_rounds(router)
     differences = all_divergences(comparisons)
     margins = [difference_margin(oracle, difference) for difference in differences]
     tokens = sum(comparison.tokens for comparison in comparisons)
@@ -94,7 +93,6 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "cycles": sum(comparison.cycles for comparison in comparisons),
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
         "coverage": coverage(comparisons),
-        "inner_rounds_verified": rounds,
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
         "oracle_seconds": round(oracle_s, 1),
     }
@@ -112,11 +110,9 @@ def serve_all(
 
 
 def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What was served how: by policy, by what was set of its trees, by the inner rounds asked for,
-    and what policies decided."""
+    """What was served how: by policy, by what was set of its trees, and what policies decided."""
     by_mode: dict[str, Counter[str]] = {}
     by_trees: dict[str, Counter[str]] = {}
-    asked: Counter[int] = Counter()
     decided = set[Route]()
     for each in comparisons:
         figures = {"tokens": each.tokens, "cycles": each.cycles, "speculated": each.speculated}
@@ -128,16 +124,12 @@ def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             ),
         ):
             count.update({"arrangements": 1, **figures})
-        if each.arrangement.inner_rounds is not None:
-            asked[each.arrangement.inner_rounds] += 1
         decided |= each.decided
     return {
         "by_mode": {mode: dict(count) for mode, count in by_mode.items()},
         "by_trees": {trees: dict(count) for trees, count in sorted(by_trees.items())},
         "with_objectives": _objectives(comparisons),
-        "arrangements_by_inner_rounds": dict(sorted(asked.items())),
         "routes_decided": len(decided),
-        "inner_rounds_decided": sorted({route[-1] for route in decided}),
     }
 
 
@@ -147,13 +139,6 @@ def _objectives(comparisons: Sequence[Comparison]) -> dict[str, int]:
     attained = sum(each.attained[0] for each in comparisons)
     missed = sum(each.attained[1] for each in comparisons)
     return {"arrangements": arrangements, "attained": attained, "missed": missed}
-
-
-def verified_rounds(router: ChainRouter) -> list[int]:
-    """Of the drafts of chains longer than two that the target has judged so far."""
-    trees = router.performance().trees
-    judged = (key for key in trees if len(key[0]) > 1 and key[2] == router.pool.target)
-    return sorted({rounds for _, rounds, _, _ in judged})
 
 
 def _label(mode: Mode) -> str:

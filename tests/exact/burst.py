@@ -14,7 +14,7 @@ import numpy as np
 
 from specrouter import ChainRouter, RequestHandle, RequestOutput, SamplingParams, Speculation
 from specrouter.request.objective import SloLike
-from specrouter.request.params import MAX_DEPTH, MAX_INNER_ROUNDS, Chain
+from specrouter.request.params import Chain
 from tests.exact.arrangement import OBJECTIVES
 from tests.exact.comparison import Case
 from tests.exact.oracle import Oracle
@@ -50,11 +50,9 @@ def draw_burst(
     return [_draw_plan(cases, chains, rng) for _ in range(rng.integers(2, 7))]
 
 
-def draw_shape(rng: np.random.Generator) -> tuple[int, int, int]:
-    """Depth, width and inner rounds."""
-    depth = int(rng.integers(1, 8))
-    rounds = int(rng.integers(1, min(MAX_INNER_ROUNDS, MAX_DEPTH // depth) + 1))
-    return depth, int(rng.choice([1, 1, 2, 3, 4])), rounds
+def draw_shape(rng: np.random.Generator) -> tuple[int, int]:
+    """Depth and width."""
+    return int(rng.integers(1, 8)), int(rng.choice([1, 1, 2, 3, 4]))
 
 
 def play(

@@ -16,7 +16,7 @@ from specrouter.request.params import Chain
 from tests.exact.arrangement import Arrangement, Override
 
 Tokens = tuple[int, ...]
-Route = tuple[Chain, int, int, int | None, int]  # depth, width, nodes, inner rounds
+Route = tuple[Chain, int, int, int | None]  # depth, width, nodes
 
 
 @dataclass(frozen=True)

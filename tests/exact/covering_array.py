@@ -9,13 +9,12 @@ import itertools
 import math
 from collections.abc import Hashable, Sequence
 
-from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.request.params import MAX_TREE_TOKENS
 from tests.exact.arrangement import SELECTIONS, SHAPES, Arrangement, Mixed, Mode, Routed, Trees
 
 BATCHES = (1, 4, 16)
 DEPTHS = (1, 4, 7)
 WIDTHS = (1, 2, 4)
-INNER_ROUNDS = (1, 2, 3, 4)
 # Of all requests, roots and prompts included: fewer than a large batch has roots, and plenty.
 BUDGETS_TOKENS = (6, 48)
 _BUDGETED = ("slo", "global-greedy", "equal-greedy")
@@ -57,28 +56,19 @@ def covering_array(
 def pairs_of(row: Arrangement) -> set[Pair]:
     """The pairs of settings that one row covers."""
     settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
-    given = ((name, getattr(row, name)) for name in ("depth", "width", "inner_rounds"))
+    given = ((name, getattr(row, name)) for name in ("depth", "width"))
     settings += [(name, value) for name, value in given if value is not None]
     return set(itertools.combinations([*settings, *row.trees], 2))
 
 
-def _shapes(
-    mode: Mode, trees: Sequence[tuple[int, int]]
-) -> list[tuple[int | None, int | None, int | None]]:
-    """Depth, width and inner rounds with which the mode can be asked for."""
+def _shapes(mode: Mode, trees: Sequence[tuple[int, int]]) -> list[tuple[int | None, int | None]]:
+    """Depth and width with which the mode can be asked for."""
     chain = mode.chain if isinstance(mode, Routed) else mode if isinstance(mode, tuple) else None
     if chain is None and not (
         isinstance(mode, Routed) and mode.policy in ("paper", "ssd-smallest")
     ):
-        return [(None, None, None)]
-    if chain is None or len(chain) == 2:
-        return [(depth, width, None) for depth, width in trees]
-    return [
-        (depth, width, rounds)
-        for depth, width in trees
-        for rounds in INNER_ROUNDS
-        if depth * rounds <= MAX_DEPTH
-    ]
+        return [(None, None)]
+    return list(trees)
 
 
 def _trees(mode: Mode) -> list[Trees]:

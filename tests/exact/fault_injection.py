@@ -22,7 +22,7 @@ from modelpool.attention.packed import KVView
 from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
 from specrouter.cycle import Candidates, TreeSelector
-from specrouter.request.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler
 from specrouter.slo.tree_planner import TreePlanner
 from specrouter.slo.tree_selection import Bools, Ints
@@ -125,7 +125,6 @@ def _restless_choices(rng: np.random.Generator) -> Iterator[None]:
         chain = candidates[int(rng.integers(len(candidates)))]
         width = int(rng.integers(1, 5))
         depth = int(rng.integers(1, min(MAX_DEPTH, MAX_TREE_TOKENS // width) + 1))
-        rounds = int(rng.integers(1, min(MAX_INNER_ROUNDS, MAX_DEPTH // depth) + 1))
         nodes = None if rng.random() < 0.5 else int(rng.integers(1, depth * width + 1))
         found = dataclasses.replace(
             decision,
@@ -133,7 +132,6 @@ def _restless_choices(rng: np.random.Generator) -> Iterator[None]:
             depth=depth,
             width=width,
             nodes=nodes,
-            inner_rounds=rounds,
             grids={},  # by which a cycle would have other trees
         )
         if decision.predicted is None:
@@ -145,7 +143,6 @@ def _restless_choices(rng: np.random.Generator) -> Iterator[None]:
             depth=depth,
             width=width,
             nodes=nodes or 0,
-            inner_rounds=rounds,
             cycle_ms=1e-3,  # so that it pays to catch up
         )
         return dataclasses.replace(found, predicted=predicted)

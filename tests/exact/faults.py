@@ -1,7 +1,7 @@
 """Random bursts of requests on small random models that fail, come and go.
 
 Families of all architectures in float64, with an n-gram drafter. Requests join at random times
-under chains, trees and inner rounds of their own, are cancelled, streamed, resumed; drafters raise,
+under chains and trees of their own, are cancelled, streamed, resumed; drafters raise,
 hang, run out of memory or give NaN at random cycles and are evicted; in some bursts the target
 fails. Every burst has one of the scheduler's policies and shapes and selections of trees, which are
 switched on the router between; requests have objectives, some that nothing can attain.
@@ -27,7 +27,6 @@ from specrouter import ChainRouter, RequestOutput
 from specrouter.request.params import Chain
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import SELECTIONS, SHAPES, chains
-from tests.exact.array_check import verified_rounds
 from tests.exact.burst import draw_burst, draw_cases, draw_shape, play
 from tests.exact.comparison import Case, assert_whole
 from tests.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
@@ -81,7 +80,6 @@ class FaultCheck:
         self.policies: Counter[str] = Counter()
         self.trees: Counter[str] = Counter()
         self.attained: Counter[str] = Counter()
-        self.inner_rounds: Counter[int] = Counter()
         self.failures: list[str] = []
 
     def play_lifetime(self, family: Family, lifetime: int, bursts: int = BURSTS) -> None:
@@ -110,7 +108,6 @@ class FaultCheck:
                 self.policies[_label(policy)] += 1
                 self.trees.update(f"{k} {v}" for k, v in policy.get("trees", {}).items())
                 self.progress(f"{len(self.failures)} failed")
-            self.inner_rounds.update(verified_rounds(router))
         self.raised += faults.raised
         self.kinds += faults.kinds
 
@@ -152,12 +149,12 @@ def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]
     with settings of the trees."""
     pool = router.pool
     policy = str(rng.choice(["adaptive", *POLICIES])) if rng.random() < 0.6 else "adaptive"
-    depth, width, rounds = draw_shape(rng)
+    depth, width = draw_shape(rng)
     settings: dict[str, Any] = {"policy": policy}
     if policy == "adaptive":
         settings["groups"] = str(rng.choice(["one", "requests"]))
     else:
-        settings.update(depth=depth, width=width, inner_rounds=rounds)
+        settings.update(depth=depth, width=width)
     if policy in ("static", "ssd-tuned"):
         candidates = chains_that_fit(pool)
         fitting = [c for c in candidates if policy == "static" or len(c) == 2]
@@ -219,7 +216,6 @@ def main(arguments: list[str] | None = None) -> int:
         "bursts_by_policy": dict(check.policies),
         "bursts_by_trees": _by_name(check.trees),
         "requests_by_attained": dict(check.attained),
-        "lifetimes_by_inner_rounds": dict(sorted(check.inner_rounds.items())),
         "failures": len(check.failures),
         "examples": check.failures[:_SHOWN],
     }

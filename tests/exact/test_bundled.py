@@ -18,7 +18,7 @@ ROWS = (
     Arrangement("off", 4),
     Arrangement(("ngram", "tiny-8m"), 1, depth=4, width=1),
     Arrangement(CHAIN, 8, depth=4, width=3),
-    Arrangement(CHAIN, 8, depth=2, width=1, inner_rounds=3),
+    Arrangement(CHAIN, 8, depth=2, width=1),
     Arrangement("adaptive", 8),
 )
 

@@ -26,7 +26,7 @@ from tests.exact.arrangement import (
     longest_chain,
     policies_of,
 )
-from tests.exact.array_check import coverage, is_honest, make_cases, serve_all, verified_rounds
+from tests.exact.array_check import coverage, is_honest, make_cases, serve_all
 from tests.exact.chi_square import fit_p_value, independence_p_value
 from tests.exact.comparison import all_divergences, assert_whole, first_difference
 from tests.exact.covering_array import covering_array, pairs_of
@@ -121,18 +121,6 @@ def test_objectives_go_to_requests_in_turn() -> None:
     assert Arrangement("adaptive", 4).slo_of(1) is None
 
 
-def test_chains_of_three_meet_all_inner_rounds_that_fit_their_depth() -> None:
-    rows = covering_array(MODES)
-    covered = {pair for row in rows for pair in pairs_of(row)}
-    for mode, rounds in itertools.product((CHAINS[-1], TREES[-1]), (1, 2, 3, 4)):
-        assert (("mode", mode), ("inner_rounds", rounds)) in covered
-    for depth, rounds in itertools.product((1, 4, 7), (1, 2, 3, 4)):
-        pair = (("depth", depth), ("inner_rounds", rounds))
-        assert (pair in covered) == (depth * rounds <= 16)
-    asked = [row for row in rows if row.inner_rounds is not None]
-    assert {row.mode for row in asked} == {CHAINS[-1], TREES[-1]}
-
-
 def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
     rows = covering_array(MODES, depths=(4, 16), widths=(4, 8))
     assert all(row.depth * row.width <= 64 for row in rows if row.depth and row.width)
@@ -177,8 +165,7 @@ def test_a_policy_lasts_as_long_as_its_arrangement(small_router: ChainRouter) ->
     assert not any(record.decision.depth == 2 for record in small_router.decisions())
 
 
-def test_small_requests_under_every_policy_and_number_of_rounds(small_router: ChainRouter) -> None:
-    """The target judges drafts of every number of rounds, and no token depends on it."""
+def test_small_requests_under_every_policy(small_router: ChainRouter) -> None:
     oracle = open_oracle(small_router, "float64")
     params = [
         SamplingParams(max_new_tokens=12, temperature=index % 2, seed=index, ignore_eos=True)
@@ -193,8 +180,6 @@ def test_small_requests_under_every_policy_and_number_of_rounds(small_router: Ch
     assert not all_divergences(comparisons)
     covered = coverage(comparisons)
     assert set(covered["by_mode"]) == {"chains of 3", *map(str, modes)}
-    assert covered["inner_rounds_decided"] == [1, 2, 3, 4]  # by the static policy at the least
-    assert verified_rounds(small_router) == [1, 2, 3, 4]
     assert set(covered["by_trees"]) >= {f"selection {name}" for name in SELECTIONS}
     assert set(covered["by_trees"]) >= {f"shape {name}" for name in SHAPES}
     objectives = covered["with_objectives"]

@@ -13,7 +13,6 @@ from processors.pack import NO_SLOT, lag
 from processors.proposal import Proposal
 from processors.rollback import RollbackProcessor
 from processors.sampling_row import SamplingSettings
-from processors.token_tree import TokenTree
 from tests.processors.tiny import (
     GREEDY,
     MAX_TOKENS,
@@ -37,7 +36,6 @@ def draft(
     bench: Bench,
     depths: dict[int, int],
     width: int = 1,
-    stem: TokenTree | None = None,
     branching: Sequence[int] | None = None,
 ) -> Proposal:
     rows = np.array(sorted(depths))
@@ -50,7 +48,6 @@ def draft(
         bench.output_positions(rows),
         np.array([depths[row] for row in rows.tolist()]),
         width,
-        stem=stem,
         branching=branching,
     )
 
@@ -323,99 +320,12 @@ def test_logits_that_are_not_numbers_are_an_error(
     assert raised.value.rows.tolist() == [0]
 
 
-STEMS = ([3, 4, 5], [6], [7, 8])
-
-
-@pytest.mark.parametrize(
-    "settings", [GREEDY, WARM, PENALIZED], ids=["greedy", "sampled", "penalized"]
-)
-@pytest.mark.parametrize("width", [1, 3])
-def test_a_draft_behind_a_stem_is_that_behind_the_same_committed_tokens(
-    settings: SamplingSettings, width: int
-) -> None:
-    depths, lengths = {0: 3, 1: 4, 2: 1}, [5, 9, 4]
-    bench, other = Bench(lengths, settings), Bench(lengths, settings)
-    tokens = np.zeros((3, 3), dtype=np.int64)
-    for row, text in enumerate(STEMS):
-        tokens[row, : len(text)] = text
-        other.commit(row, text)
-    stem = TokenTree.path(np.arange(3), tokens, np.array([len(text) for text in STEMS]))
-    proposal, alone = draft(bench, depths, width, stem), draft(other, depths, width)
-    whole, tops = nodes_of(proposal.tree), nodes_of(alone.tree)
-    for row, text in enumerate(STEMS):
-        beyond = {p: node.log_prob for p, node in by_path(whole[row]).items()}
-        for length in range(1, len(text) + 1):  # the stem is certain
-            assert beyond.pop(tuple(text[:length])) == 0.0
-        expected = {(*text, *p): node.log_prob for p, node in by_path(tops[row]).items()}
-        assert beyond == pytest.approx(expected, abs=1e-9)
-
-
-def test_a_draft_behind_a_stem_knows_its_logits_from_the_stems_end_on() -> None:
-    bench = Bench([5, 9, 4], WARM)
-    tokens = np.array([[3, 4, 5], [6, 0, 0], [7, 8, 0]])
-    stem = TokenTree.path(np.arange(3), tokens, np.array([3, 1, 2]))
-    proposal = draft(bench, {0: 3, 1: 2, 2: 2}, 2, stem)
-    for index, (row, nodes) in enumerate(nodes_of(proposal.tree).items()):
-        deepest = int(proposal.tree.depths[index].max())
-        for place in range(-1, len(nodes)):
-            text = path(nodes, place)
-            at = proposal.place(index, place)
-            assert (at >= 0) == (len(STEMS[row]) <= len(text) < deepest)
-            if at >= 0:
-                wanted = bench.logits_after(row, text)
-                torch.testing.assert_close(proposal.logits[at], wanted, rtol=0, atol=1e-10)
-
-
-def test_what_was_committed_of_a_stem_and_its_draft_stays_cached() -> None:
-    bench = Bench([5, 9, 4], WARM)
-    tokens = np.array([[3, 4, 5], [6, 0, 0], [7, 8, 0]])
-    stem = TokenTree.path(np.arange(3), tokens, np.array([3, 1, 2]))
-    bases = bench.manager.counts[:3].copy()
-    proposal = draft(bench, {0: 3, 1: 2, 2: 2}, 2, stem)
-    kept = []
-    for row, nodes in nodes_of(proposal.tree).items():
-        text = path(nodes, len(STEMS[row]))  # the stem, and the best token behind it
-        bench.commit(row, [*text, 319])
-        kept.append(bases[row] + len(text))
-    roll_back(bench, bases, proposal)
-    assert bench.state.lengths(np.arange(3)).tolist() == kept
-    assert_logits(bench, draft(bench, {0: 2, 1: 2, 2: 2}, 3))
-
-
-def test_a_row_that_is_compacted_for_a_draft_keeps_the_stem_that_came_before() -> None:
-    bench, row, depth, width = Bench([180], WARM), np.array([0]), 4, 4
-    stem = TokenTree.path(row, np.array([[3, 4, 5]]), np.array([3]))
-    beam = (depth - 1) * width
-
-    def behind_the_stem() -> int:
-        """Slots that are free behind it, and behind the last committed token."""
-        return bench.state.slots - int(bench.state.ends[0]) - 4
-
-    while behind_the_stem() >= beam:  # the last node that was fed is committed: holes before it
-        bases = bench.manager.counts[row]
-        proposal = draft(bench, {0: depth}, width)
-        bench.commit(0, path(nodes_of(proposal.tree)[0], beam - 1))
-        bench.commit(0, [319])
-        roll_back(bench, bases, proposal)
-    assert lag(bench.state, bench.manager, row) == 0
-    assert behind_the_stem() >= 0
-    bases = bench.manager.counts[row]
-    proposal = draft(bench, {0: depth}, width, stem)
-    assert bench.state.ends[0] == bases + len(stem.tokens[0]) + beam  # no hole is left
-    assert bench.state.cache_mask[0, proposal.fed.flat_slots[0, : 3 + beam]].all()
-    bench.commit(0, [*path(nodes_of(proposal.tree)[0], 3), 319])
-    roll_back(bench, bases, proposal)
-    assert bench.state.lengths(row) == bases + 4
-    assert_logits(bench, draft(bench, {0: 2}, 3))
-
-
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_draft_behind_a_stem_that_fails_leaves_nothing(fails_at: int) -> None:
+def test_a_draft_that_fails_leaves_nothing(fails_at: int) -> None:
     bench = Bench([7, 3])
     good, bench.model = bench.model, FailingModel(bench.model, fails_at)
-    stem = TokenTree.path(np.arange(2), np.array([[3, 4], [5, 0]]), np.array([2, 1]))
     with pytest.raises(RuntimeError, match="out of memory"):
-        draft(bench, {0: 4, 1: 4}, 2, stem)
+        draft(bench, {0: 4, 1: 4}, 2)
     roll_back(bench, bench.manager.counts[:2].copy(), None)
     assert bench.holds_numbers
     bench.model = good

@@ -59,7 +59,7 @@ BASELINE_TPOT_MS = 40.0
 _FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None, None)
 SLO_REPORT = SloReport(2.0, _FIGURES, {"interactive": _FIGURES})
 STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
-_CHOSEN = Option(("small", "big"), 4, 2, 6, 1, 30.0, 2.5, 12.0)
+_CHOSEN = Option(("small", "big"), 4, 2, 6, 30.0, 2.5, 12.0)
 DECISION = DecisionRecord(
     cycle=3,
     unix_s=1e9,
@@ -233,7 +233,7 @@ class FakeRouter:
         return STATISTICS
 
     def calibration(self) -> dict[TreeKey, CalibrationFigures]:
-        return {(("small",), 1, "big", True): CalibrationFigures(100.0, 0.02, 0.1, 0.2)}
+        return {(("small",), "big", True): CalibrationFigures(100.0, 0.02, 0.1, 0.2)}
 
     def slo_report(self) -> SloReport:
         return SLO_REPORT

@@ -47,7 +47,7 @@ def snapshot(
     promised: dict[tuple[str, str, bool], float] = {}
     for mode in (False, True):
         for chain, rate in (seen or {}).items():
-            trees[chain[:-1], 1, chain[-1], mode] = geometric(rate)
+            trees[chain[:-1], chain[-1], mode] = geometric(rate)
         promised |= {(*pair, mode): rate for pair, rate in (alpha or {}).items()}
     known = PerformanceSnapshot(times, PARAMETERS, trees=trees, promised_alpha=promised)
     return replace(known, **others)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
 from specrouter.request.objective import SLO
-from specrouter.request.params import MAX_DEPTH, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, MAX_WIDTH
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
 Settings = dict[str, Any]
 POOL: Settings = {
@@ -30,7 +30,7 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     config = RouterConfig.load({"pool": POOL})
     assert config.scheduler.policy == "adaptive"
     assert (config.scheduler.depth, config.scheduler.width) == (None, None)
-    assert (config.scheduler.nodes, config.scheduler.inner_rounds) == (None, None)
+    assert config.scheduler.nodes is None
     assert (config.scheduler.groups, config.scheduler.chain) == ("one", None)
     assert (config.engine.max_requests, config.engine.max_model_len) == (32, 1024)
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
@@ -70,8 +70,6 @@ def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
         ("scheduler", "width", MAX_WIDTH + 1),
         ("scheduler", "nodes", 0),
         ("scheduler", "nodes", MAX_TREE_TOKENS + 1),
-        ("scheduler", "inner_rounds", 0),
-        ("scheduler", "inner_rounds", MAX_INNER_ROUNDS + 1),
         ("scheduler", "groups", "two"),
         ("trees", "shape", "costmodell"),
         ("trees", "shape", None),
@@ -234,13 +232,6 @@ def test_the_tuned_policy_needs_a_pair_and_what_was_tuned(setting: Settings, fie
     assert refused({"pool": POOL, "scheduler": TUNED | setting}).field == f"scheduler.{field}"
 
 
-def test_drafts_of_all_inner_rounds_have_a_largest_depth() -> None:
-    RouterConfig.load({"pool": POOL, "scheduler": {"depth": 8, "inner_rounds": 2}})
-    error = refused({"pool": POOL, "scheduler": {"depth": 8, "inner_rounds": 3}})
-    assert error.field == "scheduler.inner_rounds"
-    assert str(MAX_DEPTH) in error.reason
-
-
 @pytest.mark.parametrize(("depth", "width"), [(16, 5), (9, 8), (13, 5)])
 def test_a_tree_that_is_too_large_is_refused(depth: int, width: int) -> None:
     error = refused({"pool": POOL, "scheduler": {"depth": depth, "width": width}})
@@ -348,3 +339,13 @@ def test_keys_are_not_shown_with_the_configuration() -> None:
     config = RouterConfig.load({"pool": POOL, "server": {"api_keys": ["secret"]}})
     assert config.server.api_keys == ("secret",)
     assert "secret" not in repr(config)
+
+
+def test_keys_of_earlier_versions_are_read_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = RouterConfig.load({"pool": POOL, "scheduler": {"inner_rounds": 3, "depth": 5}})
+    assert config.scheduler.depth == 5
+    assert [record.message for record in caplog.records] == [
+        "scheduler.inner_rounds has no effect any more"
+    ]

@@ -197,15 +197,14 @@ def test_requests_that_differ_in_chains_and_objectives_share_a_batch(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Path) -> None:
-    """Models that nearly always agree, so that every inner round adds all it drafts."""
+    """Models that nearly always agree, so that every draft is accepted as a whole."""
     pool = pool_settings(save_family(tmp_path, noise=0.002))
     engine = {"max_requests": 2, "max_model_len": 128, "preload": False}
     row = Arrangement(
         Routed("static", NAMES),
         1,
-        depth=1,
+        depth=4,
         width=4,
-        inner_rounds=4,
         trees=(("shape", shape), ("selection", "whole"), ("budget_tokens", 200)),
     )
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
@@ -217,14 +216,11 @@ def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Pa
         assert result.cycles < 0.6 * result.tokens, "paths are short"
 
 
-@pytest.mark.parametrize("inner_rounds", [1, 2, 3])
-def test_places_that_a_beam_leaves_empty_are_no_tokens(inner_rounds: int, tmp_path: Path) -> None:
+def test_places_that_a_beam_leaves_empty_are_no_tokens(tmp_path: Path) -> None:
     """A static tree is wider than its first level: what pads it is id 0, here a likely choice."""
     pool = pool_settings(save_family(tmp_path))
     engine = {"max_requests": 4, "max_model_len": 128, "preload": False}
-    row = Arrangement(
-        Routed("static", NAMES), 4, inner_rounds=inner_rounds, trees=(("shape", "static"),)
-    )
+    row = Arrangement(Routed("static", NAMES), 4, trees=(("shape", "static"),))
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         oracle = open_oracle(router, "float64")
         prompts = [(17, 230, 41 + index) for index in range(8)]

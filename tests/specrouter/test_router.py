@@ -1069,10 +1069,10 @@ def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
     for pair in (("small", "middle"), ("middle", "target")):
         assert 0.0 <= known.similarity[pair] <= 1.0
         assert 0.0 <= known.promised_alpha[*pair, False] <= 1.0
-    first = known.trees[("small",), 1, "middle", False]
+    first = known.trees[("small",), "middle", False]
     assert first.trials > 0
     assert 0.0 <= first.alpha <= 1.0
-    assert (("small", "middle"), 1, "target", False) in known.trees
+    assert (("small", "middle"), "target", False) in known.trees
     assert {"draft", "verify"} <= set(known.stages)
 
 
@@ -1182,7 +1182,6 @@ def test_bad_trees_are_refused_and_name_their_field(
         ("scheduler.chain", "static", {"chain": ["small", "middle"]}),
         ("scheduler.chain", "ssd-tuned", {"chain": ["target"], "depth": 2, "width": 1}),
         ("scheduler.width", "ssd-tuned", {"chain": ["small", "target"], "depth": 2}),
-        ("scheduler.inner_rounds", "adaptive", {"depth": 8, "inner_rounds": 4}),
         ("scheduler", "static", {}),
     ],
 )

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import NonFiniteLogits, Verdict, VerifyProcessor
+from processors import Verdict, VerifyProcessor
 from specrouter.cycle import (
     Candidates,
     ChainGroup,
@@ -84,11 +84,10 @@ class Bench:
         depth: int = 4,
         width: int = 1,
         nodes: int | None = None,
-        rounds: int = 1,
     ) -> CycleResult:
         """`nodes`: of a tree, in the mean, that the target verifies; None: whole trees."""
         which = np.array(range(len(self.prompts)) if rows is None else rows, dtype=np.int64)
-        group = ChainGroup(chain, depth, which, width, whole=nodes is None, inner_rounds=rounds)
+        group = ChainGroup(chain, depth, which, width, whole=nodes is None)
         return self.run([group], None if nodes is None else best(nodes))
 
     def run(
@@ -103,11 +102,6 @@ class Bench:
             self.manager.committed(row)[len(prompt) :].tolist()
             for row, prompt in enumerate(self.prompts)
         ]
-
-    def rounds(self) -> set[int]:
-        """Of the trees that the target judged."""
-        known = self.profiler.snapshot().trees
-        return {rounds for _, rounds, verifier, _ in known if verifier == "target"}
 
 
 def best(nodes: int) -> TreeSelector:
@@ -260,7 +254,7 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
         assert made == expected[: len(made)]
 
 
-# Inner rounds
+# Chains of three
 
 FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
 TRIPLE: Chain = ("small", "middle", "target")
@@ -291,52 +285,14 @@ def target_alone(pool: ModelPool, setting: str) -> list[list[int]]:
     return bench.made()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("rounds", [2, 3, 4])
-def test_inner_rounds_commit_the_targets_choice(
-    rounds: int, width: int, batch: int, setting: str, pool: ModelPool
-) -> None:
-    expected = target_alone(pool, setting)[:batch]
-    bench = Bench(pool, prompts=FOUR[:batch], params=SETTINGS[setting])
-    cycles = 0
-    while open_rows := [row for row, made in enumerate(bench.made()) if len(made) < 24]:
-        result = bench.cycle(TRIPLE, open_rows, depth=3, width=width, nodes=12, rounds=rounds)
-        assert not result.failures
-        assert not result.errors
-        cycles += 1
-    assert bench.made() == expected
-    assert rounds in bench.rounds()
-    assert cycles < 24
-
-
-def test_inner_rounds_offer_the_target_longer_paths(pool: ModelPool) -> None:
-    gained = []
-    for rounds in (1, 4):
-        bench = Bench(pool, prompts=FOUR)
-        commits = [c for _ in range(3) for c in bench.cycle(TRIPLE, depth=2, rounds=rounds).commits]
-        gained.append(sum(len(commit.tokens) for commit in commits))
-    assert gained[1] > gained[0]
-
-
 def test_the_longest_drafts_stay_within_what_a_cycle_may_look_at(pool: ModelPool) -> None:
     bench, alone = Bench(pool, 60), Bench(pool, 60)
-    for rounds in (1, 2, 4):
-        for width in (1, 4):
-            bench.cycle(TRIPLE, depth=MAX_DEPTH // rounds, width=width, rounds=rounds)
+    for width in (1, 4):
+        bench.cycle(TRIPLE, depth=MAX_DEPTH, width=width)
     for _ in range(max(map(len, bench.made()))):
         alone.cycle(("target",))
     for made, expected in zip(bench.made(), alone.made(), strict=True):
         assert made == expected[: len(made)]
-
-
-def test_a_row_without_room_for_another_round_does_without_it(pool: ModelPool) -> None:
-    bench = Bench(pool, max_new_tokens=2)
-    result = bench.cycle(TRIPLE, depth=4, rounds=3)
-    assert len(result.commits) == 3
-    assert not result.is_regular
-    assert not bench.rounds(), "a path that was to have further rounds is no whole tree"
 
 
 def _near_their_ends(monkeypatch: pytest.MonkeyPatch, left: dict[int, int]) -> None:
@@ -348,43 +304,6 @@ def _near_their_ends(monkeypatch: pytest.MonkeyPatch, left: dict[int, int]) -> N
         return np.minimum(remaining(known, rows), caps)
 
     monkeypatch.setattr(DecodingRows, "remaining", capped)
-
-
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize(
-    ("left", "is_regular"),
-    [({}, True), ({3: 3}, True), ({3: 1}, True), ({0: 4, 7: 4}, False), ({0: 3, 5: 5}, False)],
-    ids=str,
-)
-def test_rows_without_room_for_another_round_keep_no_other_from_it(
-    left: dict[int, int],
-    is_regular: bool,
-    width: int,
-    pool: ModelPool,
-    target: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    prompts = [[5, 9, 11 + index] for index in range(8)]
-    bench, alone = Bench(pool, prompts=prompts), Bench(pool, prompts=prompts)
-    for one in (bench, alone):
-        one.cycle(TRIPLE, depth=2)  # the drafters read the prompts
-    _near_their_ends(monkeypatch, left)
-    result = bench.cycle(TRIPLE, depth=2, width=width, rounds=4)
-    expected = alone.cycle(TRIPLE, [row for row in range(8) if row not in left], 2, width, rounds=4)
-    gained = {commit.row: commit for commit in result.commits}
-    assert sorted(gained) == list(range(8))
-    for commit in expected.commits:  # as if the others were not there
-        assert gained[commit.row].tokens == commit.tokens
-        assert gained[commit.row].drafted == commit.drafted
-    assert bench.rounds() == {1, 4}
-    assert result.is_regular == is_regular
-    assert set(left) <= result.cut_rows
-    assert {commit.chain for commit in result.commits} == {TRIPLE} | (
-        {("target",)} if 1 in left.values() else set()
-    )
-    for _ in range(2):
-        bench.cycle(TRIPLE, [row for row in range(8) if row not in left], 2, width, rounds=4)
-    assert_target_alone(bench, target)
 
 
 @pytest.mark.parametrize(("near", "is_regular"), [(0, True), (1, True), (2, False)])
@@ -414,34 +333,6 @@ def test_distributions_of_all_rows_are_compared_in_turn(
     for _ in range(8):
         bench.cycle(("small", "target"), depth=2)
     assert set(compared) == set(range(8))
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("broken"), NonFiniteLogits("broken", np.array([0]))]
-)
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize(("name", "after"), [("small", 3), ("small", 4), ("middle", 1)])
-def test_a_failure_in_the_second_inner_round_costs_no_request_and_no_token(
-    name: str,
-    after: int,
-    width: int,
-    error: Exception,
-    pool: ModelPool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled-reading"])
-    bench.cycle(TRIPLE, depth=3, width=width, rounds=3)
-    _break(monkeypatch, name, after, error)
-    result = bench.cycle(TRIPLE, depth=3, width=width, rounds=3)
-    assert [failure.model for failure in result.failures] == [name]
-    assert sorted(commit.row for commit in result.commits) == [0, 1, 2, 3]
-    assert {commit.chain for commit in result.commits} == {TRIPLE}  # the first round is good
-    assert not result.errors
-    assert not result.is_regular
-    monkeypatch.undo()
-    assert not bench.cycle(TRIPLE, depth=3, width=width, rounds=3).failures
-    for made, expected in zip(bench.made(), target_alone(pool, "sampled-reading"), strict=True):
-        assert made == expected[: len(made)]
 
 
 # Selection
@@ -672,7 +563,7 @@ def test_trees_of_a_fixed_form_teach_no_rates_of_the_targets_ranks(bench: Bench)
     static = group(("small", "target"), [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
     for _ in range(3):
         bench.run([static])
-    pair = ("small",), 1, "target", False
+    pair = ("small",), "target", False
     assert pair not in bench.profiler.snapshot().trees
     beams = group(("small", "target"), [0, 1, 2], whole=True, depth=4, width=2)
     bench.run([beams])
@@ -689,7 +580,7 @@ def test_trees_of_a_fixed_form_teach_no_rates_of_an_intermediates_ranks(bench: B
 def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:
     for _ in range(4):
         bench.cycle(("small", "target"), depth=4, width=3, nodes=2)
-    seen = bench.profiler.snapshot().trees[("small",), 1, "target", False]
+    seen = bench.profiler.snapshot().trees[("small",), "target", False]
     assert seen.trees[shape_index(4, 3)] > 10
     assert (seen.rates[shape_index(4, 3), :12] > 0.0).all()
 

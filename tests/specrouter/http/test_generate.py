@@ -338,8 +338,6 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
         ({**PROMPT, "speculation": {"inner_rounds": "2"}}, "speculation.inner_rounds"),
         ({**PROMPT, "speculation": {"inner_rounds": True}}, "speculation.inner_rounds"),
         ({**PROMPT, "speculation": {"inner_rounds": 0}}, "speculation.inner_rounds"),
-        ({**PROMPT, "speculation": {"inner_rounds": 5}}, "speculation.inner_rounds"),
-        ({**PROMPT, "speculation": {"inner_rounds": 3, "depth": 6}}, "speculation.inner_rounds"),
         ({**PROMPT, "min_p": "0.1"}, "min_p"),
         ({**PROMPT, "min_p": 1.5}, "min_p"),
         ({**PROMPT, "min_p": float("nan")}, "min_p"),

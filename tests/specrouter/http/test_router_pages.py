@@ -48,7 +48,6 @@ def test_how_true_probabilities_are_is_shown_by_chain() -> None:
         "calibration": [
             {
                 "proposers": ["small"],
-                "inner_rounds": 1,
                 "verifier": "big",
                 "sampled": True,
                 "nodes": 100.0,

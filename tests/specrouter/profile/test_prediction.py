@@ -16,7 +16,6 @@ from specrouter.profile.prediction import (
     acceptance_rate,
     curve_of,
     expected_accepted,
-    options,
     predict_paper,
     similarity_to_acceptance,
     target_only,
@@ -24,20 +23,19 @@ from specrouter.profile.prediction import (
 )
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.request.params import MAX_CYCLE_NODES, MAX_INNER_ROUNDS, MAX_TREE_TOKENS, Chain
+from specrouter.request.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS, Chain
 from tests.specrouter.predictions import PAIR, TRIPLE, flat, geometric, rising, snapshot
 
 ONE = Workload(1)
 DEPTH_4 = Limits(depth=4, width=1, nodes=4)
-DEPTH_2 = Limits(depth=2, width=1, nodes=4, inner_rounds=1)
+DEPTH_2 = Limits(depth=2, width=1, nodes=4)
 HALVES = 1 + 0.5 + 0.25 + 0.125 + 0.0625  # tokens of 4 nodes, each half as good as the last
 
 
 def best(
     chain: Chain, known: PerformanceSnapshot, limits: Limits = DEPTH_4, workload: Workload = ONE
 ) -> Option:
-    [grid] = options(chain, known, workload, limits)
-    return grid.best()
+    return OptionGrid(chain, known, workload, limits).best()
 
 
 # A drafter without weights
@@ -79,7 +77,7 @@ def test_attention_costs_by_the_slots_that_it_reads() -> None:
 def test_a_pair_costs_its_drafts_and_one_verification() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known)
-    assert option.route == (PAIR, 4, 1, 4, 1)
+    assert option.route == (PAIR, 4, 1, 4)
     assert option.tokens == pytest.approx(HALVES)
     assert option.levels_ms == pytest.approx(4)
     assert option.cycle_ms == pytest.approx(4 + 14)
@@ -109,7 +107,7 @@ def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_e
 def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verifying() -> None:
     known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known, Limits(depth=3, width=2, nodes=4))
-    assert option.route == (PAIR, 3, 2, 4, 1)
+    assert option.route == (PAIR, 3, 2, 4)
     assert option.levels_ms == pytest.approx(2 + 2 * 2.0)
     assert option.cycle_ms == pytest.approx(6 + 14)
     assert option.tokens == pytest.approx(HALVES)
@@ -159,7 +157,7 @@ def test_what_is_left_open_is_chosen_by_the_least_time_per_token() -> None:
 
 def test_greedy_and_sampled_requests_have_rates_of_their_own() -> None:
     known = snapshot({"small": flat(1.0), "big": flat(10.0)}, {PAIR: 0.5})
-    trees = {**known.trees, (("small",), 1, "big", False): geometric(0.9)}
+    trees = {**known.trees, (("small",), "big", False): geometric(0.9)}
     known = replace(known, trees=trees)
     greedy = best(PAIR, known, workload=replace(ONE, sampled=False))
     assert greedy.tokens > best(PAIR, known).tokens == pytest.approx(HALVES)
@@ -182,64 +180,25 @@ def test_an_intermediate_offers_what_it_accepts_and_its_own_token() -> None:
     assert option.cycle_ms == pytest.approx(7 + 12)
 
 
-def test_inner_rounds_repeat_the_draft_and_read_the_stem_again() -> None:
-    option = best(TRIPLE, triple(), replace(DEPTH_2, inner_rounds=2))
-    # 3.5 tokens are offered; the middle reads 3, then 5 places.
-    assert option.inner_rounds == 2
-    assert option.nodes == 4
-    assert option.tokens == pytest.approx(1 + 0.8 + 0.8**2 + 0.8**3 + 0.5 * 0.8**4)
-    assert option.levels_ms == pytest.approx(2 * 2 + 5 + 7)
-    assert option.cycle_ms == pytest.approx(16 + 14)
-
-
 def test_what_was_seen_of_a_whole_chain_outweighs_what_its_parts_promise() -> None:
     known = triple()
-    trees = {**known.trees, (("small", "middle"), 1, "big", True): geometric(0.5)}
+    trees = {**known.trees, (("small", "middle"), "big", True): geometric(0.5)}
     option = best(TRIPLE, replace(known, trees=trees), DEPTH_2)
     assert option.tokens == pytest.approx(1 + 0.5 + 0.25)
-    again = best(TRIPLE, replace(known, trees=trees), replace(DEPTH_2, inner_rounds=2))
-    assert again.tokens > 1.75  # what was seen of one round says nothing of two
 
 
 def test_in_a_wide_tree_the_drafters_nodes_go_on_to_the_target() -> None:
-    option = best(TRIPLE, triple(), Limits(2, 2, whole_trees=True, inner_rounds=1))
+    option = best(TRIPLE, triple(), Limits(2, 2, whole_trees=True))
     assert option.nodes == 4
 
 
-def test_only_chains_with_an_intermediate_have_inner_rounds() -> None:
-    known = triple()
-    assert [grid.rounds for grid in options(PAIR, known, ONE, Limits(inner_rounds=3))] == [1]
-    assert [grid.rounds for grid in options(TRIPLE, known, ONE, Limits(inner_rounds=3))] == [3]
-
-
-def test_more_inner_rounds_are_looked_at_while_they_promise_to_be_better() -> None:
-    known = snapshot({"big": flat(500.0)}, alpha={("middle", "big"): 0.99})
-    shallow = Limits(depth=1, width=1)
-    every = [
-        best(TRIPLE, known, replace(shallow, inner_rounds=rounds)).ms_per_token
-        for rounds in range(1, MAX_INNER_ROUNDS + 1)
-    ]
-    assert every == sorted(every, reverse=True)
-    found = [grid.best().ms_per_token for grid in options(TRIPLE, known, ONE, shallow)]
-    assert found == every
-    cheap = replace(known, times={"big": flat(0.1), "small": flat(9.0), "middle": flat(9.0)})
-    assert [grid.rounds for grid in options(TRIPLE, cheap, ONE, shallow)] == [1, 2]
-
-
-def test_a_drafter_without_weights_has_no_inner_rounds() -> None:
-    known = replace(triple(), parameters={"small": 0, "middle": 100, "big": 1000})
-    assert [grid.rounds for grid in options(TRIPLE, known, ONE, Limits())] == [1]
-
-
 def test_drafts_are_never_deeper_than_allowed() -> None:
-    for grid in options(TRIPLE, triple(), ONE, Limits(max_depth=8)):
-        option = grid.best()
-        assert grid.rounds * option.depth <= 8
+    assert OptionGrid(TRIPLE, triple(), ONE, Limits(max_depth=8)).best().depth <= 8
 
 
-@pytest.mark.parametrize(("depth", "rounds"), [(16, 1), (7, 2), (5, 3), (4, 4)])
-def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int, rounds: int) -> None:
-    grid = OptionGrid(TRIPLE, rounds, triple(), ONE, Limits(depth=depth))
+@pytest.mark.parametrize("depth", [16, 7, 5, 4])
+def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int) -> None:
+    grid = OptionGrid(TRIPLE, triple(), ONE, Limits(depth=depth))
     assert depth <= grid.best().depth <= depth + 1  # the shape that stands for it
     assert np.isfinite(grid.best().ms_per_token)
 
@@ -280,14 +239,14 @@ def test_earlier_outcomes_correct_a_prediction() -> None:
 def test_no_more_nodes_are_promised_than_a_selection_may_spend(requests: int) -> None:
     known = snapshot({"small": flat(1e-3), "big": flat(50.0)}, {PAIR: 0.9})
     workload = replace(ONE, requests=requests)
-    [grid] = options(PAIR, known, workload, Limits())
+    grid = OptionGrid(PAIR, known, workload, Limits())
     option = grid.best()  # as large as may be, since nodes cost nothing
     sums = np.concatenate(([1.0], 1.0 + np.cumsum(0.9 ** np.arange(1, 65))))
     most = min(MAX_CYCLE_NODES / requests, MAX_TREE_TOKENS)
     assert option.tokens == pytest.approx(np.interp(most, np.arange(65), sums))
     assert option.nodes < most + 1
     steep = snapshot({"small": flat(1e-3), "big": rising(1.0, 1.0)}, {PAIR: 0.9})
-    [grid] = options(PAIR, steep, workload, Limits())
+    grid = OptionGrid(PAIR, steep, workload, Limits())
     dearest_ms = grid.cycle_ms[grid.allowed].max() - grid.levels_ms.max()
     assert dearest_ms <= requests + min(MAX_CYCLE_NODES, 64 * requests) + 1e-6
 
@@ -295,36 +254,35 @@ def test_no_more_nodes_are_promised_than_a_selection_may_spend(requests: int) ->
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE])
 def test_a_prediction_like_an_option_is_its_own(chain: Chain) -> None:
     known = triple()
-    for grid in options(chain, known, ONE, Limits()):
-        option = grid.best()
-        assert grid.like(option) == option
-        slower = replace(known, times={**known.times, "big": flat(99.0)})
-        found = OptionGrid(chain, grid.rounds, slower, ONE, Limits()).like(option)
-        assert found is not None
-        assert found.route == option.route
-        assert found.cycle_ms > option.cycle_ms
+    grid = OptionGrid(chain, known, ONE, Limits())
+    option = grid.best()
+    assert grid.like(option) == option
+    slower = replace(known, times={**known.times, "big": flat(99.0)})
+    found = OptionGrid(chain, slower, ONE, Limits()).like(option)
+    assert found is not None
+    assert found.route == option.route
+    assert found.cycle_ms > option.cycle_ms
 
 
 def test_there_is_no_prediction_like_an_option_that_is_not_allowed() -> None:
     known = triple()
     option = best(PAIR, known)
-    assert OptionGrid(PAIR, 1, known, ONE, Limits(depth=2)).like(option) is None
-    assert OptionGrid(PAIR, 1, known, ONE, Limits(nodes=3)).like(option) is None
-    assert OptionGrid(PAIR, 1, known, ONE, Limits()).like(replace(option, depth=7)) is None
+    assert OptionGrid(PAIR, known, ONE, Limits(depth=2)).like(option) is None
+    assert OptionGrid(PAIR, known, ONE, Limits(nodes=3)).like(option) is None
+    assert OptionGrid(PAIR, known, ONE, Limits()).like(replace(option, depth=7)) is None
 
 
 @given(
     alpha=st.floats(0.01, 0.99),
     requests=st.integers(1, 16),
-    rounds=st.integers(1, MAX_INNER_ROUNDS),
     later=st.floats(0.01, 0.99),
 )
 def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
-    alpha: float, later: float, requests: int, rounds: int
+    alpha: float, later: float, requests: int
 ) -> None:
     promised = {("small", "middle"): alpha, ("middle", "big"): later}
     known = snapshot({"big": rising(10.0)}, alpha=promised)
-    grid = OptionGrid(TRIPLE, rounds, known, Workload(requests), Limits())
+    grid = OptionGrid(TRIPLE, known, Workload(requests), Limits())
     assert (np.diff(grid.tokens, axis=1) >= -1e-9).all()
     assert (grid.tokens >= 1.0).all()
     assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
@@ -338,7 +296,7 @@ FOUR = Workload(4)
 
 
 def pair_grid(known: PerformanceSnapshot = PLAIN, workload: Workload = FOUR) -> OptionGrid:
-    return OptionGrid(PAIR, 1, known, workload, Limits())
+    return OptionGrid(PAIR, known, workload, Limits())
 
 
 def test_a_verification_reads_judged_places_and_prompts_but_judges_only_the_places() -> None:
@@ -371,19 +329,19 @@ DOMINANCE_TOKENS = 0.01  # that an option on the menu may be worse than one that
     alpha=st.floats(0.02, 0.98),
     later=st.floats(0.02, 0.98),
     requests=st.integers(1, 32),
-    rounds=st.integers(0, MAX_INNER_ROUNDS),  # 0: a pair
+    is_pair=st.booleans(),
     each_ms=st.floats(0.0, 0.5),
     limits=st.sampled_from([Limits(), Limits(width=1), Limits(nodes=5), Limits(whole_trees=True)]),
 )
 @settings(deadline=None)
 def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
-    alpha: float, later: float, requests: int, rounds: int, each_ms: float, limits: Limits
+    alpha: float, later: float, requests: int, is_pair: bool, each_ms: float, limits: Limits
 ) -> None:
     chain, promised = (TRIPLE, {("small", "middle"): alpha, ("middle", "big"): later})
-    if not rounds:
+    if is_pair:
         chain, promised = PAIR, {PAIR: alpha}
     known = snapshot({"big": rising(10.0), "small": rising(0.5, each_ms)}, alpha=promised)
-    grid = OptionGrid(chain, max(1, rounds), known, Workload(requests), limits)
+    grid = OptionGrid(chain, known, Workload(requests), limits)
     rows, columns = np.nonzero(grid.allowed)
     nodes, tokens = grid.nodes[rows, columns], grid.tokens[rows, columns]
     levels_ms, menu = grid.levels_ms[rows, 0], grid.menu
@@ -433,7 +391,7 @@ def test_observed_acceptance_weighs_by_its_evidence() -> None:
     known = snapshot({}, {PAIR: 0.9}, {PAIR: 0.6})
     assert acceptance_rate(*PAIR, known) == pytest.approx(0.9)
     trees: dict[TreeKey, TreeAcceptance] = {
-        (("small",), 1, "big", True): replace(geometric(0.9), trials=12.0)
+        (("small",), "big", True): replace(geometric(0.9), trials=12.0)
     }
     assert acceptance_rate(*PAIR, replace(known, trees=trees)) == pytest.approx((0.9 + 0.6) / 2)
     assert acceptance_rate(*PAIR, replace(known, trees=trees), sampled=False) == 0.6

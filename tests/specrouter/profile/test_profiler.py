@@ -17,7 +17,7 @@ from specrouter.request.params import MAX_DEPTH
 from specrouter.routing.request_drafters import RequestRates
 
 PAIR = ("small", "big")
-KEY: TreeKey = (("small",), 1, "big", True)
+KEY: TreeKey = (("small",), "big", True)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
         profiler.record_forward("big", 1, 0.0, 10.0)
         profiler.record_cycle(12.0, 1, 1, "cycle")
         profiler.record_outcome(alone.chain, 1, alone.plain_ms, 12.0, 0.0, 0.0)
-        pair = OptionGrid(PAIR, 1, known, Workload(1), limits).best()
+        pair = OptionGrid(PAIR, known, Workload(1), limits).best()
         profiler.record_forward("small", 2, 0.0, 1.0)
         profiler.record_forward("big", 2, 0.0, 10.0)
         profiler.record_cycle(17.0, 1, 1, "drafting")
@@ -375,7 +375,7 @@ def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfile
         model = f"model-{index}"
         profiler.record_forward(model, 1, 0.0, 1.0)
         profiler.record_similarity((model, "big"), 0.3)
-        profiler.record_trees(((model,), 1, "big", True), trees(True))
+        profiler.record_trees(((model,), "big", True), trees(True))
         profiler.record_outcome((model, "big"), 1, 1.0, 1.0, 1.0, 1.0)
     done.set()
     watcher.join()
@@ -497,7 +497,7 @@ def test_of_chains_that_callers_name_the_latest_are_known(profiler: PerformanceP
         chain = (f"model-{index}", "big")
         profiler.begin_cycle()
         profiler.record_outcome(chain, 1, 1.0, 1.0, 1.0, 1.0)
-        profiler.record_trees((chain[:1], 1, "big", True), trees(True))
+        profiler.record_trees((chain[:1], "big", True), trees(True))
     known = profiler.snapshot()
     latest = [f"model-{index}" for index in range(144, 400)]
     assert [chain[0] for chain, *_ in known.outcomes] == latest

@@ -8,7 +8,6 @@ import pytest
 
 from specrouter.request.params import (
     MAX_DEPTH,
-    MAX_INNER_ROUNDS,
     MAX_LOGPROBS,
     MAX_SAMPLES,
     MAX_TREE_TOKENS,
@@ -237,7 +236,6 @@ def test_parameters_can_be_hashed_whatever_their_processors_are() -> None:
         ("width", 1.0),
         ("width", True),
         ("inner_rounds", 0),
-        ("inner_rounds", MAX_INNER_ROUNDS + 1),
         ("inner_rounds", 1.0),
         ("inner_rounds", True),
     ],
@@ -256,14 +254,6 @@ def test_a_tree_has_a_largest_size() -> None:
     with pytest.raises(RequestError, match=str(MAX_TREE_TOKENS)) as caught:
         Speculation(depth=depth + 1, width=MAX_WIDTH)
     assert caught.value.field == "speculation.width"
-
-
-def test_drafts_of_all_inner_rounds_have_a_largest_depth() -> None:
-    assert Speculation(depth=MAX_DEPTH // 2, inner_rounds=2).inner_rounds == 2
-    assert Speculation(inner_rounds=MAX_INNER_ROUNDS).depth is None
-    with pytest.raises(RequestError, match=str(MAX_DEPTH)) as caught:
-        Speculation(depth=MAX_DEPTH // 2 + 1, inner_rounds=2)
-    assert caught.value.field == "speculation.inner_rounds"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def ways_of(router: ChainRouter) -> list[Arrangement]:
         Arrangement(mode, 8, *(() if isinstance(mode, str) else (5, 1 + 2 * (index % 2))))
         for index, mode in enumerate(modes_of(router))
     ]
-    rounds = (Arrangement(NAMES, 8, depth=2, width=width, inner_rounds=3) for width in (1, 2))
+    shallow = (Arrangement(NAMES, 8, depth=2, width=width) for width in (1, 2))
     policies: list[Mode] = [mode for mode in policies_of(router) if isinstance(mode, Routed)]
     chosen = [
         Arrangement(
@@ -132,7 +132,7 @@ def ways_of(router: ChainRouter) -> list[Arrangement]:
     shaped = [
         Arrangement(Routed("static", NAMES), 8, 3, 2, trees=(("shape", shape),)) for shape in SHAPES
     ]
-    return [*rows, *rounds, *(Arrangement(mode, 8) for mode in policies), *chosen, *shaped]
+    return [*rows, *shallow, *(Arrangement(mode, 8) for mode in policies), *chosen, *shaped]
 
 
 def settings_of(index: int, structure: Structure) -> SamplingParams:

@@ -22,7 +22,7 @@ USUAL = snapshot(TIMES, {PAIR: 0.6}, idle_cycles=IDLE, learning_ms=100_000.0)
 MAIN = Option(PAIR, 3, 2, cycle_ms=60.0, ms_per_token=20.0)
 PREDICTED = {("big",): 50.0, PAIR: 20.0, TWIN: 21.0, MIDDLE: 22.0, TRIPLE: 20.5}
 ROWS = np.array([2, 5])
-KEY = (("small",), 1, "big", True)
+KEY = (("small",), "big", True)
 
 
 def text_has_turned(known: PerformanceSnapshot, accepted: float = 30.0) -> PerformanceSnapshot:

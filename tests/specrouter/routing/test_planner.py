@@ -303,14 +303,17 @@ def test_decisions_are_less_and_less_frequent() -> None:
 def test_decisions_are_kept_for_so_many_ways_to_ask_and_always_for_none() -> None:
     plan = Plan(Request())
     plan.groups()
-    for depth, width, rounds in itertools.product(range(1, 9), range(1, 9), (1, 2)):
-        plan.requests[1] = Request(Speculation(None, depth, width, rounds))
+    for depth, width in itertools.product(range(1, 17), range(1, 5)):
+        plan.requests[1] = Request(Speculation(None, depth, width))
         plan.groups()
     kept = plan.planner._keeper._in_use
     assert len(kept) == 65
     assert SCHEDULED in kept
-    assert (8, 8, 2) in kept
-    assert (1, 1, 1) not in kept
+    assert (16, 4) in kept
+    plan.requests[1] = Request(Speculation(None, 1, 5))
+    plan.groups()
+    assert len(kept) == 65
+    assert (1, 1) not in kept
 
 
 def test_another_load_or_a_model_that_is_gone_makes_a_decision_due() -> None:
@@ -357,7 +360,7 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
     assert shown["reason"] == second.decision.reason
     assert shown["predicted"]["chain"] == ["twin", "big"]
     assert ["small", "big"] in [option["chain"] for option in shown["alternatives"]]
-    parts = {"chain", "depth", "width", "nodes", "inner_rounds"}
+    parts = {"chain", "depth", "width", "nodes"}
     costs = {"cycle_ms", "tokens_per_cycle", "ms_per_token"}
     for option in [shown["predicted"], *shown["alternatives"]]:
         assert set(option) == parts | costs
@@ -372,7 +375,7 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
         "alternatives",
         "probe",
     }
-    assert shown["asked"] == {"depth": None, "width": None, "inner_rounds": None}
+    assert shown["asked"] == {"depth": None, "width": None}
     assert shown["available"] == sorted(ALL)
     assert shown["probe"] is None
 
@@ -399,14 +402,14 @@ def test_the_papers_policy_rejects_hard() -> None:
 
 
 def test_requests_are_grouped_by_what_they_ask_for() -> None:
-    named = Speculation(chain=TRIPLE, depth=2, width=3, inner_rounds=2)
+    named = Speculation(chain=TRIPLE, depth=2, width=3)
     plan = Plan(Request(), Request("off"), Request(named), Request(), Request(named))
     groups = {tuple(group.rows.tolist()): group for group in plan.groups()}
     assert set(groups) == {(0, 3), (1,), (2, 4)}
     assert groups[1,].chain == ALONE
     asked = groups[2, 4]
     assert (asked.chain, asked.depth, asked.width) == (TRIPLE, 2, 3)
-    assert (asked.whole, asked.inner_rounds) == (True, 2)
+    assert asked.whole
 
 
 def test_a_named_chain_goes_without_the_models_that_rest() -> None:
@@ -419,12 +422,12 @@ def test_a_named_chain_goes_without_the_models_that_rest() -> None:
 def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> None:
     plan = Plan(
         Request(Speculation(chain=PAIR, width=8)),
-        Request(Speculation(chain=TRIPLE, inner_rounds=4)),
+        Request(Speculation(chain=TRIPLE)),
         depth=16,
     )
     wide, long = plan.groups()
     assert (wide.depth, wide.width) == (16, 4)
-    assert (long.depth, long.inner_rounds) == (16, 1)
+    assert long.depth == 16
 
 
 def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() -> None:
@@ -715,16 +718,6 @@ def test_a_named_chain_is_predicted_anew_for_another_number_of_requests() -> Non
     del plan.requests[1], plan.requests[2], plan.requests[3]
     plan.groups()
     assert plan.profiler.looks == looks  # the first is still good
-
-
-def test_only_so_many_predictions_of_named_chains_are_kept() -> None:
-    plan = Plan()
-    for depth, width, rounds in itertools.product(range(1, 9), range(1, 9), (1, 2)):
-        plan.requests = {0: Request(Speculation(TWIN, depth, width, rounds))}
-        plan.groups()
-    kept = plan.planner._foreseen_options
-    assert len(kept) == 64
-    assert min(route.depth for route, *_ in kept) == 5  # the latest
 
 
 # What has room in memory at once

@@ -14,7 +14,7 @@ from modelpool import ConfigError
 from specrouter.config import SchedulerConfig
 from specrouter.profile.prediction import Limits, Option, Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
-from specrouter.request.params import MAX_INNER_ROUNDS, MAX_TREE_TOKENS, Chain, fitting_width
+from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.scheduler import (
     ChainDecision,
@@ -223,7 +223,7 @@ def test_a_decision_carries_the_grid_of_every_chain_that_drafts() -> None:
         assert option is not None
         if option.chain != ALONE:
             grid = decision.grids[option.chain]
-            assert (grid.chain, grid.rounds) == (option.chain, option.inner_rounds)
+            assert grid.chain == option.chain
             assert grid.best() == option
     assert choose(snapshot({}), "static", chain=TRIPLE).grids == {}
     assert set(choose(two_pairs(0.7), available=frozenset({"small"})).grids) == {PAIR}
@@ -320,20 +320,6 @@ def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
     assert "small>big is not available" in decision.reason
 
 
-def test_inner_rounds_in_use_are_kept_though_fewer_look_as_good() -> None:
-    times = {"small": flat(1.0), "middle": flat(5.0), "big": flat(50.0)}
-    useful = all_pairs(0.05) | {("small", "middle"): 0.9, ("middle", "big"): 0.9}
-    known, mine = snapshot(times, alpha=useful), frozenset({"small", "middle"})
-    fixed = scheduler(depth=2, width=1)
-    three = fixed.choose(known, ONE, Models(mine), None, inner_rounds=3)
-    assert three.chain == TRIPLE
-    free = fixed.choose(known, ONE, Models(mine), None)
-    kept = fixed.choose(known, ONE, Models(mine), three)
-    gain = three.predicted_ms[TRIPLE] / free.predicted_ms[TRIPLE]
-    assert kept.inner_rounds == (3 if gain < 1 / 0.96 else free.inner_rounds)
-    assert "not available" not in kept.reason
-
-
 # Probes
 
 
@@ -374,13 +360,13 @@ def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> No
     static: dict[str, Any] = {"policy": "static", "chain": TRIPLE}
     decision = choose(known, **static)
     assert (decision.chain, decision.depth, decision.width) == (TRIPLE, 4, 1)
-    assert (decision.nodes, decision.inner_rounds) == (None, 1)
+    assert decision.nodes is None
     assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
 
 
 def test_the_tuned_policy_uses_what_was_tuned() -> None:
     decision = choose(snapshot({}), "ssd-tuned", chain=("middle", "big"), depth=6, width=2)
-    assert decision.route == (("middle", "big"), 6, 2, None, 1)
+    assert decision.route == (("middle", "big"), 6, 2, None)
 
 
 def test_the_smallest_drafter_has_weights() -> None:
@@ -433,23 +419,6 @@ def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) 
     assert shape(depth=16, width=8) == (16, 4)  # as wide as a tree of that depth may be
 
 
-def test_inner_rounds_are_chosen_configured_or_asked_for() -> None:
-    times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
-    alpha: dict[Pair, float] = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
-    known, mine = snapshot(times, alpha=alpha), frozenset({"small", "middle"})
-    chosen = choose(known, available=mine, depth=2, width=1)
-    assert chosen.chain == TRIPLE
-    assert chosen.inner_rounds == MAX_INNER_ROUNDS
-    assert choose(known, available=mine, depth=2, width=1, inner_rounds=2).inner_rounds == 2
-    asked = scheduler(depth=2, width=1).choose(known, ONE, Models(mine), None, inner_rounds=3)
-    assert asked.inner_rounds == 3
-    assert choose(known, "static", chain=TRIPLE, inner_rounds=2).inner_rounds == 2
-    static = scheduler("static", chain=TRIPLE, depth=8)
-    assert (
-        static.choose(known, ONE, Models(mine), None, inner_rounds=4).inner_rounds == 2
-    )  # 16 deep
-
-
 def test_configured_nodes_are_verified() -> None:
     known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
     mine = frozenset({"small"})
@@ -466,14 +435,14 @@ def test_strict_trees_have_width_1() -> None:
     assert scheduler(width=3).choose(known, ONE, Models(ALL)).width == 3
 
 
-def test_rejection_verifies_whole_paths_and_has_no_inner_rounds() -> None:
-    config = SchedulerConfig(nodes=2, inner_rounds=2, depth=6)
+def test_rejection_verifies_whole_paths() -> None:
+    config = SchedulerConfig(nodes=2, depth=6)
     reject = ModelChainScheduler(config, NAMES, PARAMETERS, "big", rejection=True)
-    limits = reject.limits(None, 3, 4)
+    limits = reject.limits(None, 3)
     assert limits.whole_trees
-    assert (limits.width, limits.nodes, limits.inner_rounds) == (1, None, 1)
+    assert (limits.width, limits.nodes) == (1, None)
     decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, Models(frozenset({"small"})))
-    assert decision.route == (PAIR, 6, 1, 6, 1)
+    assert decision.route == (PAIR, 6, 1, 6)
 
 
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
@@ -481,7 +450,7 @@ def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     mine, config = frozenset({"small"}), SchedulerConfig()
     free = scheduler().choose(known, Workload(4), Models(mine))
     whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
-    assert whole.limits(None, None, None).whole_trees
+    assert whole.limits(None, None).whole_trees
     decision = whole.choose(known, Workload(4), Models(mine))
     assert decision.nodes == decision.depth * decision.width
     assert free.nodes is not None
@@ -530,21 +499,20 @@ def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> No
 
 @pytest.mark.parametrize(
     "asked",
-    [{"depth": 16}, {"depth": 4, "inner_rounds": 4}, {"depth": 5, "inner_rounds": 3}],
+    [{"depth": 16}, {"depth": 4}, {"depth": 5}],
 )
 def test_chains_of_three_take_part_however_deep_drafts_are_to_be(asked: dict[str, int]) -> None:
-    decision = scheduler(inner_rounds=2).choose(two_pairs(0.7), ONE, Models(ALL), None, **asked)
+    decision = scheduler().choose(two_pairs(0.7), ONE, Models(ALL), None, **asked)
     assert set(decision.predicted_ms) == set(scheduler().candidates)
     assert all(map(math.isfinite, decision.predicted_ms.values()))
 
 
 def test_a_chain_of_which_no_tree_is_allowed_is_no_alternative() -> None:
     strict = scheduler()
-    with patch.object(strict, "limits", return_value=Limits(inner_rounds=4, max_depth=3)):
+    with patch.object(strict, "limits", return_value=Limits(max_depth=0)):
         decision = strict.choose(two_pairs(0.7), ONE, Models(ALL))
-    assert TRIPLE not in decision.predicted_ms
-    assert TRIPLE not in decision.grids
-    assert PAIR in decision.predicted_ms
+    assert set(decision.predicted_ms) == {ALONE}
+    assert not decision.grids
     record = DecisionRecord(1, 0.0, 1, decision)
     json.dumps(record.to_json(), allow_nan=False)
 

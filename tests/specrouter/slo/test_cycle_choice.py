@@ -53,7 +53,7 @@ def choose(
     near: Sequence[float] | None = None,
 ) -> CycleChoice:
     count = len(rates)
-    grid = OptionGrid(PAIR, 1, known, Workload(count), limits)
+    grid = OptionGrid(PAIR, known, Workload(count), limits)
     cycles = np.zeros(count, np.int64) if waited is None else np.array(waited)
     wanted = np.array(rates, float)
     nearby = None if near is None else np.array(near)
@@ -79,7 +79,7 @@ def best_value(
     known: PerformanceSnapshot, count: int, prompt_tokens: int, others: int
 ) -> tuple[float, float]:
     """Of a cycle without drafts, and of all options of the grid, one by one."""
-    grid = OptionGrid(PAIR, 1, known, Workload(count), Limits())
+    grid = OptionGrid(PAIR, known, Workload(count), Limits())
     beside = PROMPT_TOKEN * prompt_tokens + THROUGHPUT_TOKEN * others
 
     def value(nodes: int, tokens: float, levels_ms: float, correction: float) -> float:
@@ -149,7 +149,7 @@ def test_without_objectives_all_take_part_in_the_cycle_that_is_worth_most(
 def test_a_cycle_like_all_others_has_the_drafts_that_were_decided_for_all(alpha: float) -> None:
     known = target_of(alpha)
     found = choose(known, [FREE] * 4).option
-    best = OptionGrid(PAIR, 1, known, Workload(4), Limits()).best()
+    best = OptionGrid(PAIR, known, Workload(4), Limits()).best()
     assert found is not None
     assert found.ms_per_token == pytest.approx(best.ms_per_token, rel=1 - MENU)
     assert found.plain_ms > 0.0  # a prediction that its outcome will be compared with
@@ -457,7 +457,7 @@ def time_of_choice(count: int) -> Timing:
         {"small": rising(0.5, 0.02), "middle": rising(2.0, 0.05), "big": rising(25.0, 0.3)},
         alpha={("small", "middle"): 0.7, ("middle", "big"): 0.8},
     )
-    grid = OptionGrid(TRIPLE, 1, known, Workload(count), Limits())
+    grid = OptionGrid(TRIPLE, known, Workload(count), Limits())
     assert len(grid.menu.nodes)  # found once for many cycles
     plain = plain_ms(known, count)
     cases = [
@@ -481,6 +481,6 @@ def test_the_choice_takes_as_long_as_is_promised(count: int) -> None:
 @pytest.mark.parametrize("prompt_tokens", [0, 40, 128, 256])
 def test_long_prompts_do_not_switch_off_drafts_that_pay(prompt_tokens: int) -> None:
     known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-    grid = OptionGrid(PAIR, 1, known, Workload(4), Limits())
+    grid = OptionGrid(PAIR, known, Workload(4), Limits())
     choice = choose_cycle(known, grid, np.zeros(4), np.zeros(4, np.int64), prompt_tokens)
     assert choice.option is not None

@@ -71,7 +71,7 @@ def paths(*alphas: float, nodes: int = 8) -> Candidates:
 
 
 def grid(requests: int = 4, **limits: Any) -> OptionGrid:
-    return OptionGrid(PAIR, 1, KNOWN, Workload(requests), Limits(**limits))
+    return OptionGrid(PAIR, KNOWN, Workload(requests), Limits(**limits))
 
 
 # Progress
@@ -98,7 +98,7 @@ ALONE = Option(("big",), cycle_ms=25.0)
 SHAPES = ("costmodel", "adaserve", "adaserve-v1", "fixed", "static")
 # Sixteen requests, for all of which drafts do not pay, and four that would be late without.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-SLOW = OptionGrid(PAIR, 1, DEAR, Workload(16), Limits())
+SLOW = OptionGrid(PAIR, DEAR, Workload(16), Limits())
 HURRY = [1.1 / 25.0] * 4 + [0.0] * 12
 
 
@@ -232,14 +232,11 @@ def test_without_a_configured_budget_adaserves_shapes_share_the_predicted_one() 
 @pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
 def test_adaserves_shapes_keep_to_the_longest_path(shape: str) -> None:
     trees = planner(shape=shape, budget_tokens=60, max_depth=12)
-    triple = replace(CHOSEN, chain=TRIPLE, inner_rounds=3)
-    rounds = []
+    triple = replace(CHOSEN, chain=TRIPLE)
     for requests in (1, 6, 20):
         found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), 0).option
         assert found is not None
-        assert found.depth * found.inner_rounds <= MAX_DEPTH
-        rounds.append(found.inner_rounds)
-    assert rounds == [1, 1, 3]
+        assert found.depth <= MAX_DEPTH
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:3])
@@ -420,7 +417,7 @@ def test_a_cycles_cost_is_that_of_its_prediction() -> None:
         {PAIR: 0.5},
         outcomes={(PAIR, 2, True): Outcome(time=1.2)},
     )
-    option = OptionGrid(PAIR, 1, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
+    option = OptionGrid(PAIR, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
     factor = option.cycle_ms / option.plain_ms
     cost = cycle_cost(known, Workload(2), "big", option.levels_ms, 0, factor)
     assert cost.ms[2 * option.nodes] == pytest.approx(option.cycle_ms)
