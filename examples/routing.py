@@ -3,7 +3,6 @@
 - `stationary`: one kind of text, from a cold start; after 300 generated tokens `adaptive` runs
   alternately with `ssd-tuned`, whose pair, depth and width a sweep has found for that text.
 - `shift`: a stream that goes from code to mathematics to prose; `adaptive` against every chain.
-- `groups`: a batch that mixes the three; groups of requests against one chain for all.
 - `predict`: predicted against measured time per token, for every chain after 500 tokens.
 - `random`: `adaptive` against target-only with drafters whose weights are random.
 - `noise`: a busy process in alternating windows of 20 s; what the router decides meanwhile.
@@ -171,7 +170,7 @@ def stationary(options: argparse.Namespace) -> dict[str, Any]:
                 for number in range(options.rounds):
                     prompts = bench.texts.take(category, number * batch, batch)
                     ours = bench.run(prompts, 100 * number)
-                    base = bench.run(prompts, 100 * number, "ssd-tuned", **fixed)
+                    base = bench.run(prompts, 100 * number, "static", **fixed)
                     assert ours.texts == base.texts or options.inexact
                     ratios.append(ours.tokens_per_s / base.tokens_per_s)
                 bench.router.set_policy("adaptive")
@@ -225,23 +224,6 @@ def shift(options: argparse.Namespace) -> dict[str, Any]:
 def _shown(decision: ChainDecision) -> str:
     shape = f"{decision.depth} x {decision.width}, {decision.nodes} nodes"
     return f"{'>'.join(decision.chain)} {shape}: {decision.reason}"
-
-
-def groups(options: argparse.Namespace) -> dict[str, Any]:
-    bench = open_bench(options)
-    found = {}
-    with bench.router:
-        for batch in options.batch:
-            ratios = []
-            for number in range(-2, options.rounds):  # the first two warm up
-                prompts = bench.texts.mixed(3 * max(number, 0), batch)
-                progress(f"groups, batch {batch}: round {number}")
-                one = bench.run(prompts, 100 + number, groups="one")
-                several = bench.run(prompts, 100 + number, groups="requests")
-                if number >= 0:
-                    ratios.append(several.tokens_per_s / one.tokens_per_s)
-            found[f"batch {batch}"] = {"groups_over_one": statistics.median(ratios)}
-    return found
 
 
 def predict(options: argparse.Namespace) -> dict[str, Any]:
@@ -395,7 +377,6 @@ def _decided(router: ChainRouter, since: int) -> Counter[str]:
 _CHECKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "stationary": stationary,
     "shift": shift,
-    "groups": groups,
     "predict": predict,
     "random": random_drafters,
     "noise": noise,

@@ -24,12 +24,14 @@ logger = logging.getLogger(__name__)
 
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
-_WITHOUT_EFFECT = frozenset({"inner_rounds"})  # keys of the scheduler, of earlier versions
+_WITHOUT_EFFECT = frozenset(
+    {"inner_rounds", "groups"}
+)  # keys of the scheduler, of earlier versions
 _API_KEY = re.compile(r"[!-~]+")
 # The host is a name, an IPv4 or, in brackets, an IPv6 address.
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
-Policy = Literal["adaptive", "paper", "static", "ssd-smallest", "ssd-tuned", "target-only"]
+Policy = Literal["adaptive", "paper", "static", "ssd-smallest", "target-only"]
 Selection = Literal["costmodel", "slo", "global-greedy", "equal-greedy", "whole"]
 
 
@@ -42,26 +44,22 @@ class SchedulerConfig(_Strict):
 
     Attributes:
         policy: `adaptive`: measured times and acceptances decide; `paper`: SpecRouter's formula and
-            hard rejection; `static`: always `chain`; `ssd-smallest` and `ssd-tuned` (ssd:
-            speculative decoding with one drafter): the smallest drafter and the target, or a
-            `chain` of two models with the depth and width that were found to be the best offline
-            (`specrouter bench chains` finds them); `target-only`: no speculation.
+            hard rejection; `static`: always `chain`, such as the best one that
+            `specrouter bench chains` finds; `ssd-smallest`: the smallest drafter and the target;
+            `target-only`: no speculation.
         depth: levels of the drafted token trees. Left out, `adaptive` chooses it, and the other
             policies take 4.
         width: branches on each level; times the depth at most 64. Left out, `adaptive` chooses it,
             and the other policies take 1.
         nodes: of a request's tree, in the mean, that the target verifies: the most probable ones.
             Left out, `adaptive` chooses it, and the other policies verify whole trees.
-        groups: `requests`: requests that decode together may use different drafters; their trees
-            meet in one pass of the target. `one`: one chain for all.
-        chain: of `static` and `ssd-tuned`: names, weakest first, the target last.
+        chain: of `static`: names, weakest first, the target last.
     """
 
     policy: Policy = "adaptive"
     depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
     width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
     nodes: int | None = Field(default=None, ge=1, le=MAX_TREE_TOKENS)
-    groups: Literal["one", "requests"] = "one"
     chain: tuple[str, ...] | None = None
 
     @model_validator(mode="before")
@@ -72,20 +70,15 @@ class SchedulerConfig(_Strict):
         for name in _WITHOUT_EFFECT & set(given):
             if given[name] is not None:
                 logger.warning("scheduler.%s has no effect any more", name)
-        return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+        kept = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+        if kept.get("policy") == "ssd-tuned":  # its chain was tuned offline
+            kept["policy"] = "static"
+        return kept
 
     @model_validator(mode="after")
     def _fixed_policies_have_a_chain(self) -> "SchedulerConfig":
-        if (self.policy in ("static", "ssd-tuned")) != (self.chain is not None):
-            raise ValueError(
-                "a chain goes with the policies static and ssd-tuned, and each needs one"
-            )
-        if self.policy == "ssd-tuned":
-            if self.chain is not None and len(self.chain) != 2:
-                raise ConfigError("chain", "of ssd-tuned must be a drafter and the target")
-            for name in ("depth", "width"):
-                if getattr(self, name) is None:
-                    raise ConfigError(name, "is what ssd-tuned has tuned: it must be given")
+        if (self.policy == "static") != (self.chain is not None):
+            raise ValueError("a chain goes with the policy static, which needs one")
         return self
 
     @model_validator(mode="after")

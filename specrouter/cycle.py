@@ -87,7 +87,7 @@ class ChainGroup:
 
 
 @dataclass(frozen=True)
-class Audition:
+class ShadowEvaluation:
     """An idle drafter reads what it has missed of a row, and says what it would have drafted before
     each of the last `tokens` output tokens."""
 
@@ -102,7 +102,7 @@ class CyclePlan:
     prefill_rows: Ints  # ascending, none of them in a group
     prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
     selector: TreeSelector | None = None  # of groups that do not verify whole trees
-    audition: Audition | None = None  # held before the drafts
+    shadow_evaluation: ShadowEvaluation | None = None  # before the drafts
 
 
 @dataclass(frozen=True, eq=False)

@@ -303,7 +303,7 @@ class ChainRouter:
         Raises:
             ConfigError: names the field.
         """
-        scheduler = {"groups": self.config.scheduler.groups, **settings, "policy": policy}
+        scheduler = {**settings, "policy": policy}
         checked = validate_config(SchedulerConfig, scheduler, "scheduler")
         check_chain(self.config.model_copy(update={"scheduler": checked}))
         shapes = self.config.trees

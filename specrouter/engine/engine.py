@@ -334,7 +334,6 @@ class Engine:
             self._quarantine_all(error.failures)
             self._end_planned(plan, str(error))
             return
-        self._planner.learn_requests(plan, result, self._running)
         self._deliver(result)
         self._executor.states.forget_evicted()
         elapsed_ms = (time.perf_counter() - started) * 1000
@@ -402,8 +401,8 @@ class Engine:
         )
         if len(first_tokens):
             groups.append(ChainGroup((self._pool.target,), 1, first_tokens))
-        audition = self._planner.audition
-        return CyclePlan(groups, rows[reading], prefill_counts, selector, audition)
+        evaluation = self._planner.shadow_evaluation
+        return CyclePlan(groups, rows[reading], prefill_counts, selector, evaluation)
 
     def _available(self) -> frozenset[str]:
         """Models that may be used: a quarantined one may be tried again after its time."""

@@ -22,8 +22,7 @@ from processors.grammar import GrammarError
 from processors.pack import lag
 from processors.token_tree import ROOT
 from processors.verify import rejection_purpose
-from specrouter.cycle import Audition, Commit, CyclePlan, CycleResult, TargetError
-from specrouter.execution.auditor import Auditor
+from specrouter.cycle import Commit, CyclePlan, CycleResult, ShadowEvaluation, TargetError
 from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.forward_clock import ForwardClock
@@ -32,6 +31,7 @@ from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.lessons import PROMPT_POSITIONS, Teacher
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
 from specrouter.execution.model_states import ModelStates, StageError
+from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.profile.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.output import TokenLogprobs
@@ -83,7 +83,7 @@ class Executor:
             rejection,
         )
 
-        self._auditor = Auditor(
+        self._evaluator = ShadowEvaluator(
             pool,
             manager,
             self.states,
@@ -134,8 +134,8 @@ class Executor:
             return np.zeros_like(rows)
         return self.states.lag(model, rows)
 
-    def unheard(self, model: str, rows: Ints) -> Ints:
-        return self._auditor.unheard(model, rows)
+    def evaluable(self, model: str, rows: Ints) -> Ints:
+        return self._evaluator.evaluable(model, rows)
 
     def is_open(self, model: str) -> bool:
         """Whether a model could draft at once."""
@@ -145,8 +145,8 @@ class Executor:
 
     def _cycle(self, plan: CyclePlan) -> CycleResult:
         result = CycleResult()
-        if plan.audition is not None:
-            self._hear(plan.audition, result)
+        if plan.shadow_evaluation is not None:
+            self._evaluate(plan.shadow_evaluation, result)
         self._drafter.begin(plan.groups)
         drafts = [self._drafter.draft(group) for group in plan.groups]
         result.failures += [failure for draft in drafts for failure in draft.failures]
@@ -169,10 +169,10 @@ class Executor:
         self._commit(verdict, drafts, result)
         return result
 
-    def _hear(self, audition: Audition, result: CycleResult) -> None:
+    def _evaluate(self, evaluation: ShadowEvaluation, result: CycleResult) -> None:
         result.is_regular = False  # it takes time beside the planned
         try:
-            self._auditor.hold(audition)
+            self._evaluator.run(evaluation)
         except StageError as stage:
             result.failures.append(stage.failure)
 

@@ -128,12 +128,14 @@ def _chains(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric
         totals.switches,
     )
     yield counter(
-        "specrouter_probes", "Times that an idle drafter was evaluated or tried.", totals.probes
+        "specrouter_shadow_evaluations",
+        "Evaluations of idle drafters on committed text.",
+        totals.shadow_evaluations,
     )
     yield counter(
-        "specrouter_probe_seconds",
+        "specrouter_exploration_seconds",
         "Time that these evaluations cost.",
-        totals.probe_ms / 1000,
+        totals.exploration_ms / 1000,
     )
 
 

@@ -30,7 +30,7 @@ from specrouter.profile.time_curve import TimeEstimator
 from specrouter.request.params import Chain
 
 _SIMILARITY_WEIGHT = 0.05
-_EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on probes has faded
+_EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on exploration has faded
 _MOST_KEYS = 256  # chains and their ways to run of which acceptances are kept
 _WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
 _LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
@@ -50,7 +50,7 @@ class EngineStatistics:
         committed_tokens: of all requests.
         target_passes: cycles in which a request was verified, summed over requests.
         switches: times that another chain or another shape of trees came into use.
-        probes: times that an idle drafter was heard or tried; `probe_ms` is what that cost.
+        shadow_evaluations: of idle drafters; `exploration_ms` is what they cost.
     """
 
     cycles: int
@@ -62,33 +62,33 @@ class EngineStatistics:
     committed_tokens: int
     target_passes: int
     switches: int = 0
-    probes: int = 0
-    probe_ms: float = 0.0
+    shadow_evaluations: int = 0
+    exploration_ms: float = 0.0
     control_ms: float = 0.0
 
 
 @dataclass
 class _Exploration:
-    """The time of cycles that taught, and what probes and auditions took of it, older ones faded:
+    """The time of cycles that taught, and what shadow evaluations took of it, older ones faded:
     what was not spent is not saved up for long, and what was is forgiven."""
 
     learning_ms: float = 0.0
-    probe_ms: float = 0.0
+    spent_ms: float = 0.0
 
     def end_cycle(self, elapsed_ms: float) -> None:
         fade = math.exp(-elapsed_ms / _EXPLORATION_MS)
         self.learning_ms = self.learning_ms * fade + elapsed_ms
-        self.probe_ms *= fade
+        self.spent_ms *= fade
 
     @property
     def share(self) -> float:
-        return self.probe_ms / max(self.learning_ms, 1e-9)
+        return self.spent_ms / max(self.learning_ms, 1e-9)
 
 
 @dataclass
 class _Totals:
     cycle_ms: float = 0.0
-    probe_ms: float = 0.0
+    exploration_ms: float = 0.0
     logits_ms: float = 0.0
     control_ms: float = 0.0
     before_ms: float = 0.0  # in forwards and on logits, up to the end of the last cycle
@@ -99,7 +99,7 @@ class _Totals:
     committed: int = 0
     passes: int = 0
     switches: int = 0
-    probes: int = 0
+    shadow_evaluations: int = 0
 
     def end_cycle(self, elapsed_ms: float) -> float:
         """What was spent neither in forwards nor on logits, which was the control plane's."""
@@ -134,7 +134,7 @@ class PerformanceProfiler:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        # What has no weights cannot be heard and is never loaded, but may be tried from the start.
+        # What has no weights is never loaded: it counts as used from the start.
         self._used.update((name, 0) for name, size in self.parameters.items() if not size)
 
     def learn_curve(self, model: str, times: TimeEstimator) -> None:
@@ -210,15 +210,11 @@ class PerformanceProfiler:
         with self._lock:
             self._totals.switches += 1
 
-    def record_probe_begun(self) -> None:
+    def record_shadow_evaluation(self, elapsed_ms: float) -> None:
         with self._lock:
-            self._totals.probes += 1
-
-    def record_probe(self, extra_ms: float) -> None:
-        """Time that a cycle took beyond what the best chain would have taken, or an audition."""
-        with self._lock:
-            self._totals.probe_ms += max(0.0, extra_ms)
-            self._exploration.probe_ms += max(0.0, extra_ms)
+            self._totals.shadow_evaluations += 1
+            self._totals.exploration_ms += elapsed_ms
+            self._exploration.spent_ms += elapsed_ms
 
     def record_outcome(
         self,
@@ -299,6 +295,9 @@ class PerformanceProfiler:
             promised = {
                 (*pair, mode): self._maps.get((*pair, mode), _UNFITTED).alpha(score)
                 for pair, score in self._similarity.items()
+                # A drafter without weights cannot be evaluated while it is idle. It is tried again
+                # when what was seen of it has faded: it must promise more then than it once did.
+                if self.parameters.get(pair[0], 1)
                 for mode in (False, True)
             }
             return PerformanceSnapshot(
@@ -317,7 +316,7 @@ class PerformanceProfiler:
                 ),
                 machine=self._times.speed.factor,
                 learning_ms=self._exploration.learning_ms,
-                probe_share=self._exploration.share,
+                explored_share=self._exploration.share,
                 is_learning=self.is_learning,
             )
 
@@ -334,8 +333,8 @@ class PerformanceProfiler:
                 totals.committed,
                 totals.passes,
                 totals.switches,
-                totals.probes,
-                totals.probe_ms,
+                totals.shadow_evaluations,
+                totals.exploration_ms,
                 totals.control_ms,
             )
 

@@ -50,16 +50,16 @@ class PerformanceSnapshot:
     idle_cycles: Mapping[str, int] = field(default_factory=dict)  # since a model was used
     machine: float = 1.0  # how slow the machine is now, against its quiet self
     learning_ms: float = 0.0  # time of the cycles that taught, older ones faded
-    probe_share: float = 0.0  # of it that probes and auditions have cost
+    explored_share: float = 0.0  # of it that shadow evaluations have cost
     is_learning: bool = True
     # What follows from the fields above alone is found once.
     offers: dict[Any, tuple[Floats, Floats]] = field(default_factory=dict, init=False, repr=False)
     target_ms: dict[Any, Floats] = field(default_factory=dict, init=False, repr=False)
 
     def exploration_ms(self, share: float) -> float:
-        """What probes and auditions may take now, if they may take so much of the time; none where
+        """What shadow evaluations may take now, if they may take so much of the time; none where
         nothing is learned."""
-        return max(0.0, share - self.probe_share) * self.learning_ms if self.is_learning else 0.0
+        return max(0.0, share - self.explored_share) * self.learning_ms if self.is_learning else 0.0
 
 
 def load_of(requests: int) -> int:

@@ -219,19 +219,6 @@ class CycleCatchUp:
             bool((pays & ~able).any()),
         )
 
-    def at_hand(
-        self, options: Mapping[int, Option], requests: Mapping[int, RunningRequest]
-    ) -> dict[int, Option]:
-        """Of options by row, those that can draft in this cycle."""
-        found: dict[int, Option] = {}
-        for chain in {option.chain for option in options.values()}:
-            those = {row: requests[row] for row in options if options[row].chain == chain}
-            able = self.drafting(chain, those).able
-            if able:
-                self.note(self.drafting(chain, {row: those[row] for row in able}))
-            found.update((row, options[row]) for row in those if row in able)
-        return found
-
     def _pays(
         self, target: str, lags: Mapping[str, Ints], slots: Ints, remaining: Ints, gain_ms: float
     ) -> Bools:

@@ -1,15 +1,14 @@
 """DecisionKeeper: the decisions in use, and when they are made anew.
 
 It asks the scheduler for a decision when one is due, keeps it for all requests that leave the same
-things open, leaves a record of every switch with its alternatives, and has stale drafters tried on
-one request (a probe) where they cannot be heard (`specrouter.execution.auditor`).
+things open, and leaves a record of every switch with its alternatives.
 
 Not here: what a single cycle makes of a decision (`specrouter.routing.planner`).
 """
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import CyclePlan
-from specrouter.profile.prediction import Option, Workload, forward_ms
+from specrouter.profile.prediction import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.request.running import RunningRequest
-from specrouter.routing.audition_policy import EXPLORED_SHARE
 from specrouter.routing.catch_up import payable
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
@@ -33,7 +31,6 @@ INTERVAL = 16  # cycles after which a decision is due again,
 _EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first after 3 or a quarter of those so far,
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 _SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
-_PROBE_CYCLES = 3  # that a probe lasts, so that catching up is paid once
 _RECORDS = 256
 _MOST_KEYS = 64  # ways to leave things open that decisions are kept for
 
@@ -48,7 +45,7 @@ class Reader(Protocol):
     def slots_read(self, rows: Ints) -> int: ...
     def slots_of(self, rows: Ints) -> Ints: ...
     def missed(self, model: str, rows: Ints) -> Ints: ...
-    def unheard(self, model: str, rows: Ints) -> Ints: ...
+    def evaluable(self, model: str, rows: Ints) -> Ints: ...
     def is_open(self, model: str) -> bool: ...
 
 
@@ -64,20 +61,11 @@ class InUse:
 
 
 @dataclass
-class Probe:
-    option: Option
-    row: int
-    request: RunningRequest
-    cycles: int  # that are left, those not counted in which its drafter still lags
-
-
-@dataclass
 class DecisionKeeper:
     scheduler: ModelChainScheduler
     profiler: PerformanceProfiler
     prefill_chunk: int
-    probe: Probe | None = None
-    heard_at: int = -1  # cycle of the last audition
+    evaluated_at: int = -1  # cycle of the last shadow evaluation
     _in_use: dict[Override, InUse] = field(default_factory=dict)
     _records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _snapshot: PerformanceSnapshot | None = None
@@ -108,32 +96,10 @@ class DecisionKeeper:
         in_use = self._in_use.get(key)
         return (self.scheduler.target,) if in_use is None else in_use.decision.chain
 
-    def end_unable_probe(self, available: Collection[str], wanted: Collection[str]) -> None:
-        """Ends a probe of models that may not be used any more: it may be what they failed in.
-
-        `wanted`: models of the cycle, none of which a probe may evict.
-        """
-        models = Models(available, frozenset(wanted))
-        if self.probe and not self.scheduler.may_use(self.probe.option.chain, models):
-            self.probe = None
-
-    def end_cycle(self, plan: CyclePlan, elapsed_ms: float, behind: Collection[int] = ()) -> None:
-        """What a cycle with a probe or an audition leaves behind.
-
-        `behind`: rows that decoded without a draft, since their drafters lag.
-        """
-        if self.probe is not None:
-            usual = None if self.main is None else self.main.decision.predicted
-            # Prompts that came since are others' time. What a probe reads or loads it does at once.
-            if usual is not None and not len(plan.prefill_rows):
-                usual_ms = self.latest.machine * usual.cycle_ms
-                self.profiler.record_probe(elapsed_ms - usual_ms)
-            self.probe.cycles -= self.probe.row not in behind
-            if self.probe.cycles <= 0 or self.probe.request.finished:
-                self.probe = None
-                self._snapshot = None  # it may still say that the drafter is idle
-        if plan.audition is not None:
-            self._snapshot = None  # there is news
+    def end_cycle(self, plan: CyclePlan) -> None:
+        """There is news after a shadow evaluation."""
+        if plan.shadow_evaluation is not None:
+            self._snapshot = None
 
     def in_use(
         self,
@@ -174,26 +140,11 @@ class DecisionKeeper:
             kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
             able = tuple(sorted(models.available))
             self._records.append(DecisionRecord(cycle, time.time(), len(rows), kept, key, able))
-        if decision.probe is not None and self.probe is None and key == SCHEDULED and not reading:
-            able_rows = rows_of_mode(requests, rows, workload.sampled)
-            behind = reader.missed(decision.probe.chain[0], able_rows)
-            row = int(able_rows[np.argmin(behind)])
-            probe = Probe(decision.probe, row, requests[row], _PROBE_CYCLES)
-            self._try(probe, workload, int(behind.min()))
         return decision
-
-    def _try(self, probe: Probe, workload: Workload, behind: int) -> None:
-        """Begins a probe if its drafter's reading of `behind` tokens fits what is left for that."""
-        snapshot, name = self.latest, probe.option.chain[0]
-        price_ms = forward_ms(snapshot, name, self.scheduler.target, workload, behind)
-        if price_ms <= snapshot.exploration_ms(EXPLORED_SHARE):
-            self.probe = probe
-            self.profiler.record_probe_begun()
-            self._snapshot = None  # it says that the drafter is idle
 
     def put_away(self) -> None:
         """Keeps what was decided and none of its predictions, so that all decisions are due."""
-        self.probe, self._snapshot = None, None
+        self._snapshot = None
         self._in_use = {
             key: replace(
                 in_use, decision=replace(in_use.decision, grids={}), cycle=in_use.cycle - INTERVAL
@@ -210,7 +161,7 @@ class DecisionKeeper:
     def is_due(self, in_use: InUse, cycle: int, requests: int, others: int, models: Models) -> bool:
         if not self.scheduler.may_use(in_use.decision.chain, models):
             return True
-        if in_use.cycle <= self.heard_at < cycle:
+        if in_use.cycle <= self.evaluated_at < cycle:
             return True
         eager = max(_EAGER_INTERVAL, (cycle - in_use.since) // _EAGER_SHARE)
         if cycle - in_use.cycle >= min(eager, INTERVAL):

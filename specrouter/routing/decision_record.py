@@ -40,7 +40,6 @@ class DecisionRecord:
             "reason": decision.reason,
             "predicted": _option_json(decision.predicted),
             "alternatives": [_option_json(option) for option in decision.alternatives],
-            "probe": _option_json(decision.probe),
         }
 
 

@@ -1,7 +1,7 @@
 """RoutePlanner: from the scheduler's decisions to the groups of a cycle.
 
 It honours what single requests ask for, gives one cycle the trees that suit it, has idle drafters
-heard, and tells the profiler how predictions came out.
+evaluated, and tells the profiler how predictions came out.
 
 Not here: when a decision is made (`specrouter.routing.decision_keeper`).
 """
@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import Audition, ChainGroup, CyclePlan, CycleResult, TreeSelector
+from specrouter.cycle import ChainGroup, CyclePlan, CycleResult, ShadowEvaluation, TreeSelector
 from specrouter.profile.prediction import Option, Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import load_of, outcome_of
@@ -25,7 +25,6 @@ from specrouter.request.params import (
 )
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import SpeculationOverride
-from specrouter.routing.audition_policy import next_audition
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
 from specrouter.routing.decision_keeper import (
     INTERVAL,
@@ -38,14 +37,14 @@ from specrouter.routing.decision_keeper import (
     workload_of,
 )
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.request_drafters import RequestDrafters
 from specrouter.routing.route import Route, parties_of
 from specrouter.routing.scheduler import FIXED_DEPTH, ChainDecision, ModelChainScheduler, Models
+from specrouter.routing.shadow_policy import next_shadow_evaluation
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 
 Ints = NDArray[np.int64]
 
-_AUDITION_EVERY = 4  # cycles: how often it is asked whether a drafter is to be heard
+_EVALUATE_EVERY = 4  # cycles: how often it is asked whether a drafter is to be evaluated
 _MOST_FORESEEN = 64  # predictions that are kept of what requests ask for
 
 
@@ -81,11 +80,10 @@ class RoutePlanner:
     prefill_chunk: int  # tokens that a drafter reads at most in a cycle
     # Draft tokens that the cycle's plan is good for; None where whole drafts are verified.
     budget_tokens: int | None = None
-    audition: Audition | None = None  # of the cycle that was planned last
+    shadow_evaluation: ShadowEvaluation | None = None  # of the cycle that was planned last
     _keeper: DecisionKeeper = field(init=False)
     _catch_up: CycleCatchUp = field(init=False)  # of the cycle that was planned last
     _reading: Reading = Reading()
-    _drafters: RequestDrafters = field(default_factory=RequestDrafters)
     # By route, number of requests, and of others beside them: when they were predicted, and what.
     _foreseen_options: dict[tuple[Route, int, int], tuple[int, Option]] = field(
         default_factory=dict
@@ -121,7 +119,7 @@ class RoutePlanner:
         """
         self._reading = reading
         self.budget_tokens = None
-        self.audition = None
+        self.shadow_evaluation = None
         if not requests:
             self._expected, self._steady = {}, None
             return [], None
@@ -129,7 +127,9 @@ class RoutePlanner:
         if before is not None:
             self.budget_tokens = before.budget_tokens
             chains = [group.chain for group in before.groups]
-            self.audition = self._next_audition(requests, cycle, available, chains, reader)
+            self.shadow_evaluation = self._next_evaluation(
+                requests, cycle, available, chains, reader
+            )
             return before.groups, before.selector
         self._steady = None
         self._catch_up = CycleCatchUp(
@@ -142,7 +142,7 @@ class RoutePlanner:
         members, predicted = self._members(requests, cycle, available, reader, progress)
         self._foresee(members, predicted, requests, cycle, reader)
         chains = [route.chain for route in members]
-        self.audition = self._next_audition(requests, cycle, available, chains, reader)
+        self.shadow_evaluation = self._next_evaluation(requests, cycle, available, chains, reader)
         self._expected = {
             index: predicted[route]
             for index, route in enumerate(members)
@@ -165,8 +165,6 @@ class RoutePlanner:
         return (
             not self._reading.tokens
             and not self._catch_up.ms
-            and self._keeper.probe is None
-            and self.scheduler.config.groups == "one"
             and all(
                 request.objective is None and request.spec.speculation is None
                 for request in requests.values()
@@ -182,7 +180,7 @@ class RoutePlanner:
     ) -> _Steady | None:
         """The last plan, if this cycle is like the one it was made for: planning takes time."""
         steady, keeper = self._steady, self._keeper
-        if steady is None or keeper.main is not steady.main or self._reading.tokens or keeper.probe:
+        if steady is None or keeper.main is not steady.main or self._reading.tokens:
             return None
         rows = np.fromiter(sorted(requests), np.int64)
         is_same = (
@@ -208,8 +206,6 @@ class RoutePlanner:
         members: dict[Route, list[int]] = {}
         predicted: dict[Route, Option] = {}
         parties = parties_of(requests, target, available, keeper.chain, reader.is_open)
-        wanted = frozenset(name for party in parties for name in party.chain)
-        keeper.end_unable_probe(available, wanted)
         held: frozenset[str] = frozenset()  # by parties that come first
         for party in parties:
             if party.key is None:
@@ -222,7 +218,7 @@ class RoutePlanner:
                 for chain, those in asked.items():  # caught up whatever it costs
                     self._catch_up.note(self._catch_up.drafting(chain, those))
                 continue
-            models = Models(available, held, wanted)
+            models = Models(available, held)
             found = self._scheduled(party.key, party.requests, cycle, models, reader, progress)
             for row, option, decision in found:
                 route = self._route(party.key, option, decision)
@@ -263,20 +259,20 @@ class RoutePlanner:
             self.trees.branching if len(option.chain) > 1 and key == SCHEDULED else None,
         )
 
-    def _next_audition(
+    def _next_evaluation(
         self,
         requests: Mapping[int, RunningRequest],
         cycle: int,
         available: Collection[str],
         chains: Sequence[Chain],
         reader: Reader,
-    ) -> Audition | None:
-        """A drafter that is to be heard beside this cycle, on a text that is routed here.
+    ) -> ShadowEvaluation | None:
+        """A drafter that is to be evaluated beside this cycle, on a text that is routed here.
 
         `chains`: that the cycle drafts with.
         """
-        main, probe = self._keeper.main, self._keeper.probe
-        is_due = cycle % _AUDITION_EVERY == 0 and probe is None and not self._reading.tokens
+        main = self._keeper.main
+        is_due = cycle % _EVALUATE_EVERY == 0 and not self._reading.tokens
         if main is None or not is_due:
             return None
         decision = main.decision
@@ -287,18 +283,18 @@ class RoutePlanner:
             return None
         snapshot, rows = self._keeper.snapshot(cycle), np.array(routed, dtype=np.int64)
         workload = workload_of([requests[row] for row in routed], rows, reader)
-        found = next_audition(
+        found = next_shadow_evaluation(
             snapshot,
             decision.predicted,
             decision.predicted_ms,
             rows_of_mode(requests, rows, workload.sampled),
             workload,
             reader.missed,
-            reader.unheard,
+            reader.evaluable,
             set(available).difference(*chains),
         )
         if found is not None:
-            self._keeper.heard_at = cycle
+            self._keeper.evaluated_at = cycle
         return found
 
     def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
@@ -358,7 +354,7 @@ class RoutePlanner:
             stage = "drafting" if any(len(group.chain) > 1 for group in plan.groups) else "cycle"
         requests = sum(row in gained for row in decoded)
         self.profiler.record_cycle(elapsed_ms, sum(gained.values()), requests, stage)
-        self._keeper.end_cycle(plan, elapsed_ms, result.behind_rows)
+        self._keeper.end_cycle(plan)
         if not is_regular:
             return
         drafting = [index for index, group in enumerate(plan.groups) if len(group.chain) > 1]
@@ -382,26 +378,13 @@ class RoutePlanner:
                 option.sampled,
             )
 
-    def learn_requests(
-        self, plan: CyclePlan, result: CycleResult, requests: Mapping[int, RunningRequest]
-    ) -> None:
-        """What a cycle brought each request, where requests may differ."""
-        if self.scheduler.config.groups == "one":
-            return
-        gained = {commit.row: len(commit.tokens) for commit in result.commits}
-        for index, option in self._expected.items():
-            for row in plan.groups[index].rows.tolist():
-                if row in gained and row not in result.behind_rows:
-                    self._drafters.learn(requests[row], option, gained[row])
-
     def forget(self, request: RunningRequest) -> None:
-        self._drafters.forget(request)
         self._waited.pop(request, None)
 
     def put_away(self) -> None:
         """Another policy routes from now on: lets go of requests and of what was predicted for
         them. When it is this one's turn again, every decision is due."""
-        self._steady, self._expected, self.audition = None, {}, None
+        self._steady, self._expected, self.shadow_evaluation = None, {}, None
         self._foreseen_options.clear()
         self._waited.clear()
         self._keeper.put_away()
@@ -475,32 +458,6 @@ class RoutePlanner:
         helper = None if len(later.chain) > 1 else self._helper(decision, models, reader)
         main, waiting, drafting = self._for_cycle(decision, later, helper, requests, progress)
         chosen = drafting.options(requests, main, later, alone)
-        # A cycle with another chain than was decided on has its reasons: all go through that.
-        if (
-            self.scheduler.config.groups == "requests"
-            and decided is not None
-            and main.chain == decided.chain
-        ):
-            snapshot = self._keeper.latest
-            workload = workload_of(list(requests.values()), rows, reader)
-            workload = replace(workload, others=others)
-            pairs = self.scheduler.pairs(decision, models)
-            split = self._drafters.split(self.scheduler, snapshot, workload, pairs, requests)
-            chosen |= self._catch_up.at_hand(
-                {
-                    row: _shaped_like(main, option, decided)
-                    for row, option in split.items()
-                    if option is not decided
-                },
-                requests,
-            )
-        probe = self._keeper.probe
-        if probe is not None:  # it is paid for, so it takes part
-            waiting = frozenset(row for row in waiting if requests[row] is not probe.request)
-            if key == SCHEDULED:
-                probed = {row: one for row, one in requests.items() if one is probe.request}
-                self._catch_up.note(self._catch_up.drafting(probe.option.chain, probed))
-                chosen.update(dict.fromkeys(probed, probe.option))
         self._note_waiting(requests, waiting)
         return [(row, option, decision) for row, option in chosen.items() if row not in waiting]
 
@@ -584,20 +541,6 @@ def progress_of(
         np.array([request.remaining for request in ordered]),
         np.array([waited.get(request, 0) for request in ordered]),
         np.array([np.nan if limit is None else limit for limit in limits]),
-    )
-
-
-def _shaped_like(main: Option, option: Option, decided: Option) -> Option:
-    """Another drafter's option with the trees of a cycle, `main`, if those are not as decided."""
-    if main.route == decided.route:
-        return option
-    return replace(
-        option,
-        depth=main.depth,
-        width=main.width,
-        nodes=main.nodes,
-        levels_ms=option.levels_ms * main.levels_ms / max(decided.levels_ms, 1e-9),
-        plain_ms=0.0,  # not what outcomes are about
     )
 
 

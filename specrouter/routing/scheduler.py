@@ -6,11 +6,11 @@ the least (SpecRouter, section 4.2, Equation 7, Algorithm 1). The target alone i
 candidate, so a chain that does not pay is not used.
 
 - `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes
-  (`prediction`), hysteresis, and probes of models that nobody used for long.
+  (`prediction`), and hysteresis.
 - `paper`: the published formula: every level costs W times the model's time per token, and the
   acceptance rate is a function of the similarity alone; hard rejection.
 - `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
-  `ssd-tuned`: a pair, depth and width that were found offline. `target-only`: no speculation.
+  `target-only`: no speculation.
 
 Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 """
@@ -33,7 +33,6 @@ from specrouter.profile.prediction import (
 )
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
-from specrouter.routing.audition_policy import EXPLORED_SHARE
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
 # Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
@@ -47,7 +46,6 @@ _HYSTERESIS = 0.96
 _WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
 # What a model must promise that never ran: to load it takes seconds, and to read all prompts.
 _WORTH_LOADING = 0.9
-_STALE_CYCLES = 256  # after which a drafter that nobody used is to be tried again
 _EXPLAINED = 6  # alternatives that a decision names
 
 
@@ -58,12 +56,10 @@ class Models:
     Attributes:
         available: that may be used; the target always may.
         held: that other requests of the cycle draft with, beside which a chain must have room.
-        wanted: that all requests of the cycle draft with, beside which a probe must have room.
     """
 
     available: Collection[str]
     held: frozenset[str] = frozenset()
-    wanted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,6 @@ class ChainDecision:
     alternatives: tuple[Option, ...] = ()
     at_hand: tuple[Option, ...] = ()
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
-    probe: Option | None = None  # to be tried on one request, to learn what became of a drafter
     # Of every chain that drafts: what its trees of any shape promise.
     grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
 
@@ -275,7 +270,6 @@ class ModelChainScheduler:
             alternatives=_explained(others, alone),
             at_hand=tuple(option for option in others if option in worth),
             predicted_ms={option.chain: option.ms_per_token for option in ranked},
-            probe=self._probe(snapshot, best, found, models.wanted),
             grids=best_grids,
         )
 
@@ -311,26 +305,6 @@ class ModelChainScheduler:
         look_at(c for c in longer if c == in_use or (c[0] in first and c[1] in then))
         return found
 
-    def _probe(
-        self,
-        snapshot: PerformanceSnapshot,
-        best: Option,
-        found: Mapping[Chain, Option],
-        wanted: Collection[str],
-    ) -> Option | None:
-        """The most promising pair of a drafter that was idle for long, if the budget allows it."""
-        if not snapshot.exploration_ms(EXPLORED_SHARE):
-            return None
-        stale = [
-            option
-            for chain, option in found.items()
-            if len(chain) == 2
-            and chain[0] not in best.chain
-            and self.fit((chain[0], *best.chain), wanted)
-            and snapshot.idle_cycles.get(chain[0], 0) >= _STALE_CYCLES
-        ]
-        return min(stale, key=lambda option: option.ms_per_token, default=None)
-
     def predict(
         self,
         snapshot: PerformanceSnapshot,
@@ -356,57 +330,6 @@ class ModelChainScheduler:
         """The options beside a decision's own that may be used now, best first: one may have failed
         since."""
         return [option for option in decision.at_hand if self.may_use(option.chain, models)]
-
-    def pairs(self, decision: ChainDecision, models: Models) -> list[Option]:
-        """A decision's pair and the others that may be used beside it, best first; none where it is
-        no pair."""
-        main, found, members = decision.predicted, list[Option](), set(models.held)
-        if main is not None and len(main.chain) == 2:
-            for option in (main, *self.at_hand(decision, models)):
-                if len(option.chain) == 2 and self.fit(option.chain, members):
-                    found.append(option)
-                    members.update(option.chain)
-        return found
-
-    def split(
-        self,
-        snapshot: PerformanceSnapshot,
-        workload: Workload,
-        pairs: Sequence[Option],
-        factors: Sequence[Mapping[Chain, float]],
-    ) -> list[Option]:
-        """The pair for each request, where requests may differ; else the first for all.
-
-        Groups pay only if what their drafters accept more outweighs that each drafts on its own.
-
-        Args:
-            pairs: see `pairs`, at least one.
-            factors: of each request, by proposers, what drafts bring it against everybody.
-        """
-        main = pairs[0]
-        alone = [main] * len(factors)
-        if len(pairs) < 2:
-            return alone
-
-        def tokens(option: Option, request: Mapping[Chain, float]) -> float:
-            return 1.0 + (option.tokens - 1.0) * request.get(option.chain[:-1], 1.0)
-
-        def ms_per_token(option: Option, request: Mapping[Chain, float]) -> float:
-            handicap = 1.0 if option is main else 1.0 / _HYSTERESIS
-            return handicap * option.cycle_ms / tokens(option, request)
-
-        chosen = [min(pairs, key=lambda o: ms_per_token(o, request)) for request in factors]
-        target_ms, levels_ms = main.cycle_ms - main.levels_ms, 0.0
-        for option in set(chosen):
-            count = chosen.count(option)
-            part = replace(workload, requests=count, lags={}, others=workload.batch - count)
-            grid = OptionGrid(option.chain, snapshot, part, Limits())
-            found = grid.like(option)
-            levels_ms += option.levels_ms if found is None else found.levels_ms
-        others = workload.others  # gain a token each
-        split_rate = (others + sum(map(tokens, chosen, factors))) / (target_ms + levels_ms)
-        alone_rate = (others + sum(map(tokens, alone, factors))) / main.cycle_ms
-        return chosen if _HYSTERESIS * split_rate > alone_rate else alone
 
     def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
         """Whether a chain's models can be in memory beside those that are held there."""

@@ -3,7 +3,7 @@
 Nothing decodes. A cycle takes what the models' measured curves say, drafts are drawn at random
 (`specrouter.sim.text`), and who takes part, which trees are drafted and what the target
 verifies is decided by what decides it in the engine: `ModelChainScheduler` and `TreePlanner`. What
-the engine has around these is left out: texts that drafters read, models that are loaded, probes,
+the engine has around these is left out: texts that drafters read, loading, exploration,
 outcomes that differ from predictions, its own time, and that of sampling.
 
 So it tells policies apart that a busy machine does not, within seconds, and says nothing of how

@@ -28,7 +28,6 @@ OBJECTIVES: tuple[SloLike, ...] = (
     SLO(tpot_ratio=0.8),
     SLO(ttft_ms=50.0),
 )
-_TUNED_TREE = (4, 2)  # of `ssd-tuned`, which must be given one, where a row has none
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,12 @@ class Routed:
 
     policy: Policy
     chain: Chain | None = None
-    groups: Literal["one", "requests"] = "one"
     nodes: int | None = None
 
     def __str__(self) -> str:
         chain = "" if self.chain is None else f" {'>'.join(self.chain)}"
-        groups = "" if self.groups == "one" else f" groups {self.groups}"
         nodes = "" if self.nodes is None else f" nodes {self.nodes}"
-        return f"policy {self.policy}{chain}{groups}{nodes}"
+        return f"policy {self.policy}{chain}{nodes}"
 
 
 @dataclass(frozen=True)
@@ -102,13 +99,10 @@ class Arrangement:
         routed = self.mode.routed if isinstance(self.mode, Mixed) else self.mode
         if not isinstance(routed, Routed):
             return None
-        depth, width = self.depth, self.width
-        if routed.policy == "ssd-tuned" and (depth is None or width is None):
-            depth, width = _TUNED_TREE
         return {
             **vars(routed),
-            "depth": depth,
-            "width": width,
+            "depth": self.depth,
+            "width": self.width,
             "trees": dict(self.trees) or None,
         }
 
@@ -176,10 +170,9 @@ def _policies(router: ChainRouter) -> list[Routed]:
     with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
     return [
         Routed("adaptive"),
-        Routed("adaptive", groups="requests"),
         Routed("paper"),
         Routed("ssd-smallest"),
-        Routed("ssd-tuned", longest[-2:]),
+        Routed("static", longest[-2:]),
         Routed("static", with_weights),
         Routed("static", with_weights, nodes=3),
         Routed("target-only"),
@@ -203,5 +196,5 @@ def _mixtures(router: ChainRouter) -> list[Mixed]:
         Speculation(longest, depth=5, width=3),
         Speculation(longest[-1:]),
     )
-    routed = (Routed("adaptive"), Routed("adaptive", groups="requests"), Routed("paper"))
+    routed = (Routed("adaptive"), Routed("paper"))
     return [Mixed(overrides, each) for each in routed]

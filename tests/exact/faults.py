@@ -34,7 +34,7 @@ from tests.exact.models import SAVERS, pool_settings, save_family
 from tests.exact.report import Progress, finish, prepare
 
 BURSTS = 20  # of one router's lifetime
-POLICIES = ("paper", "static", "ssd-smallest", "ssd-tuned", "target-only")
+POLICIES = ("paper", "static", "ssd-smallest", "target-only")
 _CASES = 60  # requests that the bursts of one family draw from
 _TARGET_FAULTS = 0.05  # of the bursts
 _SHOWN = 5
@@ -145,19 +145,16 @@ def chains_that_fit(pool: ModelPool) -> list[Chain]:
 
 
 def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]:
-    """Arguments of `set_policy`: half of them adaptive, half of those with groups of requests; most
+    """Arguments of `set_policy`: half of them adaptive; most
     with settings of the trees."""
     pool = router.pool
     policy = str(rng.choice(["adaptive", *POLICIES])) if rng.random() < 0.6 else "adaptive"
     depth, width = draw_shape(rng)
     settings: dict[str, Any] = {"policy": policy}
-    if policy == "adaptive":
-        settings["groups"] = str(rng.choice(["one", "requests"]))
-    else:
+    if policy != "adaptive":
         settings.update(depth=depth, width=width)
-    if policy in ("static", "ssd-tuned"):
-        candidates = chains_that_fit(pool)
-        fitting = [c for c in candidates if policy == "static" or len(c) == 2]
+    if policy == "static":
+        fitting = chains_that_fit(pool)
         settings["chain"] = fitting[int(rng.integers(len(fitting)))]
     if rng.random() < 0.2:
         settings["nodes"] = int(rng.integers(1, depth * width + 1))
@@ -185,8 +182,7 @@ def _by_name(trees: Counter[str]) -> dict[str, int]:
 
 
 def _label(policy: dict[str, Any]) -> str:
-    groups = " groups requests" if policy.get("groups") == "requests" else ""
-    return f"{policy['policy']}{groups}"
+    return str(policy["policy"])
 
 
 def main(arguments: list[str] | None = None) -> int:

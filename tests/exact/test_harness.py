@@ -45,7 +45,7 @@ TREES: list[Mode] = [*CHAINS, Routed("paper"), Routed("static", ("a", "b", "t"))
 SHAPELESS: list[Mode] = [
     "off",
     "adaptive",
-    Routed("adaptive", groups="requests"),
+    Routed("adaptive"),
     Routed("target-only"),
     Mixed(("off", None), Routed("adaptive")),
 ]
@@ -95,7 +95,7 @@ def test_policies_that_choose_nodes_meet_every_selection_and_shape() -> None:
     covered = {pair for row in rows for pair in pairs_of(row)}
     open_modes = {row.mode for row in rows if row.trees}
     assert open_modes == {
-        Routed("adaptive", groups="requests"),
+        Routed("adaptive"),
         Routed("static", ("a", "b", "t")),
         Mixed(("off", None), Routed("adaptive")),
     }

@@ -31,7 +31,7 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     assert config.scheduler.policy == "adaptive"
     assert (config.scheduler.depth, config.scheduler.width) == (None, None)
     assert config.scheduler.nodes is None
-    assert (config.scheduler.groups, config.scheduler.chain) == ("one", None)
+    assert config.scheduler.chain is None
     assert (config.engine.max_requests, config.engine.max_model_len) == (32, 1024)
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
     assert config.engine.verification == "shared-noise"
@@ -70,7 +70,6 @@ def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
         ("scheduler", "width", MAX_WIDTH + 1),
         ("scheduler", "nodes", 0),
         ("scheduler", "nodes", MAX_TREE_TOKENS + 1),
-        ("scheduler", "groups", "two"),
         ("trees", "shape", "costmodell"),
         ("trees", "shape", None),
         ("trees", "selection", "greedy"),
@@ -209,7 +208,6 @@ def test_a_missing_pool_is_named() -> None:
     "scheduler",
     [
         {"policy": "static"},
-        {"policy": "ssd-tuned", "depth": 4, "width": 1},
         {"chain": ["small", "big"]},
         {"policy": "ssd-smallest", "chain": ["small", "big"]},
     ],
@@ -218,18 +216,6 @@ def test_a_chain_and_the_policies_that_need_one_go_together(scheduler: Settings)
     error = refused({"pool": POOL, "scheduler": scheduler})
     assert error.field == "scheduler"
     assert "chain" in error.reason
-
-
-TUNED: Settings = {"policy": "ssd-tuned", "chain": ["small", "big"], "depth": 6, "width": 2}
-
-
-@pytest.mark.parametrize(
-    ("setting", "field"),
-    [({"chain": ["big"]}, "chain"), ({"depth": None}, "depth"), ({"width": None}, "width")],
-)
-def test_the_tuned_policy_needs_a_pair_and_what_was_tuned(setting: Settings, field: str) -> None:
-    RouterConfig.load({"pool": POOL, "scheduler": TUNED})
-    assert refused({"pool": POOL, "scheduler": TUNED | setting}).field == f"scheduler.{field}"
 
 
 @pytest.mark.parametrize(("depth", "width"), [(16, 5), (9, 8), (13, 5)])
@@ -344,8 +330,17 @@ def test_keys_are_not_shown_with_the_configuration() -> None:
 def test_keys_of_earlier_versions_are_read_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = RouterConfig.load({"pool": POOL, "scheduler": {"inner_rounds": 3, "depth": 5}})
+    old = {"inner_rounds": 3, "groups": "requests", "depth": 5}
+    config = RouterConfig.load({"pool": POOL, "scheduler": old})
     assert config.scheduler.depth == 5
-    assert [record.message for record in caplog.records] == [
-        "scheduler.inner_rounds has no effect any more"
+    assert sorted(record.message for record in caplog.records) == [
+        "scheduler.groups has no effect any more",
+        "scheduler.inner_rounds has no effect any more",
     ]
+
+
+def test_the_tuned_policy_of_earlier_versions_is_the_static_one() -> None:
+    tuned = {"policy": "ssd-tuned", "chain": ["small", "big"], "depth": 6, "width": 2}
+    scheduler = RouterConfig.load({"pool": POOL, "scheduler": tuned}).scheduler
+    assert (scheduler.policy, scheduler.chain) == ("static", ("small", "big"))
+    assert (scheduler.depth, scheduler.width) == (6, 2)

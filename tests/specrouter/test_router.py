@@ -1106,7 +1106,7 @@ def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> Non
             ("static", {"chain": ["small", "middle", "target"]}, {CHAIN.chain, ("target",)}),
             ("ssd-smallest", {"depth": 2}, {("small", "target"), ("target",)}),
             (
-                "ssd-tuned",
+                "static",
                 {"chain": ["middle", "target"], "depth": 3, "width": 2},
                 {("middle", "target"), ("target",)},
             ),
@@ -1180,8 +1180,6 @@ def test_bad_trees_are_refused_and_name_their_field(
         ("scheduler.deph", "adaptive", {"deph": 3}),
         ("scheduler.chain", "static", {"chain": ["tiny", "target"]}),
         ("scheduler.chain", "static", {"chain": ["small", "middle"]}),
-        ("scheduler.chain", "ssd-tuned", {"chain": ["target"], "depth": 2, "width": 1}),
-        ("scheduler.width", "ssd-tuned", {"chain": ["small", "target"], "depth": 2}),
         ("scheduler", "static", {}),
     ],
 )

@@ -452,16 +452,20 @@ def test_rank_rates_tell_what_they_were_made_of() -> None:
     assert math.isnan(AcceptanceEstimator().snapshot(0).rates_alpha)
 
 
-def test_rates_of_old_trees_follow_what_is_heard_long_after() -> None:
+def test_rates_of_old_trees_follow_what_is_seen_long_after() -> None:
     estimator = taught(3, 2)
-    for cycle in range(300, 1300, 20):  # auditions only; the usual alpha is of the new text by then
+    for cycle in range(
+        300, 1300, 20
+    ):  # shadow evaluations only; the usual alpha is of the new text by then
         estimator.record_choices(*choices(3, 16), cycle)
-    heard = estimator.snapshot(1300)
-    assert heard.alpha < 0.3
-    assert heard.rates_alpha > 0.5
-    moved = drifted_rates(heard.rates, tree_rates(heard.rates_alpha), tree_rates(heard.alpha_now))
+    evaluated = estimator.snapshot(1300)
+    assert evaluated.alpha < 0.3
+    assert evaluated.rates_alpha > 0.5
+    moved = drifted_rates(
+        evaluated.rates, tree_rates(evaluated.rates_alpha), tree_rates(evaluated.alpha_now)
+    )
     first = moved[SHAPES.index((1, 1)), 0]
-    assert first == pytest.approx(heard.alpha_now, abs=0.05)
+    assert first == pytest.approx(evaluated.alpha_now, abs=0.05)
 
 
 def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() -> None:

@@ -14,7 +14,6 @@ from specrouter.profile.profiler import EngineStatistics, PerformanceProfiler
 from specrouter.profile.snapshot import Outcome, TreeKey
 from specrouter.profile.time_curve import TimeEstimator, TimeSample
 from specrouter.request.params import MAX_DEPTH
-from specrouter.routing.request_drafters import RequestRates
 
 PAIR = ("small", "big")
 KEY: TreeKey = (("small",), "big", True)
@@ -38,7 +37,7 @@ def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
     known = profiler.snapshot()
     for part in (known.times, known.similarity, known.trees, known.promised_alpha, known.outcomes):
         assert dict(part) == {}
-    assert (known.machine, known.probe_share, known.learning_ms) == (1.0, 0.0, 0.0)
+    assert (known.machine, known.explored_share, known.learning_ms) == (1.0, 0.0, 0.0)
     assert known.parameters == {"small": 10, "big": 100}
 
 
@@ -179,19 +178,21 @@ def test_statistics_that_were_handed_out_stay_as_they_are(profiler: PerformanceP
     assert before.forwards == {"big": 1}
 
 
-def test_probes_cost_what_the_best_chain_would_not_have(profiler: PerformanceProfiler) -> None:
+def test_what_shadow_evaluations_cost_is_a_share_of_the_time(profiler: PerformanceProfiler) -> None:
     profiler.record_cycle(90.0, 1, 1)
     profiler.record_cycle(10.0, 1, 1)
-    profiler.record_probe(3.0)
-    profiler.record_probe(-5.0)  # faster than the best: no cost, and no gain
-    assert profiler.snapshot().probe_share == pytest.approx(0.03, rel=0.01)
+    profiler.record_shadow_evaluation(2.0)
+    profiler.record_shadow_evaluation(1.0)
+    assert profiler.snapshot().explored_share == pytest.approx(0.03, rel=0.01)
+    totals = profiler.statistics()
+    assert (totals.shadow_evaluations, totals.exploration_ms) == (2, 3.0)
 
 
 @pytest.mark.parametrize("spent_ms", [0.0, 5000.0])
 def test_what_may_be_explored_fades_within_minutes(
     spent_ms: float, profiler: PerformanceProfiler
 ) -> None:
-    profiler.record_probe(spent_ms)
+    profiler.record_shadow_evaluation(spent_ms)
     for _ in range(10):
         profiler.record_cycle(100.0, 1, 1)
     early = profiler.snapshot().exploration_ms(0.01)
@@ -200,7 +201,7 @@ def test_what_may_be_explored_fades_within_minutes(
         profiler.record_cycle(100.0, 1, 1)
     late = profiler.snapshot().exploration_ms(0.01)
     assert 800.0 < late < 1200.0  # as if nothing had been spent, and never more than a second
-    assert profiler.statistics().probe_ms == spent_ms
+    assert profiler.statistics().exploration_ms == spent_ms
 
 
 def test_nothing_is_explored_while_nothing_is_learned(profiler: PerformanceProfiler) -> None:
@@ -208,14 +209,6 @@ def test_nothing_is_explored_while_nothing_is_learned(profiler: PerformanceProfi
     assert profiler.snapshot().exploration_ms(0.01) > 0.0
     profiler.is_learning = False
     assert profiler.snapshot().exploration_ms(0.01) == 0.0
-
-
-def test_probes_are_counted_when_they_begin(profiler: PerformanceProfiler) -> None:
-    profiler.record_probe_begun()
-    profiler.record_probe(3.0)
-    profiler.record_probe(2.0)
-    totals = profiler.statistics()
-    assert (totals.probes, totals.probe_ms) == (1, 5.0)
 
 
 def test_a_cycle_that_was_shorter_than_its_forwards_owes_the_control_plane_nothing(
@@ -436,24 +429,6 @@ def test_a_cycle_that_others_shared_tells_of_tokens_only(profiler: PerformancePr
 # Requests
 
 
-def test_a_request_counts_as_everybody_until_there_is_evidence() -> None:
-    rates = RequestRates()
-    assert rates.factor(("small",)) == 1.0
-    rates.record(("small",), 0.0, 1.5)
-    assert 0.9 < rates.factor(("small",)) < 1.0
-    assert rates.factor(("twin",)) == 1.0
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
-def test_a_request_that_differs_is_found_out(factor: float) -> None:
-    rates, seen = RequestRates(), [1.0]
-    for _ in range(300):
-        rates.record(("small",), 1.5 * factor, 1.5)
-        seen.append(rates.factor(("small",)))
-    assert rates.factor(("small",)) == pytest.approx(factor, abs=0.2)
-    assert sorted(seen, reverse=factor < 1.0) == seen
-
-
 def test_a_drafter_that_runs_while_nothing_is_learned_stays_idle(
     profiler: PerformanceProfiler,
 ) -> None:
@@ -502,3 +477,25 @@ def test_of_chains_that_callers_name_the_latest_are_known(profiler: PerformanceP
     latest = [f"model-{index}" for index in range(144, 400)]
     assert [chain[0] for chain, *_ in known.outcomes] == latest
     assert [key[0][0] for key in known.trees] == latest
+
+
+def test_a_drafter_without_weights_is_promising_again_long_after_it_failed() -> None:
+    """It cannot be evaluated while it is idle, and must not be passed over for ever."""
+    profiler = PerformanceProfiler({"ngram": 0, "big": 100})
+    key: TreeKey = (("ngram",), "big", True)
+    profiler.record_forward("big", 1, 0.0, 10.0)
+    profiler.record_similarity(("ngram", "big"), 0.9)
+    for _ in range(300):
+        profiler.begin_cycle()
+        profiler.record_trees(key, trees(accepted=False))
+    limits, one = Limits(width=1), Workload(1)
+
+    def ms_per_token() -> float:
+        known = profiler.snapshot()
+        return OptionGrid(("ngram", "big"), known, one, limits).best().ms_per_token
+
+    alone_ms = target_only(profiler.snapshot(), one, "big").ms_per_token
+    assert ms_per_token() > 0.97 * alone_ms
+    for _ in range(10_000):
+        profiler.begin_cycle()
+    assert ms_per_token() < 0.9 * alone_ms

@@ -124,14 +124,6 @@ def test_chains_share_what_a_model_may_read_in_a_cycle() -> None:
     assert not second.able
 
 
-def test_options_that_would_have_to_be_read_for_are_not_at_hand() -> None:
-    reader = Reader(0, 60, 300)
-    options = {row: Option(PAIR) for row in range(3)}
-    there = cycle(reader)
-    assert set(there.at_hand(options, running(9, 9, 9))) == {0, 1}
-    assert not there.leaves_out, "nobody reads for the third"
-
-
 def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
     drafts, later, alone = Option(PAIR, 4, 2), Option(PAIR, 3), Option(("big",))
     found = Drafting(able=frozenset({0, 1}), reads=frozenset({1, 2}))

@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import (
-    Audition,
     Candidates,
     ChainGroup,
     Commit,
     CyclePlan,
     CycleResult,
     ModelFailure,
+    ShadowEvaluation,
     TreeSelector,
 )
 from specrouter.profile.prediction import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.objective import Objective
 from specrouter.request.params import Chain, SamplingParams, Speculation
 from specrouter.request.running import RunningRequest
@@ -67,8 +66,6 @@ class Profiler:
         self.known = known
         self.looks = 0
         self.switches = 0
-        self.probes_begun = 0
-        self.probes: list[float] = []
         self.cycles: list[tuple[float, int, int]] = []
         self.stages: list[str | None] = []  # of the cycles
         self.outcomes: list[tuple[Any, ...]] = []
@@ -79,12 +76,6 @@ class Profiler:
 
     def record_switch(self) -> None:
         self.switches += 1
-
-    def record_probe_begun(self) -> None:
-        self.probes_begun += 1
-
-    def record_probe(self, extra_ms: float) -> None:
-        self.probes.append(extra_ms)
 
     def record_cycle(
         self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
@@ -98,7 +89,7 @@ class Profiler:
 
 class Reader:
     def __init__(self, new_tokens: int = 0) -> None:
-        self.new_tokens = new_tokens  # of each row, that a drafter may be heard on
+        self.new_tokens = new_tokens  # of each row, that a drafter may be evaluated on
         self.slots = 128
         self.unloaded: set[str] = set()
         self.behind: dict[int, int] = {}  # of some rows, that a drafter has not read
@@ -115,7 +106,7 @@ class Reader:
     def missed(self, model: str, rows: Ints) -> Ints:
         return np.array([self.behind.get(row, self.new_tokens) for row in rows.tolist()])
 
-    def unheard(self, model: str, rows: Ints) -> Ints:
+    def evaluable(self, model: str, rows: Ints) -> Ints:
         return np.full_like(rows, self.new_tokens)
 
     def is_open(self, model: str) -> bool:
@@ -210,13 +201,12 @@ class Plan:
         gained: Mapping[int, int],
         elapsed_ms: float = 60.0,
         prefill: Ints = NOBODY,
-        audition: Audition | None = None,
+        shadow_evaluation: ShadowEvaluation | None = None,
         **result: Any,
     ) -> None:
         commits = [Commit(row, [7] * count, PAIR) for row, count in gained.items()]
-        plan = CyclePlan(groups, prefill, prefill, audition=audition)
+        plan = CyclePlan(groups, prefill, prefill, shadow_evaluation=shadow_evaluation)
         came = CycleResult(commits, **result)
-        self.planner.learn_requests(plan, came, self.running)
         self.planner.learn(plan, came, elapsed_ms)
 
     def chains(self) -> dict[int, Chain]:
@@ -373,11 +363,9 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
         "reason",
         "predicted",
         "alternatives",
-        "probe",
     }
     assert shown["asked"] == {"depth": None, "width": None}
     assert shown["available"] == sorted(ALL)
-    assert shown["probe"] is None
 
 
 def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
@@ -452,104 +440,18 @@ def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> No
 STALE = replace(GOOD, idle_cycles={"twin": 10_000}, learning_ms=1e6)
 
 
-def test_a_probe_runs_where_least_is_to_be_read_for_three_cycles() -> None:
-    # What was committed at admission does not tell: texts grow, and a drafter may have read some.
-    plan = Plan(Request(length=3), Request(length=9), Request(length=6), known=STALE)
-    plan.reader.behind = {0: 90, 1: 20, 2: 60}
-    plan.settle()
-    for _ in range(3):
-        groups = plan.groups()
-        assert {tuple(g.rows.tolist()): g.chain for g in groups} == {(0, 2): PAIR, (1,): TWIN}
-        plan.profiler.known = GOOD  # the drafter is stale no more
-        plan.learn(groups, {0: 2, 1: 1, 2: 2}, elapsed_ms=75.0)
-    assert plan.chains() == dict.fromkeys(range(3), PAIR)
-    assert plan.profiler.probes_begun == 1
-    probe = plan.planner.records[0].to_json()["probe"]
-    assert probe["chain"] == list(TWIN)
-
-
-def test_a_probe_costs_what_the_cycle_took_beyond_the_prediction() -> None:
-    plan = Plan(Request(), Request(), known=STALE)
-    plan.groups()
-    predicted = plan.planner.records[0].decision.predicted
-    assert predicted is not None
-    plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=predicted.cycle_ms + 12.0)
-    assert plan.profiler.probes == [pytest.approx(12.0)]
-
-
-def test_a_probe_is_not_charged_for_a_machine_that_is_slow() -> None:
-    plan = Plan(Request(), Request(), known=replace(STALE, machine=1.5))
-    plan.groups()
-    predicted = plan.planner.records[0].decision.predicted
-    assert predicted is not None
-    plan.learn(plan.groups(), {0: 1, 1: 1}, elapsed_ms=1.5 * predicted.cycle_ms + 12.0)
-    assert plan.profiler.probes == [pytest.approx(12.0)]
-
-
-def test_a_probe_is_not_charged_for_prompts() -> None:
-    plan = Plan(Request(), known=STALE)
-    plan.learn(plan.groups(), {0: 1}, elapsed_ms=900.0, prefill=np.array([3]))
-    assert not plan.profiler.probes
-
-
-def test_a_probe_that_would_read_for_longer_than_is_left_does_not_begin() -> None:
-    slow = {**TIMES, "twin": rising(1.0, 0.1)}
-    for behind, begun in ((6000, 1), (60_000, 0)):
-        plan = Plan(Request(), known=replace(STALE, times=slow, learning_ms=100_000.0))
-        plan.reader.behind = {0: behind}
-        plan.groups()
-        assert plan.profiler.probes_begun == begun
-
-
-def test_no_probe_begins_while_prompts_are_read() -> None:
-    plan = Plan(Request(), known=STALE)
-    plan.reading = Reading(tokens=8, requests=1)
-    plan.groups()
-    assert plan.profiler.probes_begun == 0
-
-
-def test_a_probe_ends_with_its_request() -> None:
-    plan = Plan(Request(length=3), Request(length=9), known=STALE)
-    groups = plan.groups()
-    assert len(groups) == 2
-    plan.profiler.known = GOOD
-    plan.requests[0].finished = True
-    plan.learn(groups, {0: 1, 1: 1})
-    del plan.requests[0]
-    assert plan.chains() == {1: PAIR}
-
-
-@pytest.mark.parametrize("came_back", [True, False])
-def test_a_drafter_that_fails_while_it_is_probed_is_not_probed_on(came_back: bool) -> None:
-    """`came_back`: else it hung, and nothing was learned of the cycle."""
-    plan = Plan(Request(), Request(), known=STALE)
-    groups = plan.groups()
-    assert TWIN in {group.chain for group in groups}
-    if came_back:
-        plan.learn(groups, {0: 1, 1: 1}, failures=[ModelFailure("twin", RuntimeError())])
-    plan.available = ALL - {"twin"}
-    for _ in range(20):
-        assert plan.chains() == {0: PAIR, 1: PAIR}
-
-
-def test_requests_that_ask_for_something_are_not_probed() -> None:
-    plan = Plan(Request(Speculation(depth=4)), known=STALE)
-    [group] = plan.groups()
-    assert group.chain == PAIR
-
-
-# Auditions
+# ShadowEvaluations
 
 ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.55})
 QUIET = replace(ALIKE, idle_cycles={"twin": 20}, learning_ms=1e6)
 
 
-def heard(plan: Plan, cycles: int = 8) -> list[int]:
-    """Cycles in which somebody is heard."""
+def evaluated(plan: Plan, cycles: int = 8) -> list[int]:
+    """Cycles in which somebody is evaluated."""
     found = []
     for _ in range(cycles):
         plan.groups()
-        if plan.planner.audition is not None:
+        if plan.planner.shadow_evaluation is not None:
             found.append(plan.at)
     return found
 
@@ -560,56 +462,55 @@ def listening(*requests: Request, known: PerformanceSnapshot = QUIET, **settings
     return plan
 
 
-def test_an_idle_drafter_is_heard_in_one_cycle_of_four() -> None:
+def test_an_idle_drafter_is_evaluated_in_one_cycle_of_four() -> None:
     plan = listening(Request(Speculation(chain=PAIR)), Request())
-    assert heard(plan) == [4, 8]
+    assert evaluated(plan) == [4, 8]
     plan.groups(12)
-    assert plan.planner.audition == Audition("twin", 1, 30)  # whose text is routed here
+    assert plan.planner.shadow_evaluation == ShadowEvaluation(
+        "twin", 1, 30
+    )  # whose text is routed here
 
 
-@pytest.mark.parametrize(("greedy", "heard_row"), [(1, 1), (2, 0)])
-def test_who_is_heard_or_tried_is_so_in_the_mode_that_is_decided_for(
-    greedy: int, heard_row: int
+@pytest.mark.parametrize(("greedy", "evaluated_row"), [(1, 1), (2, 0)])
+def test_who_is_evaluated_is_so_in_the_mode_that_is_decided_for(
+    greedy: int, evaluated_row: int
 ) -> None:
     requests = [Request(temperature=float(row >= greedy)) for row in range(3)]
     plan = listening(*requests)
-    plan.reader.behind = {0: 5, 1: 6, 2: 7}  # what was heard before takes least to read
+    plan.reader.behind = {0: 5, 1: 6, 2: 7}  # what was evaluated before takes least to read
     plan.groups(4)
-    assert plan.planner.audition == Audition("twin", heard_row, 30)
-    plan = Plan(*requests, known=STALE)
-    plan.reader.behind = {0: 5, 1: 6, 2: 7}
-    assert plan.chains()[heard_row] == TWIN
+    assert plan.planner.shadow_evaluation == ShadowEvaluation("twin", evaluated_row, 30)
 
 
-def test_a_decision_is_due_after_an_audition() -> None:
+def test_a_decision_is_due_after_an_evaluation() -> None:
     plan = listening(Request())
     plan.settle()
     assert plan.chains() == {0: PAIR}
     groups = plan.groups(LATE + 4)
-    assert plan.planner.audition is not None
+    assert plan.planner.shadow_evaluation is not None
     plan.profiler.known = TURNED
-    plan.learn(groups, {0: 2}, audition=plan.planner.audition)
+    plan.learn(groups, {0: 2}, shadow_evaluation=plan.planner.shadow_evaluation)
     assert plan.chains() == {0: TWIN}
 
 
-def test_nobody_is_heard_who_rests_or_drafts_for_another_request() -> None:
+def test_nobody_is_evaluated_who_rests_or_drafts_for_another_request() -> None:
     plan = listening(Request())
     plan.groups(LATE)
-    assert plan.planner.audition is not None
+    assert plan.planner.shadow_evaluation is not None
     plan.available = ALL - {"twin"}  # since the last decision
     plan.groups(LATE + 4)
-    assert plan.planner.audition is None
-    assert not heard(listening(Request(), Request(Speculation(chain=TWIN))))
+    assert plan.planner.shadow_evaluation is None
+    assert not evaluated(listening(Request(), Request(Speculation(chain=TWIN))))
 
 
-def test_nobody_is_heard_beside_prompts_or_where_nobody_chooses() -> None:
+def test_nobody_is_evaluated_beside_prompts_or_where_nobody_chooses() -> None:
     plan = listening(Request())
     plan.reading = Reading(tokens=5)
-    assert not heard(plan)
-    assert not heard(listening(Request(), policy="static", chain=PAIR))
-    assert not heard(listening(Request(Speculation(chain=PAIR))))
-    assert not heard(listening(Request("off")))
-    assert not heard(Plan(Request(), known=QUIET))
+    assert not evaluated(plan)
+    assert not evaluated(listening(Request(), policy="static", chain=PAIR))
+    assert not evaluated(listening(Request(Speculation(chain=PAIR))))
+    assert not evaluated(listening(Request("off")))
+    assert not evaluated(Plan(Request(), known=QUIET))
 
 
 # Outcomes
@@ -775,19 +676,6 @@ def test_a_majority_that_comes_and_goes_loads_nothing() -> None:
     assert drafters(plan)[0] == ALONE
 
 
-def test_a_probe_evicts_no_drafter_of_the_cycle() -> None:
-    named = Request(Speculation(("middle", "big")))
-    for most, begun in ((3, 0), (4, 1)):
-        plan = Plan(Request(), named, known=STALE, most_models=most)
-        plan.settle()
-        assert plan.chains() == {0: TWIN if begun else PAIR, 1: ("middle", "big")}
-        assert plan.profiler.probes_begun == begun
-    plan = Plan(Request(), known=STALE, most_models=3)
-    assert plan.chains() == {0: TWIN}
-    plan.requests[1] = named
-    assert plan.chains() == {0: PAIR, 1: ("middle", "big")}
-
-
 @given(
     asked=st.lists(
         st.sampled_from(
@@ -805,81 +693,21 @@ def test_a_probe_evicts_no_drafter_of_the_cycle() -> None:
         max_size=8,
     ),
     most_models=st.integers(2, 4),
-    groups=st.sampled_from(["one", "requests"]),
 )
 @settings(deadline=None, max_examples=40)
 def test_all_models_of_a_cycle_have_room_at_once(
-    asked: list[SpeculationOverride], most_models: int, groups: str
+    asked: list[SpeculationOverride], most_models: int
 ) -> None:
     asked = [
         one
         for one in asked
         if not isinstance(one, Speculation) or len(one.chain or ()) <= most_models
     ]
-    plan = Plan(*map(Request, asked), known=STALE, most_models=most_models, groups=groups)
+    plan = Plan(*map(Request, asked), known=STALE, most_models=most_models)
     for _ in range(6):
         chains = plan.chains()
         assert chains.keys() == plan.requests.keys()
         assert len({name for chain in chains.values() for name in chain} | {"big"}) <= most_models
-
-
-# Requests that differ
-
-
-def two_drafters(groups: str, big: TimeCurve | None = None) -> Plan:
-    times = {"small": flat(1.0), "twin": flat(1.0), "big": big or flat(60.0)}
-    known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
-    plan = Plan(*(Request() for _ in range(4)), known=known, groups=groups)
-    plan.available = frozenset({"small", "twin"})
-    return plan
-
-
-def play(plan: Plan, cycles: int) -> list[dict[int, Chain]]:
-    """Even requests are served well by the one drafter, odd ones by the other."""
-    played = []
-    for _ in range(cycles):
-        groups = plan.groups()
-        chains = {row: group.chain for group in groups for row in group.rows.tolist()}
-        good = {0: PAIR, 1: TWIN}
-        plan.learn(groups, {row: 4 if chains[row] == good[row % 2] else 1 for row in chains})
-        for request in plan.requests.values():
-            request.cycles += 1
-        played.append(chains)
-    return played
-
-
-def test_requests_that_differ_end_up_with_a_drafter_each() -> None:
-    chains = play(two_drafters("requests"), 60)
-    assert {chain for cycle in chains[:4] for chain in cycle.values()} == {PAIR, TWIN}  # auditions
-    assert chains[-1] == {0: PAIR, 1: TWIN, 2: PAIR, 3: TWIN}
-
-
-def test_drafters_of_single_requests_draft_the_trees_of_the_cycle() -> None:
-    plan, together = (two_drafters(groups, rising(60.0)) for groups in ("requests", "one"))
-    play(plan, 60)
-    play(together, 60)
-    [quiet] = together.groups()
-    assert {(group.depth, group.width) for group in plan.groups()} == {(quiet.depth, quiet.width)}
-    plan.reading = together.reading = Reading(tokens=400)
-    [reading] = together.groups()
-    groups = plan.groups()
-    assert {group.chain: group.rows.tolist() for group in groups} == {PAIR: [0, 2], TWIN: [1, 3]}
-    assert {(group.depth, group.width) for group in groups} == {(reading.depth, reading.width)}
-    assert (reading.depth, reading.width) != (quiet.depth, quiet.width)
-
-
-def test_one_group_stays_one_however_requests_differ() -> None:
-    for cycle in play(two_drafters("one"), 20):
-        assert set(cycle.values()) == {PAIR}
-
-
-def test_a_request_that_ended_is_forgotten() -> None:
-    plan = two_drafters("requests")
-    play(plan, 4)
-    first = cast(RunningRequest, plan.requests.pop(0))
-    plan.planner.forget(first)
-    plan.planner.forget(first)
-    assert set(plan.chains()) == {1, 2, 3}
 
 
 def test_a_planner_that_is_put_away_holds_no_request_and_no_predictions() -> None:
@@ -890,7 +718,6 @@ def test_a_planner_that_is_put_away_holds_no_request_and_no_predictions() -> Non
     plan.groups()
     plan.planner.put_away()
     keeper = plan.planner._keeper
-    assert keeper.probe is None
     assert keeper.main is not None
     assert not keeper.main.decision.grids
     plan.requests.clear()
@@ -1053,21 +880,6 @@ def test_the_best_of_those_helps_urgent_requests_that_can() -> None:
     assert PAIR in plan.chains().values()
     plan.available = frozenset({"twin"})
     assert TWIN in plan.chains().values()
-
-
-def test_requests_that_differ_do_without_a_drafter_that_rests() -> None:
-    plan = two_drafters("requests")
-    play(plan, 60)
-    plan.settle()
-    assert set(plan.chains().values()) == {PAIR, TWIN}
-    plan.available = frozenset({"small"})
-    assert set(plan.chains().values()) == {PAIR}
-
-
-def test_urgent_requests_are_helped_where_requests_may_differ() -> None:
-    assert crowd(None, groups="requests").chains() == dict.fromkeys(range(16), ALONE)
-    chains = crowd(URGENT_MS, groups="requests").chains()
-    assert {chains[row] for row in range(4)} == {PAIR}
 
 
 def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
@@ -1394,20 +1206,6 @@ def test_a_cycle_in_which_requests_sit_out_teaches_nothing_of_a_whole_one() -> N
     assert sum(len(group.rows) for group in groups) < len(plan.requests)
     plan.learn(groups, dict.fromkeys(FEW, 1), elapsed_ms=16.0)
     assert not plan.profiler.outcomes
-
-
-def test_a_request_that_is_probed_takes_part() -> None:
-    times = {"small": flat(0.5), "twin": flat(0.5), "big": rising(10.0, 2.0)}
-    known = snapshot(times, {PAIR: 0.05, TWIN: 0.04})
-    known = replace(known, idle_cycles={"twin": 10_000}, learning_ms=1e6)
-    few = [Request(tpot_ms=FEW_MS, length=9) for _ in range(4)]
-    lost = [Request(tpot_ms=LOST_MS, length=3) for _ in range(12)]
-    plan = Plan(*few, *lost, known=known)
-    plan.reader.behind = dict.fromkeys(range(4), 8)
-    plan.available = frozenset({"small", "twin"})
-    chains = {row: group.chain for group in plan.groups() for row in group.rows.tolist()}
-    assert [row for row, chain in chains.items() if chain == TWIN] == [4]
-    assert set(chains) == {*FEW, 4}
 
 
 def test_records_keep_no_grids_of_predictions() -> None:

@@ -6,11 +6,10 @@ import pytest
 
 from specrouter.request.params import Chain, Speculation
 from specrouter.slo import cycle_choice
-from tests.specrouter.predictions import ALL, PAIR, flat, rising, snapshot
+from tests.specrouter.predictions import PAIR, flat, rising, snapshot
 from tests.specrouter.routing.test_planner import (
     ALONE,
     CHUNK,
-    LATE,
     TIMES,
     TWIN,
     Plan,
@@ -112,45 +111,6 @@ def test_rows_that_were_not_drafted_for_say_nothing_of_a_chains_tokens() -> None
     plan.learn(groups, {0: 3, 1: 1})
     assert plan.profiler.outcomes[1][4] == pytest.approx(2 * expected)
     assert plan.profiler.stages == [None, "drafting"]
-
-
-def test_cycles_in_which_its_drafter_still_lags_are_not_a_probes() -> None:
-    seen_before: dict[Chain, float] = {PAIR: 0.6, TWIN: 0.5}
-    idle = snapshot(TIMES, seen_before, idle_cycles={"twin": 10_000}, learning_ms=1e6)
-    plan = Plan(Request(), known=idle)
-    plan.available = ALL - {"middle"}
-    plan.settle()
-    for _ in range(10):
-        groups = plan.groups()
-        assert groups[0].chain == TWIN
-        plan.learn(groups, {0: 1}, behind_rows={0}, caught_up=True)
-    seen = []
-    for _ in range(5):
-        groups = plan.groups()
-        seen.append(groups[0].chain)
-        plan.learn(groups, {0: 1})
-    assert seen.count(TWIN) == 3
-
-
-def test_other_drafters_are_tried_on_requests_that_they_have_read() -> None:
-    def tried(behind: int) -> set[Chain]:
-        plan = Plan(*(Request() for _ in range(4)), known=ALIKE, groups="requests")
-        plan.available = frozenset({"small", "twin"})
-        real = plan.reader.missed
-
-        def missed(model: str, rows: Any) -> Any:
-            return real(model, rows) + (behind if model == "twin" else 0)
-
-        plan.reader.missed = missed  # type: ignore[method-assign]
-        seen: set[Chain] = set()
-        for request in plan.requests.values():
-            request.cycles = 2  # the turn of the second drafter
-        for cycle in range(LATE, LATE + 4):
-            seen.update(group.chain for group in plan.groups(cycle))
-        return seen
-
-    assert TWIN in tried(0)
-    assert tried(10 * CHUNK) == {PAIR}
 
 
 def test_what_a_helper_would_have_to_read_keeps_nobody_from_learning_the_targets_time() -> None:

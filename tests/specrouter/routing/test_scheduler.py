@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -255,19 +255,6 @@ def test_a_configured_chain_that_has_no_room_is_refused() -> None:
     assert caught.value.field == "scheduler.chain"
 
 
-def test_no_probe_evicts_the_drafter_in_use() -> None:
-    stale = two_pairs(0.1, idle_cycles={"twin": STALE}, learning_ms=1e4)
-    assert limited(3).choose(stale, ONE, Models(ALL)).probe is not None
-    assert limited(2).choose(stale, ONE, Models(ALL)).probe is None
-
-
-def test_requests_are_split_among_drafters_that_have_room_at_once() -> None:
-    decision = choose(two_pairs(0.3))
-    assert chains(limited(4).pairs(decision, Models(ALL)))[:2] == [PAIR, TWIN]
-    assert chains(limited(3).pairs(decision, Models(ALL))) == [PAIR, TWIN]
-    assert chains(limited(2).pairs(decision, Models(ALL))) == [PAIR]
-
-
 def test_who_rests_by_now_or_never_ran_and_promises_little_drafts_beside_nobody() -> None:
     ran = {"small": flat(1.0), "big": flat(50.0)}
     never = snapshot(ran, alpha={PAIR: 0.6, TWIN: 0.005})
@@ -277,8 +264,6 @@ def test_who_rests_by_now_or_never_ran_and_promises_little_drafts_beside_nobody(
         assert chains(decision.alternatives).count(TWIN) == 1  # that is what would have been
         others = chains(scheduler().at_hand(decision, Models(ALL)))
         assert [chain for chain in others if chain != ALONE] == ready
-        assert chains(scheduler().pairs(decision, Models(ALL))) == [PAIR, *ready]
-        assert chains(scheduler().pairs(decision, Models(frozenset({"small"})))) == [PAIR]
 
 
 def chains(options: Sequence[Option]) -> list[Chain]:
@@ -323,35 +308,6 @@ def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
 # Probes
 
 
-def test_a_stale_drafter_is_probed_while_the_budget_lasts() -> None:
-    stale = two_pairs(0.1, idle_cycles={"twin": STALE, "small": STALE}, learning_ms=1e4)
-    decision = choose(stale)
-    assert decision.chain == PAIR  # whose own drafter needs no probe
-    assert decision.probe is not None
-    assert decision.probe.chain == TWIN
-    assert choose(replace(stale, probe_share=0.009)).probe is not None
-    assert choose(replace(stale, probe_share=0.01)).probe is None
-    assert choose(stale, available=ALL - {"twin"}).probe is None
-    assert choose(replace(stale, is_learning=False)).probe is None
-
-
-def test_drafters_that_were_used_lately_or_never_are_not_probed() -> None:
-    assert choose(two_pairs(0.1, idle_cycles={"twin": 100})).probe is None
-    assert choose(two_pairs(0.1)).probe is None
-
-
-def test_of_several_stale_drafters_the_most_promising_is_probed() -> None:
-    idle = dict.fromkeys(NAMES, STALE)
-    probe = choose(two_pairs(0.3, idle_cycles=idle, learning_ms=1e4)).probe
-    assert probe is not None
-    assert probe.chain == TWIN
-
-
-@pytest.mark.parametrize("policy", ["paper", "ssd-smallest", "target-only"])
-def test_only_the_policy_that_learns_probes(policy: str) -> None:
-    assert choose(two_pairs(0.1, idle_cycles={"twin": STALE}), policy).probe is None
-
-
 # Policies
 
 
@@ -362,11 +318,6 @@ def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> No
     assert (decision.chain, decision.depth, decision.width) == (TRIPLE, 4, 1)
     assert decision.nodes is None
     assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
-
-
-def test_the_tuned_policy_uses_what_was_tuned() -> None:
-    decision = choose(snapshot({}), "ssd-tuned", chain=("middle", "big"), depth=6, width=2)
-    assert decision.route == (("middle", "big"), 6, 2, None)
 
 
 def test_the_smallest_drafter_has_weights() -> None:
@@ -515,61 +466,3 @@ def test_a_chain_of_which_no_tree_is_allowed_is_no_alternative() -> None:
     assert not decision.grids
     record = DecisionRecord(1, 0.0, 1, decision)
     json.dumps(record.to_json(), allow_nan=False)
-
-
-# Groups of requests
-
-
-def split(
-    factors: Sequence[Mapping[Chain, float]], drafting: float = 1.0
-) -> tuple[ChainDecision, list[Option]]:
-    times = {"small": flat(drafting), "twin": flat(drafting), "big": flat(60.0)}
-    known = snapshot(times, {PAIR: 0.6, TWIN: 0.59})
-    workload, mine = Workload(len(factors)), frozenset({"small", "twin"})
-    decision = choose(known, workload=workload, available=mine)
-    assert decision.chain == PAIR
-    pairs = scheduler().pairs(decision, Models(mine))
-    return decision, scheduler().split(known, workload, pairs, factors)
-
-
-def rate(options: Sequence[Option], factors: Sequence[Mapping[Chain, float]]) -> float:
-    """Tokens per millisecond, where every drafter in use drafts once and the target verifies."""
-    main = options[0]
-    drafting = sum(option.levels_ms for option in set(options))
-    tokens = [
-        1 + (option.tokens - 1) * request.get(option.chain[:-1], 1.0)
-        for option, request in zip(options, factors, strict=True)
-    ]
-    return sum(tokens) / (main.cycle_ms - main.levels_ms + drafting)
-
-
-def test_requests_that_do_not_differ_stay_together() -> None:
-    decision, options = split([{}] * 4)
-    assert options == [decision.predicted] * 4
-
-
-PROSE: Mapping[Chain, float] = {("small",): 1.4, ("twin",): 0.4}
-CODE: Mapping[Chain, float] = {("small",): 0.4, ("twin",): 1.4}
-
-
-def test_requests_that_differ_are_split_where_that_is_faster() -> None:
-    factors = [PROSE, CODE, PROSE, CODE]
-    decision, options = split(factors)
-    assert [option.chain for option in options] == [PAIR, TWIN, PAIR, TWIN]
-    assert decision.predicted is not None
-    assert rate(options, factors) > rate([decision.predicted] * 4, factors)
-
-
-def test_requests_that_differ_stay_together_where_a_second_draft_costs_more() -> None:
-    decision, options = split([PROSE, CODE], drafting=40.0)
-    assert options == [decision.predicted] * 2
-
-
-def test_a_chain_of_three_is_not_split() -> None:
-    times = {"small": flat(0.5), "middle": flat(2.0), "big": flat(100.0)}
-    alpha: dict[Pair, float] = {("small", "middle"): 0.6, ("middle", "big"): 0.95, PAIR: 0.1}
-    known = snapshot(times, alpha=alpha)
-    mine = frozenset({"small", "middle"})
-    decision = choose(known, available=mine, depth=2, width=1)
-    assert decision.chain == TRIPLE
-    assert not scheduler().pairs(decision, Models(mine))

@@ -1,4 +1,4 @@
-"""Auditor: how well an idle drafter would have drafted, along a text that is committed already.
+"""ShadowEvaluator: how well an idle drafter would have drafted, along committed text.
 
 Noise is shared and the text of a request is one, whoever drafts it. So whether a drafter's first
 choice would have been accepted can be told for every token that is there, by one forward of the
@@ -6,7 +6,7 @@ drafter over what it has missed and without the target: the token is either what
 chooses under the noise of that place, or it is not. A forward of a small model over sixteen tokens
 says as much as six cycles that draft with it, and has it caught up should it be chosen.
 
-Not here: who is heard, and when (`specrouter.routing.audition_policy`).
+Not here: who is evaluated, and when (`specrouter.routing.shadow_policy`).
 """
 
 import time
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from processors import Contexts, NonFiniteLogits, PrefillProcessor
-from specrouter.cycle import Audition
+from specrouter.cycle import ShadowEvaluation
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.model_states import ModelStates
@@ -28,8 +28,8 @@ Ints = NDArray[np.int64]
 _WIDTH = 3  # best tokens of each place that calibration learns of
 
 
-class Auditor:
-    """Args: `rejection`: the text owes nothing to shared noise, so nobody can be heard."""
+class ShadowEvaluator:
+    """Args: `rejection`: the text owes nothing to shared noise, so nobody can be evaluated."""
 
     def __init__(
         self,
@@ -51,42 +51,41 @@ class Auditor:
         self._rejection = rejection
         self._prefill = PrefillProcessor(prefill_chunk)
 
-    def unheard(self, model: str, rows: Ints) -> Ints:
-        """[R] output tokens that a drafter could be heard on: it has not read them yet, and what
-        was chosen there can be chosen again."""
+    def evaluable(self, model: str, rows: Ints) -> Ints:
+        """[R] output tokens that a drafter could be evaluated on: it has not read them yet, and
+        what was chosen there can be chosen again."""
         if self._rejection or not self._states.is_open(model):
             return np.zeros_like(rows)
         missed = np.minimum(self._states.lag(model, rows), self._rows.output_positions(rows))
         return np.where(self._rows.sampler.can_look_back(rows), np.maximum(missed, 0), 0)
 
-    def hold(self, audition: Audition) -> None:
+    def run(self, evaluation: ShadowEvaluation) -> None:
         """Teaches the profiler. Raises `StageError` where the drafter fails."""
-        name, rows = audition.model, np.array([audition.row], dtype=np.int64)
-        tails = np.minimum(self.unheard(name, rows), audition.tokens)
+        name, rows = evaluation.model, np.array([evaluation.row], dtype=np.int64)
+        tails = np.minimum(self.evaluable(name, rows), evaluation.tokens)
         if tails[0] <= 0:
             return
         begun = time.perf_counter()
         with self._states.stage(name, rows) as (model, state):
             self._clock.take_ms()
-            started, count = time.perf_counter(), int(self._manager.counts[audition.row])
-            lengths = np.array([count - 1])
+            started, end = time.perf_counter(), int(self._manager.counts[evaluation.row])
+            lengths = np.array([end - 1])
             logits = self._prefill.read(model, state, self._manager, rows, lengths, tails)
-            heard = int(tails[0])
+            count = int(tails[0])
             last = int(self._rows.output_positions(rows)[0])
             contexts = Contexts(
-                np.repeat(rows, heard),
-                np.arange(last - heard, last),
-                np.zeros(heard, dtype=np.int64),
+                np.repeat(rows, count),
+                np.arange(last - count, last),
+                np.zeros(count, dtype=np.int64),
                 are_past=True,
             )
             ids, log_probs = self._rows.sampler.rank(logits, contexts, _WIDTH)
             stated, drafted = np.exp(log_probs.cpu().numpy()), ids.cpu().numpy()
-            self._profiler.record_stage("audition", heard, self._clock.own_ms(started))
+            self._profiler.record_stage("evaluation", count, self._clock.own_ms(started))
             if np.isnan(stated).any():
                 raise NonFiniteLogits(name, rows)
-        said = self._manager.tokens[audition.row, count - heard : count]
+        said = self._manager.tokens[evaluation.row, end - count : end]
         sampled = bool(self._rows.sampled(rows)[0])
         key = ((name,), self._target, sampled)
         self._profiler.record_choices(key, stated, drafted == said[:, None])
-        self._profiler.record_probe_begun()
-        self._profiler.record_probe((time.perf_counter() - begun) * 1000)
+        self._profiler.record_shadow_evaluation((time.perf_counter() - begun) * 1000)

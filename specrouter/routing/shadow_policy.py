@@ -1,10 +1,16 @@
-"""Which idle drafter is heard next, and on whose text.
+"""Which idle drafter is evaluated next, and on which row.
 
-An audition (`Auditor`) costs a forward of the drafter over what it has missed, so all of
-them together, and probes, may take at most `EXPLORED_SHARE` of the time of the last minutes. Half
-of that goes into listening around while nothing happens; the rest is kept for when the drafter in
-use is accepted less than it usually is: the text has changed, and another may know it better. All
-requests wait for an audition, so a single one takes no longer than a few cycles.
+A shadow evaluation (`ShadowEvaluator`) costs a forward of the drafter over what it has missed, so
+all of them together may take at most `EXPLORED_SHARE` of the time of the last minutes. Half of that
+is spent while nothing happens; the rest is kept for when the drafter in use is accepted less than
+it usually is: the text has changed, and another may know it better. All requests wait for a shadow
+evaluation, so a single one takes no longer than a few cycles.
+
+A drafter that was never loaded is not evaluated: it is loaded once its prediction, made of its size
+and of the prior of untried pairs, promises a clear gain (`_WORTH_LOADING` of the scheduler). One
+without weights (n-grams) keeps no state that could be evaluated. It costs nothing to load, so it is
+chosen as soon as it promises most; the evidence against it ages and its prior does not, so it is
+tried again after some thousand cycles without use.
 
 Pure decisions: no clock, no tensors.
 """
@@ -14,36 +20,36 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import Audition
+from specrouter.cycle import ShadowEvaluation
 from specrouter.profile.prediction import Option, Workload, forward_ms
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.request.params import Chain
 
 Ints = NDArray[np.int64]
 
-HEARD_TOKENS = 32  # of one audition, at most: its price is mostly the text before them
+MOST_TOKENS = 32  # of one evaluation, at most: its price is mostly the text before them
 _LEAST_TOKENS = 12  # fewer say too little
-EXPLORED_SHARE = 0.01  # of the time, of auditions and probes
+EXPLORED_SHARE = 0.01  # of the time, of shadow evaluations
 _ROUTINE_SHARE = 0.005  # while the drafter in use does as well as usual
 _SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed
-_QUIET_CYCLES = 8  # after which a drafter may be heard again
-_STALE_CYCLES = 64  # after which even a drafter is heard of which little is expected
-_HOPEFUL = 1.2  # how much slower than the best a drafter may be to be heard earlier
+_QUIET_CYCLES = 8  # after which a drafter may be evaluated again
+_STALE_CYCLES = 64  # after which even a drafter is evaluated of which little is expected
+_HOPEFUL = 1.2  # how much slower than the best a drafter may be to be evaluated earlier
 _MOST_CYCLES = 8  # that one takes as long as, at most
 _OWN_MS_PER_TOKEN = 0.1  # of the choice, beside the forward
 
 
-def next_audition(
+def next_shadow_evaluation(
     snapshot: PerformanceSnapshot,
     main: Option,
     predicted_ms: Mapping[Chain, float],
     rows: Ints,
     workload: Workload,
     missed: Callable[[str, Ints], Ints],
-    unheard: Callable[[str, Ints], Ints],
+    evaluable: Callable[[str, Ints], Ints],
     idle: Collection[str],
-) -> Audition | None:
-    """None: nobody is worth hearing now, or the budget is spent.
+) -> ShadowEvaluation | None:
+    """None: nobody is worth evaluating now, or the budget is spent.
 
     Args:
         main: in use.
@@ -51,7 +57,7 @@ def next_audition(
         rows: [R] of the requests that are routed by the scheduler and are of the workload's mode,
             which alone decisions are about: what others teach would not be asked for.
         missed: tokens that a model has not read of each of some rows.
-        unheard: output tokens of each that it could be heard on, see `Auditor.unheard`.
+        evaluable: output tokens of each that it could be evaluated on, see `Auditor.evaluable`.
         idle: models that may be used, and that the cycle does not use.
     """
     surprised = is_surprised(snapshot, main.chain, workload.sampled)
@@ -60,16 +66,16 @@ def next_audition(
     if most_ms <= 0.0:
         return None
     for name in _by_silence(snapshot, main, predicted_ms, surprised, idle):
-        new = unheard(name, rows)
+        new = evaluable(name, rows)
         able = np.flatnonzero(new >= _LEAST_TOKENS)
         if not len(able):
             continue
         behind = missed(name, rows[able])
         best = int(np.argmin(behind))
-        tokens = min(HEARD_TOKENS, int(new[able[best]]))
+        tokens = min(MOST_TOKENS, int(new[able[best]]))
         cost_ms = forward_ms(snapshot, name, main.chain[-1], workload, int(behind[best]))
         if cost_ms + _OWN_MS_PER_TOKEN * tokens <= most_ms:
-            return Audition(name, int(rows[able[best]]), tokens)
+            return ShadowEvaluation(name, int(rows[able[best]]), tokens)
     return None
 
 
@@ -86,7 +92,7 @@ def _by_silence(
     surprised: bool,
     idle: Collection[str],
 ) -> list[str]:
-    """Drafters that may be heard, first who was not for longest."""
+    """Drafters that may be evaluated, first who was not for longest."""
     found = []
     for chain, ms_per_token in predicted_ms.items():
         if len(chain) != 2 or chain[0] in main.chain or chain[0] not in idle:

@@ -1,4 +1,4 @@
-"""An audition says of a drafter what drafting along the same text would have said."""
+"""An evaluation says of a drafter what drafting along the same text would have said."""
 
 import copy
 import dataclasses
@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from modelpool import ModelPool
 from processors import gumbel
 from specrouter import ChainRouter, Speculation
-from specrouter.cycle import Audition, ChainGroup, CyclePlan
+from specrouter.cycle import ChainGroup, CyclePlan, ShadowEvaluation
 from specrouter.request.params import SamplingParams
-from specrouter.routing import audition_policy, planner
+from specrouter.routing import planner, shadow_policy
 from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, _break
 
 GREEDY = SamplingParams(24, ignore_eos=True)
@@ -44,11 +44,13 @@ def with_text(
     return bench
 
 
-def heard(bench: Bench, row: int = 1, tokens: int = 12) -> tuple[float, float]:
-    """Accepted first choices, and how many were judged, after an audition of `small`."""
+def evaluated(bench: Bench, row: int = 1, tokens: int = 12) -> tuple[float, float]:
+    """Accepted first choices, and how many were judged, after an evaluation of `small`."""
     before = bench.made()
-    audition = Audition("small", row, tokens)
-    assert not bench.executor.run(CyclePlan([], NOBODY, NOBODY, audition=audition)).failures
+    evaluation = ShadowEvaluation("small", row, tokens)
+    assert not bench.executor.run(
+        CyclePlan([], NOBODY, NOBODY, shadow_evaluation=evaluation)
+    ).failures
     bench.manager.check_integrity()
     assert bench.made() == before
     (seen,) = bench.profiler.snapshot().trees.values()
@@ -79,46 +81,50 @@ def test_a_drafter_is_accepted_where_it_would_have_chosen_the_text(
     choices = first_choices(drafter, bench, 1, params)[-tokens:]
     said = bench.made()[1][-tokens:]
     agreed = sum(a == b for a, b in zip(choices, said, strict=True))
-    assert heard(bench, tokens=tokens) == (agreed, tokens)
+    assert evaluated(bench, tokens=tokens) == (agreed, tokens)
 
 
-def test_a_drafter_is_heard_on_what_it_has_not_read(pool: ModelPool) -> None:
+def test_a_drafter_is_evaluated_on_what_it_has_not_read(pool: ModelPool) -> None:
     bench = with_text(pool, SAMPLED, tokens=18)
-    assert bench.executor.unheard("small", ALL_ROWS).tolist() == [18, 18, 18]
-    assert heard(bench, tokens=30)[1] == 18
-    assert bench.executor.unheard("small", ALL_ROWS).tolist() == [18, 0, 18]
+    assert bench.executor.evaluable("small", ALL_ROWS).tolist() == [18, 18, 18]
+    assert evaluated(bench, tokens=30)[1] == 18
+    assert bench.executor.evaluable("small", ALL_ROWS).tolist() == [18, 0, 18]
     bench.cycle(("target",))
-    assert bench.executor.unheard("small", ALL_ROWS).tolist() == [19, 1, 19]
+    assert bench.executor.evaluable("small", ALL_ROWS).tolist() == [19, 1, 19]
 
 
-def test_nobody_is_heard_whose_choices_cannot_be_made_again(pool: ModelPool) -> None:
+def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool) -> None:
     reading = dataclasses.replace(SAMPLED, frequency_penalty=0.5)
-    assert not with_text(pool, reading).executor.unheard("small", ALL_ROWS).any()
-    assert not with_text(pool, SAMPLED, rejection=True).executor.unheard("small", ALL_ROWS).any()
+    assert not with_text(pool, reading).executor.evaluable("small", ALL_ROWS).any()
+    assert not with_text(pool, SAMPLED, rejection=True).executor.evaluable("small", ALL_ROWS).any()
     unused = with_text(pool, SAMPLED)
-    assert not unused.executor.unheard("middle", ALL_ROWS).any()  # it would have to be loaded
+    assert not unused.executor.evaluable("middle", ALL_ROWS).any()  # it would have to be loaded
 
 
-def test_the_cycle_of_an_audition_goes_on_as_ever(pool: ModelPool) -> None:
+def test_the_cycle_of_an_evaluation_goes_on_as_ever(pool: ModelPool) -> None:
     plain, bench = with_text(pool, SAMPLED), with_text(pool, SAMPLED)
     groups = [ChainGroup(("small", "target"), 3, ALL_ROWS)]
-    bench.executor.run(CyclePlan(groups, NOBODY, NOBODY, audition=Audition("small", 2, 8)))
+    bench.executor.run(
+        CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 2, 8))
+    )
     bench.manager.check_integrity()
     plain.cycle(("small", "target"), depth=3)
     assert bench.made() == plain.made()
     totals = bench.profiler.statistics()
-    assert totals.probes == 1
-    assert totals.probe_ms > 0.0
+    assert totals.shadow_evaluations == 1
+    assert totals.exploration_ms > 0.0
 
 
-def test_a_drafter_that_fails_in_its_audition_costs_nobody_a_token(
+def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = with_text(pool, SAMPLED)
     before = bench.manager.counts.copy()
     _break(monkeypatch, "small", after=0)
     groups = [ChainGroup(("target",), 1, ALL_ROWS)]
-    result = bench.executor.run(CyclePlan(groups, NOBODY, NOBODY, audition=Audition("small", 0, 8)))
+    result = bench.executor.run(
+        CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 0, 8))
+    )
     bench.manager.check_integrity()
     assert [failure.model for failure in result.failures] == ["small"]
     assert (bench.manager.counts == before + 1).all()
@@ -126,23 +132,23 @@ def test_a_drafter_that_fails_in_its_audition_costs_nobody_a_token(
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_texts_are_the_same_however_often_drafters_are_heard(
+def test_texts_are_the_same_however_often_drafters_are_evaluated(
     params: SamplingParams, small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "_AUDITION_EVERY", 1)
-    monkeypatch.setattr(audition_policy, "EXPLORED_SHARE", 1e9)
-    monkeypatch.setattr(audition_policy, "_MOST_CYCLES", 1e9)
-    monkeypatch.setattr(audition_policy, "_ROUTINE_SHARE", 1e9)
-    monkeypatch.setattr(audition_policy, "_QUIET_CYCLES", 0)
-    monkeypatch.setattr(audition_policy, "_STALE_CYCLES", 0)
-    monkeypatch.setattr(audition_policy, "_LEAST_TOKENS", 1)
+    monkeypatch.setattr(planner, "_EVALUATE_EVERY", 1)
+    monkeypatch.setattr(shadow_policy, "EXPLORED_SHARE", 1e9)
+    monkeypatch.setattr(shadow_policy, "_MOST_CYCLES", 1e9)
+    monkeypatch.setattr(shadow_policy, "_ROUTINE_SHARE", 1e9)
+    monkeypatch.setattr(shadow_policy, "_QUIET_CYCLES", 0)
+    monkeypatch.setattr(shadow_policy, "_STALE_CYCLES", 0)
+    monkeypatch.setattr(shadow_policy, "_LEAST_TOKENS", 1)
     each = [dataclasses.replace(params, seed=seed) for seed in range(len(PROMPTS))]
     with ChainRouter.from_config(copy.deepcopy(small_config)) as router:
-        for name in ("small", "middle"):  # who never ran is not heard
+        for name in ("small", "middle"):  # who never ran is not evaluated
             chain = Speculation(chain=(name, "target"))
             router.generate(PROMPTS, each, chain)
         plain = router.generate(PROMPTS, each, "off")
-        before = router.statistics().probes
+        before = router.statistics().shadow_evaluations
         routed = router.generate(PROMPTS, each)
         assert [output.token_ids for output in routed] == [output.token_ids for output in plain]
-        assert router.statistics().probes > before + 3
+        assert router.statistics().shadow_evaluations > before + 3

@@ -1,4 +1,4 @@
-"""Idle drafters are heard in turn, on the cheapest text, within their share of the time."""
+"""Idle drafters are evaluated in turn, on the cheapest text, within their share of the time."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specrouter.cycle import Audition
+from specrouter.cycle import ShadowEvaluation
 from specrouter.profile.prediction import Option, Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.audition_policy import HEARD_TOKENS, is_surprised, next_audition
+from specrouter.routing.shadow_policy import MOST_TOKENS, is_surprised, next_shadow_evaluation
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, geometric, rising, snapshot
 
 Ints = NDArray[np.int64]
@@ -38,88 +38,90 @@ def choice(
     new: Mapping[str, int] | None = None,
     main: Option = MAIN,
     idle: Collection[str] = ALL,
-) -> Audition | None:
-    """`lags`: by row, of every model; `new`: tokens of each row that a model may be heard on."""
+) -> ShadowEvaluation | None:
+    """`lags`: by row, of every model; `new`: tokens of each row to evaluate a model on."""
 
     def missed(model: str, rows: Ints) -> Ints:
         return np.array([(lags or {}).get(row, 40) for row in rows.tolist()])
 
-    def unheard(model: str, rows: Ints) -> Ints:
+    def evaluable(model: str, rows: Ints) -> Ints:
         return np.full_like(rows, (new or {}).get(model, 60))
 
-    return next_audition(known, main, predicted_ms, ROWS, Workload(2), missed, unheard, idle)
+    return next_shadow_evaluation(
+        known, main, predicted_ms, ROWS, Workload(2), missed, evaluable, idle
+    )
 
 
-def test_who_was_idle_for_longest_is_heard_first() -> None:
-    assert choice() == Audition("middle", 2, HEARD_TOKENS)
+def test_who_was_idle_for_longest_is_evaluated_first() -> None:
+    assert choice() == ShadowEvaluation("middle", 2, MOST_TOKENS)
     turned = replace(USUAL, idle_cycles={**IDLE, "twin": 40})
-    assert choice(turned) == Audition("twin", 2, HEARD_TOKENS)
+    assert choice(turned) == ShadowEvaluation("twin", 2, MOST_TOKENS)
 
 
-def test_models_in_use_and_those_that_drafted_just_now_are_not_heard() -> None:
+def test_models_in_use_and_those_that_drafted_just_now_are_not_evaluated() -> None:
     busy = replace(USUAL, idle_cycles={"small": 100, "twin": 2, "middle": 3})
     assert choice(busy) is None
     assert choice(main=replace(MAIN, chain=("middle", "twin", "big"))) is None
 
 
-def test_models_that_rest_or_draft_in_another_group_are_not_heard() -> None:
-    assert choice(idle=ALL - {"middle"}) == Audition("twin", 2, HEARD_TOKENS)
+def test_models_that_rest_or_draft_in_another_group_are_not_evaluated() -> None:
+    assert choice(idle=ALL - {"middle"}) == ShadowEvaluation("twin", 2, MOST_TOKENS)
     assert choice(idle=frozenset()) is None
 
 
-def test_a_drafter_that_never_ran_is_not_heard() -> None:
+def test_a_drafter_that_never_ran_is_not_evaluated() -> None:
     assert choice(replace(USUAL, idle_cycles={"small": 0})) is None
 
 
 def test_the_text_that_takes_least_to_read_is_taken() -> None:
-    assert choice(lags={2: 300, 5: 20}) == Audition("middle", 5, HEARD_TOKENS)
+    assert choice(lags={2: 300, 5: 20}) == ShadowEvaluation("middle", 5, MOST_TOKENS)
 
 
 def test_who_has_read_all_there_is_gives_way_to_the_next() -> None:
-    assert choice(new={"middle": 5}) == Audition("twin", 2, HEARD_TOKENS)
-    assert choice(new={"middle": 5, "twin": 15}) == Audition("twin", 2, 15)
+    assert choice(new={"middle": 5}) == ShadowEvaluation("twin", 2, MOST_TOKENS)
+    assert choice(new={"middle": 5, "twin": 15}) == ShadowEvaluation("twin", 2, 15)
     assert choice(new={"middle": 5, "twin": 5}) is None
 
 
-def test_auditions_keep_within_half_a_percent_of_the_time() -> None:
+def test_shadow_evaluations_keep_within_half_a_percent_of_the_time() -> None:
     one = replace(USUAL, idle_cycles={"middle": 20})
     assert choice(one) is not None
-    assert choice(replace(one, probe_share=0.0049)) is None  # 13 ms do not fit any more
+    assert choice(replace(one, explored_share=0.0049)) is None  # 13 ms do not fit any more
     assert choice(replace(one, learning_ms=2_000.0)) is None
-    assert choice(replace(USUAL, probe_share=0.0049)) == Audition("twin", 2, HEARD_TOKENS)
+    assert choice(replace(USUAL, explored_share=0.0049)) == ShadowEvaluation("twin", 2, MOST_TOKENS)
 
 
-def test_no_audition_takes_longer_than_eight_cycles() -> None:
+def test_no_shadow_evaluation_takes_longer_than_eight_cycles() -> None:
     rich = replace(USUAL, learning_ms=1e9)
     long = {2: 50_000, 5: 60_000}  # of which the twin reads a hundred in a millisecond
-    assert choice(rich, lags=long) == Audition("middle", 2, HEARD_TOKENS)
+    assert choice(rich, lags=long) == ShadowEvaluation("middle", 2, MOST_TOKENS)
     one = replace(rich, idle_cycles={"twin": 20})
     assert choice(one, lags=long) is None
-    assert choice(one, lags={**long, 5: 40_000}) == Audition("twin", 5, HEARD_TOKENS)
+    assert choice(one, lags={**long, 5: 40_000}) == ShadowEvaluation("twin", 5, MOST_TOKENS)
 
 
-def test_nobody_is_heard_while_nothing_is_learned() -> None:
+def test_nobody_is_evaluated_while_nothing_is_learned() -> None:
     assert choice(replace(USUAL, is_learning=False)) is None
 
 
 def test_a_drafter_in_use_that_does_worse_than_usual_doubles_their_share() -> None:
-    spent = replace(USUAL, probe_share=0.006)
+    spent = replace(USUAL, explored_share=0.006)
     assert choice(spent) is None
     assert choice(text_has_turned(spent)) is not None
     assert choice(text_has_turned(spent, accepted=60.0)) is None
-    assert choice(text_has_turned(replace(spent, probe_share=0.01))) is None
+    assert choice(text_has_turned(replace(spent, explored_share=0.01))) is None
 
 
-def test_who_promises_little_is_heard_when_the_text_turns_or_after_long() -> None:
+def test_who_promises_little_is_evaluated_when_the_text_turns_or_after_long() -> None:
     worse = {**PREDICTED, TWIN: 30.0, MIDDLE: 30.0}
     assert choice(predicted_ms=worse) is None
     assert choice(text_has_turned(USUAL), worse) is not None
     late = replace(USUAL, idle_cycles={**IDLE, "twin": 64})
-    assert choice(late, worse) == Audition("twin", 2, HEARD_TOKENS)
+    assert choice(late, worse) == ShadowEvaluation("twin", 2, MOST_TOKENS)
 
 
-def test_a_slow_machine_makes_auditions_dear() -> None:
-    tight = replace(USUAL, probe_share=0.0047, idle_cycles={"middle": 20})
+def test_a_slow_machine_makes_shadow_evaluations_dear() -> None:
+    tight = replace(USUAL, explored_share=0.0047, idle_cycles={"middle": 20})
     assert choice(tight) is not None
     assert choice(replace(tight, machine=3.0)) is None
 
