@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, Corpus, load_corpus
-from examples.train_family.train import TARGET
+from examples.train_family.family import TARGET
 from modelpool.fast.cpu import computes_in
 from processors.noise import gumbel
 

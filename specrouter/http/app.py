@@ -14,26 +14,19 @@ from pydantic import BaseModel
 from specrouter import ChainRouter
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
+from specrouter.http.conversation_fields import ContentPart, Message
 from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
 from specrouter.http.generate import add_generate
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
-from specrouter.http.openai_fields import (
-    ChatRequest,
-    CompletionRequest,
-    ContentPart,
-    DetokenizeRequest,
-    Message,
-    StreamOptions,
-    TokenizeChat,
-    TokenizeText,
-)
+from specrouter.http.openai_fields import ChatRequest, CompletionRequest, StreamOptions
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 from specrouter.http.router_pages import add_health, add_router_pages
 from specrouter.http.service import Service, version
 from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
+from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from specrouter.http.tokens import add_tokens
 
 _BODIES: tuple[type[BaseModel], ...] = (

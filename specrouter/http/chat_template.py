@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from modelpool.errors import ConfigError
 from specrouter import RequestError
-from specrouter.http.openai_fields import Conversation
+from specrouter.http.conversation_fields import Conversation
 
 # For models that know no chat: what a transcript looks like in plain text.
 DEFAULT = (

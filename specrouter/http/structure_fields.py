@@ -10,32 +10,29 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from specrouter import RequestError, Structure
+from specrouter.http.fields import Fields
 from specrouter.http.texts import Text
 
 JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
 Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
-
-
-class NamedSchema(_Fields):
+class NamedSchema(Fields):
     """OpenAI wraps a schema; its name and strictness mean nothing here."""
 
     name: Text | None = None
     json_schema: JsonSchema | None = Field(default=None, alias="schema")
 
 
-class ResponseFormat(_Fields):
+class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(Fields):
     """vLLM's; one of them. Further keys, such as `disable_any_whitespace`, mean nothing here."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")
@@ -48,7 +45,7 @@ class StructuredOutputs(_Fields):
 _FORMS = ", ".join(field.alias or name for name, field in StructuredOutputs.model_fields.items())
 
 
-class StructureFields(_Fields):
+class StructureFields(Fields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None

@@ -1,0 +1,39 @@
+"""The bodies of `/tokenize` and `/detokenize`, as vLLM spells them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from specrouter.http.conversation_fields import Conversation
+from specrouter.http.fields import Fields
+from specrouter.http.request_fields import TokenIds
+from specrouter.http.texts import Text
+
+
+class TokenizeText(Fields):
+    model: Text | None = None
+    prompt: Text
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(Conversation):
+    model: Text | None = None
+    return_token_strs: bool | None = None
+
+
+def _tokenize_kind(body: Any) -> str:
+    return "conversation" if isinstance(body, dict) and "messages" in body else "one_text"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeText, Tag("one_text")] | Annotated[TokenizeChat, Tag("conversation")],
+    Discriminator(_tokenize_kind),
+]
+
+
+class DetokenizeRequest(Fields):
+    model: Text | None = None
+    tokens: TokenIds
