@@ -16,10 +16,15 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: install serve check test exact bench bench-load clients fuzz soak structures streaming \
-	wheel-check clean
+.PHONY: help install serve check fast test exact measures bench bench-load clients fuzz soak \
+	structures streaming wheel-check clean
 
-install: $(INSTALLED)
+.DEFAULT_GOAL := install
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+
+install: $(INSTALLED)  ## set up .venv, once
 
 # A change of the dependencies installs again. A .venv that works is kept, with what is in it.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -29,45 +34,51 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-serve: install
+serve: install  ## serve the bundled models on http://127.0.0.1:8000
 	$(PYTHON) -m specrouter serve
 
-check: install
+check: install  ## ruff and mypy
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-test: check
-	$(PYTHON) -m pytest -q -m "not gpu and not exact" $(PARALLEL)
+fast: install  ## check, and the tests that load no model: a minute or so
+	$(PYTHON) -m tests.fast_lane $(PARALLEL)
 
-exact: install
-	$(PYTHON) -m pytest -q -m exact
+test: check  ## check, and all tests but the long ones
+	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing" $(PARALLEL)
 
-bench: install
+exact: install  ## the long checks of exactness, and what asserts on measured times
+	$(PYTHON) -m pytest -q -m "exact or timing"
+
+measures: install  ## the code's shape in figures, beside their goals
+	$(PYTHON) -m tests.measures
+
+bench: install  ## tokens per second of every chain
 	$(PYTHON) -m specrouter bench chains
 
-bench-load: install
+bench-load: install  ## latency and goodput under Poisson arrivals
 	$(PYTHON) -m specrouter bench load --poisson 1
 
 # Long checks of the running service. `clients` and `fuzz` install into an environment of their own.
-clients: install
+clients: install  ## clients of others against a running service
 	$(PYTHON) -m tests.service.clients
 
-fuzz: install
+fuzz: install  ## any request against a running service
 	$(PYTHON) -m tests.service.fuzz
 
-soak: install
+soak: install  ## a long run of the service
 	$(PYTHON) -m tests.service.soak
 
-structures: install
+structures: install  ## structured outputs under load
 	$(PYTHON) -m tests.service.structures
 
-streaming: install
+streaming: install  ## what a streamed token costs
 	$(PYTHON) -m tests.service.streaming
 
-wheel-check: install
+wheel-check: install  ## the built wheel serves in an environment of its own
 	$(PYTHON) -m tests.wheel_check
 
-clean:
+clean:  ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

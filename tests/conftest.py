@@ -9,16 +9,30 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import pure
 from tests.exact.models import pool_settings, save_family
 from tests.exact.report import prepare
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help=pure.HELP)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     # OMP_NUM_THREADS=1 is obeyed. Threads beyond the cores would only wait for each other.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     prepare(threads=max(1, min(2, torch.get_num_threads() // workers)))
     settings.register_profile("any-machine", deadline=None)
-    settings.load_profile("any-machine")
+    settings.register_profile("fast", deadline=None, max_examples=pure.MAX_EXAMPLES)
+    settings.load_profile("fast" if config.getoption("--fast") else "any-machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--fast"):
+        return
+    long = [one for one in items if any(map(one.get_closest_marker, pure.LONG_MARKS))]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [one for one in items if one not in set(long)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +40,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What earlier runs measured of models is not found, and nothing is left behind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECROUTER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lane(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --fast, a test that would load a model or start a process is skipped there."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--fast"):
+            pure.skip_what_takes_long(patch)
         yield
 
 

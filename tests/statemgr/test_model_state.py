@@ -49,7 +49,7 @@ def stored(state: ModelState, row: int, count: int) -> list[float]:
 
 
 def test_random_lives_of_rows_match_a_naive_account() -> None:
-    few = settings(max_examples=300, stateful_step_count=20, deadline=None, database=None)
+    few = settings(max_examples=60, stateful_step_count=20, deadline=None, database=None)
     run_state_machine_as_test(CacheMachine, settings=few)
 
 

@@ -133,6 +133,7 @@ def test_nothing_before_the_longest_context_matters(tokens: list[int], suffix: l
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.timing
 def test_reading_a_thousand_tokens_takes_milliseconds() -> None:
     tokens = np.random.default_rng(0).integers(0, 4096, 1000).tolist()
     assert timed(lambda tokens: read(tokens, 4096), [tokens]).yardsticks < 4.0

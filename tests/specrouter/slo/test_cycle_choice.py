@@ -467,12 +467,13 @@ def time_of_choice(count: int) -> Timing:
     return timed(lambda case: choose_cycle(known, grid, *case, 20), cases)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("count", "yardsticks"), [(32, 2.0), (256, 2.0)])
 def test_the_choice_takes_a_small_part_of_a_cycle(count: int, yardsticks: float) -> None:
     assert time_of_choice(count).yardsticks < yardsticks
 
 
-@pytest.mark.exact
+@pytest.mark.timing
 @pytest.mark.parametrize("count", CHOICE_MS)
 def test_the_choice_takes_as_long_as_is_promised(count: int) -> None:
     assert time_of_choice(count).ms < SLACK * CHOICE_MS[count]

@@ -1,0 +1,31 @@
+"""Pure tests: numbers in, numbers out. `pytest --fast` runs these alone, as `make fast` does.
+
+There is no list of them to keep. Every test starts; one that comes to build or load a model, or
+to start another process, is skipped at that moment, and so is one that is marked `slow`, `gpu` or
+`exact`. Properties are tried on fewer examples. `make test` runs every test to its end.
+"""
+
+import subprocess
+from typing import Any
+
+import pytest
+
+HELP = "skip tests that are marked slow, load a model or start a process"
+LONG_MARKS = ("slow", "gpu", "exact", "timing")
+MAX_EXAMPLES = 20  # of a property; one that asks for a number of its own gets that many
+
+
+def skip_what_takes_long(patch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedModel
+
+    patch.setattr(PreTrainedModel, "__init__", _skip("loads a model"))
+    patch.setattr(subprocess.Popen, "__init__", _skip("starts a process"))
+
+
+def _skip(what: str) -> Any:
+    """`Skipped` is no `Exception`, so what handles errors lets it through."""
+
+    def stop(*_: object, **__: object) -> None:
+        pytest.skip(what)
+
+    return stop
