@@ -1,0 +1,72 @@
+"""What is measured, what it was before the redesign, and what it should be."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.measures import decision_code, structure
+from tests.measures.running import Running
+from tests.measures.sources import Sources
+from tests.measures.table import Measure
+
+
+def measures(root: Path, running: Running | None = None) -> list[Measure]:
+    """All of a work tree; without `running` those that need none have values."""
+    sources = Sources.of(root)
+    return [*_structure(sources), *_running(running), *_documents(sources), *_decisions(sources)]
+
+
+def _structure(sources: Sources) -> list[Measure]:
+    def counted(name: str, before: int, found: Sequence[str], goal: int) -> Measure:
+        return Measure(name, before, len(found), goal, details=found)
+
+    steps = structure.step_statements(sources)
+    return [
+        counted("rooms of specrouter/", 58, structure.rooms(sources), 8),
+        counted("floors: longest chain of imports of rooms", 22, structure.floors(sources), 12),
+        counted("files over 300 lines", 24, structure.long_files(sources), 6),
+        counted("functions over 40 lines", 21, structure.long_functions(sources), 5),
+        counted("functions of over 6 parameters", 27, structure.wide_functions(sources), 5),
+        Measure("statements of step()", 23, steps, 12),
+    ]
+
+
+def _running(running: Running | None) -> list[Measure]:
+    def counted(name: str, before: int, found: Sequence[str] | None, goal: int) -> Measure:
+        return Measure(name, before, None if found is None else len(found), goal, "", found or ())
+
+    return [
+        counted(
+            "frames from step() to attention", 15, running.to_attention if running else None, 11
+        ),
+        counted(
+            "frames from step() to a decision's end",
+            18,
+            running.to_decision if running else None,
+            9,
+        ),
+        counted(
+            "functions on a request's way, HTTP to token", 58, running.way if running else None, 40
+        ),
+    ]
+
+
+def _documents(sources: Sources) -> list[Measure]:
+    readme = (sources.root / "README.md").read_text(encoding="utf-8")
+    untested = structure.untested_files(sources)
+    return [
+        Measure("characters of README.md", 16535, len(readme), 6000),
+        Measure("files without a test of their own", 7, len(untested), 0, details=untested),
+    ]
+
+
+def _decisions(sources: Sources) -> list[Measure]:
+    found = decision_code.measure(sources)
+    files = [str(one.path) for one in decision_code.decision_files(sources)]
+    lines, code = "lines of decision code, no comments", "the same, no blank lines or docstrings"
+    return [
+        Measure(lines, 5677, found.lines, 3500, details=files),
+        Measure(code, 3959, found.code_lines, 3500),
+        Measure("numbers in constants of decision code", 224, found.numbers, 50),
+        Measure("named numeric constants of decision code", 126, found.named_constants, 50),
+        Measure("types of decision code", 69, found.types, 40),
+    ]

@@ -1,0 +1,62 @@
+"""Files that a test file of another name covers, by their place in the work tree.
+
+A file of `specrouter/http` is covered where its endpoint is, and the parts of a benchmark with the
+benchmark. What is not here and has no `test_NAME.py` at its place lacks a test of its own.
+"""
+
+from collections.abc import Mapping
+
+_BY_TEST: Mapping[str, Mapping[str, str]] = {
+    "specrouter/bench": {
+        "bare_forward": "test_contenders",
+        "conditions": "test_report",
+        "lineup": "test_contenders",
+        "load_bench": "test_load",
+        "load_figures": "test_load",
+        "load_options": "test_load",
+        "load_plot": "test_load",
+        "load_points": "test_load",
+        "load_prompts": "test_prompts",
+        "load_report": "test_load",
+        "load_services": "test_load",
+        "options": "test_chains",
+        "peer": "test_contenders",
+        "plot": "test_report",
+        "reference": "test_contenders",
+        "sample": "test_rounds",
+        "session": "test_chains",
+    },
+    "specrouter/cli": {"main": "test_cli"},
+    "specrouter/http": {
+        "app": "test_guards",
+        "chat_answer": "test_chat",
+        "chat_template": "test_chat",
+        "completion_answer": "test_completions",
+        "errors": "test_any_input",
+        "metrics_page": "test_prometheus",
+        "openai_answer": "test_completions",
+        "openai_fields": "test_any_input",
+        "openapi": "test_any_input",
+        "request_fields": "test_generate",
+        "service": "test_generate",
+        "streams": "test_completions",
+        "structure_fields": "test_generate",
+    },
+    "specrouter/profile": {"decode_counts": "test_profiler", "snapshot": "test_profiler"},
+    "specrouter/request": {
+        "grammar": "test_structure",
+        "handle": "test_running",
+        "output": "test_running",
+        "spec": "test_running",
+    },
+    "specrouter/routing": {"decision_record": "test_scheduler"},
+    "specrouter/sim": {"text": "test_service"},
+    "processors": {"drafted_paths": "test_verify", "sampling_row": "test_sampler"},
+    "modelpool/checkpoint": {"architecture": "../test_architectures"},
+    "modelpool/fast": {"llama_shape": "test_lean_forward"},
+}
+COVERED: Mapping[str, str] = {
+    f"{folder}/{name}.py": f"{folder}/{test}.py"
+    for folder, tests in _BY_TEST.items()
+    for name, test in tests.items()
+}

@@ -1,0 +1,11 @@
+"""What the measures have reached: a change that makes one worse fails a test.
+
+Lower a number when the code has become better; raise one only with a reason in the commit.
+"""
+
+from collections.abc import Mapping
+
+MOST: Mapping[str, int] = {
+    "floors: longest chain of imports of rooms": 12,
+    "characters of README.md": 6000,
+}
