@@ -32,9 +32,9 @@ from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.bench.prompts import load_prompts
 from specrouter.bench.tuning import Shape, grid, tune
 from specrouter.cli.arguments import default_config
+from specrouter.config.yaml_file import read_mapping
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import ChainDecision, candidate_chains
-from specrouter.yaml_file import read_mapping
 
 _LONGEST_PROMPT = 200  # tokens
 _COLD_TOKENS = 300

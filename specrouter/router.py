@@ -8,6 +8,7 @@ Source: SpecRouter, section 4.1 and Listing 1.
 
 import asyncio
 import itertools
+import logging
 import queue
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -40,12 +41,16 @@ from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.slo.accounts import SloCounts, SloReport
 
+logger = logging.getLogger(__name__)
+
 
 class ChainRouter:
     """See the module. Close it, or use it as a context manager."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
+        for warning in config.warnings:
+            logger.warning(warning)
         self.pool = ModelPool.from_config(config.pool, kv_tokens=config.engine.kv_tokens)
         self.pool.check_architectures()
         thread = EngineThread(Engine(config, self.pool), self.pool, config.engine.step_timeout_s)

@@ -32,7 +32,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("profile",),
     ("cycle",),
     ("config",),
-    ("yaml_file",),
     ("request",),
     ("logs",),
 )

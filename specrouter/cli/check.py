@@ -59,6 +59,7 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
         },
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(
+            *config.warnings,
             *_pool_warnings(config, pool, members, unusable),
             *_server_warnings(config.server, pool),
         ),

@@ -104,8 +104,7 @@ def estimate_metrics(known: PerformanceSnapshot) -> Iterator[Metric]:
     shown = nlargest(_TREES, known.trees.items(), key=lambda each: each[1].trials)
     labels = ("proposers", "verifier", "sampled")
     keys = [
-        (joined(proposers), verifier, _flag(sampled))
-        for (proposers, verifier, sampled), _ in shown
+        (joined(proposers), verifier, _flag(sampled)) for (proposers, verifier, sampled), _ in shown
     ]
     trees = [each for _, each in shown]
     calibrations = [each.calibration for each in trees]

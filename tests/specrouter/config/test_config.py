@@ -287,7 +287,7 @@ def test_a_file_that_is_no_text_names_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tiny.yaml", "tiny-ngram.yaml"])
 def test_the_bundled_configurations_are_valid(name: str) -> None:
-    config = RouterConfig.load(Path(__file__).parents[2] / "configs" / name)
+    config = RouterConfig.load(Path(__file__).parents[3] / "configs" / name)
     assert config.pool.target == "tiny-8m"
 
 
@@ -325,22 +325,3 @@ def test_keys_are_not_shown_with_the_configuration() -> None:
     config = RouterConfig.load({"pool": POOL, "server": {"api_keys": ["secret"]}})
     assert config.server.api_keys == ("secret",)
     assert "secret" not in repr(config)
-
-
-def test_keys_of_earlier_versions_are_read_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    old = {"inner_rounds": 3, "groups": "requests", "depth": 5}
-    config = RouterConfig.load({"pool": POOL, "scheduler": old})
-    assert config.scheduler.depth == 5
-    assert sorted(record.message for record in caplog.records) == [
-        "scheduler.groups has no effect any more",
-        "scheduler.inner_rounds has no effect any more",
-    ]
-
-
-def test_the_tuned_policy_of_earlier_versions_is_the_static_one() -> None:
-    tuned = {"policy": "ssd-tuned", "chain": ["small", "big"], "depth": 6, "width": 2}
-    scheduler = RouterConfig.load({"pool": POOL, "scheduler": tuned}).scheduler
-    assert (scheduler.policy, scheduler.chain) == ("static", ("small", "big"))
-    assert (scheduler.depth, scheduler.width) == (6, 2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
-from specrouter.yaml_file import read_mapping
+from specrouter.config.yaml_file import read_mapping
 
 TEXTS = st.text("a1-:#<'\" \n", max_size=6) | st.sampled_from(["<<", "2024-11-01", "yes", "é"])
 VALUES = st.recursive(

@@ -1,0 +1,22 @@
+"""The configuration: one YAML file per scenario, one tree of strict models."""
+
+from specrouter.config.engine import TREE_SLOTS, EngineConfig
+from specrouter.config.router import RouterConfig, check_chain
+from specrouter.config.scheduler import Policy, SchedulerConfig
+from specrouter.config.server import ServerConfig, is_api_key
+from specrouter.config.slo_class import SloConfig
+from specrouter.config.trees import Selection, TreesConfig
+
+__all__ = [
+    "TREE_SLOTS",
+    "EngineConfig",
+    "Policy",
+    "RouterConfig",
+    "SchedulerConfig",
+    "Selection",
+    "ServerConfig",
+    "SloConfig",
+    "TreesConfig",
+    "check_chain",
+    "is_api_key",
+]

@@ -1,0 +1,59 @@
+"""EngineConfig: limits of what runs together."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from specrouter.config.strict import Strict
+from specrouter.request.params import MAX_TREE_TOKENS
+from statemgr import row_slots
+
+# Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
+TREE_SLOTS = MAX_TREE_TOKENS + 16
+
+
+class EngineConfig(Strict):
+    """Limits of what runs together.
+
+    Attributes:
+        max_requests: rows, that is, requests that run at the same time; others wait.
+        max_model_len: the most tokens of a request, prompt and output.
+        prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle,
+            and that each drafter reads of texts it has not seen.
+        kv_budget_tokens: the most tokens that all running requests may reserve together; others
+            wait. It saves no memory, which each loaded model takes for all rows at once.
+        verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
+            text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
+            distribution, but the text of a seed depends on the chains.
+        exact: `strict` keeps trees at width 1, so that the target's cache and its forwards' shapes
+            are as they would be without branches; it matters in bfloat16 and float16 only.
+        preload: loads and times the drafters that the policy may choose before the first request is
+            taken, while there is room for them; otherwise each is when it is first used, while the
+            requests that run wait for it.
+        hang_timeout_s: after so many seconds in one forward, a model other than the target is given
+            up; its cycle goes on without it.
+        step_timeout_s: after so many seconds in one cycle, models that are loaded in it included,
+            the engine counts as stuck: every request ends with an error, and the service stops.
+    """
+
+    max_requests: int = Field(default=32, ge=1, le=1024)
+    max_model_len: int = Field(default=1024, ge=2)
+    prefill_chunk: int = Field(default=256, ge=1)
+    kv_budget_tokens: int | None = Field(default=None, ge=2)
+    verification: Literal["shared-noise", "rejection"] = "shared-noise"
+    exact: Literal["fast", "strict"] = "fast"
+    preload: bool = True
+    hang_timeout_s: float = Field(default=30.0, gt=0)
+    step_timeout_s: float = Field(default=600.0, gt=0)
+
+    def max_request_tokens(self, longest: int) -> int:
+        """Of a request, prompt and output, where models can be used at `longest` tokens."""
+        return min(self.max_model_len, longest)
+
+    def row_slots(self, longest: int) -> int:
+        """Slots that each request has in every model's KV store, its trees included."""
+        return row_slots(self.max_request_tokens(longest), TREE_SLOTS)
+
+    def kv_tokens(self, longest: int) -> int:
+        """That each model's place must have KV memory for: all slots of all rows."""
+        return self.max_requests * self.row_slots(longest)

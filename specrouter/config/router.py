@@ -1,0 +1,91 @@
+"""RouterConfig: a scenario, one tree of strict sections."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from modelpool.config import PoolConfig, validate_config
+from modelpool.errors import ConfigError
+from specrouter.config.engine import EngineConfig
+from specrouter.config.old_spellings import in_new_spelling
+from specrouter.config.scheduler import SchedulerConfig
+from specrouter.config.server import ServerConfig
+from specrouter.config.slo_class import SloConfig
+from specrouter.config.strict import Strict
+from specrouter.config.trees import TreesConfig
+from specrouter.config.yaml_file import read_mapping
+from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
+
+
+class RouterConfig(Strict):
+    """A scenario.
+
+    Attributes:
+        pool: the models.
+        scheduler: how chains are chosen.
+        trees: how large drafts are, and what of them is verified.
+        engine: limits of what runs together.
+        server: the HTTP service.
+        slo_classes: names for objectives, for requests to ask for.
+    """
+
+    pool: PoolConfig
+    scheduler: SchedulerConfig = SchedulerConfig()
+    trees: TreesConfig = TreesConfig()
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+    slo_classes: dict[str, SloConfig] = Field(default_factory=dict)  # by the name to ask for
+
+    _warnings: tuple[str, ...] = PrivateAttr(())
+
+    @field_validator("slo_classes")
+    @classmethod
+    def _classes_have_names(cls, classes: dict[str, SloConfig]) -> dict[str, SloConfig]:
+        for name in classes:
+            if not name.strip():
+                raise ConfigError("", "a class must have a name")
+            if name in (BY_VALUE, NO_OBJECTIVE):
+                raise ConfigError(name, "stands for requests without a class; choose another name")
+        return classes
+
+    @model_validator(mode="after")
+    def _chain_is_of_the_pool(self) -> "RouterConfig":
+        check_chain(self)
+        return self
+
+    @classmethod
+    def load(cls, source: "str | Path | Mapping[str, Any] | RouterConfig") -> "RouterConfig":
+        """From a YAML file, a mapping or an existing configuration. Raises `ConfigError`."""
+        if isinstance(source, RouterConfig):
+            return source
+        given = source if isinstance(source, Mapping) else read_mapping(source)
+        settings, warnings = in_new_spelling(given)
+        config = validate_config(cls, settings)
+        config._warnings = warnings
+        return config
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each old spelling that was read: the key, and what replaces it."""
+        return self._warnings
+
+
+def check_chain(config: RouterConfig) -> None:
+    """Raises `ConfigError` unless the scheduler's chain, if there is one, is one of the pool."""
+    chain = config.scheduler.chain
+    if chain is None:
+        return
+    names = [model.name for model in config.pool.models]
+    unknown = [name for name in chain if name not in names]
+    if unknown:
+        raise ConfigError("scheduler.chain", f"{unknown[0]!r} is not in the pool")
+    if not chain or chain[-1] != config.pool.target:
+        raise ConfigError("scheduler.chain", f"must end in the target {config.pool.target!r}")
+    if len(set(chain)) != len(chain):
+        raise ConfigError("scheduler.chain", "names a model twice")
+    weightless = [model.name for model in config.pool.models if model.is_weightless]
+    for name in set(chain[1:]).intersection(weightless):
+        reason = f"{name!r} has no model: it can only stand first"
+        raise ConfigError("scheduler.chain", reason)

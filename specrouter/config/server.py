@@ -1,0 +1,70 @@
+"""ServerConfig: the HTTP service."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from modelpool.errors import ConfigError
+from specrouter.config.strict import Strict
+
+_API_KEY = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+
+
+class ServerConfig(Strict):
+    """The HTTP service.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every interface.
+        port: 0 picks a free one.
+        max_waiting: requests that may wait for a row; beyond it the answer is 503.
+        max_choices: texts that one HTTP request may ask for: prompts times samples of each.
+        max_body_bytes: of an HTTP request.
+        request_timeout_s: after which a request ends, waiting or running.
+        drain_s: how long running requests may go on after the signal to stop.
+        api_keys: any of them opens the service, as `Authorization: Bearer KEY`; so does the one in
+            the environment, SPECROUTER_API_KEY. Without any, it is open to all.
+        cors_origins: of web pages that may call the service; "*" is any.
+        log_format: of what is logged to stderr.
+        chat_template: a file with a Jinja template, instead of the tokenizer's.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_waiting: int = Field(default=256, ge=1)
+    max_choices: int = Field(default=128, ge=1)
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    cors_origins: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
+    chat_template: Path | None = None
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_can_be_sent(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for number, key in enumerate(keys, start=1):
+            if not is_api_key(key):  # its text is a secret, also in an error
+                raise ConfigError("", f"key {number} must be printable ASCII without spaces")
+        return keys
+
+    @field_validator("chat_template")
+    @classmethod
+    def _of_the_user(cls, file: Path | None) -> Path | None:
+        return file and file.expanduser()
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_what_browsers_send(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError("", f'{origin!r} is neither "*" nor scheme://host[:port]')
+        return origins
+
+
+def is_api_key(text: str) -> bool:
+    """Whether a client can send it in a header."""
+    return _API_KEY.fullmatch(text) is not None
