@@ -39,9 +39,7 @@ def add_generate(commands: Commands) -> None:
     chain.add_argument("--no-speculation", action="store_true", help="decode with the target only")
     parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
-    parser.add_argument(
-        "--inner-rounds", type=int, metavar="R", help="drafts that the first intermediate judges"
-    )
+    parser.add_argument("--inner-rounds", type=int, help=argparse.SUPPRESS)  # without effect
     _add_slo(parser)
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 

@@ -6,20 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import ChainRouter
-from specrouter.engine.input_validation import MAX_BAD_WORD_IDS
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO, Objective
 from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
-from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
+from tests.modelpool.factories import make_tokenizer
 from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine, router_without_models
 from tests.specrouter.request.test_detokenizer import byte_fallback
 
@@ -619,100 +617,3 @@ def test_samples_have_their_logprobs(served: Served) -> None:
     outputs = served[0].generate([[1, 2]], SamplingParams(max_new_tokens=2, n=2, logprobs=0))
     for output in outputs:
         assert output.logprobs == [TokenLogprobs(token, -1.0) for token in output.token_ids]
-
-
-# Banned words
-
-
-def banned(served: Served, **params: Any) -> tuple[tuple[int, ...], ...]:
-    """What the engine is told not to bring about."""
-    router, engine = served
-    router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
-    return engine.seen[-1].spec.bad_words_ids
-
-
-def test_a_bad_word_is_banned_with_and_without_its_space(
-    served: Served, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    plain, spaced = tuple(ids_of(tokenizer, "the")), tuple(ids_of(tokenizer, " the"))
-    assert len(plain) == len(spaced)
-    assert plain[0] != spaced[0]
-    assert banned(served, bad_words=("the",)) == (plain, spaced)
-    assert banned(served, bad_words=(" the",)) == (plain, spaced)
-
-
-def test_a_space_that_is_a_token_of_its_own_adds_nothing(
-    served: Served, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    plain, spaced = tuple(ids_of(tokenizer, "Z")), tuple(ids_of(tokenizer, " Z"))
-    assert len(spaced) > len(plain)
-    assert banned(served, bad_words=("Z",)) == (plain,)
-
-
-def test_banned_ids_come_after_the_banned_texts(
-    served: Served, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    word = tuple(ids_of(tokenizer, "Z"))
-    sequences = ((3, EOS), (7,))
-    assert banned(served, bad_words=("Z",), bad_words_ids=sequences) == (word, *sequences)
-
-
-def test_the_bad_words_of_several_prompts_are_read_once(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    router, engine = served
-    reading = Mock(wraps=router.pool.tokenizer)
-    monkeypatch.setattr(router.pool, "tokenizer", reading)
-    router.generate([[1], [2], [3]], SamplingParams(max_new_tokens=3, bad_words=("the",)))
-    assert [call.args[0] for call in reading.call_args_list] == ["the", " the"]
-    assert len({request.spec.bad_words_ids for request in engine.seen}) == 1
-
-
-def test_a_phrase_that_the_text_will_never_be_long_enough_for_is_left_out(served: Served) -> None:
-    # Two ids of the prompt, and a new one.
-    assert banned(served, bad_words_ids=((1, 2, 3), (1, 2, 3, 4), (3,))) == ((1, 2, 3), (3,))
-
-
-def test_so_many_banned_ids_are_taken(served: Served) -> None:
-    pairs = ((3, 4),) * (MAX_BAD_WORD_IDS // 2)
-    assert banned(served, bad_words_ids=pairs) == pairs
-
-
-@pytest.mark.parametrize(
-    ("field", "params"),
-    [
-        ("bad_words_ids", {"bad_words_ids": ((3,) * (MAX_BAD_WORD_IDS + 1),)}),
-        ("bad_words_ids", {"bad_words_ids": ((3,),) * (MAX_BAD_WORD_IDS + 1)}),
-        ("bad_words_ids", {"bad_words": ("Z",), "bad_words_ids": ((3,),) * MAX_BAD_WORD_IDS}),
-        ("bad_words", {"bad_words": ("Z " * MAX_BAD_WORD_IDS,)}),
-    ],
-)
-def test_more_banned_ids_are_refused_even_where_they_can_never_come_about(
-    served: Served, field: str, params: Any
-) -> None:
-    router, engine = served
-    with pytest.raises(RequestError, match=f"at most {MAX_BAD_WORD_IDS}") as caught:
-        router.generate([[1, 2]], SamplingParams(max_new_tokens=1, **params))
-    assert caught.value.field == field
-    assert engine.seen == []
-
-
-@pytest.mark.parametrize(
-    ("field", "params", "reason"),
-    [
-        ("bad_words", {"bad_words": ("fine", "  ")}, "'  ' has no tokens"),
-        ("bad_words", {"bad_words": ("<|endoftext|>",)}, "min_tokens"),
-        ("bad_words_ids", {"bad_words_ids": ((EOS,),)}, "min_tokens"),
-        ("bad_words_ids", {"bad_words_ids": ((EOS,),), "ignore_eos": True}, "min_tokens"),
-        ("bad_words_ids", {"bad_words_ids": ((3, VOCAB_SIZE),)}, f"below {VOCAB_SIZE}"),
-        ("logit_bias", {"logit_bias": {VOCAB_SIZE: 1.0}}, f"below {VOCAB_SIZE}"),
-    ],
-)
-def test_what_the_vocabulary_does_not_allow_is_refused(
-    served: Served, field: str, params: Any, reason: str
-) -> None:
-    router, engine = served
-    with pytest.raises(RequestError, match=reason) as caught:
-        router.generate([[1, 2]], SamplingParams(**params))
-    assert caught.value.field == field
-    assert engine.seen == []

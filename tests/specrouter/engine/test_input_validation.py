@@ -1,0 +1,364 @@
+"""What a caller asks becomes a checked request, or is refused by its field; no model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from specrouter import SLO, RequestError, RouterConfig, SamplingParams, Speculation
+from specrouter.engine.input_validation import (
+    MAX_BAD_WORD_IDS,
+    ContextLengthError,
+    InputValidation,
+    PromptLike,
+    RequestArgs,
+    args_of_each,
+)
+from specrouter.request.objective import Objective
+from specrouter.request.spec import MAX_PRIORITY, RequestSpec
+from specrouter.request.structure import Structure
+from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
+from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine
+
+EOS = 0
+MAX_TOKENS = 64
+NAMES = ("small", "rules", "big")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+class Pool(SimpleNamespace):
+    """The names, the vocabulary and the tokenizer of a pool; `rules` has no weights."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(
+            names=NAMES,
+            target="big",
+            tokenizer=tokenizer,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset({EOS}),
+            is_weightless=lambda name: name == "rules",
+            fit_together=lambda chain: True,
+        )
+
+
+class Engine(FakeEngine):
+    max_request_tokens = MAX_TOKENS
+
+
+@pytest.fixture
+def pool(tokenizer: PreTrainedTokenizerBase) -> Pool:
+    return Pool(tokenizer)
+
+
+@pytest.fixture
+def validation(pool: Pool) -> InputValidation:
+    models = [{"name": name, "source": f"path:/none/{name}"} for name in ("small", "big")]
+    config = RouterConfig.load(
+        {"pool": {"target": "big", "models": models}, "slo_classes": {"batch": {"e2e_ms": 5000}}}
+    )
+    return InputValidation(config, cast(Any, pool), lambda: cast(Any, Engine()))
+
+
+def args(prompt: PromptLike = (1, 2), slo: Any = None, **more: Any) -> RequestArgs:
+    """A call's arguments: those of sampling, and those that `RequestArgs` has."""
+    own = {name: more.pop(name) for name in list(more) if name in RequestArgs.__annotations__}
+    params = own.pop("params", None) or SamplingParams(**{"max_new_tokens": 4, **more})
+    return RequestArgs(prompt, params, own.pop("speculation", None), slo, **own)
+
+
+def refused(validation: InputValidation, asked: RequestArgs) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        validation.accept(asked)
+    return caught.value
+
+
+# What is accepted
+
+
+def test_a_text_is_read_by_the_tokenizer(
+    validation: InputValidation, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    spec = validation.accept(args("the end"))
+    assert spec.token_ids == tuple(tokenizer("the end")["input_ids"])
+    assert spec.reserve_tokens == len(spec.token_ids) + 4
+
+
+def test_a_request_keeps_what_was_asked(validation: InputValidation) -> None:
+    speculation = Speculation(chain=("small", "big"), depth=2)
+    asked = args([1, 2], seed=9, speculation=speculation, priority=-3, timeout_s=2.5, generated=[5])
+    assert validation.accept(asked) == RequestSpec(
+        (1, 2),
+        (5,),
+        SamplingParams(max_new_tokens=4, seed=9),
+        speculation,
+        seed=9,
+        priority=-3,
+        timeout_s=2.5,
+    )
+
+
+def test_a_request_without_parameters_has_the_default_ones(validation: InputValidation) -> None:
+    error = refused(validation, RequestArgs([1], None, None, None))
+    asked = 1 + SamplingParams().max_new_tokens
+    assert error.reason.startswith(f"This model's maximum context length is {MAX_TOKENS} tokens")
+    assert f"you requested {asked} tokens" in error.reason
+
+
+def test_a_request_without_a_seed_draws_one_that_its_samples_share(
+    validation: InputValidation,
+) -> None:
+    one, two = validation.accept_samples(args(n=2, temperature=1.0))
+    assert (one.sample, two.sample) == (0, 1)
+    assert one.seed == two.seed
+    assert one.seed != validation.accept(args()).seed
+
+
+def test_samples_of_several_prompts_know_their_prompt(validation: InputValidation) -> None:
+    accepted = validation.accept_all([args([1], n=2), args([2])])
+    assert [(number, spec.token_ids, spec.sample) for number, spec in accepted] == [
+        (0, (1,), 0),
+        (0, (1,), 1),
+        (1, (2,), 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slo", "objective"),
+    [
+        (None, None),
+        (SLO(tpot_ratio=2), Objective(2 * BASELINE_TPOT_MS, None)),
+        ("batch", Objective(None, None, "batch", 5000.0)),
+    ],
+)
+def test_an_objective_is_resolved_when_its_request_is_accepted(
+    validation: InputValidation, slo: Any, objective: Objective | None
+) -> None:
+    assert validation.accept(args(slo=slo)).objective == objective
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt"),
+    [
+        ("prompt", ""),
+        ("prompt", "\ud800"),
+        ("input_ids", []),
+        ("input_ids", [VOCAB_SIZE]),
+        ("input_ids", [-1]),
+        ("input_ids", [1.5]),
+        ("input_ids", [True]),
+        ("input_ids", ["1"]),
+        ("input_ids", 7),
+    ],
+)
+def test_a_bad_prompt_is_refused(validation: InputValidation, field: str, prompt: Any) -> None:
+    assert refused(validation, args(prompt)).field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("params", {"params": {"max_new_tokens": 4}}),
+        ("priority", {"priority": MAX_PRIORITY + 1}),
+        ("priority", {"priority": 0.5}),
+        ("timeout_s", {"timeout_s": 0}),
+        ("generated", {"generated": [VOCAB_SIZE]}),
+        ("max_new_tokens", {"generated": [1, 2, 3, 4]}),
+        ("speculation", {"speculation": "on"}),
+        ("speculation.chain", {"speculation": Speculation(chain=("tiny", "big"))}),
+        ("speculation.chain", {"speculation": Speculation(chain=("small",))}),
+        ("speculation.chain", {"speculation": Speculation(chain=("small", "rules", "big"))}),
+        ("slo", {"slo": "urgent"}),
+        ("stop_token_ids", {"stop_token_ids": (VOCAB_SIZE,)}),
+        ("structure", {"structure": Structure("regex", "(")}),
+    ],
+)
+def test_a_bad_argument_is_refused_by_its_name(
+    validation: InputValidation, field: str, more: dict[str, Any]
+) -> None:
+    assert refused(validation, args(**more)).field == field
+
+
+def test_a_chain_that_never_fits_in_memory_together_is_refused(
+    validation: InputValidation, pool: Pool
+) -> None:
+    pool.fit_together = lambda chain: chain != ("small", "big")
+    asked = args(speculation=Speculation(chain=("small", "big")))
+    assert refused(validation, asked).field == "speculation.chain"
+
+
+def test_a_request_that_is_too_long_is_told_what_fits(validation: InputValidation) -> None:
+    error = refused(validation, args([1] * 60, max_new_tokens=5))
+    assert isinstance(error, ContextLengthError)
+    assert error.field == "max_new_tokens"
+    assert error.reason.endswith("(60 in the prompt, 5 in the completion): at most 4 new ones fit")
+    assert validation.accept(args([1] * 60)).reserve_tokens == MAX_TOKENS
+    assert refused(validation, args([1] * MAX_TOKENS, max_new_tokens=1)).field == "prompt"
+
+
+def test_the_refused_one_of_several_prompts_is_named(validation: InputValidation) -> None:
+    with pytest.raises(RequestError) as caught:
+        validation.accept_all([args(), args([])])
+    assert caught.value.field == "input_ids[1]"
+    with pytest.raises(RequestError, match=r"\(prompt 1\)$") as caught:
+        validation.accept_all([args(), args(priority=MAX_PRIORITY + 1)])
+    assert caught.value.field == "priority"
+
+
+# Several prompts
+
+
+def each(prompts: Any, **more: Any) -> list[RequestArgs]:
+    return args_of_each(
+        prompts,
+        more.get("params"),
+        more.get("speculation"),
+        more.get("slo"),
+        more.get("priority", 0),
+        more.get("timeout_s"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "several"),
+    [
+        ("one text", ["one text"]),
+        ([1, 2], [[1, 2]]),
+        (["a", [1, 2]], ["a", [1, 2]]),
+        ([], []),
+    ],
+)
+def test_one_prompt_is_a_list_of_one(prompts: Any, several: Sequence[Any]) -> None:
+    assert [one.prompt for one in each(prompts)] == several
+
+
+def test_an_option_is_for_all_prompts_or_for_each() -> None:
+    greedy, other = SamplingParams(), SamplingParams(temperature=1.0)
+    assert [one.params for one in each(["a", "b"], params=greedy)] == [greedy, greedy]
+    assert [one.params for one in each(["a", "b"], params=[greedy, other])] == [greedy, other]
+    assert [one.slo for one in each(["a", "b"], slo=["batch", None])] == ["batch", None]
+
+
+@pytest.mark.parametrize(
+    ("field", "prompts", "more"),
+    [
+        ("prompts", 7, {}),
+        ("params", ["a", "b"], {"params": [SamplingParams()]}),
+        ("slo", ["a"], {"slo": 50}),
+        ("speculation", ["a"], {"speculation": ["off", "off"]}),
+    ],
+)
+def test_options_that_do_not_match_the_prompts_are_refused(
+    field: str, prompts: Any, more: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        each(prompts, **more)
+    assert caught.value.field == field
+
+
+# Banned words
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text)["input_ids"])
+
+
+def banned(validation: InputValidation, **params: Any) -> tuple[tuple[int, ...], ...]:
+    """What the engine is told to leave out of the output."""
+    return validation.accept(args(max_new_tokens=1, **params)).bad_words_ids
+
+
+def test_a_bad_word_is_banned_with_and_without_its_space(
+    validation: InputValidation, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    plain, spaced = ids_of(tokenizer, "the"), ids_of(tokenizer, " the")
+    assert len(plain) == len(spaced)
+    assert plain[0] != spaced[0]
+    assert banned(validation, bad_words=("the",)) == (plain, spaced)
+    assert banned(validation, bad_words=(" the",)) == (plain, spaced)
+
+
+def test_a_space_that_is_a_token_of_its_own_adds_nothing(
+    validation: InputValidation, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    plain, spaced = ids_of(tokenizer, "Z"), ids_of(tokenizer, " Z")
+    assert len(spaced) > len(plain)
+    assert banned(validation, bad_words=("Z",)) == (plain,)
+
+
+def test_banned_ids_come_after_the_banned_texts(
+    validation: InputValidation, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    sequences = ((3, EOS), (7,))
+    found = banned(validation, bad_words=("Z",), bad_words_ids=sequences)
+    assert found == (ids_of(tokenizer, "Z"), *sequences)
+
+
+def test_the_bad_words_of_several_prompts_are_read_once(
+    validation: InputValidation, pool: Pool
+) -> None:
+    pool.tokenizer = reading = Mock(wraps=pool.tokenizer)
+    asked = [args([number], bad_words=("the",)) for number in (1, 2, 3)]
+    accepted = validation.accept_all(asked)
+    assert [call.args[0] for call in reading.call_args_list] == ["the", " the"]
+    assert len({spec.bad_words_ids for _, spec in accepted}) == 1
+
+
+def test_a_phrase_that_the_text_will_never_be_long_enough_for_is_left_out(
+    validation: InputValidation,
+) -> None:
+    # Two ids of the prompt, and a new one.
+    sequences = ((1, 2, 3), (1, 2, 3, 4), (3,))
+    assert banned(validation, bad_words_ids=sequences) == ((1, 2, 3), (3,))
+
+
+def test_so_many_banned_ids_are_taken(validation: InputValidation) -> None:
+    pairs = ((3, 4),) * (MAX_BAD_WORD_IDS // 2)
+    assert banned(validation, bad_words_ids=pairs) == pairs
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("bad_words_ids", {"bad_words_ids": ((3,) * (MAX_BAD_WORD_IDS + 1),)}),
+        ("bad_words_ids", {"bad_words_ids": ((3,),) * (MAX_BAD_WORD_IDS + 1)}),
+        ("bad_words_ids", {"bad_words": ("Z",), "bad_words_ids": ((3,),) * MAX_BAD_WORD_IDS}),
+        ("bad_words", {"bad_words": ("Z " * MAX_BAD_WORD_IDS,)}),
+    ],
+)
+def test_more_banned_ids_are_refused_even_where_they_can_never_come_about(
+    validation: InputValidation, field: str, params: dict[str, Any]
+) -> None:
+    error = refused(validation, args(max_new_tokens=1, **params))
+    assert error.field == field
+    assert f"at most {MAX_BAD_WORD_IDS}" in error.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "params", "reason"),
+    [
+        ("bad_words", {"bad_words": ("fine", "  ")}, "'  ' has no tokens"),
+        ("bad_words", {"bad_words": ("<|endoftext|>",)}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((EOS,),)}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((EOS,),), "ignore_eos": True}, "min_tokens"),
+        ("bad_words_ids", {"bad_words_ids": ((3, VOCAB_SIZE),)}, f"below {VOCAB_SIZE}"),
+        ("logit_bias", {"logit_bias": {VOCAB_SIZE: 1.0}}, f"below {VOCAB_SIZE}"),
+    ],
+)
+def test_what_the_vocabulary_does_not_allow_is_refused(
+    validation: InputValidation, field: str, params: dict[str, Any], reason: str
+) -> None:
+    error = refused(validation, args(**params))
+    assert error.field == field
+    assert reason in error.reason
