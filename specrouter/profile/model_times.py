@@ -12,8 +12,8 @@ from modelpool import ModelPool
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.packed_model import PackedModel
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.profile.time_curve import TimeEstimator
 from specrouter.profile.time_profile import TimeCache, is_too_slow, key_of, profile_model
+from specrouter.profile.time_regression import TimeRegression
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ModelTimes:
         curve = None if times is None else times.curve()
         if times is None or curve is None or is_too_slow(curve, model):
             started = time.perf_counter()
-            times = TimeEstimator.profiled(profile_model(model))
+            times = TimeRegression.profiled(profile_model(model))
             self._cache.store(key, times)
             logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
         self._profiler.learn_curve(name, times)

@@ -23,17 +23,17 @@ from specrouter.profile.acceptance import (
     SimilarityMap,
 )
 from specrouter.profile.decode_counts import DecodeCounts, DecodeFigures, Gain
-from specrouter.profile.machine_speed import MachineTimes
 from specrouter.profile.outcomes import OutcomeBook, forget_oldest
+from specrouter.profile.perf_model import PerfModel
 from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey, load_of
-from specrouter.profile.time_curve import TimeEstimator
+from specrouter.profile.time_regression import TimeRegression
 from specrouter.request.params import Chain
 
 _SIMILARITY_WEIGHT = 0.05
 _EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on exploration has faded
 _MOST_KEYS = 256  # chains and their ways to run of which acceptances are kept
-_WELL_KNOWN = 200  # forwards of a model, or runs of a stage,
-_LOOK_EVERY = 3  # after which their times are learned from in one cycle of so many
+_WELL_KNOWN = 200  # cycles
+_LOOK_EVERY = 3  # after which times are learned from in one cycle of so many: it takes time too
 
 _T = TypeVar("_T")
 
@@ -121,13 +121,11 @@ class PerformanceProfiler:
     _cycle: int = 0
     # The cycle of each model's last forward that taught, or in which it was loaded.
     _used: dict[str, int] = field(default_factory=dict)
-    _times: MachineTimes = field(default_factory=MachineTimes)
-    _stages: MachineTimes = field(default_factory=MachineTimes)
+    _times: PerfModel = field(default_factory=PerfModel)
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
     _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
     _outcomes: OutcomeBook = field(default_factory=OutcomeBook)
-    _notes: Counter[str] = field(default_factory=Counter)  # of each stage
     _totals: _Totals = field(default_factory=_Totals)
     _exploration: _Exploration = field(default_factory=_Exploration)
     _counts: DecodeCounts = field(default_factory=DecodeCounts)
@@ -137,7 +135,7 @@ class PerformanceProfiler:
         # What has no weights is never loaded: it counts as used from the start.
         self._used.update((name, 0) for name, size in self.parameters.items() if not size)
 
-    def learn_curve(self, model: str, times: TimeEstimator) -> None:
+    def learn_curve(self, model: str, times: TimeRegression) -> None:
         """What a profile at load found, or an earlier process; served forwards move it on."""
         with self._lock:
             self._times.learn(model, times)
@@ -156,8 +154,7 @@ class PerformanceProfiler:
             self._totals.model_ms[model] += elapsed_ms * times
             self._totals.forwards[model] += times
             self._totals.pack_tokens[model] += tokens * times
-            if self.is_learning and self._is_wanted(self._totals.forwards[model]):
-                self._times.record(model, tokens, attended, elapsed_ms)
+            self._times.record(model, tokens, attended, elapsed_ms)
 
     def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
         """The engine's own time around forwards; see `PerformanceSnapshot.stages`.
@@ -166,16 +163,7 @@ class PerformanceProfiler:
         """
         with self._lock:
             self._totals.logits_ms += elapsed_ms
-            self._learn_stage(stage, places, elapsed_ms / times)
-
-    def _learn_stage(self, stage: str, places: int, elapsed_ms: float) -> None:
-        self._notes[stage] += 1
-        if self.is_learning and self._is_wanted(self._notes[stage]):
-            self._stages.record(stage, places, 0.0, elapsed_ms)
-
-    def _is_wanted(self, seen: int) -> bool:
-        """Of what is well known, one cycle in some is looked at: learning takes time too."""
-        return seen < _WELL_KNOWN or self._cycle % _LOOK_EVERY == 0
+            self._times.record_stage(stage, places, elapsed_ms / times)
 
     def record_cycle(
         self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
@@ -189,7 +177,9 @@ class PerformanceProfiler:
             totals = self._totals
             control_ms = totals.end_cycle(elapsed_ms)
             if stage is not None:
-                self._learn_stage(stage, requests, control_ms)
+                self._times.record_stage(stage, requests, control_ms)
+            is_wanted = totals.cycles < _WELL_KNOWN or self._cycle % _LOOK_EVERY == 0
+            self._times.end_cycle(self.is_learning and is_wanted)
             if self.is_learning:
                 self._exploration.end_cycle(elapsed_ms)
             totals.committed += committed
@@ -239,7 +229,7 @@ class PerformanceProfiler:
             key = chain, load_of(requests), sampled
             log_error = None
             if predicted_ms > 0.0:
-                slow = self._times.speed.factor * predicted_ms
+                slow = self._times.slowdown * predicted_ms
                 log_error = math.log(max(elapsed_ms, 1e-3) / slow)
             self._outcomes.record(key, self._cycle, log_error, expected, committed)
 
@@ -301,20 +291,20 @@ class PerformanceProfiler:
                 for mode in (False, True)
             }
             return PerformanceSnapshot(
-                times=MappingProxyType(dict(self._times.curves())),
+                times=MappingProxyType(self._times.models()),
                 parameters=self.parameters,
                 similarity=MappingProxyType(dict(self._similarity)),
                 trees=MappingProxyType(
                     {key: known.snapshot(self._cycle) for key, known in self._trees.items()}
                 ),
                 promised_alpha=MappingProxyType(promised),
-                stages=MappingProxyType(dict(self._stages.curves())),
+                stages=MappingProxyType(self._times.stages()),
                 outcomes=MappingProxyType(self._outcomes.known(self._cycle)),
                 usual_outcomes=MappingProxyType(self._outcomes.usual(self._cycle)),
                 idle_cycles=MappingProxyType(
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),
-                machine=self._times.speed.factor,
+                machine=self._times.slowdown,
                 learning_ms=self._exploration.learning_ms,
                 explored_share=self._exploration.share,
                 is_learning=self.is_learning,

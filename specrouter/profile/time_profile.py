@@ -4,7 +4,7 @@ Contract: `profile_model` runs forwards of several sizes on a state of its own, 
 other. What it needs beside the model is freed when it returns. `TimeCache` never fails: a file that
 cannot be read or written costs a warning and a profile.
 
-Not here: what is learned while serving (`time_curve`).
+Not here: what is learned while serving (`time_regression`).
 """
 
 import hashlib
@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specrouter.profile.time_curve import TimeCurve, TimeEstimator, TimeSample
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_regression import TimeRegression, TimeSample
 from statemgr.forward_view import KV_QUANTUM
 from statemgr.model_state import ModelState
 
@@ -43,6 +44,9 @@ _SHAPES = (
     *((1, 1), (4, 1), (1, 6), (8, 1), (1, 12), (16, 1), (1, 24)),
     *((16, 2), (16, 3), (16, 4), (16, 8)),
 )
+# Batches of trees, as long as a forward costs at most so many times what one token does.
+_LARGE_SHAPES = ((16, 16), (16, 32), (16, 64))
+_CHEAP = 8.0
 _LONG_ROWS = 4  # with which attention's slope is measured, to keep the state small
 _LONG_QUERIES = (4, 16)
 _LONG_SLOTS = 2048
@@ -60,11 +64,12 @@ def profile_model(
     budget_s: float = 3.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[TimeSample, ...]:
-    """Times of forwards over 1 to 128 tokens, for `TimeEstimator.profiled`.
+    """Times of forwards over 1 to 1024 tokens, for `TimeRegression.profiled`.
 
-    Every round runs each size once, so that a burst of other work meets all sizes alike. Ends
-    when the times have settled, or with the forward during which the budget is spent; of a model
-    too slow for one round the largest sizes are missing.
+    Sizes beyond 128 are timed as long as they are cheap: decoding gains nothing by a pass that
+    takes many times as long as one token's. Every round runs each size once, so that a burst of
+    other work meets all sizes alike. Ends when the times have settled, or with the forward during
+    which the budget is spent; of a model too slow for one round the largest sizes are missing.
 
     Args:
         clock: seconds.
@@ -75,6 +80,7 @@ def profile_model(
     until = clock() + budget_s
     with torch.inference_mode():
         trials = _trials(model)
+        larger = _larger_trials(trials[0])
         trials[0].run(clock)  # the first forwards of a model allocate and choose kernels
         settled = 0
         for _ in range(_MOST_ROUNDS):
@@ -83,6 +89,14 @@ def profile_model(
                 if clock() >= until and trials[0].times_ms:
                     return _samples(trials)
                 trial.times_ms.append(trial.run(clock))
+            largest = max(trials, key=lambda trial: trial.tokens)
+            while larger and largest.estimate_ms <= _CHEAP * trials[0].estimate_ms:
+                if clock() >= until:
+                    break
+                largest = larger.pop(0)
+                largest.run(clock)  # as above
+                largest.times_ms.append(largest.run(clock))
+                trials.append(largest)
             settled = settled + 1 if _is_settled(before, trials) else 0
             if settled == _SETTLED_ROUNDS:
                 break
@@ -173,9 +187,21 @@ def _trials(model: "PackedModel") -> list[_Trial]:
     return trials
 
 
+def _larger_trials(first: _Trial) -> list[_Trial]:
+    """Batches of more than 128 tokens, at the short context."""
+    longest = first.cached + first.queries
+    return [
+        _Trial(first.model, first.state, rows, queries, longest - queries)
+        for rows, queries in _LARGE_SHAPES
+        if queries < longest
+    ]
+
+
 def _is_settled(before: Sequence[float], trials: Sequence[_Trial]) -> bool:
-    now = [trial.estimate_ms for trial in trials]
-    return all(abs(a - b) <= _SETTLED * b for a, b in zip(before, now, strict=True))
+    """`before`: of the trials that there were."""
+    now = [trial.estimate_ms for trial in trials[: len(before)]]
+    same = all(abs(a - b) <= _SETTLED * b for a, b in zip(before, now, strict=True))
+    return same and len(before) == len(trials)
 
 
 def _samples(trials: Sequence[_Trial]) -> tuple[TimeSample, ...]:
@@ -235,18 +261,18 @@ class TimeCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, key: str) -> TimeEstimator | None:
+    def load(self, key: str) -> TimeRegression | None:
         """None where nothing of use is kept; the warning says why, if there is a file."""
         path = self._path(key)
         try:
-            return TimeEstimator.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return TimeRegression.from_json(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # what is no JSON or no UTF-8 is a ValueError
             logger.warning("ignored the times in %s: %s", path, error)
             return None
 
-    def store(self, key: str, times: TimeEstimator) -> None:
+    def store(self, key: str, times: TimeRegression) -> None:
         """Readers see the old file or the new one, never a part."""
         path = self._path(key)
         try:

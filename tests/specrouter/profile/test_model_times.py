@@ -10,7 +10,7 @@ from modelpool.packed_model import PackedModel
 from specrouter.profile import model_times
 from specrouter.profile.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.profile.time_curve import TimeSample
+from specrouter.profile.time_regression import TimeSample
 
 MS = {"gpu": 1.0, "cpu": 40.0}
 
@@ -44,6 +44,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], float]:
         for _ in range(30):  # and serves a little
             profiler.record_forward("small", 1, 0.0, MS[device])
             profiler.record_forward("big", 1, 0.0, 100.0)
+            profiler.record_cycle(100.0, 1, 1)
         return believed
 
     return load

@@ -12,7 +12,7 @@ from specrouter.profile.decode_counts import OTHER_CHAINS, TIME_BOUNDS_S, ChainC
 from specrouter.profile.prediction import Limits, OptionGrid, Workload, target_only
 from specrouter.profile.profiler import EngineStatistics, PerformanceProfiler
 from specrouter.profile.snapshot import Outcome, TreeKey
-from specrouter.profile.time_curve import TimeEstimator, TimeSample
+from specrouter.profile.time_regression import TimeRegression, TimeSample
 from specrouter.request.params import MAX_DEPTH
 
 PAIR = ("small", "big")
@@ -50,7 +50,7 @@ def test_a_drafter_without_weights_is_idle_from_the_start() -> None:
 
 def test_a_curve_that_was_learned_elsewhere_is_known_at_once(profiler: PerformanceProfiler) -> None:
     samples = [TimeSample(n, 0.0, 10.0 + n) for n in (1, 2, 4, 8)]
-    times = TimeEstimator.profiled(samples)
+    times = TimeRegression.profiled(samples)
     profiler.learn_curve("big", times)
     assert profiler.snapshot().times["big"].at(4) == pytest.approx(14.0)
 
@@ -58,6 +58,7 @@ def test_a_curve_that_was_learned_elsewhere_is_known_at_once(profiler: Performan
 def test_forwards_teach_their_models_curve(profiler: PerformanceProfiler) -> None:
     for _ in range(20):
         profiler.record_forward("big", 4, 0.0, 8.0)
+        profiler.record_cycle(8.0, 1, 1)
     known = profiler.snapshot()
     assert set(known.times) == {"big"}
     assert known.times["big"].at(4) == pytest.approx(8.0)
@@ -75,6 +76,7 @@ def test_a_profiler_that_does_not_learn_keeps_totals_only(profiler: PerformanceP
     for _ in range(20):
         profiler.record_forward("big", 4, 0.0, 8.0)
         profiler.record_stage("draft", 4, 1.0)
+        profiler.record_cycle(9.0, 1, 1)
         profiler.record_similarity(PAIR, 0.2)
         profiler.record_trees(KEY, trees(True))
         profiler.record_outcome(PAIR, 1, 1.0, 2.0, 1.0, 1.0)
@@ -122,6 +124,7 @@ def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
 def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfiler) -> None:
     for _ in range(20):
         profiler.record_stage("draft", 3, 8.0, times=4)
+        profiler.record_cycle(8.0, 1, 1)
     assert profiler.snapshot().stages["draft"].at(3) == pytest.approx(2.0)
 
 
@@ -140,7 +143,7 @@ def test_a_model_that_was_loaded_and_never_used_is_idle_since_then(
     profiler: PerformanceProfiler,
 ) -> None:
     profiler.begin_cycle()
-    profiler.learn_curve("small", TimeEstimator.profiled([TimeSample(1, 0.0, 1.0)]))
+    profiler.learn_curve("small", TimeRegression.profiled([TimeSample(1, 0.0, 1.0)]))
     for _ in range(5):
         profiler.begin_cycle()
     assert profiler.snapshot().idle_cycles == {"small": 5}

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from specrouter.profile.time_curve import TimeCurve, TimeEstimator, TimeSample
+from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_profile import TimeCache, is_too_slow, key_of, profile_model
+from specrouter.profile.time_regression import TimeRegression, TimeSample
 from statemgr.forward_view import READING_QUERIES
 
 
@@ -27,27 +29,46 @@ def model(pool: ModelPool) -> PackedModel:
 
 
 @pytest.fixture
-def times() -> TimeEstimator:
-    return TimeEstimator.profiled(TimeSample(n, n * 128.0, 1.0 + n / 10) for n in (1, 8, 64))
+def times() -> TimeRegression:
+    return TimeRegression.profiled(TimeSample(n, n * 128.0, 1.0 + n / 10) for n in (1, 8, 64))
 
 
-def curve_of(times: TimeEstimator | None) -> TimeCurve:
+def curve_of(times: TimeRegression | None) -> TimeCurve:
     assert times is not None
     found = times.curve()
     assert found is not None
     return found
 
 
-def test_a_profile_covers_1_to_128_tokens(model: PackedModel) -> None:
+SHORT = [1, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128]
+
+
+def test_a_profile_covers_1_to_128_tokens_at_least(model: PackedModel) -> None:
     samples = profile_model(model, budget_s=60.0)  # it ends before, when times have settled
-    short, long = samples[:11], samples[11:]
-    assert [sample.tokens for sample in short] == [1, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128]
+    short, long = samples[:11], samples[11:13]
+    assert [sample.tokens for sample in short] == SHORT
     assert [sample.tokens for sample in long] == [16, 64]
     attended = {sample.tokens: sample.attended for sample in short}
     assert attended[6] == 128 * (6 + READING_QUERIES)  # one row
     assert attended[8] == pytest.approx(128 * 8 * (1 + READING_QUERIES))  # eight
-    curve = curve_of(TimeEstimator.profiled(samples))  # asserts that it rises
+    curve = curve_of(TimeRegression.profiled(samples))  # asserts that it rises
     assert 0.0 < curve.at(1) < curve.at(128) < 1000.0
+
+
+@pytest.mark.parametrize(("each_token_ms", "largest"), [(1.0, 1024), (3.0, 256), (9.0, 128)])
+def test_larger_sizes_are_timed_as_long_as_they_are_cheap(
+    each_token_ms: float, largest: int, model: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, forward = [0.0], PackedModel.forward
+
+    def timed(self: PackedModel, ids: torch.Tensor, *others: Any) -> torch.Tensor:
+        now_s[0] += (100.0 + each_token_ms * len(ids)) / 1000
+        return forward(self, ids, *others)
+
+    monkeypatch.setattr(PackedModel, "forward", timed)
+    samples = profile_model(model, budget_s=60.0, clock=lambda: now_s[0])
+    tokens = sorted({sample.tokens for sample in samples})
+    assert tokens == sorted({*SHORT, *(256 << i for i in range(3) if 256 << i <= largest)})
 
 
 def test_a_profile_ends_with_the_forward_that_spends_its_budget(model: PackedModel) -> None:
@@ -61,12 +82,12 @@ def test_a_profile_ends_with_the_forward_that_spends_its_budget(model: PackedMod
 def test_a_profile_ends_when_its_times_have_settled(model: PackedModel) -> None:
     ticks = iter(range(10**6))
     samples = profile_model(model, budget_s=1e9, clock=lambda: float(next(ticks)))
-    assert len(samples) == 13
-    assert next(ticks) < 3 * (13 + 3 * 13)  # three rounds of all sizes
+    assert len(samples) == 16
+    assert next(ticks) < 3 * (16 + 4 * 16)  # four rounds of all sizes
 
 
 def test_a_curve_from_a_slow_moment_is_told_by_a_few_forwards(model: PackedModel) -> None:
-    curve = curve_of(TimeEstimator.profiled(profile_model(model, budget_s=1.0)))
+    curve = curve_of(TimeRegression.profiled(profile_model(model, budget_s=1.0)))
     assert is_too_slow(curve.scaled(3.0), model)
     assert not is_too_slow(curve.scaled(0.3), model)
 
@@ -78,7 +99,7 @@ def test_a_profile_leaves_no_trace_in_the_model(model: PackedModel) -> None:
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_cache_returns_what_it_was_given(tmp_path: Path, times: TimeEstimator) -> None:
+def test_a_cache_returns_what_it_was_given(tmp_path: Path, times: TimeRegression) -> None:
     cache = TimeCache(tmp_path / "new" / "times")
     assert cache.load("key") is None
     cache.store("key", times)
@@ -91,7 +112,7 @@ def test_a_cache_returns_what_it_was_given(tmp_path: Path, times: TimeEstimator)
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 0}', "\x00\xff"])
 def test_a_file_that_is_not_ours_is_ignored_with_a_warning(
-    tmp_path: Path, times: TimeEstimator, text: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, times: TimeRegression, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = TimeCache(tmp_path)
     (tmp_path / "key.json").write_bytes(text.encode("latin-1"))
@@ -102,7 +123,7 @@ def test_a_file_that_is_not_ours_is_ignored_with_a_warning(
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, times: TimeEstimator, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, times: TimeRegression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = TimeCache(tmp_path)
     cache.store("key", times)
@@ -115,12 +136,12 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     times.record(8, 0.0, 100.0)
     cache.store("key", times)
     assert (tmp_path / "key.json").read_text() == before
-    assert json.loads(before)["format"] == 1
+    assert json.loads(before)["format"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, times: TimeEstimator, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, times: TimeRegression, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     cache = TimeCache(tmp_path / "file" / "times")

@@ -1,0 +1,110 @@
+"""PerfModel: T(model, tokens, attended), and how slow the machine is just now.
+
+Contract: every model has a curve of its own (`time_regression`), which what stays with one model or
+one size moves slowly. What all models of a cycle show alike moves the one factor that they share,
+quickly: a neighbour's burst of work leaves the ratios between models as they were. What of it lasts
+moves all curves alike. A cycle in which only one model ran cannot tell the two apart; its curve
+takes what the factor has not followed yet, and gives it back when the burst ends.
+
+Pure: no clock, no tensors. Not thread-safe: the owner locks.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_regression import TimeRegression
+
+_FAST = 0.5  # weight of a cycle in the slowdown
+_QUIET = 0.05  # slowdown that is none, a logarithm; three times as much is wholly the machine's
+_SETTLING = 0.002  # share of a slowdown that becomes usual with each cycle
+
+_Forward = tuple[str, int, float, float]  # name, tokens, attended, ms
+
+
+@dataclass
+class PerfModel:
+    """Of all models of one machine, and of the stages of its cycles, which are work around forwards
+    and say nothing of the machine."""
+
+    _models: dict[str, TimeRegression] = field(default_factory=dict)
+    _stages: dict[str, TimeRegression] = field(default_factory=dict)
+    _slowdown: float = 0.0  # a logarithm
+    _forwards: list[_Forward] = field(default_factory=list)  # of this cycle
+    _works: list[_Forward] = field(default_factory=list)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as the curves say forwards take now."""
+        return math.exp(self._slowdown)
+
+    def learn(self, model: str, times: TimeRegression) -> None:
+        """Takes over what is known of a model that was loaded, here or elsewhere than before."""
+        self._models[model] = times
+        self._forwards = [forward for forward in self._forwards if forward[0] != model]
+
+    def record(self, model: str, tokens: int, attended: float, ms: float) -> None:
+        """A forward, which counts with the cycle's end. What is no positive time is ignored."""
+        if 0.0 < ms < math.inf:
+            self._forwards.append((model, tokens, attended, ms))
+
+    def record_stage(self, stage: str, places: int, ms: float) -> None:
+        """Work on so many places, alike."""
+        if 0.0 < ms < math.inf:
+            self._works.append((stage, places, 0.0, ms))
+
+    def end_cycle(self, learns: bool = True) -> None:
+        """Learns from what the cycle recorded, or drops it."""
+        forwards, works, self._forwards, self._works = self._forwards, self._works, [], []
+        if not learns:
+            return
+        seen, shared = self._common(forwards)
+        factor = math.exp(_without_noise(self._slowdown + shared))
+        for known, records in ((self._models, forwards), (self._stages, works)):
+            for name, tokens, attended, ms in records:
+                known.setdefault(name, TimeRegression()).record(tokens, attended, ms / factor)
+        self._slowdown += _FAST * seen
+        self._settle()
+
+    def _settle(self) -> None:
+        """What lasts becomes all curves' own, so that no ratio changes."""
+        usual = _SETTLING * _without_noise(self._slowdown)
+        if usual:
+            self._slowdown -= usual
+            for times in (*self._models.values(), *self._stages.values()):
+                times.scale(math.exp(usual))
+
+    def models(self) -> Mapping[str, TimeCurve]:
+        """Curves of those that are known; times `slowdown` for now."""
+        return _curves(self._models)
+
+    def stages(self) -> Mapping[str, TimeCurve]:
+        return _curves(self._stages)
+
+    def _common(self, forwards: Iterable[_Forward]) -> tuple[float, float]:
+        """Logarithms beyond the slowdown: the least that all models of a cycle show, and how much
+        of it is no model's own."""
+        errors: dict[str, list[float]] = {}
+        for name, tokens, attended, ms in forwards:
+            times = self._models.get(name)
+            if times is not None and times.knows(tokens):
+                expected = times.expected_ms(tokens, attended)
+                assert expected is not None
+                errors.setdefault(name, []).append(math.log(ms / expected) - self._slowdown)
+        means = [sum(each) / len(each) for each in errors.values()]
+        if len(means) < 2:
+            alone = means[0] if means else 0.0
+            return alone, _FAST * alone
+        seen = max(min(means), 0.0) + min(max(means), 0.0)  # 0 where they differ in sign
+        return seen, seen
+
+
+def _without_noise(slowdown: float) -> float:
+    """Near none there is none: there the curves are anchored to real times, and cannot drift."""
+    return slowdown * min(max(abs(slowdown) / _QUIET - 1.0, 0.0) / 2.0, 1.0)
+
+
+def _curves(known: Mapping[str, TimeRegression]) -> dict[str, TimeCurve]:
+    found = {name: times.curve() for name, times in known.items()}
+    return {name: curve for name, curve in found.items() if curve is not None}

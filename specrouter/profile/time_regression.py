@@ -1,0 +1,247 @@
+"""TimeRegression: one model's times, from the load-time profile and the forwards that it serves.
+
+    T(n, a) = base(n) + slope * a
+
+The base at some sizes n (knots, linear in between) and the slope are the state of a Kalman filter:
+a recursive least-squares regression that forgets. A forward moves the knots around its size, the
+slope, and, by their prior correlation, neighbouring knots that are not visited. Forgetting lets
+the uncertainty grow back to the prior's, so that a lasting change is followed.
+
+Robust: an observation counts at most as two standard deviations, so a single outlier moves what is
+well known by a percent. The first forwards of a size, during which kernels are compiled, count only
+where they are faster than expected: what once looked slow would never be tried again.
+
+Pure: no clock, no tensors. Not thread-safe: the owner locks.
+"""
+
+import itertools
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from specrouter.profile.time_curve import Floats, TimeCurve
+
+FORMAT = 2  # of `TimeRegression.to_json`
+_PAIRS = 1e-6  # the slope is per million pairs
+
+_NOISE = 0.1  # standard deviation of a time, as a share of it
+_SPREAD = 0.5  # the same, of a knot of which nothing is known,
+_SLOPE_SPREAD = 5.0  # and of the slope, times the fastest forward
+_PROFILED = 0.01  # share of that variance that a profile leaves
+_FORGETTING = 2e-4  # share of that variance that comes back with every forward
+_OCTAVE = 0.9  # correlation of two knots, one of twice the other's size
+_CLIP = 2.0  # standard deviations that an observation counts as, at most
+_COLD = 2  # first forwards of a size
+_LEAST = 0.1  # share of a time that one update leaves, and of a profiled one that is no attention
+
+
+@dataclass(frozen=True)
+class TimeSample:
+    """A forward over `tokens` that attended to `attended` pairs took `ms`."""
+
+    tokens: int
+    attended: float
+    ms: float
+
+
+@cache
+def bucket_of(tokens: int) -> int:
+    """The nearest, in proportion, of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    power = 1 << (max(1, tokens).bit_length() - 1)
+    sizes = (power, power * 3 // 2, power * 2)  # 1 * 3 // 2 is 1 again
+    return min(sizes, key=lambda size: abs(math.log(size / max(1, tokens))))
+
+
+class TimeRegression:
+    """See the module. Its last state is the slope, in ms per million pairs."""
+
+    _sizes: list[float]  # of the knots
+    _state: Floats
+    _cov: Floats
+    _prior: Floats  # covariance of a model of which nothing is known
+
+    def __init__(self) -> None:
+        self._set([], [], 0.0)
+        self._seen: Counter[int] = Counter()  # forwards, by bucket
+        self._curve: TimeCurve | None = None
+
+    @classmethod
+    def profiled(cls, samples: Iterable[TimeSample]) -> "TimeRegression":
+        """From undisturbed times; those of one size at two contexts tell attention's slope."""
+        samples = sorted(samples, key=lambda sample: (-sample.tokens, sample.attended))
+        slope = _profiled_slope(samples)
+        base: dict[int, float] = {}
+        most = math.inf  # noise only slows: no size takes longer than a larger one
+        for sample in samples:
+            if bucket_of(sample.tokens) not in base:
+                own = max(sample.ms - slope * _PAIRS * sample.attended, _LEAST * sample.ms)
+                base[bucket_of(sample.tokens)] = most = min(most, own)
+        return cls._of(sorted(base.items()), slope)
+
+    @classmethod
+    def _of(cls, points: Iterable[tuple[float, float]], slope: float) -> "TimeRegression":
+        found = cls()
+        known = list(points)
+        found._set([size for size, _ in known], [ms for _, ms in known], slope)
+        found._cov = _PROFILED * found._prior
+        return found
+
+    def expected_ms(self, tokens: float, attended: float) -> float | None:
+        """None before the first forward that counts."""
+        return self._expected_ms(self._row(tokens, attended)) if self._sizes else None
+
+    def _expected_ms(self, row: Floats) -> float:
+        return max(float(row @ self._state), _LEAST * float(self._state[0]))
+
+    def knows(self, tokens: int) -> bool:
+        """Forwards of this size were seen before, or profiled: a slow one says something of the
+        machine, and not of the curve."""
+        if not self._sizes or 0 < self._seen[bucket_of(tokens)] < _COLD:
+            return False
+        row = self._row(tokens, 0.0)
+        return math.sqrt(row @ self._cov @ row) <= _CLIP * _NOISE * float(row @ self._state)
+
+    def record(self, tokens: int, attended: float, ms: float) -> None:
+        """Learns from a forward. A time that is no positive number is ignored."""
+        if not 0.0 < ms < math.inf:
+            return
+        size = bucket_of(tokens)
+        self._seen[size] += 1
+        is_cold = self._seen[size] <= _COLD
+        if not self._sizes:
+            if is_cold:
+                return
+            self._set([size], [ms], 0.0)
+        elif is_cold and ms >= self._expected_ms(self._row(tokens, attended)):
+            return
+        elif size not in self._sizes:
+            curve = self.curve()
+            assert curve is not None
+            self._insert(size, curve.at(size))
+        self._update(self._row(tokens, attended), ms)
+        self._curve = None
+
+    def curve(self) -> TimeCurve | None:
+        """None before the first forward that counts."""
+        if self._curve is None and self._sizes:
+            base = isotonic(self._state[:-1].tolist(), (1.0 / np.diag(self._cov)[:-1]).tolist())
+            points = tuple(zip(self._sizes, base, strict=True))
+            self._curve = TimeCurve(points, float(self._state[-1]))
+        return self._curve
+
+    def to_json(self) -> dict[str, Any]:
+        curve = self.curve()
+        points = [] if curve is None else [[int(size), ms] for size, ms in curve.points]
+        return {"format": FORMAT, "slope_ms_per_million": self._state[-1].item(), "of": points}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "TimeRegression":
+        """As after a profile. Raises `ValueError` for what `to_json` did not write."""
+        try:
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']!r}, not {FORMAT}")
+            slope = _positive(data["slope_ms_per_million"], least=0.0)
+            points = [(_size(size), _positive(ms)) for size, ms in data["of"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no times of a model: {error!r}") from error
+        rises = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(points))
+        if not rises:
+            raise ValueError("times do not rise")
+        return cls._of(points, slope)
+
+    def scale(self, factor: float) -> None:
+        """All that was learned, as of something that takes `factor` times as long."""
+        self._state, self._curve = self._state * factor, None
+        self._prior, self._cov = self._prior * factor**2, self._cov * factor**2
+
+    def _set(self, sizes: Sequence[float], base: Sequence[float], slope: float) -> None:
+        """The knots; leaves the covariance at the prior's."""
+        self._sizes, self._state = list(sizes), np.array([*base, slope])
+        octaves, ms = np.log2(np.array(self._sizes)), self._state[:-1]
+        alike = _OCTAVE ** np.abs(octaves[:, None] - octaves)
+        self._prior = np.zeros((len(self._state), len(self._state)))
+        self._prior[:-1, :-1] = _SPREAD**2 * np.outer(ms, ms) * alike
+        self._prior[-1, -1] = (_SLOPE_SPREAD * ms.min(initial=1e9)) ** 2
+        self._cov = self._prior.copy()
+
+    def _insert(self, size: int, ms: float) -> None:
+        """A knot of which so much is known as its neighbours tell by the prior."""
+        place, known = bisect_left(self._sizes, size), self._cov
+        base, sizes = self._state[:-1].tolist(), self._sizes
+        sizes, base = [*sizes[:place], size, *sizes[place:]], [*base[:place], ms, *base[place:]]
+        self._set(sizes, base, float(self._state[-1]))
+        others = np.delete(np.arange(len(self._state)), place)
+        prior = self._prior[np.ix_(others, others)]
+        weights = np.linalg.solve(prior, self._prior[others, place])
+        row = weights @ known
+        self._cov[np.ix_(others, others)] = known
+        self._cov[place, others] = self._cov[others, place] = row
+        self._cov[place, place] += weights @ (row - self._prior[others, place])
+
+    def _row(self, tokens: float, attended: float) -> Floats:
+        """[K + 1] how the state makes up a time: interpolated, or beyond the last knot
+        extrapolated."""
+        row, sizes = np.zeros(len(self._state)), self._sizes
+        row[-1] = attended * _PAIRS
+        high = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
+        if high < 1 or tokens <= sizes[0]:
+            row[0] = 1.0
+            return row
+        share = (tokens - sizes[high - 1]) / (sizes[high] - sizes[high - 1])
+        row[high - 1], row[high] = 1.0 - share, share
+        return row
+
+    def _update(self, row: Floats, ms: float) -> None:
+        expected, spread = self._expected_ms(row), self._cov @ row
+        variance = float(row @ spread) + (_NOISE * expected) ** 2
+        most = _CLIP * math.sqrt(variance)
+        gain = spread / variance
+        found = self._state + gain * min(max(ms - expected, -most), most)
+        self._state = np.maximum(found, _LEAST * self._state)
+        self._cov = self._cov - gain[:, None] * spread
+        self._cov += _FORGETTING * (self._prior - self._cov)
+
+
+def _positive(value: Any, least: float = 1e-9) -> float:
+    if not least <= value < math.inf:
+        raise ValueError(f"out of range: {value!r}")
+    return float(value)
+
+
+def _size(value: Any) -> float:
+    if not isinstance(value, int) or value != bucket_of(value):
+        raise ValueError(f"no size of a knot: {value!r}")
+    return float(value)
+
+
+def _profiled_slope(samples: Iterable[TimeSample]) -> float:
+    """ms per million pairs, by least squares within the sizes timed at several contexts."""
+    sizes: dict[int, list[TimeSample]] = {}
+    for sample in samples:
+        sizes.setdefault(sample.tokens, []).append(sample)
+    xx = xy = 0.0
+    for group in sizes.values():
+        pairs = np.array([sample.attended for sample in group]) * _PAIRS
+        times = np.array([sample.ms for sample in group])
+        xx += float(((pairs - pairs.mean()) ** 2).sum())
+        xy += float(((pairs - pairs.mean()) * (times - times.mean())).sum())
+    return max(0.0, xy / xx) if xx > 0.0 else 0.0
+
+
+def isotonic(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest sequence that does not fall, by weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        length = 1
+        while pools and pools[-1][0] > value:
+            other, others, count = pools.pop()
+            value = (value * weight + other * others) / (weight + others)
+            weight, length = weight + others, length + count
+        pools.append((value, weight, length))
+    return [value for value, _, length in pools for _ in range(length)]
