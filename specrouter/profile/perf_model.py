@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression
 
-_FAST = 0.5  # weight of a cycle in the slowdown
+_FAST = 0.5  # weight of a cycle in the slowdown,
+_MOST = 0.4  # and what it may show beyond it, a logarithm
 _QUIET = 0.05  # slowdown that is none, a logarithm; three times as much is wholly the machine's
 _SETTLING = 0.002  # share of a slowdown that becomes usual with each cycle
 
@@ -54,10 +55,16 @@ class PerfModel:
         if 0.0 < ms < math.inf:
             self._works.append((stage, places, 0.0, ms))
 
-    def end_cycle(self, learns: bool = True) -> None:
-        """Learns from what the cycle recorded, or drops it."""
+    def end_cycle(self, learns: bool = True, only_news: bool = False) -> None:
+        """Learns from what the cycle recorded, or drops it.
+
+        `only_news`: drops what is of sizes that are known; learning takes time too.
+        """
         forwards, works, self._forwards, self._works = self._forwards, self._works, [], []
-        if not learns:
+        if only_news:
+            forwards = [each for each in forwards if not _is_known(self._models, each)]
+            works = [each for each in works if not _is_known(self._stages, each)]
+        if not learns or not (forwards or works):
             return
         seen, shared = self._common(forwards)
         factor = math.exp(_without_noise(self._slowdown + shared))
@@ -95,9 +102,15 @@ class PerfModel:
         means = [sum(each) / len(each) for each in errors.values()]
         if len(means) < 2:
             alone = means[0] if means else 0.0
-            return alone, _FAST * alone
-        seen = max(min(means), 0.0) + min(max(means), 0.0)  # 0 where they differ in sign
-        return seen, seen
+            seen = min(max(alone, -_MOST), _MOST)
+            return seen, _FAST * seen
+        shared = max(min(means), 0.0) + min(max(means), 0.0)  # 0 where they differ in sign
+        return min(max(shared, -_MOST), _MOST), shared
+
+
+def _is_known(known: Mapping[str, TimeRegression], forward: _Forward) -> bool:
+    name, tokens, *_ = forward
+    return name in known and known[name].knows(tokens)
 
 
 def _without_noise(slowdown: float) -> float:

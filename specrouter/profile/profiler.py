@@ -32,8 +32,7 @@ from specrouter.request.params import Chain
 _SIMILARITY_WEIGHT = 0.05
 _EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on exploration has faded
 _MOST_KEYS = 256  # chains and their ways to run of which acceptances are kept
-_WELL_KNOWN = 200  # cycles
-_LOOK_EVERY = 3  # after which times are learned from in one cycle of so many: it takes time too
+_LEARN_EVERY = 3  # cycles, in which times are learned of sizes that are known: it takes time too
 
 _T = TypeVar("_T")
 
@@ -178,8 +177,7 @@ class PerformanceProfiler:
             control_ms = totals.end_cycle(elapsed_ms)
             if stage is not None:
                 self._times.record_stage(stage, requests, control_ms)
-            is_wanted = totals.cycles < _WELL_KNOWN or self._cycle % _LOOK_EVERY == 0
-            self._times.end_cycle(self.is_learning and is_wanted)
+            self._times.end_cycle(self.is_learning, self._cycle % _LEARN_EVERY != 0)
             if self.is_learning:
                 self._exploration.end_cycle(elapsed_ms)
             totals.committed += committed
