@@ -1,6 +1,6 @@
 """PerformanceProfiler: what the scheduler knows, learned from the cycles as they run.
 
-Times of forwards per model and size of the pack (`time_curve`), the engine's own times,
+Times of forwards per model and size of the pack (`perf_model`), the engine's own times,
 similarities and acceptances per chain of models (`acceptance`), and how predictions came out.
 Everything ages.
 Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
