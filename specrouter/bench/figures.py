@@ -125,21 +125,26 @@ def row(
     over = {base: spread(ratios(ours, samples[base])) for base in bases}
     if by_category and by:
         over = {base: mean_spread([found[base] for found in by.values()]) for base in bases}
-    lengths = [s.acceptance_length for s in flat if s.acceptance_length is not None]
     found: dict[str, Any] = {
         "tokens_per_s": asdict(spread([speed for speed in speeds(ours) if speed is not None])),
         "over": _json(over),
         "over_by_category": {category: _json(ratio) for category, ratio in by.items()},
         "requests_per_s": asdict(spread(request_rates(ours))),
         **_tpot_figures(samples, name),
-        "acceptance_length": statistics.fmean(lengths) if lengths else None,
-        "distinct_4grams": statistics.fmean(distinct) if distinct else None,
+        "acceptance_length": _mean([s.acceptance_length for s in flat]),
+        "distinct_4grams": _mean(distinct),
     }
     if min_distinct is not None and distinct:
         found["distinct_enough_share"] = sum(d >= min_distinct for d in distinct) / len(distinct)
         if bases and all(len(s.distinct) == 1 for s in flat):
             found["over_distinct"] = _over_distinct(samples, name, bases, min_distinct)
-    return {**found, **_engine_figures(flat)}
+    return found | _engine_figures(flat)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:

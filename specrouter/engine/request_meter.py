@@ -7,7 +7,7 @@ Not here: the totals of decoding (`DecodeCounts`) and attainment (`SloAccounts`)
 `RouterCollector` reads at the scrape.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -24,6 +24,25 @@ _TOKEN_BOUNDS_S = (
 _REQUEST_BOUNDS_S = (
     *(0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5),
     *(5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 300.0, 600.0),
+)
+# Names, descriptions and bounds of TTFT, TPOT and end-to-end latency; then vLLM's names of them.
+_TIMES = (
+    (
+        "time_to_first_token_seconds",
+        "Time from submission to the first token.",
+        _REQUEST_BOUNDS_S,
+    ),
+    (
+        "time_per_output_token_seconds",
+        "Mean time of an output token after the first, by request.",
+        _TOKEN_BOUNDS_S,
+    ),
+    ("request_seconds", "Time from submission to the end.", _REQUEST_BOUNDS_S),
+)
+_VLLM_TIMES = (
+    "time_to_first_token_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
 )
 # vLLM's names of what ended a request.
 _VLLM_REASONS: dict[FinishReason, str] = {
@@ -48,26 +67,9 @@ class RequestMeter:
         self._ended = Counter(
             "specrouter_requests", "Finished requests.", ["finish_reason"], registry=registry
         )
-        self._ttft_s = Histogram(
-            "specrouter_time_to_first_token_seconds",
-            "Time from submission to the first token.",
-            ["slo_class"],
-            registry=registry,
-            buckets=_REQUEST_BOUNDS_S,
-        )
-        self._tpot_s = Histogram(
-            "specrouter_time_per_output_token_seconds",
-            "Mean time of an output token after the first, by request.",
-            ["slo_class"],
-            registry=registry,
-            buckets=_TOKEN_BOUNDS_S,
-        )
-        self._request_s = Histogram(
-            "specrouter_request_seconds",
-            "Time from submission to the end.",
-            ["slo_class"],
-            registry=registry,
-            buckets=_REQUEST_BOUNDS_S,
+        self._ttft_s, self._tpot_s, self._request_s = (
+            self._histogram(f"specrouter_{name}", described, ["slo_class"], bounds)
+            for name, described, bounds in _TIMES
         )
         vllm_ended = Counter(
             "vllm:request_success",
@@ -75,33 +77,13 @@ class RequestMeter:
             ["model_name", "finished_reason"],
             registry=registry,
         )
-        vllm_ttft_s = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time from submission to the first token.",
-            ["model_name"],
-            registry=registry,
-            buckets=_REQUEST_BOUNDS_S,
-        )
-        vllm_tpot_s = Histogram(
-            "vllm:request_time_per_output_token_seconds",
-            "Mean time of an output token after the first, by request.",
-            ["model_name"],
-            registry=registry,
-            buckets=_TOKEN_BOUNDS_S,
-        )
-        vllm_request_s = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Time from submission to the end.",
-            ["model_name"],
-            registry=registry,
-            buckets=_REQUEST_BOUNDS_S,
-        )
         self._vllm_ended = {
             reason: vllm_ended.labels(model, name) for reason, name in _VLLM_REASONS.items()
         }
-        self._vllm_ttft_s = vllm_ttft_s.labels(model)
-        self._vllm_tpot_s = vllm_tpot_s.labels(model)
-        self._vllm_request_s = vllm_request_s.labels(model)
+        self._vllm_ttft_s, self._vllm_tpot_s, self._vllm_request_s = (
+            self._histogram(f"vllm:{name}", described, ["model_name"], bounds).labels(model)
+            for name, (_, described, bounds) in zip(_VLLM_TIMES, _TIMES, strict=True)
+        )
         self._show_at_zero(slo_classes)
 
     def record(self, output: RequestOutput, elapsed_s: float) -> None:
@@ -121,6 +103,11 @@ class RequestMeter:
     def collect(self) -> Iterator[Metric]:
         """What was recorded, without the times at which each series began."""
         yield from map(without_created, self._registry.collect())
+
+    def _histogram(
+        self, name: str, described: str, labels: Sequence[str], bounds: Sequence[float]
+    ) -> Histogram:
+        return Histogram(name, described, labels, registry=self._registry, buckets=bounds)
 
     def _show_at_zero(self, slo_classes: Iterable[str]) -> None:
         """So that the first of a kind is an increase, not a series that begins at 1."""

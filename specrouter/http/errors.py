@@ -132,6 +132,10 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
         count_refusal(request.app, "bad_request")
         return error_response(404, str(error), param="model", code="model_not_found")
 
+    _add_server_errors(app)
+
+
+def _add_server_errors(app: FastAPI) -> None:
     @app.exception_handler(OverloadedError)
     async def overloaded(request: Request, error: OverloadedError) -> Response:
         count_refusal(request.app, "overloaded")

@@ -18,6 +18,13 @@ _TREES = 64  # estimates of drafters and verifiers that are shown, those with mo
 def model_metrics(
     pool: ModelPool, state: EngineState, totals: EngineStatistics, known: PerformanceSnapshot
 ) -> Iterator[Metric]:
+    yield from _forwards(pool, totals, known)
+    yield from _states(pool, state)
+
+
+def _forwards(
+    pool: ModelPool, totals: EngineStatistics, known: PerformanceSnapshot
+) -> Iterator[Metric]:
     def of(value: Callable[[str], float]) -> Values:
         return {(name,): value(name) for name in pool.names}
 
@@ -50,6 +57,13 @@ def model_metrics(
         },
         ("model", "tokens"),
     )
+
+
+def _states(pool: ModelPool, state: EngineState) -> Iterator[Metric]:
+    def of(value: Callable[[str], float]) -> Values:
+        return {(name,): value(name) for name in pool.names}
+
+    model = ("model",)
     yield gauge(
         "specrouter_model_loaded",
         "1 if a model is loaded.",
@@ -86,6 +100,11 @@ def _weight_bytes(pool: ModelPool, name: str) -> int:
 
 
 def estimate_metrics(known: PerformanceSnapshot) -> Iterator[Metric]:
+    yield from _similarities(known)
+    yield from _acceptances(known)
+
+
+def _similarities(known: PerformanceSnapshot) -> Iterator[Metric]:
     yield gauge(
         "specrouter_similarity_ratio",
         "SimScore: 1 - total variation distance of two models' distributions.",
@@ -101,6 +120,9 @@ def estimate_metrics(known: PerformanceSnapshot) -> Iterator[Metric]:
         },
         ("drafter", "verifier", "sampled"),
     )
+
+
+def _acceptances(known: PerformanceSnapshot) -> Iterator[Metric]:
     shown = nlargest(_TREES, known.trees.items(), key=lambda each: each[1].trials)
     labels = ("proposers", "verifier", "sampled")
     keys = [

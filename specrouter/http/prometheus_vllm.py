@@ -24,6 +24,19 @@ def vllm_metrics(target: str, state: EngineState, decoded: DecodeFigures) -> Ite
     yield counter(
         "vllm:generation_tokens", "Generated tokens.", {model: decoded.produced_tokens}, name
     )
+    yield from _drafts(target, decoded)
+    for family in ("inter_token_latency", "time_per_output_token"):  # its later and its old name
+        yield histogram(
+            f"vllm:{family}_seconds",
+            "Inter-token latency; tokens of one cycle share its time evenly.",
+            decoded.between_tokens,
+            name,
+            model,
+        )
+
+
+def _drafts(target: str, decoded: DecodeFigures) -> Iterator[Metric]:
+    name, model = ("model_name",), (target,)
     yield counter("vllm:spec_decode_num_drafts", "Verified drafts.", {model: decoded.drafts}, name)
     yield counter(
         "vllm:spec_decode_num_draft_tokens",
@@ -43,11 +56,3 @@ def vllm_metrics(target: str, state: EngineState, decoded: DecodeFigures) -> Ite
         {(target, *position): count for position, count in by_position(decoded).items()},
         ("model_name", "position"),
     )
-    for family in ("inter_token_latency", "time_per_output_token"):  # its later and its old name
-        yield histogram(
-            f"vllm:{family}_seconds",
-            "Inter-token latency; tokens of one cycle share its time evenly.",
-            decoded.between_tokens,
-            name,
-            model,
-        )

@@ -128,16 +128,7 @@ class RunningRequest:
         came_s = time.perf_counter()
         self._chains[chain] += 1
         self._committed += len(tokens)
-        text: list[str] = []
-        fresh: list[int] = []
-        reason: FinishReason | None = None
-        for token in tokens:
-            self._tokens.append(token)
-            fresh.append(token)
-            text.append(self._detokenizer.push(token))
-            reason = self._ending(token)
-            if reason is not None:
-                break
+        text, fresh, reason = self._append(tokens)
         self._commits.append((came_s, len(fresh)))
         self._drafted += drafted
         self._accepted += min(len(fresh), len(tokens) - 1)
@@ -148,14 +139,23 @@ class RunningRequest:
             kept = list(logprobs[: len(fresh)])
             self._logprobs += kept
         if reason is None:
-            news = Delta("".join(text), fresh, index=self.spec.sample, logprobs=kept)
+            news = Delta(text, fresh, index=self.spec.sample, logprobs=kept)
         else:
-            news = self.finish(reason, text="".join(text), tokens=fresh, logprobs=kept)
-        return (
-            news
-            if prompt_logprobs is None
-            else replace(news, prompt_logprobs=list(prompt_logprobs))
-        )
+            news = self.finish(reason, text=text, tokens=fresh, logprobs=kept)
+        if prompt_logprobs is None:
+            return news
+        return replace(news, prompt_logprobs=list(prompt_logprobs))
+
+    def _append(self, tokens: Sequence[int]) -> tuple[str, list[int], FinishReason | None]:
+        """The new text, the tokens that are part of the output, and why the output ends."""
+        text: list[str] = []
+        for count, token in enumerate(tokens, start=1):
+            self._tokens.append(token)
+            text.append(self._detokenizer.push(token))
+            reason = self._ending(token)
+            if reason is not None:
+                return "".join(text), list(tokens[:count]), reason
+        return "".join(text), list(tokens), None
 
     def finish(
         self,
