@@ -1,9 +1,9 @@
-"""DraftedPaths: drafts of width 1 of many requests, judged by Leviathan's rule.
+"""DraftedPaths: drafts of width 1 of many requests, under Leviathan's rule.
 
 Contract: `accepted`, then `emitted`, each with one wait for the device. Distributions are made
 piece by piece and never kept: first those of all nodes, each for what it says of the node's token,
 then those at the places where rows stop, for which alone noise is drawn.
-Not here: the arithmetic of the rule (`processors.rejection`), the forward (`processors.verify`).
+Not here: the arithmetic of the rule (`processors.leviathan`), the forward (`processors.verify`).
 """
 
 from collections.abc import Sequence
@@ -14,46 +14,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.contexts import Contexts
+from processors.drafts import DraftResult
+from processors.leviathan import accepted_lengths, emit
 from processors.logits import on_device, parts
-from processors.proposal import Proposal
-from processors.rejection import accepted_lengths, emit
 from processors.sampler import Sampler
-from processors.token_tree import ROOT, Ints, TokenTree
+from processors.token_tree import ROOT, Ints
+from processors.verify_result import VerifierForward
 
 Bools = NDArray[np.bool_]
 
 
 class DraftedPaths:
     def __init__(
-        self,
-        sampler: Sampler,
-        tree: TokenTree,
-        places: Ints,
-        contexts: Contexts,
-        logits: Tensor,
-        proposals: Sequence[Proposal],
+        self, sampler: Sampler, forward: VerifierForward, drafts: Sequence[DraftResult]
     ) -> None:
-        """`places`, `contexts`, `logits`: after roots and nodes, by the verifier."""
+        tree, places = forward.tree, forward.places
         self._sampler = sampler
-        self._contexts = contexts
-        self._logits = logits
+        self._contexts = forward.contexts
+        self._logits = forward.logits
         self._sizes = tree.sizes
-        self._proposals = proposals
+        self._drafts = drafts
         # Of each node, row after row: where it was drawn, by whom, and from which of their logits.
         self._tokens = tree.tokens[tree.real]
         self._before = np.take_along_axis(places, tree.parents + 1, axis=1)[tree.real]
-        self._proposer = np.zeros_like(self._before)
+        self._drafter = np.zeros_like(self._before)
         self._source = np.zeros_like(self._before)
         first = np.cumsum(tree.sizes) - tree.sizes
-        for number, proposal in enumerate(proposals):
-            own = proposal.tree
+        for number, draft in enumerate(drafts):
+            own = draft.tree
             start = first[np.searchsorted(tree.rows, own.rows)][:, None]
             nodes = (start + np.arange(own.tokens.shape[1]))[own.real]
             origin = np.take_along_axis(own.origins, np.maximum(own.parents, 0), axis=1)
             origin = np.where(own.parents == ROOT, ROOT, origin)
-            self._proposer[nodes] = number
-            self._source[nodes] = np.take_along_axis(proposal.places, origin + 1, axis=1)[own.real]
+            self._drafter[nodes] = number
+            self._source[nodes] = np.take_along_axis(draft.places, origin + 1, axis=1)[own.real]
 
     def accepted(self, purpose: int) -> Ints:
         """[B] how many nodes. Waits for the device once."""
@@ -62,7 +56,7 @@ class DraftedPaths:
             nodes = np.arange(part.start, part.stop)
             tokens = on_device(self._tokens[nodes], self._logits.device).unsqueeze(1)
             p.append(self._verifiers(self._before[nodes]).gather(1, tokens))
-            q.append(self._proposers(nodes).gather(1, tokens))
+            q.append(self._drafters(nodes).gather(1, tokens))
         values = torch.cat((*p, *q)).cpu().numpy().reshape(2, -1)  # the one wait
         uniforms = self._sampler.uniforms(self._contexts, purpose)[self._before]
         return accepted_lengths(values[0], values[1], self._sizes, uniforms)
@@ -77,7 +71,7 @@ class DraftedPaths:
             p = self._verifiers(stops[part])
             q = torch.zeros_like(p)
             which = np.flatnonzero(was_refused[part])
-            q[on_device(which, p.device)] = self._proposers(refused[part][which])
+            q[on_device(which, p.device)] = self._drafters(refused[part][which])
             noise = self._sampler.noise(self._contexts.take(stops[part]), purpose, like=p)
             found.append(torch.stack((emit(p, q, noise), p.isfinite().all(dim=1))))
         both = torch.cat(found, dim=1).cpu().numpy()  # the one wait
@@ -88,23 +82,23 @@ class DraftedPaths:
         logits = self._logits.index_select(0, on_device(index, self._logits.device))
         return self._sampler.distribution(logits, self._contexts.take(index))
 
-    def _proposers(self, nodes: Ints) -> Tensor:
+    def _drafters(self, nodes: Ints) -> Tensor:
         """[k, V] the distributions that some of the nodes were drawn from."""
         device = self._logits.device
         shape = (len(nodes), self._logits.shape[1])
         q = torch.zeros(shape, dtype=torch.float64, device=device)
-        for number, proposal in enumerate(self._proposals):
-            which = np.flatnonzero(self._proposer[nodes] == number)
+        for number, draft in enumerate(self._drafts):
+            which = np.flatnonzero(self._drafter[nodes] == number)
             if not len(which):
                 continue
             index, own = on_device(which, device), nodes[which]
-            if not len(proposal.logits):  # drawn without chance
+            if not len(draft.logits):  # drawn without chance
                 q[index, on_device(self._tokens[own], device)] = 1.0
                 continue
-            source = on_device(self._source[own], proposal.logits.device)
-            logits = proposal.logits.index_select(0, source).to(device)
+            source = on_device(self._source[own], draft.logits.device)
+            logits = draft.logits.index_select(0, source).to(device)
             contexts = self._contexts.take(self._before[own])
-            if not proposal.is_masked:
+            if not draft.is_masked:
                 contexts = replace(contexts, masks=None)
             q[index] = self._sampler.distribution(logits, contexts)
         return q

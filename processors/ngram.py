@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from processors.drafts import DraftRequest
 from processors.token_tree import ROOT, TokenTree
 from statemgr import NgramTable, StateManager
 from statemgr.ngram_table import MAX_ORDER
@@ -40,36 +41,27 @@ class NgramDraftProcessor:
         table: NgramTable,
         manager: StateManager,
         noise: NoiseLookup,
-        rows: Ints,
-        output_positions: Ints,
-        depths: Ints,
-        width: int,
+        request: DraftRequest,
     ) -> TokenTree:
         """The tree that a beam search over the table finds, level after level.
 
-        Args:
-            rows: [B] ascending, open in the table, which reads what it lacks of their text.
-            output_positions: [B], of each row's first drafted token.
-            depths: [B], how deep a row's nodes may be; 0: none.
-            width: nodes per depth of a row, at most.
-
-        A row whose text says nothing of what follows gets no nodes.
+        The rows are open in the table, which reads what it lacks of their tokens. A row whose
+        tokens say nothing of what follows gets no nodes, nor does one of depth 0.
         """
         found = []
-        for row, position, depth in zip(
-            rows.tolist(), output_positions.tolist(), depths.tolist(), strict=True
-        ):
+        columns = request.rows, request.output_positions, request.depths
+        for row, position, depth in zip(*(column.tolist() for column in columns), strict=True):
             context = _context(table, manager, row) if depth else ()
             nodes: list[_Node] = []
             beam = [(ROOT, _Node(0, ROOT, 0, 0.0, context))]
             for step in range(depth):
-                children = _children(table, noise, row, position + step, beam, width)
+                children = _children(table, noise, row, position + step, beam, request.width)
                 if not children:
                     break
                 beam = list(enumerate(children, len(nodes)))
                 nodes += children
             found.append(nodes)
-        return _tree(rows, found)
+        return _tree(request.rows, found)
 
 
 def context_distribution(

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.packed_model import PackedModel
+from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.sampler import Sampler
 from processors.token_tree import TokenTree
-from statemgr import ModelState, StateManager, TreeMask
+from statemgr import ModelState, TreeMask
 
 Ints = NDArray[np.int64]
 
@@ -28,10 +28,6 @@ class FedTree:
 
     tree: TokenTree
     flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed, or can be no text
-
-    def part(self, which: NDArray[np.bool_]) -> "FedTree":
-        """Of some of the rows. `which`: [B]."""
-        return FedTree(self.tree.part(which), self.flat_slots[which])
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,51 +52,63 @@ class PackPlan:
     earlier: Ints | None = None  # [R]
 
 
-def run_pack(
-    model: PackedModel,
-    state: ModelState,
-    manager: StateManager,
-    plan: PackPlan,
-    tree: TokenTree,
-) -> PackResult:
+def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult:
     """One forward; the tree's rows are among the plan's."""
-    nodes = np.zeros_like(plan.rows)
-    nodes[np.searchsorted(plan.rows, tree.rows)] = tree.sizes
-    counts = plan.committed + nodes
-    cached = state.lengths(plan.rows)
-    starts = np.cumsum(counts) - counts
-    within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
-    is_node = within >= np.repeat(plan.committed, counts)
-    positions = np.repeat(cached, counts) + within
-    last = np.repeat(cached + plan.committed - 1, counts)[is_node]  # the root's position
-    positions[is_node] = last + tree.depths[tree.real]
-    tokens = manager.tokens[np.repeat(plan.rows, counts), positions]
-    tokens[is_node] = tree.tokens[tree.real]
-    slots = state.append(plan.rows, counts, tokens, positions)
-    wanted = (within >= np.repeat(plan.committed - 1, counts)) & np.repeat(plan.wanted, counts)
-    looked_at = wanted
-    if plan.earlier is not None:
-        first = np.repeat(plan.committed - plan.wanted - plan.earlier, counts)
-        looked_at = wanted | ((within >= first) & ~is_node & np.repeat(plan.earlier > 0, counts))
+    model, state, device = active.model, active.state, active.model.device
+    pack = _Layout.of(active, plan, tree)
+    slots = state.append(plan.rows, pack.counts, pack.tokens, pack.positions)
     try:
-        mask = None if tree.is_path else _tree_mask(state, tree, slots, is_node, model.device)
+        mask = None if tree.is_path else _tree_mask(state, tree, slots, pack.is_node, device)
         logits = model.forward(
-            _to(tokens, model.device),
-            _to(positions, model.device),
-            state.view(plan.rows, counts, positions, slots, mask),
-            _to(np.flatnonzero(looked_at), model.device),
+            _to(pack.tokens, device),
+            _to(pack.positions, device),
+            state.view(plan.rows, pack.counts, pack.positions, slots, mask),
+            _to(np.flatnonzero(pack.asked), device),
         )
     except BaseException:
         state.scrub(slots)
         raise
     node_slots = np.full(tree.tokens.shape, NO_SLOT)
-    node_slots[tree.real] = slots[is_node]
+    node_slots[tree.real] = slots[pack.is_node]
     fed, earlier = FedTree(tree, node_slots), logits[:0]
     if plan.earlier is not None:
-        main = wanted[looked_at]
-        earlier = logits.index_select(0, _to(np.flatnonzero(~main), model.device))
-        logits = logits.index_select(0, _to(np.flatnonzero(main), model.device))
+        wanted = pack.wanted[pack.asked]
+        earlier = logits.index_select(0, _to(np.flatnonzero(~wanted), device))
+        logits = logits.index_select(0, _to(np.flatnonzero(wanted), device))
     return PackResult(logits, fed, len(slots), earlier)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """The T tokens of a pack: of each row its committed ones, then its nodes."""
+
+    counts: Ints  # [R]
+    tokens: Ints  # [T]
+    positions: Ints  # [T]
+    is_node: NDArray[np.bool_]  # [T]
+    wanted: NDArray[np.bool_]  # [T] roots and nodes whose logits the plan wants
+    asked: NDArray[np.bool_]  # [T] those, and the plan's earlier tokens
+
+    @classmethod
+    def of(cls, active: ActiveModel, plan: PackPlan, tree: TokenTree) -> "_Layout":
+        nodes = np.zeros_like(plan.rows)
+        nodes[np.searchsorted(plan.rows, tree.rows)] = tree.sizes
+        counts = plan.committed + nodes
+        cached = active.state.lengths(plan.rows)
+        starts = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+        is_node = within >= np.repeat(plan.committed, counts)
+        positions = np.repeat(cached, counts) + within
+        root = np.repeat(cached + plan.committed - 1, counts)[is_node]
+        positions[is_node] = root + tree.depths[tree.real]
+        tokens = active.manager.tokens[np.repeat(plan.rows, counts), positions]
+        tokens[is_node] = tree.tokens[tree.real]
+        from_root = within >= np.repeat(plan.committed - 1, counts)
+        wanted = asked = from_root & np.repeat(plan.wanted, counts)
+        if plan.earlier is not None:
+            first = np.repeat(plan.committed - plan.wanted - plan.earlier, counts)
+            asked = wanted | ((within >= first) & ~is_node & np.repeat(plan.earlier > 0, counts))
+        return cls(counts, tokens, positions, is_node, wanted, asked)
 
 
 def tree_contexts(
@@ -129,12 +137,6 @@ def tree_contexts(
         _to(texts, device) if needs_paths else None,
         None if masks is None else _to(masks, device),
     )
-
-
-def lag(state: ModelState, manager: StateManager, rows: Ints) -> Ints:
-    """[R] committed tokens that a state lacks, the last one not counted."""
-    missing: Ints = manager.counts[rows] - 1 - state.lengths(rows)
-    return missing
 
 
 def _tree_mask(

@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.packed_model import PackedModel
+from processors.active_model import ActiveModel
 from processors.pack import PackPlan, run_pack
 from processors.token_tree import TokenTree
-from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
 
@@ -24,13 +23,7 @@ class PrefillProcessor:
         self.chunk = chunk
 
     def feed(
-        self,
-        model: PackedModel,
-        state: ModelState,
-        manager: StateManager,
-        rows: Ints,
-        counts: Ints,
-        tails: Ints | None = None,
+        self, active: ActiveModel, rows: Ints, counts: Ints, tails: Ints | None = None
     ) -> Tensor:
         """One forward over the next `counts[i]` committed tokens of row i, none for 0.
 
@@ -44,17 +37,9 @@ class PrefillProcessor:
         nothing = np.zeros(int(fed.sum()), dtype=np.bool_)
         earlier = None if tails is None else tails[fed]
         plan = PackPlan(rows[fed], counts[fed], nothing, earlier)
-        return run_pack(model, state, manager, plan, TokenTree.empty(rows[:0])).earlier
+        return run_pack(active, plan, TokenTree.empty(rows[:0])).earlier
 
-    def read(
-        self,
-        model: PackedModel,
-        state: ModelState,
-        manager: StateManager,
-        rows: Ints,
-        lengths: Ints,
-        tails: Ints,
-    ) -> Tensor:
+    def read(self, active: ActiveModel, rows: Ints, lengths: Ints, tails: Ints) -> Tensor:
         """Forwards until row i has read its first `lengths[i]` tokens.
 
         Args:
@@ -63,11 +48,11 @@ class PrefillProcessor:
         Returns:
             [sum(tails), V] row after row.
         """
-        while (missing := np.maximum(lengths - tails - state.lengths(rows), 0)).any():
-            self.feed(model, state, manager, rows, share_chunk(missing, self.chunk))
+        while (missing := np.maximum(lengths - tails - active.state.lengths(rows), 0)).any():
+            self.feed(active, rows, share_chunk(missing, self.chunk))
         wanted = np.ones(len(rows), dtype=np.bool_)
         plan = PackPlan(rows, tails, wanted, tails - 1)
-        result = run_pack(model, state, manager, plan, TokenTree.empty(rows[:0]))
+        result = run_pack(active, plan, TokenTree.empty(rows[:0]))
         order = np.argsort(np.concatenate((np.cumsum(tails) - 1, _all_but_last(tails))))
         index = torch.from_numpy(order).to(result.logits.device)
         return torch.cat((result.logits, result.earlier)).index_select(0, index)

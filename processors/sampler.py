@@ -2,7 +2,7 @@
 
 The token at output position k is the argmax of `processed logits / temperature + Gumbel(seed, k)`,
 plain argmax at temperature 0; ties go to the lowest id. It depends on the logits, the row's
-settings, its text and k, and on nothing that stands beside it. Order: logit bias, repetition,
+settings, its tokens and k, and on no other row of the batch. Order: logit bias, repetition,
 frequency and presence penalties, bad words, least length, own processors, the row's grammar; then,
 above temperature 0, temperature, top-k, top-p, min-p, noise. Drafts know no grammar.
 Not here: a row's settings and text (`sampling_row`), what changes its scores (`score_edits`).
@@ -10,7 +10,7 @@ Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared no
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.contexts import Contexts, Ints
-from processors.grammar import Bits, GrammarError, Path, TokenGrammar
+from processors.grammar import Bits, TokenGrammar
+from processors.grammar_masks import GrammarMasks
 from processors.logits import best, column, log_shares, log_total, on_device, parts, top
-from processors.noise import NoiseBank, uniform
+from processors.row_noise import RowNoise, uniforms
 from processors.sampling_row import SamplingRow, SamplingSettings
 from processors.score_edits import edit, warp
-
-_PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
 
 
 class Sampler:
@@ -32,14 +31,18 @@ class Sampler:
 
     def __init__(self, vocab_size: int, window: int) -> None:
         self._vocab_size = vocab_size
-        self._window = window
         self._rows: dict[int, SamplingRow] = {}
         # By row, for a look at many contexts at once; a closed row is not plain.
         self._temperatures = np.zeros(0)
         self._plain = np.zeros(0, dtype=np.bool_)
-        self._banks: dict[int, NoiseBank] = {}  # by purpose
         self._errors: dict[int, Exception] = {}
-        self.grammars: dict[int, TokenGrammar] = {}  # of the rows that have one
+        self._masks = GrammarMasks(vocab_size, self._errors)
+        self._noise = RowNoise(vocab_size, window)
+
+    @property
+    def grammars(self) -> Mapping[int, TokenGrammar]:
+        """Of the rows that have one."""
+        return self._masks.by_row
 
     def open(
         self,
@@ -60,36 +63,28 @@ class Sampler:
         self._plain = np.pad(self._plain, missing)
         self._temperatures[row] = settings.temperature
         self._plain[row] = not (opened.edits or opened.warps)
-        if settings.grammar is not None:
-            settings.grammar.advance(list(output))
-            self.grammars[row] = settings.grammar
-        if settings.temperature > 0:
-            for purpose, bank in self._banks.items():
-                bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
-            if noise is not None:
-                device, purpose = noise
-                self._bank(purpose).hold_on(device)
+        self._masks.open(row, opened, list(output))
+        self._noise.open(row, settings, noise)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Output tokens were committed."""
         self._rows[row].extend(tokens)
-        if row in self.grammars:
-            self.grammars[row].advance(list(tokens))
+        self._masks.extend(row, list(tokens))
 
     def close(self, row: int) -> None:
         if self._rows.pop(row, None) is not None:
             self._plain[row] = False
         self._errors.pop(row, None)
-        self.grammars.pop(row, None)
-        for bank in self._banks.values():
-            bank.close(row)
+        self._masks.close(row)
+        self._noise.close(row)
 
     def take_errors(self) -> dict[int, Exception]:
         """Rows whose own processors or grammars failed since the last call, and their first errors.
 
         No token may be chosen where it failed, which matters only if the text comes there.
         """
-        errors, self._errors = self._errors, {}
+        errors = dict(self._errors)
+        self._errors.clear()
         return errors
 
     def needs_paths(self, rows: Ints) -> bool:
@@ -104,37 +99,9 @@ class Sampler:
         ]
         return np.array(able, dtype=np.bool_)
 
-    def masks(self, rows: Ints, positions: Ints, depths: Ints, texts: Ints) -> Bits | None:
-        """What grammars allow at n places, [n, ceil(V / 8)]; None if no row has a grammar.
-
-        Every id is allowed where a row has none, and where no text gets to.
-
-        Args:
-            rows, positions, depths: [n], as in `Contexts`.
-            texts: [n, L] the paths, on the host.
-        """
-        numbers = rows.tolist()
-        restrained = [index for index, row in enumerate(numbers) if row in self.grammars]
-        if not restrained:
-            return None
-        masks: Bits = np.full((len(rows), -(-self._vocab_size // 8)), 255, dtype=np.uint8)
-        paths = {index: tuple(texts[index, : depths[index]].tolist()) for index in restrained}
-        for index in sorted(restrained, key=lambda index: (numbers[index], paths[index])):
-            masks[index] = self._mask(numbers[index], paths[index], int(positions[index]))
-        return masks
-
-    def _mask(self, row: int, path: Path, position: int) -> Bits | int:
-        try:
-            mask = self.grammars[row].mask(path)
-        except GrammarError as error:
-            self._errors.setdefault(row, error)
-            return 0
-        if mask is None:
-            return 255
-        if position < self._rows[row].settings.min_tokens:
-            going_on = mask & ~self._rows[row].end_bits
-            return going_on if going_on.any() else mask
-        return mask
+    def masks(self, rows: Ints, positions: Ints, depths: Ints, paths: Ints) -> Bits | None:
+        """What grammars allow at n places; see `GrammarMasks.at`."""
+        return self._masks.at(rows, positions, depths, paths)
 
     def scores(self, logits: Tensor, contexts: Contexts, purpose: int = 0) -> Tensor:
         """What the choice is the argmax of, [n, V] float64; plain greedy: `logits` itself.
@@ -181,7 +148,7 @@ class Sampler:
         values, ids = top(scores, width)
         return ids, log_shares(scores, values, ids)
 
-    def judge(
+    def rescore(
         self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`choose`, and log-probabilities under the same scores.
@@ -199,15 +166,15 @@ class Sampler:
         for part in parts(len(logits), logits):
             own = slice(*np.searchsorted(ordered, (part.start, part.stop)).tolist())
             asked = ordered[own] - part.start, tokens[order[own]]
-            found.append(self._judge(logits[part], contexts.part(part), *asked))
+            found.append(self._rescore(logits[part], contexts.part(part), *asked))
         ids, values, log_probs, others = _joined(found)
         back = on_device(np.argsort(order), logits.device)
         return ids.squeeze(1), values.squeeze(1), log_probs.squeeze(1), others.index_select(0, back)
 
-    def _judge(
+    def _rescore(
         self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `judge`, but columns for what is of contexts."""
+        """As `rescore`, but columns for what is of contexts."""
         scores = self.scores(logits, contexts)
         values, ids = best(scores)
         total = log_total(scores)
@@ -242,54 +209,20 @@ class Sampler:
         noise = torch.zeros(shape, dtype=torch.float64, device=like.device)
         if sampled:
             where = on_device(np.array(sampled, dtype=np.int64), like.device)
-            noise.index_copy_(0, where, self._noise(like, contexts, sampled, purpose))
+            noise.index_copy_(0, where, self._noise.of(like, contexts, purpose, sampled))
         return noise
 
     def noise_at(self, row: int, position: int, ids: Ints) -> NDArray[np.float64]:
         """The shared noise of a row's output position at some ids, on the host."""
-        if self._rows[row].settings.temperature == 0:
-            return np.zeros(len(ids))
-        noise: NDArray[np.float64] = self._bank(0).peek(row, position)[ids]
-        return noise
+        return self._noise.at(row, position, ids)
 
     def uniforms(self, contexts: Contexts, purpose: int) -> NDArray[np.float64]:
         """A number in [0, 1) of each place, [n], independent of all Gumbel noise."""
-        positions, draws = contexts.positions.tolist(), _draws(contexts).tolist()
-        values = [
-            uniform(row.settings.seed, position, row.settings.stream + purpose * _PURPOSE, draw)
-            for row, position, draw in zip(self._rows_of(contexts), positions, draws, strict=True)
-        ]
-        return np.array(values, dtype=np.float64)
+        settings = [row.settings for row in self._rows_of(contexts)]
+        return uniforms(settings, contexts, purpose)
 
     def _rows_of(self, contexts: Contexts) -> list[SamplingRow]:
         return [self._rows[row] for row in contexts.rows.tolist()]
-
-    def _noise(
-        self,
-        like: Tensor,
-        contexts: Contexts,
-        sampled: "list[int] | slice",
-        purpose: int,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
-        """[len(sampled), V] of the sampled ones among the contexts, of its own memory."""
-        bank, device = self._bank(purpose), like.device
-        rows, positions = contexts.rows[sampled], contexts.positions[sampled]
-        if contexts.are_past:
-            assert not purpose, "only the shared noise is asked for again"
-            return bank.recall(device, rows, positions, dtype)[:, : like.shape[-1]]
-        draws = _draws(contexts)[sampled] if purpose else None
-        return bank.take(device, rows, positions, draws, dtype)[:, : like.shape[-1]]
-
-    def _bank(self, purpose: int) -> NoiseBank:
-        if purpose not in self._banks:
-            bank = NoiseBank(self._vocab_size, self._window)
-            for number, row in self._rows.items():
-                if row.settings.temperature > 0:
-                    stream = row.settings.stream + purpose * _PURPOSE
-                    bank.open(number, row.settings.seed, stream)
-            self._banks[purpose] = bank
-        return self._banks[purpose]
 
     # Processing
 
@@ -302,7 +235,7 @@ class Sampler:
         if plain and not temperatures.any():
             return logits
         if plain and temperatures.all():  # into the noise's memory: of few passes over it
-            noise = self._noise(logits, contexts, slice(None), purpose, precision)
+            noise = self._noise.of(logits, contexts, purpose, dtype=precision)
             if (temperatures == 1.0).all():
                 return noise.add_(logits)
             return noise.add_(logits.to(precision) / column(temperatures, logits.device, precision))
@@ -312,7 +245,7 @@ class Sampler:
         scores = self._processed(logits, rows, contexts, precision)
         sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
         if sampled:
-            noise = self._noise(logits, contexts, sampled, purpose, precision)
+            noise = self._noise.of(logits, contexts, purpose, sampled, precision)
             if len(sampled) == len(rows):
                 scores.add_(noise)
             else:
@@ -358,13 +291,3 @@ def _one_hot(scores: Tensor) -> Tensor:
     mass = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
     mass.masked_fill_(~values.isfinite(), math.nan)
     return mass.new_zeros(scores.shape).scatter_(1, ids, mass)
-
-
-def _draws(contexts: Contexts) -> Ints:
-    """[n] which draw for its position it is: where its cycle began.
-
-    A draw that a cycle threw away may have moved the router's next decision. The position is drawn
-    anew in a later cycle, and must then know nothing of it.
-    """
-    draws: Ints = contexts.positions - contexts.depths + 1
-    return draws

@@ -54,18 +54,6 @@ class TokenTree:
             sizes,
         )
 
-    def part(self, which: Bools) -> "TokenTree":
-        """The trees of some of the rows. `which`: [B]."""
-        return TokenTree(
-            self.rows[which],
-            self.tokens[which],
-            self.parents[which],
-            self.depths[which],
-            self.log_probs[which],
-            self.origins[which],
-            self.sizes[which],
-        )
-
     @property
     def real(self) -> Bools:
         """[B, W] where the nodes are."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modelpool import ModelPool
-from processors import share_chunk
+from processors import RejectionSampling, SharedNoise, share_chunk
 from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import (
     ChainGroup,
@@ -33,6 +33,7 @@ from specrouter.engine.turn import Turn
 from specrouter.execution.executor import Executor
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_states import StageError
+from specrouter.execution.runtime import ExecutionSettings, Runtime
 from specrouter.profile.decode_counts import Gain
 from specrouter.profile.prediction import Workload, target_only
 from specrouter.profile.profiler import PerformanceProfiler
@@ -99,11 +100,10 @@ class Engine:
         )
         # Each verifier of a chain may add a token to what was drafted.
         window = MAX_DEPTH + len(pool.names) + 2
-        rejection = engine.verification == "rejection"
+        rule = RejectionSampling() if engine.verification == "rejection" else SharedNoise()
         self.guard = HangGuard(engine.hang_timeout_s)
-        self._executor = Executor(
-            pool, self._manager, self.profiler, engine.prefill_chunk, window, rejection, self.guard
-        )
+        execution = ExecutionSettings(engine.prefill_chunk, window, rule, self.guard)
+        self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
         self._waiting = AdmissionQueue()
         self._pace = AdmissionPace()
         self._running: dict[int, RunningRequest] = {}  # by row

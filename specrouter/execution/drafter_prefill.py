@@ -12,10 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from modelpool import ModelPool
-from modelpool.packed_model import PackedModel
-from processors import PrefillProcessor
-from processors.pack import lag
+from processors import ActiveModel, PrefillProcessor
 from specrouter.cycle import (
     CATCH_UP_TOKENS,
     LEAST_CHUNK,
@@ -23,36 +20,25 @@ from specrouter.cycle import (
     ModelFailure,
     share_shortest_first,
 )
-from specrouter.execution.decoding_rows import DecodingRows
-from specrouter.execution.forward_clock import ForwardClock
-from specrouter.execution.lessons import Teacher
-from specrouter.execution.model_states import ModelStates, StageError
-from statemgr import ModelState, StateManager
+from specrouter.execution.model_comparison import ModelComparison
+from specrouter.execution.model_states import StageError
+from specrouter.execution.runtime import Runtime
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 class DrafterPrefill:
-    """Args: `chunk`: the most tokens that a model reads in a cycle; `LEAST_CHUNK` at least."""
+    """Reads at most a chunk per model and cycle; `LEAST_CHUNK` at least."""
 
-    def __init__(
-        self,
-        pool: ModelPool,
-        manager: StateManager,
-        states: ModelStates,
-        rows: DecodingRows,
-        teacher: Teacher,
-        clock: ForwardClock,
-        chunk: int,
-    ) -> None:
-        self._pool = pool
-        self._manager = manager
-        self._states = states
-        self._rows = rows
-        self._teacher = teacher
-        self._clock = clock
-        self._prefill = PrefillProcessor(max(chunk, LEAST_CHUNK))
+    def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
+        self._pool = runtime.pool
+        self._manager = runtime.manager
+        self._states = runtime.states
+        self._rows = runtime.rows
+        self._clock = runtime.clock
+        self._comparison = comparison
+        self._prefill = PrefillProcessor(max(runtime.settings.prefill_chunk, LEAST_CHUNK))
         self._shares: dict[str, Ints] = {}  # by model, [manager.rows] tokens of this cycle
 
     def begin(self, groups: Sequence[ChainGroup]) -> None:
@@ -80,8 +66,8 @@ class DrafterPrefill:
             if share is None or not len(rows):
                 continue
             try:
-                with self._states.stage(name, rows) as (model, state):
-                    self._read(model, state, rows, share[rows])
+                with self._states.stage(name, rows) as active:
+                    self._read(active, rows, share[rows])
             except StageError as stage:
                 failures.append(stage.failure)
             readers.append(name)
@@ -102,24 +88,24 @@ class DrafterPrefill:
         is_new = lags == self._manager.counts[rows] - 1
         wanted = lags > CATCH_UP_TOKENS
         if is_new.any():
-            wanted |= is_new & (self._teacher.prompt_ends(rows)[1] > 0)
+            wanted |= is_new & (self._comparison.prompt_ends(rows)[1] > 0)
         if wanted.any():
             wanted &= self._rows.remaining(rows) > 1  # the last token is the target's own
         return np.where(wanted, lags, 0)
 
-    def _read(self, model: PackedModel, state: ModelState, rows: Ints, left: Ints) -> None:
+    def _read(self, active: ActiveModel, rows: Ints, left: Ints) -> None:
         """So many tokens of each row, in one forward, or in two where prompts end in between."""
-        firsts, lengths = self._teacher.prompt_ends(rows)
-        left = np.minimum(left, lag(state, self._manager, rows))
+        firsts, lengths = self._comparison.prompt_ends(rows)
+        left = np.minimum(left, active.lag(rows))
         while (left > 0).any():
-            starts = state.lengths(rows)
+            starts = active.state.lengths(rows)
             ends = starts + left
             ends = np.where((starts < lengths) & (lengths < ends), lengths, ends)
             tails = np.where(ends <= lengths, ends - np.maximum(starts, firsts), 0)
             tails = np.maximum(tails, 0)
             counts = ends - starts
-            logits = self._prefill.feed(model, state, self._manager, rows, counts, tails)
+            logits = self._prefill.feed(active, rows, counts, tails)
             if len(logits):
-                self._teacher.compare_prompt_ends(model.name, rows, ends, tails, logits)
+                self._comparison.compare_prompt_ends(active.model.name, rows, ends, tails, logits)
             left = left - counts
         self._clock.take_ms()

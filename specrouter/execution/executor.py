@@ -16,107 +16,84 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from modelpool import ModelPool
-from processors import TokenTree, Verdict, VerifyProcessor, join
+from processors import (
+    ActiveModel,
+    DraftResult,
+    PrefillChunks,
+    TokenTree,
+    VerifyProcessor,
+    VerifyRequest,
+    VerifyResult,
+    join,
+)
 from processors.grammar import GrammarError
-from processors.pack import lag
 from processors.token_tree import ROOT
-from processors.verify import rejection_purpose
 from specrouter.cycle import Commit, CyclePlan, CycleResult, ShadowEvaluation, TargetError
+from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
-from specrouter.execution.decoding_rows import DecodingRows
-from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.group_draft import GroupDraft, leave_selected
-from specrouter.execution.hang_guard import Abandoned, HangGuard
-from specrouter.execution.lessons import PROMPT_POSITIONS, Teacher
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
-from specrouter.execution.model_states import ModelStates, StageError
+from specrouter.execution.model_comparison import ModelComparison
+from specrouter.execution.model_states import StageError
+from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
-from specrouter.profile.model_times import ModelTimes
-from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.output import TokenLogprobs
 from specrouter.request.params import Chain
 from specrouter.request.spec import RequestSpec
-from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
 
 
 class Executor:
-    """See the module. `states`: of the models that have run here.
+    """See the module."""
 
-    Args:
-        window: the most output positions of a row that a cycle may look at.
-        rejection: verify by Leviathan's rule instead of the shared noise.
-        guard: told of every forward of a model other than the target.
-    """
-
-    def __init__(
-        self,
-        pool: ModelPool,
-        manager: StateManager,
-        profiler: PerformanceProfiler,
-        prefill_chunk: int,
-        window: int,
-        rejection: bool = False,
-        guard: HangGuard | None = None,
-    ) -> None:
-        self._pool = pool
-        self._target = pool.target
-        self._manager = manager
-        self._profiler = profiler
-        self._rejection = rejection
-        self._clock = ForwardClock(profiler.record_forward)
-        self._rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, window)
-        self._teacher = Teacher(pool, manager, self._rows.ngrams, profiler)
-        self._verify = VerifyProcessor()
-        self.states = ModelStates(pool, manager, ModelTimes(pool, profiler), self._clock, guard)
-        self._drafter = ChainDrafter(
-            pool,
-            manager,
-            self.states,
-            self._rows,
-            self._teacher,
-            profiler,
-            self._clock,
-            prefill_chunk,
-            rejection,
-        )
-
-        self._evaluator = ShadowEvaluator(
-            pool,
-            manager,
-            self.states,
-            self._rows,
-            profiler,
-            self._clock,
-            prefill_chunk,
-            rejection,
-        )
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._pool = runtime.pool
+        self._target = runtime.pool.target
+        self._manager = runtime.manager
+        self._rule = runtime.rule
+        self._rows = runtime.rows
+        self.states = runtime.states
+        self._comparison = ModelComparison(runtime)
+        self._feedback = AcceptanceFeedback(runtime, self._comparison)
+        self._drafter = ChainDrafter(runtime, self._feedback, self._comparison)
+        self._evaluator = ShadowEvaluator(runtime)
+        self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
 
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
-        purpose = rejection_purpose(1) if self._rejection else 0
+        purpose = self._rule.noise_purpose(1)
         self._rows.open(row, request, (self._pool.get(self._target).device, purpose))
 
     def close(self, row: int) -> None:
         self._rows.close(row)
-        self._teacher.forget(row)
+        self._comparison.forget(row)
         self._manager.free(row)
 
-    @torch.inference_mode()
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
-        self.states.begin()
-        try:
-            result = self._cycle(plan)
-        except Abandoned:  # another thread has settled it
-            raise
-        except BaseException:
-            self.states.settle()
-            raise
-        self.states.settle()
-        return result
+        with torch.inference_mode(), self.states.cycle():
+            result = CycleResult()
+            if plan.shadow_evaluation is not None:
+                self._evaluate(plan.shadow_evaluation, result)
+            self._drafter.begin(plan.groups)
+            drafts = [self._drafter.draft(group) for group in plan.groups]
+            _note(drafts, result)
+            selector = None if self._rule.verifies_whole_drafts else plan.selector
+            leave_selected(drafts, selector, self._feedback.accept_prob)
+            if not plan.groups and not len(plan.prefill_rows):
+                return result
+            try:
+                verified = self._verify_with_target(plan, drafts)
+            except StageError as stage:
+                error = stage.failure.error
+                reason = f"{self._target} failed: {type(error).__name__}: {error}"
+                raise TargetError(reason, result.failures) from error
+            for draft in drafts:
+                self._feedback.learn_from_target(draft, verified)
+            self._commit(verified, drafts, result)
+            return result
 
     # What a planner asks of the rows
 
@@ -143,32 +120,6 @@ class Executor:
 
     # A cycle
 
-    def _cycle(self, plan: CyclePlan) -> CycleResult:
-        result = CycleResult()
-        if plan.shadow_evaluation is not None:
-            self._evaluate(plan.shadow_evaluation, result)
-        self._drafter.begin(plan.groups)
-        drafts = [self._drafter.draft(group) for group in plan.groups]
-        result.failures += [failure for draft in drafts for failure in draft.failures]
-        result.is_regular &= all(draft.is_regular for draft in drafts)
-        result.caught_up = any(draft.caught_up for draft in drafts)
-        result.cut_rows = {row for draft in drafts for row in draft.cut_rows.tolist()}
-        result.behind_rows = {row for draft in drafts for row in draft.behind_rows.tolist()}
-        selector = None if self._rejection else plan.selector
-        leave_selected(drafts, selector, self._teacher.worth)
-        if not plan.groups and not len(plan.prefill_rows):
-            return result
-        try:
-            verdict = self._verify_with_target(plan, drafts)
-        except StageError as stage:
-            error = stage.failure.error
-            reason = f"{self._target} failed: {type(error).__name__}: {error}"
-            raise TargetError(reason, result.failures) from error
-        for draft in drafts:
-            self._teacher.learn_from_target(draft, verdict)
-        self._commit(verdict, drafts, result)
-        return result
-
     def _evaluate(self, evaluation: ShadowEvaluation, result: CycleResult) -> None:
         result.is_regular = False  # it takes time beside the planned
         try:
@@ -176,77 +127,86 @@ class Executor:
         except StageError as stage:
             result.failures.append(stage.failure)
 
-    def _verify_with_target(self, plan: CyclePlan, drafts: Sequence[GroupDraft]) -> Verdict:
+    def _verify_with_target(self, plan: CyclePlan, drafts: Sequence[GroupDraft]) -> VerifyResult:
         """Raises `StageError` where the target fails."""
-        proposals = [draft.proposal for draft in drafts if draft.proposal is not None]
-        proposed = [proposal.tree.rows for proposal in proposals]
+        results = [draft.result for draft in drafts if draft.result is not None]
+        drafted = [result.tree.rows for result in results]
         rows = np.concatenate([plan.prefill_rows[:0], *(group.rows for group in plan.groups)])
-        others = np.setdiff1d(rows, np.concatenate([plan.prefill_rows[:0], *proposed]))
-        tree = join([*(proposal.tree for proposal in proposals), TokenTree.empty(others)])
-        positions = self._rows.output_positions(tree.rows)
-        prefill = (plan.prefill_rows, plan.prefill_counts)
-        sampler = self._rows.sampler
-        sampler.take_errors()  # those of drafters concern their proposals only
-        with self.states.stage(self._target, tree.rows) as (model, state):
+        undrafted = np.setdiff1d(rows, np.concatenate([plan.prefill_rows[:0], *drafted]))
+        tree = join([*(result.tree for result in results), TokenTree.empty(undrafted)])
+        runtime = self._runtime
+        runtime.sampler.take_errors()  # those of drafters concern their drafts only
+        with self.states.stage(self._target, tree.rows) as active:
             started = time.perf_counter()
-            self._clock.take_ms()
-            arguments = (model, state, self._manager, sampler, tree, positions)
-            earlier = self._earlier(state, tree.rows), self._whole_chunks(*prefill)
-            if self._rejection:
-                level = max(len(group.chain) for group in plan.groups) - 1 if plan.groups else 1
-                verdict = self._verify.verify_by_rejection(
-                    *arguments, proposals, max(1, level), prefill, *earlier
-                )
-            else:
-                verdict = self._verify.verify(*arguments, prefill, *earlier)
-                self._teacher.keep_prompt_ends(verdict)
-            for row, logits in verdict.earlier.items():
+            runtime.clock.take_ms()
+            verified = self._verify.verify(active, self._request(active, plan, tree, results))
+            self._comparison.keep_prompt_ends(verified)
+            for row, logits in verified.earlier.items():
                 self._rows.prompt_logprobs.note(row, logits)
-            places = int((verdict.places >= 0).sum())
-            self._profiler.record_stage("verify", places, self._clock.own_ms(started))
-            self.states.touch(state, tree.rows, verdict.fed)
-            if verdict.poisoned.any():
-                state.scrub(verdict.fed.flat_slots[verdict.poisoned])
-        return verdict
+            places = int((verified.places >= 0).sum())
+            runtime.profiler.record_stage("verify", places, runtime.clock.own_ms(started))
+            self.states.touch(active.state, tree.rows, verified.fed)
+            if verified.poisoned.any():
+                active.state.scrub(verified.fed.flat_slots[verified.poisoned])
+        return verified
 
-    def _earlier(self, state: ModelState, rows: Ints) -> Ints:
+    def _request(
+        self,
+        active: ActiveModel,
+        plan: CyclePlan,
+        tree: TokenTree,
+        drafts: Sequence[DraftResult],
+    ) -> VerifyRequest:
+        rows, counts = plan.prefill_rows, plan.prefill_counts
+        level = max((len(group.chain) - 1 for group in plan.groups), default=1)
+        return VerifyRequest(
+            tree,
+            self._rows.output_positions(tree.rows),
+            drafts,
+            max(1, level),
+            earlier=self._earlier(active, tree.rows),
+            chunks=PrefillChunks(rows, counts, self._whole_chunks(rows, counts)),
+        )
+
+    def _earlier(self, active: ActiveModel, rows: Ints) -> Ints:
         """[B] places before the roots whose logits are of use: a prompt's end, which drafters will
         be compared with when they read it, or all of it."""
-        behind = lag(state, self._manager, rows)
-        wanted = 0 if self._rejection else PROMPT_POSITIONS
+        behind = active.lag(rows)
         asked = self._rows.prompt_logprobs.asked(rows)
-        return np.where(asked, behind, np.minimum(behind, wanted))
+        return np.where(asked, behind, np.minimum(behind, self._comparison.prompt_positions))
 
     def _whole_chunks(self, rows: Ints, counts: Ints) -> Ints:
         """[P] the same within chunks of prompts."""
         return np.where(self._rows.prompt_logprobs.asked(rows), counts, 0)
 
-    def _commit(self, verdict: Verdict, drafts: Sequence[GroupDraft], result: CycleResult) -> None:
+    def _commit(
+        self, verified: VerifyResult, drafts: Sequence[GroupDraft], result: CycleResult
+    ) -> None:
         chains: dict[int, Chain] = {}
         for draft in drafts:
             chains.update(dict.fromkeys(draft.group.rows.tolist(), (self._target,)))
             chains.update(dict.fromkeys(draft.rows.tolist(), (*draft.used, self._target)))
-        paths = self._sound_paths(verdict, result)
-        logprobs = self._logprobs(verdict, paths)
+        paths = self._sound_paths(verified, result)
+        logprobs = self._logprobs(verified, paths)
         for index, path in paths.items():
-            row = int(verdict.tree.rows[index])
+            row = int(verified.tree.rows[index])
             self._rows.extend(row, path)
             of_prompt = self._rows.prompt_logprobs.take(row)
-            drafted = int(verdict.tree.sizes[index])
+            drafted = int(verified.tree.sizes[index])
             result.commits.append(
                 Commit(row, path.tolist(), chains[row], logprobs.get(index), of_prompt, drafted)
             )
 
-    def _sound_paths(self, verdict: Verdict, result: CycleResult) -> dict[int, Ints]:
+    def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:
         """By index: what each row gains, as far as tokens could be chosen."""
         paths = {}
-        remaining = self._rows.remaining(verdict.tree.rows)
+        remaining = self._rows.remaining(verified.tree.rows)
         failed = self._rows.sampler.take_errors()
-        for index, row in enumerate(verdict.tree.rows.tolist()):
-            path = verdict.path(index)
-            if not verdict.sound[index]:  # what comes before is good, and may end the text
-                result.errors[row] = self._reason(row, failed, verdict.broken[index].any())
-                path = path[: verdict.sound_length(index)]
+        for index, row in enumerate(verified.tree.rows.tolist()):
+            path = verified.path(index)
+            if not verified.sound[index]:  # what comes before is good, and may end the text
+                result.errors[row] = self._reason(row, failed, verified.broken[index].any())
+                path = path[: verified.sound_length(index)]
             assert len(path) <= remaining[index], "a tree was deeper than the request may go"
             if len(path):
                 paths[index] = path
@@ -264,16 +224,25 @@ class Executor:
         return "the sampling parameters leave no token to choose"
 
     def _logprobs(
-        self, verdict: Verdict, paths: Mapping[int, Ints]
+        self, verified: VerifyResult, paths: Mapping[int, Ints]
     ) -> dict[int, list[TokenLogprobs]]:
         """By index: of the paths' tokens, where the request asked for them."""
         asked = {}
         for index, path in paths.items():
-            count = self._rows.logprobs(int(verdict.tree.rows[index]))
+            count = self._rows.logprobs(int(verified.tree.rows[index]))
             if count is not None:
-                after = np.append(ROOT, verdict.walk(index))[: len(path)]
-                asked[index] = AskedLogprobs(verdict.places[index, after + 1], path, count)
+                after = np.append(ROOT, verified.walk(index))[: len(path)]
+                asked[index] = AskedLogprobs(verified.places[index, after + 1], path, count)
         if not asked:
             return {}
-        found = token_logprobs(verdict.logits, list(asked.values()))
+        found = token_logprobs(verified.logits, list(asked.values()))
         return dict(zip(asked, found, strict=True))
+
+
+def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:
+    """What the drafts of a cycle tell of it."""
+    result.failures += [failure for draft in drafts for failure in draft.failures]
+    result.is_regular &= all(draft.is_regular for draft in drafts)
+    result.caught_up = any(draft.caught_up for draft in drafts)
+    result.cut_rows = {row for draft in drafts for row in draft.cut_rows.tolist()}
+    result.behind_rows = {row for draft in drafts for row in draft.behind_rows.tolist()}

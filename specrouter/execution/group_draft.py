@@ -1,8 +1,8 @@
 """GroupDraft: what a group's chain offers, level after level, and what of it the target verifies.
 
-The chain's proposal is whole until `leave_selected` has asked the cycle's selector, which looks at
-all groups at once. What the target refuses to verify still teaches how good the draft was, so the
-tree from before is kept beside it.
+The chain's draft is whole until `leave_selected` has asked the cycle's selector, which looks at all
+groups at once. The whole tree is kept beside what is left of it: what was selected tells how good
+the draft was.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from processors import Proposal, TokenTree
+from processors import DraftRequest, DraftResult, TokenTree
 from specrouter.cycle import Candidates, ChainGroup, ModelFailure, TreeSelector
 
 Ints = NDArray[np.int64]
@@ -25,25 +25,23 @@ class GroupDraft:
     """How far a group's chain has come: what it offers the next level, and who took part.
 
     Attributes:
-        rows: of the group, those that draft at all.
-        heights: [B] how deep their trees may be.
-        positions: [B] output positions after their roots.
+        request: of the rows of the group that draft at all.
         sampled: [B] rows that are not greedy.
-        candidates: the proposal's tree before the target's selection.
-        selected: [B, W] what of it was selected.
         cut_rows: of the group, those near their ends: their trees are less deep, or they have none.
         behind_rows: of the group, those that do not draft since a model of the chain lags.
+        result: the draft for the next level.
+        used: the models that took part.
+        candidates: the draft's tree before the target's selection.
+        selected: [B, W] what of it was selected.
         caught_up, is_regular: see `CycleResult`.
     """
 
     group: ChainGroup
-    rows: Ints
-    heights: Ints
-    positions: Ints
+    request: DraftRequest
     sampled: Bools
     cut_rows: Ints
     behind_rows: Ints
-    proposal: Proposal | None = None
+    result: DraftResult | None = None
     used: list[str] = field(default_factory=list)
     candidates: TokenTree | None = None
     selected: Bools | None = None
@@ -51,41 +49,45 @@ class GroupDraft:
     caught_up: bool = False
     is_regular: bool = True
 
+    @property
+    def rows(self) -> Ints:
+        """[B] that draft."""
+        return self.request.rows
+
 
 def leave_selected(
     drafts: Sequence[GroupDraft],
     selector: TreeSelector | None,
-    worth: Callable[[GroupDraft], Floats],
+    accept_prob: Callable[[GroupDraft, TokenTree], Floats],
 ) -> None:
     """Leaves the nodes to the target that the selector picks, of all requests.
 
     Args:
         selector: None: every node is left.
-        worth: [B, W] the chance of each node of a draft's tree to be on the target's walk.
+        accept_prob: [B, W] the probability of each node of a draft's tree to be accepted.
     """
-    drafted = [draft for draft in drafts if draft.proposal is not None]
-    for draft in drafted:
-        assert draft.proposal is not None
-        tree = draft.candidates = draft.proposal.tree
-        draft.selected = tree.real
-    choosy = [draft for draft in drafted if draft.group.leaves_choice]
-    if selector is None or not choosy:
+    drafted = [(draft, draft.result) for draft in drafts if draft.result is not None]
+    for draft, result in drafted:
+        draft.candidates, draft.selected = result.tree, result.tree.real
+    free = [one for one in drafted if one[0].group.leaves_choice]
+    if selector is None or not free:
         return
-    trees = [draft.proposal.tree for draft in choosy if draft.proposal is not None]
-    candidates, rows = _candidates(trees, [worth(draft) for draft in choosy])
-    whole = [draft.candidates for draft in drafted if not draft.group.leaves_choice]
-    aside = sum(int(tree.sizes.sum()) for tree in whole if tree is not None)
-    chosen = selector(rows, candidates, aside)
+    trees = [result.tree for _, result in free]
+    candidates, rows = _candidates(trees, [accept_prob(draft, r.tree) for draft, r in free])
+    whole = [result.tree for draft, result in drafted if not draft.group.leaves_choice]
+    chosen = selector(rows, candidates, sum(int(tree.sizes.sum()) for tree in whole))
     start = 0
-    for draft, tree in zip(choosy, trees, strict=True):
-        assert draft.proposal is not None
+    for draft, result in free:
+        tree = result.tree
         own = chosen[start : start + len(tree.rows), : tree.tokens.shape[1]]
         start += len(tree.rows)
         draft.selected = own
-        draft.proposal = replace(draft.proposal, tree=tree.keep(own))
+        draft.result = replace(result, tree=tree.keep(own))
 
 
-def _candidates(trees: Sequence[TokenTree], worth: Sequence[Floats]) -> tuple[Candidates, Ints]:
+def _candidates(
+    trees: Sequence[TokenTree], accept_probs: Sequence[Floats]
+) -> tuple[Candidates, Ints]:
     """Trees one after the other, as wide as the widest, and their rows."""
     width = max(tree.tokens.shape[1] for tree in trees)
 
@@ -95,4 +97,4 @@ def _candidates(trees: Sequence[TokenTree], worth: Sequence[Floats]) -> tuple[Ca
         return np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts])
 
     rows = np.concatenate([tree.rows for tree in trees])
-    return Candidates(stacked(worth), stacked([tree.depths for tree in trees])), rows
+    return Candidates(stacked(accept_probs), stacked([tree.depths for tree in trees])), rows

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import FedTree, NonFiniteLogits, RollbackProcessor
-from processors.pack import lag
+from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
+from processors.active_model import lag
 from specrouter.cycle import CATCH_UP_TOKENS, ModelFailure
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
@@ -45,12 +45,6 @@ class _Touched:
     rows: Ints
     fed: FedTree | None  # None: nothing of it is of use
 
-    def without(self, rows: Ints) -> "_Touched":
-        fed = self.fed
-        if fed is not None:
-            fed = fed.part(~np.isin(fed.tree.rows, rows))
-        return _Touched(self.state, self.rows[~np.isin(self.rows, rows)], fed)
-
 
 class ModelStates:
     """Args: `guard`: told of every forward of a model other than the target."""
@@ -76,13 +70,27 @@ class ModelStates:
 
     # Through a cycle
 
+    @contextmanager
+    def cycle(self) -> Iterator[None]:
+        """A cycle: what is committed at its beginning is where its models go back to, and at its
+        end they keep what was committed in it."""
+        self.begin()
+        try:
+            yield
+        except Abandoned:  # another thread has settled it
+            raise
+        except BaseException:
+            self.settle()
+            raise
+        self.settle()
+
     def begin(self) -> None:
-        """A cycle begins: what is committed now is where its models go back to."""
+        """A cycle begins, which `settle` ends."""
         self._bases = self._manager.counts.copy()
         self._touched = []
 
     @contextmanager
-    def stage(self, name: str, rows: Ints) -> Iterator[tuple[PackedModel, ModelState]]:
+    def stage(self, name: str, rows: Ints) -> Iterator[ActiveModel]:
         """A model in use for `rows`, with its state. Raises `StageError` for what goes wrong."""
         state: ModelState | None = None
         try:
@@ -91,7 +99,7 @@ class ModelStates:
             self._held.append(name)
             try:
                 state = self._open(name, model)
-                yield model, state
+                yield ActiveModel(model, state, self._manager)
             except Abandoned:  # whoever took over has released it
                 raise
             except BaseException:
@@ -110,16 +118,6 @@ class ModelStates:
     def touch(self, state: ModelState, rows: Ints, fed: FedTree | None) -> None:
         """A stage has added `fed` to these rows of a state; None: nothing of it is of use."""
         self._touched.append(_Touched(state, rows, fed))
-
-    def forget_draft(self, name: str, rows: Ints) -> None:
-        """A model's state is as it was before the cycle: only committed tokens."""
-        state = self._manager.state(name)
-        if state is None:  # evicted since
-            return
-        kept = self._manager.counts[rows] - 1
-        state.rollback(rows, np.minimum(kept, state.lengths(rows)))
-        left = [t.without(rows) if t.state is state else t for t in self._touched]
-        self._touched = [touched for touched in left if len(touched.rows)]
 
     def settle(self) -> None:
         """Every model that took part keeps what was committed, and nothing else."""

@@ -14,14 +14,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from modelpool import ModelPool
 from processors import Contexts, NonFiniteLogits, PrefillProcessor
 from specrouter.cycle import ShadowEvaluation
-from specrouter.execution.decoding_rows import DecodingRows
-from specrouter.execution.forward_clock import ForwardClock
-from specrouter.execution.model_states import ModelStates
-from specrouter.profile.profiler import PerformanceProfiler
-from statemgr import StateManager
+from specrouter.execution.runtime import Runtime
 
 Ints = NDArray[np.int64]
 
@@ -29,32 +24,22 @@ _WIDTH = 3  # best tokens of each place that calibration learns of
 
 
 class ShadowEvaluator:
-    """Args: `rejection`: the text owes nothing to shared noise, so nobody can be evaluated."""
+    """Where noise is not shared nobody can be evaluated: the outputs owe nothing to it."""
 
-    def __init__(
-        self,
-        pool: ModelPool,
-        manager: StateManager,
-        states: ModelStates,
-        rows: DecodingRows,
-        profiler: PerformanceProfiler,
-        clock: ForwardClock,
-        prefill_chunk: int,
-        rejection: bool,
-    ) -> None:
-        self._target = pool.target
-        self._manager = manager
-        self._states = states
-        self._rows = rows
-        self._profiler = profiler
-        self._clock = clock
-        self._rejection = rejection
-        self._prefill = PrefillProcessor(prefill_chunk)
+    def __init__(self, runtime: Runtime) -> None:
+        self._target = runtime.pool.target
+        self._manager = runtime.manager
+        self._states = runtime.states
+        self._rows = runtime.rows
+        self._profiler = runtime.profiler
+        self._clock = runtime.clock
+        self._is_possible = runtime.rule.shares_noise
+        self._prefill = PrefillProcessor(runtime.settings.prefill_chunk)
 
     def evaluable(self, model: str, rows: Ints) -> Ints:
         """[R] output tokens that a drafter could be evaluated on: it has not read them yet, and
         what was chosen there can be chosen again."""
-        if self._rejection or not self._states.is_open(model):
+        if not self._is_possible or not self._states.is_open(model):
             return np.zeros_like(rows)
         missed = np.minimum(self._states.lag(model, rows), self._rows.output_positions(rows))
         return np.where(self._rows.sampler.can_look_back(rows), np.maximum(missed, 0), 0)
@@ -66,11 +51,11 @@ class ShadowEvaluator:
         if tails[0] <= 0:
             return
         begun = time.perf_counter()
-        with self._states.stage(name, rows) as (model, state):
+        with self._states.stage(name, rows) as active:
             self._clock.take_ms()
             started, end = time.perf_counter(), int(self._manager.counts[evaluation.row])
             lengths = np.array([end - 1])
-            logits = self._prefill.read(model, state, self._manager, rows, lengths, tails)
+            logits = self._prefill.read(active, rows, lengths, tails)
             count = int(tails[0])
             last = int(self._rows.output_positions(rows)[0])
             contexts = Contexts(

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from processors.draft import DraftProcessor
+from processors.drafts import DraftRequest, DraftResult
 from processors.errors import NonFiniteLogits
-from processors.pack import NO_SLOT, lag
-from processors.proposal import Proposal
+from processors.pack import NO_SLOT
 from processors.rollback import RollbackProcessor
 from processors.sampling_row import SamplingSettings
+from processors.shared_noise import SharedNoise
 from tests.processors.tiny import (
     GREEDY,
     MAX_TOKENS,
@@ -36,24 +37,16 @@ def draft(
     bench: Bench,
     depths: dict[int, int],
     width: int = 1,
-    branching: Sequence[int] | None = None,
-) -> Proposal:
+    branching: tuple[int, ...] | None = None,
+) -> DraftResult:
     rows = np.array(sorted(depths))
-    return DraftProcessor().draft(
-        bench.model,
-        bench.state,
-        bench.manager,
-        bench.sampler,
-        rows,
-        bench.output_positions(rows),
-        np.array([depths[row] for row in rows.tolist()]),
-        width,
-        branching=branching,
-    )
+    deep = np.array([depths[row] for row in rows.tolist()])
+    request = DraftRequest(rows, bench.output_positions(rows), deep, width, branching)
+    return DraftProcessor(bench.sampler, SharedNoise()).draft(bench.active, request)
 
 
-def tokens_of(proposal: Proposal) -> dict[int, list[int]]:
-    return {row: [n.token for n in nodes] for row, nodes in nodes_of(proposal.tree).items()}
+def tokens_of(result: DraftResult) -> dict[int, list[int]]:
+    return {row: [n.token for n in nodes] for row, nodes in nodes_of(result.tree).items()}
 
 
 def naive_beam(bench: Bench, row: int, depth: int, width: int) -> dict[Path, float]:
@@ -88,30 +81,30 @@ def naive_tree(bench: Bench, row: int, branching: Sequence[int]) -> dict[Path, f
     return found
 
 
-def possible(proposal: Proposal) -> dict[int, dict[Path, float]]:
+def possible(result: DraftResult) -> dict[int, dict[Path, float]]:
     """By row: paths of the nodes that may be verified, and their log-probabilities."""
-    tree = proposal.tree.keep(proposal.tree.real & np.isfinite(proposal.tree.log_probs))
+    tree = result.tree.keep(result.tree.real & np.isfinite(result.tree.log_probs))
     return {
         row: {text: node.log_prob for text, node in by_path(nodes).items()}
         for row, nodes in nodes_of(tree).items()
     }
 
 
-def assert_logits(bench: Bench, proposal: Proposal) -> None:
+def assert_logits(bench: Bench, result: DraftResult) -> None:
     """After the root, and after every node that was fed, they are the ordinary forward's."""
-    for index, (row, nodes) in enumerate(nodes_of(proposal.tree).items()):
-        deepest = int(proposal.tree.depths[index].max())
+    for index, (row, nodes) in enumerate(nodes_of(result.tree).items()):
+        deepest = int(result.tree.depths[index].max())
         for place in range(-1, len(nodes)):
             text = path(nodes, place)
-            at = proposal.place(index, place)
+            at = result.place(index, place)
             assert (at < 0) == (len(text) == deepest)
             if at >= 0:
                 wanted = bench.logits_after(row, text)
-                torch.testing.assert_close(proposal.logits[at], wanted, rtol=0, atol=1e-10)
+                torch.testing.assert_close(result.logits[at], wanted, rtol=0, atol=1e-10)
 
 
-def roll_back(bench: Bench, bases: NDArray[np.int64], proposal: Proposal | None) -> None:
-    fed = [proposal.fed] if proposal else []
+def roll_back(bench: Bench, bases: NDArray[np.int64], result: DraftResult | None) -> None:
+    fed = [result.fed] if result else []
     RollbackProcessor().rollback(bench.state, bench.manager, np.arange(len(bases)), bases, fed)
     bench.manager.check_integrity()
 
@@ -120,10 +113,10 @@ def roll_back(bench: Bench, bases: NDArray[np.int64], proposal: Proposal | None)
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_a_draft_is_the_models_own_continuation(settings: SamplingSettings, depth: int) -> None:
     bench = Bench([7, 1, 20, 3], settings)
-    proposal = draft(bench, dict.fromkeys(range(4), depth))
-    assert tokens_of(proposal) == {row: bench.continuation(row, depth) for row in range(4)}
-    assert proposal.tree.is_path
-    assert (proposal.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [depth - 1] * 4
+    result = draft(bench, dict.fromkeys(range(4), depth))
+    assert tokens_of(result) == {row: bench.continuation(row, depth) for row in range(4)}
+    assert result.tree.is_path
+    assert (result.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [depth - 1] * 4
 
 
 def test_a_draft_gives_the_logits_that_it_was_chosen_from() -> None:
@@ -134,10 +127,10 @@ def test_a_draft_gives_the_logits_that_it_was_chosen_from() -> None:
 def test_rows_draft_as_deep_as_each_may() -> None:
     bench = Bench([7, 12, 3])
     sizes = {0: 1, 1: 4, 2: 2}
-    proposal = draft(bench, sizes)
-    assert tokens_of(proposal) == {row: bench.continuation(row, sizes[row]) for row in sizes}
-    assert_logits(bench, proposal)
-    assert (proposal.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [0, 3, 1]
+    result = draft(bench, sizes)
+    assert tokens_of(result) == {row: bench.continuation(row, sizes[row]) for row in sizes}
+    assert_logits(bench, result)
+    assert (result.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [0, 3, 1]
 
 
 @SETTINGS
@@ -147,17 +140,17 @@ def test_a_tree_is_that_of_a_naive_beam_search(
 ) -> None:
     bench = Bench([7, 1, 20, 3], settings)
     bench.feed(2, 12)  # rows lag by different counts
-    proposal = draft(bench, dict(enumerate(depths)), width)
-    assert proposal.tree.sizes.tolist() == [depth * width for depth in depths]
-    assert np.array_equal(proposal.tree.depths.max(axis=1), depths)
-    for row, nodes in nodes_of(proposal.tree).items():
+    result = draft(bench, dict(enumerate(depths)), width)
+    assert result.tree.sizes.tolist() == [depth * width for depth in depths]
+    assert np.array_equal(result.tree.depths.max(axis=1), depths)
+    for row, nodes in nodes_of(result.tree).items():
         found = {text: node.log_prob for text, node in by_path(nodes).items()}
         for text, log_prob in found.items():
             assert log_prob == pytest.approx(bench.path_log_prob(row, text), abs=1e-9)
         possible = {text: log_prob for text, log_prob in found.items() if log_prob > -np.inf}
         assert possible == pytest.approx(naive_beam(bench, row, depths[row], width), abs=1e-9)
         assert [node.origin for node in nodes] == list(range(len(nodes)))
-    assert_logits(bench, proposal)
+    assert_logits(bench, result)
 
 
 SPECINFER = (1, 1, 3, 1, 1, 1, 1, 1)
@@ -171,16 +164,16 @@ def test_a_tree_of_a_fixed_form_has_the_best_children_of_each_node(
     bench = Bench([7, 1, 20], settings)
     bench.feed(2, 12)
     width = int(np.prod(branching))
-    proposal = draft(bench, dict.fromkeys(range(3), len(branching)), width, branching=branching)
-    for row, found in possible(proposal).items():
+    result = draft(bench, dict.fromkeys(range(3), len(branching)), width, branching=branching)
+    for row, found in possible(result).items():
         assert found == pytest.approx(naive_tree(bench, row, branching), abs=1e-9)
 
 
 @pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_specinfers_tree_has_20_nodes_in_three_paths(settings: SamplingSettings) -> None:
     bench = Bench([7, 1], settings)
-    proposal = draft(bench, {0: 8, 1: 8}, 3, branching=SPECINFER)
-    for row, found in possible(proposal).items():
+    result = draft(bench, {0: 8, 1: 8}, 3, branching=SPECINFER)
+    for row, found in possible(result).items():
         levels = [[text for text in found if len(text) == depth] for depth in range(1, 9)]
         assert [len(level) for level in levels] == [1, 1, 3, 3, 3, 3, 3, 3]
         assert len(found) == 20
@@ -198,8 +191,8 @@ def test_specinfers_tree_has_20_nodes_in_three_paths(settings: SamplingSettings)
 def test_a_shallower_row_has_the_top_of_a_fixed_form() -> None:
     bench = Bench([7, 12, 3, 5], WARM)
     depths = {0: 1, 1: 3, 2: 8, 3: 5}
-    proposal = draft(bench, depths, 3, branching=SPECINFER)
-    found = possible(proposal)
+    result = draft(bench, depths, 3, branching=SPECINFER)
+    found = possible(result)
     assert [len(found[row]) for row in range(4)] == [1, 5, 20, 11]
     for row, depth in depths.items():
         assert found[row] == pytest.approx(naive_tree(bench, row, SPECINFER[:depth]), abs=1e-9)
@@ -208,11 +201,11 @@ def test_a_shallower_row_has_the_top_of_a_fixed_form() -> None:
 def test_what_was_committed_of_a_fixed_form_stays_cached() -> None:
     bench = Bench([5, 9], WARM)
     bases = bench.manager.counts[:2].copy()
-    proposal = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
-    for row, found in possible(proposal).items():
+    result = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
+    for row, found in possible(result).items():
         longest = [text for text in found if len(text) == 4]
         bench.commit(row, [*longest[row], 319])  # of another branch for each
-    roll_back(bench, bases, proposal)
+    roll_back(bench, bases, result)
     assert bench.state.lengths(np.arange(2)).tolist() == (bases + 4).tolist()
     assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
 
@@ -221,35 +214,35 @@ def test_a_fixed_forms_missing_places_are_not_taken_for_a_token() -> None:
     """Their token is 0, and so is what the model says here."""
     bench = Bench([5, 9], SamplingSettings(logit_bias=((0, 100.0),)))
     bases = bench.manager.counts[:2].copy()
-    proposal = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
+    result = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
     for row, committed in enumerate(([0, 0, 319], [0, 0, 0, 0])):
-        assert tuple(committed[:2]) in possible(proposal)[row]
+        assert tuple(committed[:2]) in possible(result)[row]
         bench.commit(row, committed)
-    roll_back(bench, bases, proposal)
+    roll_back(bench, bases, result)
     assert bench.state.lengths(np.arange(2)).tolist() == (bases + np.array([2, 3])).tolist()
     assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
 
 
 def test_a_wider_beam_begins_with_the_models_own_choice() -> None:
     bench = Bench([7, 1, 20, 3], WARM)
-    proposal = draft(bench, {0: 3, 2: 2}, width=3)
+    result = draft(bench, {0: 3, 2: 2}, width=3)
     for index, row in enumerate((0, 2)):
-        assert proposal.tree.tokens[index, 0] == bench.says(row)
+        assert result.tree.tokens[index, 0] == bench.says(row)
 
 
 def test_all_nodes_but_the_deepest_are_fed_and_known_to_the_state() -> None:
     bench = Bench([7, 5, 20])
-    proposal = draft(bench, {0: 3, 2: 4}, width=3)
-    fed = proposal.fed
-    assert fed.tree is proposal.tree
-    deepest = proposal.tree.depths.max(axis=1, keepdims=True)
+    result = draft(bench, {0: 3, 2: 4}, width=3)
+    fed = result.fed
+    assert fed.tree is result.tree
+    deepest = result.tree.depths.max(axis=1, keepdims=True)
     here = fed.flat_slots != NO_SLOT
-    assert np.array_equal(here, proposal.tree.real & (proposal.tree.depths < deepest))
+    assert np.array_equal(here, result.tree.real & (result.tree.depths < deepest))
     slots = fed.flat_slots[here]
     assert len(set(slots.tolist())) == len(slots)
-    assert np.array_equal(bench.state.cache_tokens.reshape(-1)[slots], proposal.tree.tokens[here])
+    assert np.array_equal(bench.state.cache_tokens.reshape(-1)[slots], result.tree.tokens[here])
     roots = (bench.manager.counts[fed.tree.rows] - 1)[:, None]
-    positions = (roots + proposal.tree.depths)[here]
+    positions = (roots + result.tree.depths)[here]
     assert np.array_equal(bench.state.positions.reshape(-1)[slots], positions)
 
 
@@ -258,13 +251,13 @@ def test_a_draft_goes_on_behind_what_was_committed_and_rolled_back(width: int) -
     bench = Bench([5, 9, 4], WARM)
     for committed in ([3, 4], [5], [6, 7, 8]):
         bases = bench.manager.counts[:3].copy()
-        proposal = draft(bench, {0: 4, 2: 4}, width)
-        for row, nodes in nodes_of(proposal.tree).items():
+        result = draft(bench, {0: 4, 2: 4}, width)
+        for row, nodes in nodes_of(result.tree).items():
             found = {text: node.log_prob for text, node in by_path(nodes).items()}
             assert found == pytest.approx(naive_beam(bench, row, 4, width), abs=1e-9)
         for row in (0, 2):
             bench.commit(row, committed)
-        roll_back(bench, bases, proposal)
+        roll_back(bench, bases, result)
 
 
 @pytest.mark.parametrize("canonical", [False, True])
@@ -273,14 +266,14 @@ def test_what_was_committed_of_a_draft_stays_cached(canonical: bool) -> None:
     bench = Bench([5, 9, 4], WARM, canonical=canonical)
     for _ in range(4):
         bases = bench.manager.counts[:3].copy()
-        proposal = draft(bench, {0: 4, 1: 2, 2: 3}, width=3)
+        result = draft(bench, {0: 4, 1: 2, 2: 3}, width=3)
         kept = []
-        for row, nodes in nodes_of(proposal.tree).items():
+        for row, nodes in nodes_of(result.tree).items():
             text = path(nodes, int(random.integers(len(nodes))))
             deepest = max(map(len, by_path(nodes)))
             bench.commit(row, [*text, 319])
             kept.append(bases[row] + min(len(text), deepest - 1))
-        roll_back(bench, bases, proposal)
+        roll_back(bench, bases, result)
         assert bench.state.lengths(np.arange(3)).tolist() == kept
     assert_logits(bench, draft(bench, {0: 2, 1: 2, 2: 2}, width=3))
 
@@ -318,22 +311,3 @@ def test_logits_that_are_not_numbers_are_an_error(
     with pytest.raises(NonFiniteLogits, match="not numbers") as raised:
         draft(bench, {0: depth, 1: depth}, width)
     assert raised.value.rows.tolist() == [0]
-
-
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_draft_that_fails_leaves_nothing(fails_at: int) -> None:
-    bench = Bench([7, 3])
-    good, bench.model = bench.model, FailingModel(bench.model, fails_at)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        draft(bench, {0: 4, 1: 4}, 2)
-    roll_back(bench, bench.manager.counts[:2].copy(), None)
-    assert bench.holds_numbers
-    bench.model = good
-    again = draft(bench, {0: 4, 1: 4})
-    assert tokens_of(again) == {row: bench.continuation(row, 4) for row in range(2)}
-
-
-def test_a_draft_leaves_no_lag_but_the_last_token() -> None:
-    bench = Bench([7, 3])
-    draft(bench, {0: 1, 1: 1})
-    assert lag(bench.state, bench.manager, np.array([0, 1])).tolist() == [-1, -1]

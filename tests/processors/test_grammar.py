@@ -16,8 +16,9 @@ from processors.contexts import Contexts
 from processors.grammar import Bits, GrammarError, Path, allows, exclude_others, prune
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
+from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
-from processors.verify import VerifyProcessor
+from processors.verify import VerifyProcessor, VerifyRequest
 from tests.modelpool.factories import VOCAB_SIZE
 from tests.processors.tiny import Bench
 from tests.processors.trees import Nodes, build, by_path, forests, grown, nodes_of, walk
@@ -193,16 +194,9 @@ def test_a_verdict_walks_along_what_is_best_of_the_allowed(settings: SamplingSet
     random = np.random.default_rng(4)
     trees = {row: grown(random, 9, partial(says, row), 320) for row in (0, 1)}
     for tree in (build(trees), prune(build(trees), bench.sampler.grammars)):
-        verdict = VerifyProcessor().verify(
-            bench.model,
-            bench.state,
-            bench.manager,
-            bench.sampler,
-            tree,
-            bench.output_positions(tree.rows),
-            rescore=True,
-        )
+        request = VerifyRequest(tree, bench.output_positions(tree.rows), rescore=True)
+        result = VerifyProcessor(bench.sampler, SharedNoise()).verify(bench.active, request)
         for row, nodes in trees.items():
             wanted = walk(nodes, partial(says, row))
-            assert tuple(verdict.path(row).tolist()) == wanted
+            assert tuple(result.path(row).tolist()) == wanted
         bench.state.rollback(tree.rows, bench.state.lengths(tree.rows) * 0)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from processors.drafts import DraftRequest
 from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
 from processors.noise import gumbel
 from processors.token_tree import ROOT, TokenTree
@@ -47,9 +48,8 @@ def draft(
     table, manager = opened(texts)
     rows = np.arange(len(texts))
     positions = np.full(len(texts), 5)
-    return NgramDraftProcessor().draft(
-        table, manager, noise, rows, positions, np.array(depths), width
-    )
+    request = DraftRequest(rows, positions, np.array(depths), width)
+    return NgramDraftProcessor().draft(table, manager, noise, request)
 
 
 def paths(tree: TokenTree, index: int) -> list[list[int]]:
@@ -117,7 +117,7 @@ def test_depth_zero_proposes_nothing() -> None:
 def test_committed_output_is_read_before_drafting() -> None:
     table, manager = opened([[1, 2, 3, 4]])
     processor, one = NgramDraftProcessor(), np.array([0])
-    arguments = (table, manager, silent, one, one, np.array([3]), 1)
+    arguments = (table, manager, silent, DraftRequest(one, one, np.array([3])))
     assert processor.draft(*arguments).sizes.tolist() == [0]
     manager.extend(0, np.array([1, 2]))
     assert processor.draft(*arguments).tokens.tolist() == [[3, 4, 1]]
@@ -134,7 +134,8 @@ def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
     text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3]
     table, manager = opened([text])
     one = np.array([0])
-    tree = NgramDraftProcessor().draft(table, manager, silent, one, one, np.array([3]), 3)
+    request = DraftRequest(one, one, np.array([3]), width=3)
+    tree = NgramDraftProcessor().draft(table, manager, silent, request)
     assert tree.sizes[0] > 3
     for path, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
         expected = math.prod(

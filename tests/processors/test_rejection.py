@@ -1,276 +1,182 @@
-"""Whoever drafts, through however many levels, tokens are draws from the target's distribution."""
+"""Rejection sampling: what a verifier keeps of drawn drafts, and where it draws itself."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import dataclasses
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from processors.rejection import accepted_lengths, emit
-from processors.token_tree import Floats, Ints
-from tests.exact.chi_square import fit_p_value
-
-VOCAB = 6
-DEPTH = 3
-NEW = 3  # tokens whose joint distribution is looked at
-ROWS = 30_000
-LEAST_P = 1e-4
-
-Rule = Callable[[Tensor, Tensor, Ints, Ints, Floats, Tensor], tuple[Ints, Ints]]
-
-
-def reject(
-    p: Tensor, q: Tensor, tokens: Ints, sizes: Ints, uniforms: Floats, noise: Tensor
-) -> tuple[Ints, Ints]:
-    """The rule with all distributions at hand: accepted nodes [B], and the token after them [B].
-
-    `p`, `noise`: [sum(sizes + 1), V] after the root and after each node; `q`: [sum(sizes), V].
-    """
-    row, step = nodes_of(sizes)
-    first, roots = np.cumsum(sizes) - sizes, np.cumsum(sizes + 1) - (sizes + 1)
-    drafted = tokens[row, step]
-    at_nodes = p.numpy()[roots[row] + step, drafted], q.numpy()[np.arange(len(row)), drafted]
-    accepted = accepted_lengths(*at_nodes, sizes, uniforms)
-    refused = torch.zeros((len(sizes), p.shape[1]), dtype=torch.float64)
-    which = np.flatnonzero(accepted < sizes)
-    refused[which] = q[(first + accepted)[which]]
-    stop = roots + accepted
-    return accepted, emit(p[stop], refused, noise[stop]).numpy()
+from modelpool.packed_model import PackedModel
+from processors.drafts import DraftResult
+from processors.noise import gumbel
+from processors.rejection import RejectionSampling
+from processors.sampling_row import SamplingSettings
+from processors.token_tree import TokenTree, join
+from processors.verify_result import VerifyResult
+from tests.modelpool.factories import VOCAB_SIZE
+from tests.processors.tiny import (
+    GREEDY,
+    PENALIZED,
+    WARM,
+    Bench,
+    FailingModel,
+    SpeechlessModel,
+)
+from tests.processors.verification import (
+    assert_logits,
+    draft,
+    forget,
+    path_tree,
+    verify,
+    verify_by_rejection,
+)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Markov models [V, V], weakest first: the next token's probabilities after each token."""
-
-    models: tuple[Floats, ...]
-    rule: Rule = reject
-    hard: bool = False  # intermediates hand on their accepted nodes alone
-    cut: str = ""  # drafts end before a flat "distribution", or (wrong) an improbable "token"
-
-    def generate(self, seed: int) -> Ints:
-        """[ROWS, NEW] tokens after token 0, with noise that each position has once for all."""
-        drawn = np.random.default_rng(seed)
-        span = NEW + DEPTH + len(self.models)
-        uniforms = drawn.random((len(self.models), ROWS, span))
-        noise = drawn.gumbel(size=(len(self.models), ROWS, span, VOCAB))
-        text = np.zeros((ROWS, span + 1), dtype=np.int64)  # token 0, then the output
-        counts = np.zeros(ROWS, dtype=np.int64)
-        while len(rows := np.flatnonzero(counts < NEW)):
-            done = counts[rows]
-            last = text[rows, done]
-            tokens = self._draft(last, noise[0, rows[:, None], done[:, None] + np.arange(DEPTH)])
-            sizes = self._sizes(np.concatenate((last[:, None], tokens), axis=1))
-            for level in range(1, len(self.models)):
-                row, step = nodes_of(sizes)
-                context_row, context = nodes_of(sizes + 1)
-                before = np.concatenate((last[:, None], tokens), axis=1)
-                accepted, emitted = self.rule(
-                    torch.from_numpy(self.models[level][before[context_row, context]]),
-                    torch.from_numpy(self.models[level - 1][before[row, step]]),
-                    tokens,
-                    sizes,
-                    uniforms[level, rows[row], done[row] + step],
-                    torch.from_numpy(noise[level, rows[context_row], done[context_row] + context]),
-                )
-                tokens = np.concatenate((tokens, np.zeros_like(tokens[:, :1])), axis=1)
-                tokens[np.arange(len(rows)), accepted] = emitted
-                hands_on_nodes_alone = self.hard and level < len(self.models) - 1
-                sizes = accepted if hands_on_nodes_alone else accepted + 1
-            row, step = nodes_of(sizes)
-            text[rows[row], done[row] + step + 1] = tokens[row, step]
-            counts[rows] += sizes
-        return text[:, 1 : NEW + 1]
-
-    def _draft(self, last: Ints, noise: Floats) -> Ints:
-        """[n, DEPTH] draws from the weakest model."""
-        tokens = [last]
-        for step in range(DEPTH):
-            with np.errstate(divide="ignore"):
-                scores = np.log(self.models[0][tokens[-1]]) + noise[:, step]
-            tokens.append(scores.argmax(axis=1))
-        return np.stack(tokens[1:], axis=1)
-
-    def _sizes(self, text: Ints) -> Ints:
-        """How many nodes [n] go to the first verifier; text [n, 1 + DEPTH]."""
-        drafter = self.models[0]
-        values = {
-            "": np.ones_like(text[:, 1:], dtype=np.float64),
-            "distribution": drafter.max(axis=1)[text[:, :-1]],
-            "token": drafter[text[:, :-1], text[:, 1:]],
-        }[self.cut]
-        sizes: Ints = np.cumprod(values > 0.4, axis=1).sum(axis=1)
-        return sizes
-
-    def p_value(self, seed: int) -> float:
-        """The chance of joint counts at least this far from the target's."""
-        target = self.models[-1]
-        joint = np.einsum("a,ab,bc->abc", target[0], target, target).ravel()
-        cells = self.generate(seed) @ np.array([VOCAB**2, VOCAB, 1])
-        return fit_p_value(np.bincount(cells, minlength=VOCAB**3), joint)
+def assert_same_result(got: VerifyResult, wanted: VerifyResult) -> None:
+    assert np.array_equal(got.accepted, wanted.accepted)
+    for index in range(len(got.tree.rows)):
+        assert got.path(index).tolist() == wanted.path(index).tolist()
+    assert np.array_equal(got.places, wanted.places)
+    assert np.array_equal(got.sound, wanted.sound)
+    assert got.pack_tokens == wanted.pack_tokens
+    assert np.array_equal(got.fed.flat_slots, wanted.fed.flat_slots)
+    torch.testing.assert_close(got.logits, wanted.logits, rtol=0, atol=1e-12)
 
 
-def nodes_of(sizes: Ints) -> tuple[Ints, Ints]:
-    """Row and step of each node, row after row."""
-    row = np.repeat(np.arange(len(sizes)), sizes)
-    return row, np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
+@pytest.mark.parametrize("seed", range(4))
+def test_without_chance_rejection_is_the_walk(seed: int) -> None:
+    lengths = [30, 12, 9, 5, 7]
+    bench, other, drafter = Bench(lengths), Bench(lengths), Bench(lengths, seed=1)
+    random = np.random.default_rng(seed)
+    says = {row: bench.continuation(row, 5) for row in range(5)}
+    looked_up = {1: says[1][: seed + 1], 4: [*says[4][:seed], 319, 3]}
+    drafts = [
+        draft(drafter, [2], [4]),  # of a model that is not the verifier
+        draft(Bench(lengths), [3], [3]),  # of the verifier's twin
+        DraftResult.without_logits(path_tree(looked_up)),
+    ]
+    whole = join([drafted.tree for drafted in drafts])
+    tree = whole.select(random.integers(1, 5, size=4), np.full(4, 4))
+    parts = []
+    for drafted in drafts:  # capped as the tree is
+        sizes = tree.sizes[np.searchsorted(tree.rows, drafted.tree.rows)]
+        cut = drafted.tree.select(sizes, sizes)
+        parts.append(DraftResult(cut, drafted.logits, drafted.places, drafted.fed))
+    for one in (bench, other):
+        one.feed(2, 5)
+    got = verify_by_rejection(bench, tree, parts, prefill={0: 20})
+    wanted = verify(other, tree, prefill={0: 20})
+    assert_same_result(got, wanted)
+    assert_logits(bench, got)
+    assert bench.snapshot() == other.snapshot()
 
 
-def random_models(count: int, holes: bool = False) -> tuple[Floats, ...]:
-    """With holes: a third of the tokens are impossible, others in each model and context."""
-    drawn = np.random.default_rng(7)
-    weights = drawn.dirichlet(np.full(VOCAB, 0.8), size=(count, VOCAB)) + 0.01
-    if holes:
-        np.put_along_axis(weights, weights.argsort(axis=2)[:, :, : VOCAB // 3], 0.0, axis=2)
-    return tuple(weights / weights.sum(axis=2, keepdims=True))
+@pytest.mark.parametrize("settings", [WARM, PENALIZED], ids=["sampled", "penalized"])
+def test_a_verifier_keeps_all_that_it_could_have_drawn_itself(settings: SamplingSettings) -> None:
+    """Were the distribution after another node taken, of either side, some would be refused."""
+    lengths = [12, 9, 5, 7]
+    bench, twin = Bench(lengths, settings), Bench(lengths, settings)
+    drafts = [
+        draft(twin, [0, 3], [4, 2], RejectionSampling()),
+        draft(twin, [2], [3], RejectionSampling()),
+    ]
+    tree = join([drafted.tree for drafted in drafts] + [TokenTree.empty(np.array([1]))])
+    result = verify_by_rejection(bench, tree, drafts)
+    assert result.lengths.tolist() == [4, 0, 3, 2]
+    assert_logits(bench, result)
+    for is_hard in (False, True):  # the token after an accepted path is always handed on
+        rule = RejectionSampling()
+        handed_on = rule.next_draft(result, hard_rejection=is_hard, is_path=False)
+        assert handed_on.tree.sizes.tolist() == [5, 1, 4, 3]
+        assert handed_on.tree.is_path
 
 
-def reject_without_residual(
-    p: Tensor, q: Tensor, tokens: Ints, sizes: Ints, uniforms: Floats, noise: Tensor
-) -> tuple[Ints, Ints]:
-    """A wrong rule: what replaces a rejected node is drawn from p."""
-    accepted, _ = reject(p, q, tokens, sizes, uniforms, noise)
-    stop = np.cumsum(sizes + 1) - (sizes + 1) + accepted
-    return accepted, (p.log() + noise)[stop].argmax(dim=1).numpy()
+def test_rejection_refuses_what_the_verifier_would_never_say() -> None:
+    settings = SamplingSettings(temperature=1.0, top_k=3, seed=2)
+    bench = Bench([12, 9], settings)
+    never = [int(bench.log_probs_after(row).argmin()) for row in range(2)]
+    tree = path_tree({0: [never[0], 5], 1: [never[1]]})
+    result = verify_by_rejection(bench, tree, [DraftResult.without_logits(tree)])
+    assert result.lengths.tolist() == [0, 0]
+    for row in range(2):
+        assert bench.log_probs_after(row)[result.path(row)[0]] > -np.inf
 
 
-def tensor(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
+@pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_rejection_tells_which_row_was_not_judged_by_numbers(settings: SamplingSettings) -> None:
+    bench = Bench([6, 4], settings)
+    bench.model = SpeechlessModel(bench.model)
+    tree = path_tree({0: [3, 4], 1: [5]})
+    result = verify_by_rejection(bench, tree, [DraftResult.without_logits(tree)])
+    assert result.sound.tolist() == [False, True]
 
 
-def random_noise(count: int, size: int = VOCAB) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(3).gumbel(size=(count, size)))
+@pytest.mark.parametrize("settings", [GREEDY, WARM, PENALIZED], ids=["g", "s", "p"])
+def test_rejection_judges_in_parts_to_the_same_bits(settings: SamplingSettings) -> None:
+    lengths = [12, 9, 5, 7]
+    drafter, results = Bench(lengths, settings, seed=1), []
+    drafts = [
+        draft(drafter, [0, 3], [4, 2], RejectionSampling()),
+        draft(drafter, [2], [3], RejectionSampling()),
+    ]
+    tree = join([drafted.tree for drafted in drafts] + [TokenTree.empty(np.array([1]))])
+    for part in (2**19, 2 * VOCAB_SIZE):
+        with mock.patch("processors.logits._CPU_PART", part):
+            results.append(verify_by_rejection(Bench(lengths, settings), tree, drafts))
+    assert_same_result(results[1], results[0])
 
 
-@pytest.mark.parametrize("levels", [2, 3, 4])
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("cut", ["", "distribution"])
-def test_a_chain_emits_draws_from_its_target(levels: int, holes: bool, cut: str) -> None:
-    chain = Chain(random_models(levels, holes), cut=cut)
-    assert chain.p_value(seed=levels) > LEAST_P
+def test_rejection_draws_noise_where_a_row_stops_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [12, 9, 5, 7]
+    bench, drafter = Bench(lengths, WARM), Bench(lengths, WARM, seed=1)
+    drafted = draft(drafter, [0, 1, 2, 3], [4, 4, 3, 1], RejectionSampling())
+    drawn: list[tuple[int, int]] = []
+
+    def noting(seed: int, position: int, vocab_size: int, *rest: Any, **options: Any) -> Any:
+        drawn.append((position, rest[1]))
+        return gumbel(seed, position, vocab_size, *rest, **options)
+
+    monkeypatch.setattr("processors.noise.gumbel", noting)
+    result = verify_by_rejection(bench, drafted.tree, [drafted])
+    begun = bench.output_positions(np.arange(4))
+    wanted = [(int(at + more), int(at + 1)) for at, more in zip(begun, result.lengths, strict=True)]
+    assert drawn == wanted
 
 
-@pytest.mark.parametrize("levels", [2, 3])
-def test_a_draw_from_the_verifier_in_place_of_the_residual_is_found_out(levels: int) -> None:
-    chain = Chain(random_models(levels), reject_without_residual)
-    assert chain.p_value(seed=levels) < LEAST_P
+def test_rejection_hands_on_what_was_accepted_before_a_place_without_a_distribution() -> None:
+    lengths = [12, 9]
+    before = Bench(lengths).continuation(0, 2)
+
+    def moody(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids[0, -2:].tolist() == before:
+            raise LookupError("no more words")
+        return scores
+
+    bench = Bench(lengths, dataclasses.replace(GREEDY, logits_processors=(moody,)))
+    tree = path_tree({0: [*before, 5, 6], 1: bench.continuation(1, 2)})
+    result = verify_by_rejection(bench, tree, [DraftResult.without_logits(tree)])
+    assert result.sound.tolist() == [False, True]
+    handed_on = RejectionSampling().next_draft(result, hard_rejection=False, is_path=True).tree
+    left = handed_on.select(np.full(2, 9), np.full(2, 9))
+    assert left.sizes.tolist() == [2, 3]
+    assert left.tokens[0, :2].tolist() == before
 
 
-def test_hard_rejection_is_found_out() -> None:
-    assert Chain(random_models(3), hard=True).p_value(seed=3) < LEAST_P
-
-
-@pytest.mark.parametrize("levels", [2, 3])
-def test_a_draft_that_is_cut_off_because_of_the_token_there_is_found_out(levels: int) -> None:
-    assert Chain(random_models(levels), cut="token").p_value(seed=levels) < LEAST_P
-
-
-def test_a_node_that_is_impossible_to_its_proposer_alone_is_accepted() -> None:
-    p, q = tensor([0.5, 0.5, 0.0]), tensor([1.0, 0.0, 0.0])
-    accepted, _ = reject(
-        p.repeat(4, 1),
-        q.repeat(2, 1),
-        np.array([[1], [2]]),  # p 0.5 and p 0, both q 0
-        np.array([1, 1]),
-        np.array([0.999, 0.0]),
-        random_noise(4, 3),
-    )
-    assert accepted.tolist() == [1, 0]
-
-
-def test_a_proposer_that_equals_its_verifier_is_always_believed() -> None:
-    drawn = np.random.default_rng(1)
-    p = torch.from_numpy(drawn.dirichlet(np.full(VOCAB, 0.3), size=400))
-    q = p.reshape(100, 4, VOCAB)[:, :3].reshape(-1, VOCAB)
-    uniforms = np.full(300, np.nextafter(1.0, 0.0))
-    tokens = (q.log() + random_noise(300)).argmax(dim=1).reshape(100, 3).numpy()
-    noise = random_noise(400)
-    accepted, emitted = reject(p, q, tokens, np.full(100, 3), uniforms, noise)
-    assert (accepted == 3).all()
-    assert np.array_equal(emitted, (p.log() + noise).argmax(dim=1)[3::4].numpy())
-
-
-def test_disjoint_supports_reject_every_node() -> None:
-    p, q = tensor([0.0, 0.0, 0.3, 0.7]), tensor([0.6, 0.4, 0.0, 0.0])
-    noise = random_noise(300, 4)
-    accepted, emitted = reject(
-        p.repeat(300, 1),
-        q.repeat(200, 1),
-        np.tile([0, 1], (100, 1)),
-        np.full(100, 2),
-        np.zeros(200),
-        noise,
-    )
-    assert (accepted == 0).all()
-    assert np.array_equal(emitted, (p.log() + noise[::3]).argmax(dim=1).numpy())
-
-
-def test_greedy_distributions_reduce_to_equality_of_tokens() -> None:
-    drawn = np.random.default_rng(2)
-    sizes = drawn.integers(0, 4, size=200)
-    tokens, choices = drawn.integers(0, 3, size=(200, 3)), drawn.integers(0, 3, size=(200, 4))
-    one = torch.eye(VOCAB, dtype=torch.float64)
-    row, step = nodes_of(sizes)
-    accepted, emitted = reject(
-        one[choices[nodes_of(sizes + 1)]],
-        one[tokens[row, step]],
-        tokens,
-        sizes,
-        drawn.random(len(row)),
-        random_noise(len(row) + 200),
-    )
-    equal = (tokens == choices[:, :3]) & (np.arange(3) < sizes[:, None])
-    assert np.array_equal(accepted, np.cumprod(equal, axis=1).sum(axis=1))
-    assert np.array_equal(emitted, choices[np.arange(200), accepted])
-
-
-def test_what_replaces_a_node_is_not_what_the_proposer_overrates() -> None:
-    p, q = tensor([0.5, 0.3, 0.2]), tensor([0.8, 0.1, 0.1])
-    noise = torch.zeros(2, 3, dtype=torch.float64)
-    args = np.array([[0]]), np.array([1]), np.array([0.9])
-    accepted, emitted = reject(p.repeat(2, 1), q, *args, noise)
-    assert (accepted.tolist(), emitted.tolist()) == ([0], [1])  # residual 0, 0.2, 0.1
-
-
-def test_a_tie_goes_to_the_lowest_id() -> None:
-    p, q = tensor([0.2, 0.4, 0.4]), tensor([1.0, 0.0, 0.0])
-    noise = torch.zeros(2, 3, dtype=torch.float64)
-    args = np.array([[0]]), np.array([1]), np.array([0.9])
-    assert reject(p.repeat(2, 1), q, *args, noise)[1].tolist() == [1]
-
-
-def test_a_residual_without_mass_counts_as_the_verifier() -> None:
-    p = tensor([0.0, 0.25, 0.75])
-    noise = torch.zeros(2, 3, dtype=torch.float64)
-    args = np.array([[0]]), np.array([1]), np.array([0.5])  # token 0 is impossible to both
-    accepted, emitted = reject(p.repeat(2, 1), p, *args, noise)
-    assert (accepted.tolist(), emitted.tolist()) == ([0], [2])
-
-
-@pytest.mark.parametrize("width", [0, 2])
-def test_a_row_without_nodes_draws_from_its_verifier(width: int) -> None:
-    p, noise = torch.full((4, VOCAB), 1 / VOCAB, dtype=torch.float64), random_noise(4)
-    nothing = np.zeros((4, width), dtype=np.int64)
-    sizes = np.zeros(4, dtype=np.int64)
-    accepted, emitted = reject(p, p[:0], nothing, sizes, np.zeros(0), noise)
-    assert accepted.tolist() == [0, 0, 0, 0]
-    assert np.array_equal(emitted, noise.argmax(dim=1).numpy())
-
-
-def test_rows_together_are_what_they_are_alone() -> None:
-    drawn = np.random.default_rng(4)
-    sizes = np.array([2, 0, 3, 1, 0])
-    tokens = drawn.integers(0, VOCAB, size=(5, 3))
-    p = torch.from_numpy(drawn.dirichlet(np.ones(VOCAB), size=11))
-    q = torch.from_numpy(drawn.dirichlet(np.ones(VOCAB), size=6))
-    uniforms, noise = drawn.random(6), random_noise(11)
-    accepted, emitted = reject(p, q, tokens, sizes, uniforms, noise)
-    for row, size in enumerate(sizes.tolist()):
-        nodes = int(sizes[:row].sum())
-        context, node = slice(nodes + row, nodes + row + size + 1), slice(nodes, nodes + size)
-        one, inputs = slice(row, row + 1), (p.clone(), q.clone())
-        alone = reject(p[context], q[node], tokens[one], sizes[one], uniforms[node], noise[context])
-        assert (accepted[row], emitted[row]) == (alone[0][0], alone[1][0])
-        assert torch.equal(p, inputs[0])
-        assert torch.equal(q, inputs[1])
+def test_a_failed_rejection_leaves_the_state_as_before() -> None:
+    bench = Bench([6, 4, 9], WARM)
+    tree = path_tree({0: [3, 4], 1: [5]})
+    drafts = [DraftResult.without_logits(tree)]
+    forget(bench, [0, 1], bench.manager.counts, verify(bench, tree).fed)
+    before = bench.snapshot()
+    good: PackedModel = bench.model
+    bench.model = FailingModel(bench.model, 1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        verify_by_rejection(bench, tree, drafts, prefill={2: 4})
+    assert bench.snapshot() == before
+    assert bench.holds_numbers
+    bench.model = good
+    assert_logits(bench, verify_by_rejection(bench, tree, drafts))

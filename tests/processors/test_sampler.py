@@ -222,13 +222,13 @@ def test_many_contexts_are_worked_on_in_parts_to_the_same_bits(
         contexts = contexts_at(which, places, [[7] * (place % 3) for place in places])
         whole = [
             *sampler.choose(logits, contexts),
-            *sampler.judge(logits, contexts, parents, tokens),
+            *sampler.rescore(logits, contexts, parents, tokens),
             *sampler.rank(logits, contexts, 3),
         ]
         with mock.patch("processors.logits._CPU_PART", 2 * VOCAB):
             pieces = [
                 *sampler.choose(logits, contexts),
-                *sampler.judge(logits, contexts, parents, tokens),
+                *sampler.rescore(logits, contexts, parents, tokens),
                 *sampler.rank(logits, contexts, 3),
             ]
     assert all(torch.equal(got, wanted) for got, wanted in zip(pieces, whole, strict=True))
@@ -304,7 +304,7 @@ def test_judging_is_choosing_and_looking_up() -> None:
     sampler, logits = open_rows(FULL, GREEDY, prompt=PROMPT), random_logits(3)
     contexts = contexts_at([0, 0, 1], [3, 4, 5], [[], [7], []])
     parents, tokens = np.array([2, 0, 0, 1, 2]), np.array([3, 30, 7, 20, VOCAB])
-    choices, winning, own, others = sampler.judge(logits, contexts, parents, tokens)
+    choices, winning, own, others = sampler.rescore(logits, contexts, parents, tokens)
     chosen = sampler.choose(logits, contexts)
     assert torch.equal(choices, chosen[0])
     assert torch.equal(winning, chosen[1])
@@ -351,7 +351,7 @@ def test_nan_comes_through(one: SamplingSettings) -> None:
         sampler.choose(logits, contexts)[1],
         sampler.rank(logits, contexts, 1)[1].sum(1),
         sampler.rank(logits, contexts, 3)[1].sum(1),
-        *sampler.judge(logits, contexts, np.arange(3), np.full(3, 5))[2:],
+        *sampler.rescore(logits, contexts, np.arange(3), np.full(3, 5))[2:],
         sampler.distribution(logits, contexts).sum(1),
     ]
     for values in found:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.packed import KVView
 from modelpool.packed_model import PackedModel
+from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.pack import PackPlan, run_pack
 from processors.sampler import Sampler
@@ -64,6 +65,10 @@ class Bench:
             self.sampler.open(row, settings, prompt)
         self._known: dict[tuple[int, ...], Tensor] = {}
 
+    @property
+    def active(self) -> ActiveModel:
+        return ActiveModel(self.model, self.state, self.manager)
+
     def output_positions(self, rows: Ints) -> Ints:
         lengths = [len(self.prompts[row]) for row in rows.tolist()]
         positions: Ints = self.manager.counts[rows] - np.array(lengths)
@@ -77,7 +82,7 @@ class Bench:
         """Some of the committed tokens, alone."""
         plan = PackPlan(np.array([row]), np.array([count]), np.array([False]))
         nothing = TokenTree.empty(np.zeros(0, dtype=np.int64))
-        run_pack(self.model, self.state, self.manager, plan, nothing)
+        run_pack(self.active, plan, nothing)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """[T, V] of the ordinary forward."""

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modelpool import ModelPool
-from modelpool.packed_model import PackedModel
-from processors import PrefillProcessor
+from processors import ActiveModel, PrefillProcessor
 from specrouter.cycle import CATCH_UP_TOKENS, ChainGroup, CycleResult
-from specrouter.execution.lessons import PROMPT_POSITIONS, Teacher
+from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import ModelStates
 from specrouter.request.params import Chain, SamplingParams
 from tests.specrouter.execution.test_executor import TRIPLE, Bench, _break
@@ -43,10 +42,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Counter[str]]]:
         cycles.append(Counter())
         real_begin(states)
 
-    def feed(prefill: Any, model: PackedModel, *rest: Any) -> Any:
-        counts = rest[3]
-        cycles[-1][model.name] += int(counts.sum())
-        return real_feed(prefill, model, *rest)
+    def feed(prefill: Any, active: ActiveModel, rows: Any, counts: Any, *rest: Any) -> Any:
+        cycles[-1][active.model.name] += int(counts.sum())
+        return real_feed(prefill, active, rows, counts, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(PrefillProcessor, "feed", feed)
@@ -222,12 +220,12 @@ def test_models_are_compared_at_the_same_places_of_prompts_however_these_are_rea
         for _ in range(4):
             bench.cycle(ALONE)  # the text has gone on beyond the prompt's end
         with monkeypatch.context() as patch:
-            patch.setattr("specrouter.execution.lessons.total_variation", note)
-            patch.setattr(Teacher, "_compare", lambda *_: None)  # of verified trees
+            patch.setattr("specrouter.execution.model_comparison.total_variation", note)
+            patch.setattr(ModelComparison, "compare", lambda *_: None)  # of verified trees
             while bench.cycle(PAIR).behind_rows:
                 pass
         return [torch.cat(each) for each in zip(*compared, strict=True)]
 
     whole, parts = at_prompts_end(128), at_prompts_end(chunk)
-    assert len(whole[0]) == PROMPT_POSITIONS
+    assert len(whole[0]) == 3
     torch.testing.assert_close(parts, whole)

@@ -15,7 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import Verdict, VerifyProcessor
+from processors import (
+    ActiveModel,
+    RejectionSampling,
+    SharedNoise,
+    VerifyProcessor,
+    VerifyRequest,
+    VerifyResult,
+)
 from specrouter.cycle import (
     Candidates,
     ChainGroup,
@@ -26,7 +33,8 @@ from specrouter.cycle import (
 )
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
-from specrouter.execution.lessons import Teacher, total_variation
+from specrouter.execution.model_comparison import ModelComparison, total_variation
+from specrouter.execution.runtime import ExecutionSettings, Runtime
 from specrouter.profile.acceptance import shape_index
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
@@ -69,7 +77,10 @@ class Bench:
         self.manager = StateManager(len(prompts), 192, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
         window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
-        self.executor = Executor(pool, self.manager, self.profiler, chunk, window, rejection)
+        rule = RejectionSampling() if rejection else SharedNoise()
+        settings = ExecutionSettings(chunk, window, rule)
+        runtime = Runtime.create(pool, self.manager, self.profiler, settings)
+        self.executor = Executor(runtime)
         self.prompts = prompts
         params = params or SamplingParams(max_new_tokens, ignore_eos=True)
         for prompt in prompts:
@@ -230,15 +241,17 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled"])
-    judged, taken = VerifyProcessor.verify, 0
-    astray: list[Verdict] = []
+    real, taken = VerifyProcessor.verify, 0
+    astray: list[VerifyResult] = []
 
-    def odd(processor: VerifyProcessor, model: PackedModel, *rest: Any, **options: Any) -> Verdict:
-        verdict = judged(processor, model, *rest, **options)
-        if model.name == "middle":
-            verdict.broken[:, 1:] |= verdict.tree.real & ~verdict.accepted
-            astray.append(verdict)
-        return verdict
+    def odd(
+        processor: VerifyProcessor, active: ActiveModel, request: VerifyRequest
+    ) -> VerifyResult:
+        result = real(processor, active, request)
+        if active.model.name == "middle":
+            result.broken[:, 1:] |= result.tree.real & ~result.accepted
+            astray.append(result)
+        return result
 
     monkeypatch.setattr(VerifyProcessor, "verify", odd)
     while len(min(bench.made(), key=len)) < 8:
@@ -323,13 +336,13 @@ def test_distributions_of_all_rows_are_compared_in_turn(
 ) -> None:
     bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
     compared: list[int] = []
-    proposed = Teacher._proposed
+    real = ModelComparison._drafted
 
-    def noting(teacher: Teacher, proposal: Any, proposer: str, index: int, *rest: Any) -> Any:
+    def noting(own: ModelComparison, draft: Any, drafter: str, index: int, *rest: Any) -> Any:
         compared.append(index)
-        return proposed(teacher, proposal, proposer, index, *rest)
+        return real(own, draft, drafter, index, *rest)
 
-    monkeypatch.setattr(Teacher, "_proposed", noting)
+    monkeypatch.setattr(ModelComparison, "_drafted", noting)
     for _ in range(8):
         bench.cycle(("small", "target"), depth=2)
     assert set(compared) == set(range(8))
@@ -375,12 +388,12 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     seen: list[dict[int, int]] = []
     real = VerifyProcessor.verify
 
-    def verify(processor: VerifyProcessor, *arguments: Any, **options: Any) -> Any:
-        model, tree = arguments[0], arguments[4]
+    def verify(processor: VerifyProcessor, active: ActiveModel, request: VerifyRequest) -> Any:
+        tree = request.tree
         nodes_of(tree)  # which asserts that it is one
-        if model.name == "target":
+        if active.model.name == "target":
             seen.append(dict(zip(tree.rows.tolist(), tree.sizes.tolist(), strict=True)))
-        return real(processor, *arguments, **options)
+        return real(processor, active, request)
 
     monkeypatch.setattr(VerifyProcessor, "verify", verify)
     return seen

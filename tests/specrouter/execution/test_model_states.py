@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor, TokenTree
-from processors.pack import PackPlan, lag, run_pack
+from processors.pack import PackPlan, run_pack
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned
 from specrouter.execution.model_states import ModelStates, StageError
@@ -54,16 +54,16 @@ def states(pool: ModelPool, manager: StateManager) -> Iterator[ModelStates]:
 
 def read(states: ModelStates, manager: StateManager, name: str) -> None:
     """A model reads all texts, but for their last tokens."""
-    with states.stage(name, ROWS) as (model, state), torch.inference_mode():
-        PrefillProcessor(32).feed(model, state, manager, ROWS, lag(state, manager, ROWS))
+    with states.stage(name, ROWS) as active, torch.inference_mode():
+        PrefillProcessor(32).feed(active, ROWS, active.lag(ROWS))
 
 
 def draft(states: ModelStates, manager: StateManager, name: str) -> None:
     """A model reads the last tokens of all texts, and two that it has drafted."""
     tree = TokenTree.path(ROWS, np.array([[7, 8], [7, 8]]), np.array([2, 2]))
     plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
-    with states.stage(name, ROWS) as (model, state), torch.inference_mode():
-        states.touch(state, ROWS, run_pack(model, state, manager, plan, tree).fed)
+    with states.stage(name, ROWS) as active, torch.inference_mode():
+        states.touch(active.state, ROWS, run_pack(active, plan, tree).fed)
 
 
 def give_up(states: ModelStates, name: str) -> None:
@@ -121,7 +121,8 @@ def test_what_a_model_drafts_after_it_failed_is_read_anew(
 
 def draft_nothing(states: ModelStates, rows: Ints) -> None:
     """Of a token of each row, the first row's logits are no numbers."""
-    with states.stage("small", rows) as (_, state):
+    with states.stage("small", rows) as active:
+        state = active.state
         state.append(rows, np.ones_like(rows), np.full_like(rows, -1), state.lengths(rows))
         raise NonFiniteLogits("small", rows[:1])
 
@@ -162,8 +163,8 @@ def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
 ) -> None:
     read(states, manager, "small")
     assert pool.evict("small")
-    with states.stage("small", ROWS) as (_, state):
-        assert state.lengths(ROWS).tolist() == [0, 0]
+    with states.stage("small", ROWS) as active:
+        assert active.state.lengths(ROWS).tolist() == [0, 0]
 
 
 def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(

@@ -1,4 +1,4 @@
-"""What one level of a chain proposes to the next, and from what."""
+"""What a drafter is asked for, and what one level of a chain hands to the next."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,43 @@ import torch
 from torch import Tensor
 
 from processors.pack import NO_SLOT, FedTree
-from processors.token_tree import ROOT, Bools, Ints, TokenTree
+from processors.token_tree import ROOT, Ints, TokenTree
 
 
 @dataclass(frozen=True, eq=False)
-class Proposal:
-    """Nodes of `tree` are found in `places` by their `origins`."""
+class DraftRequest:
+    """Trees of `depths[i]` levels for row i, with at most `width` nodes on each level.
+
+    `branching`: children of every node by depth, as many entries as there are levels; `width` is
+    their product. Without it a level keeps its best `width` nodes, whosever children they are.
+    """
+
+    rows: Ints  # [B] ascending
+    output_positions: Ints  # [B] of the token after each row's root
+    depths: Ints  # [B]
+    width: int = 1
+    branching: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DraftResult:
+    """A tree with the logits that its nodes were chosen from.
+
+    Nodes of `tree` are found in `places` by their `origins`.
+    """
 
     tree: TokenTree
     logits: Tensor  # [n, V]
     places: Ints  # [B, 1 + W'] where the logits after the root and after each node stand, or -1
-    fed: FedTree  # what the proposer's own state holds
+    fed: FedTree  # what the drafter's own state holds
     is_masked: bool = False  # its tokens were chosen under grammars, as verifiers choose
 
     @classmethod
-    def without_logits(cls, tree: TokenTree) -> "Proposal":
+    def without_logits(cls, tree: TokenTree) -> "DraftResult":
         """Of a drafter that has no model."""
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         places = np.full((len(tree.rows), 1 + tree.tokens.shape[1]), -1)
         return cls(tree, torch.zeros((0, 0)), places, fed)
-
-    def part(self, which: Bools) -> "Proposal":
-        """Of some of the rows. `which`: [B]."""
-        places, fed = self.places[which], self.fed.part(which)
-        return Proposal(self.tree.part(which), self.logits, places, fed, self.is_masked)
 
     def place(self, index: int, node: int) -> int:
         """Where the logits after a node (ROOT: the root) of the index-th row stand, or -1."""

@@ -1,0 +1,26 @@
+"""ActiveModel: a loaded model, its KV state, and the committed tokens that the state follows."""
+
+from dataclasses import dataclass
+
+from modelpool.packed_model import PackedModel
+from processors.contexts import Ints
+from statemgr import ModelState, StateManager
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveModel:
+    """What every forward of a cycle needs, while the model is held."""
+
+    model: PackedModel
+    state: ModelState
+    manager: StateManager
+
+    def lag(self, rows: Ints) -> Ints:
+        """[R] committed tokens that the state lacks, the last one not counted."""
+        return lag(self.state, self.manager, rows)
+
+
+def lag(state: ModelState, manager: StateManager, rows: Ints) -> Ints:
+    """[R] committed tokens that a state lacks, the last one not counted."""
+    missing: Ints = manager.counts[rows] - 1 - state.lengths(rows)
+    return missing

@@ -1,0 +1,61 @@
+"""BeamSlots: where a drafter's state holds the nodes of a beam while it grows."""
+
+import numpy as np
+from torch import Tensor
+
+from processors.pack import NO_SLOT, FedTree
+from processors.token_tree import Ints, TokenTree
+from statemgr import ForwardView, ModelState, TreeMask
+
+
+class BeamSlots:
+    """The slots of the nodes that are fed back, all taken now: `depths[i] - 1` levels of a row.
+
+    A step's queries do not see those of later steps: their positions are larger.
+    """
+
+    def __init__(
+        self, state: ModelState, rows: Ints, first_positions: Ints, depths: Ints, width: int
+    ) -> None:
+        """`first_positions`: [B] of the first level."""
+        self.width = width
+        self._state = state
+        self._rows = rows
+        self._first_positions = first_positions
+        steps = np.arange(int(depths.max()) - 1)
+        shape = (len(rows), len(steps), width)
+        real = np.broadcast_to((steps < depths[:, None] - 1)[:, :, None], shape)
+        positions = np.broadcast_to((first_positions[:, None] + steps)[:, :, None], shape)
+        counts, unknown = (depths - 1) * width, np.full(int(real.sum()), -1)
+        self._slots = np.full(shape, NO_SLOT)
+        self._slots[real] = state.append(rows, counts, unknown, positions[real])
+        self._starts = np.full(len(state.ends), state.slots)  # beyond other rows
+        self._starts[rows] = state.ends[rows] - counts
+
+    def view(self, which: Ints, step: int, visible: Tensor | None) -> tuple[Ints, ForwardView]:
+        """Positions [A * w] and view of a forward over a level, the first being step 1.
+
+        `visible`: [A * w, E] which of the slots each node descends from; None: positions say so.
+        """
+        positions = np.repeat(self._first_positions[which] + step - 1, self.width)
+        view = self._state.view(
+            self._rows[which],
+            np.full_like(which, self.width),
+            positions,
+            self._slots[which, step - 1].reshape(-1),
+            None if visible is None else TreeMask(self._starts, visible),
+        )
+        return positions, view
+
+    def hold(self, tree: TokenTree) -> FedTree:
+        """Tells the state the tokens, now that they are known."""
+        fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
+        fed.flat_slots[:, : self._slots[0].size] = self._slots.reshape(len(tree.rows), -1)
+        taken = self._slots[self._slots != NO_SLOT]
+        self._state.set_tokens(taken, tree.tokens[fed.flat_slots != NO_SLOT])
+        # Impossible nodes are no text: of places that a level lacks several have the same token.
+        fed.flat_slots[np.isneginf(tree.log_probs)] = NO_SLOT
+        return fed
+
+    def scrub(self) -> None:
+        self._state.scrub(self._slots[self._slots != NO_SLOT])

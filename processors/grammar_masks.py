@@ -1,0 +1,70 @@
+"""GrammarMasks: what the grammars of rows allow at the places of their trees.
+
+Contract: verifiers alone are masked; drafts know no grammar. A grammar that fails allows nothing
+where it failed, which concerns its own row alone.
+"""
+
+import numpy as np
+
+from processors.contexts import Ints
+from processors.grammar import Bits, GrammarError, Path, TokenGrammar
+from processors.sampling_row import SamplingRow
+
+
+class GrammarMasks:
+    """Args: `errors`: by row the first one, whoever met it.
+
+    Attributes: `by_row`: where the output of each row that has a grammar stands in it.
+    """
+
+    def __init__(self, vocab_size: int, errors: dict[int, Exception]) -> None:
+        self._vocab_size = vocab_size
+        self._errors = errors
+        self._rows: dict[int, SamplingRow] = {}
+        self.by_row: dict[int, TokenGrammar] = {}
+
+    def open(self, row: int, opened: SamplingRow, output: list[int]) -> None:
+        grammar = opened.settings.grammar
+        if grammar is not None:
+            grammar.advance(output)
+            self.by_row[row], self._rows[row] = grammar, opened
+
+    def extend(self, row: int, tokens: list[int]) -> None:
+        if row in self.by_row:
+            self.by_row[row].advance(tokens)
+
+    def close(self, row: int) -> None:
+        self.by_row.pop(row, None)
+        self._rows.pop(row, None)
+
+    def at(self, rows: Ints, positions: Ints, depths: Ints, paths: Ints) -> Bits | None:
+        """What grammars allow at n places, [n, ceil(V / 8)]; None if no row has a grammar.
+
+        Every id is allowed where a row has none, and where no path gets to.
+
+        Args:
+            rows, positions, depths: [n], as in `Contexts`.
+            paths: [n, L], on the host.
+        """
+        numbers = rows.tolist()
+        restrained = [index for index, row in enumerate(numbers) if row in self.by_row]
+        if not restrained:
+            return None
+        masks: Bits = np.full((len(rows), -(-self._vocab_size // 8)), 255, dtype=np.uint8)
+        found = {index: tuple(paths[index, : depths[index]].tolist()) for index in restrained}
+        for index in sorted(restrained, key=lambda index: (numbers[index], found[index])):
+            masks[index] = self._mask(numbers[index], found[index], int(positions[index]))
+        return masks
+
+    def _mask(self, row: int, path: Path, position: int) -> Bits | int:
+        try:
+            mask = self.by_row[row].mask(path)
+        except GrammarError as error:
+            self._errors.setdefault(row, error)
+            return 0
+        if mask is None:
+            return 255
+        if position < self._rows[row].settings.min_tokens:
+            going_on = mask & ~self._rows[row].end_bits
+            return going_on if going_on.any() else mask
+        return mask

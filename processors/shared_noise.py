@@ -1,0 +1,94 @@
+"""SharedNoise: every model of a chain chooses with the same noise, so drafts can be compared.
+
+The choice at an output position is the argmax of the processed logits plus Gumbel noise of (seed,
+position), plain argmax at temperature 0. It depends on the verifier's logits and the noise alone. A
+drafted token is accepted if it equals the verifier's choice: walk down from the root, follow the
+child that is the choice there, stop where there is none, and emit that choice.
+Source: Daliri, Musco, Suresh, arXiv 2408.07978 (shared noise as a coupling).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from processors.drafts import DraftRequest, DraftResult
+from processors.grammar import TokenGrammar, prune
+from processors.ngram import NoiseLookup
+from processors.sampler import Sampler
+from processors.token_tree import Floats, TokenTree
+from processors.verify_result import VerifierForward, VerifyResult
+
+
+class SharedNoise:
+    """Implements `AcceptanceRule`."""
+
+    shares_noise = True
+    verifies_whole_drafts = False
+
+    def noise_purpose(self, level: int) -> int:
+        return 0
+
+    def shaped(self, request: DraftRequest) -> DraftRequest:
+        return request
+
+    def noise_lookup(self, sampler: Sampler) -> NoiseLookup:
+        return sampler.noise_at
+
+    def legal(self, tree: TokenTree, grammars: Mapping[int, TokenGrammar]) -> TokenTree:
+        """Without the nodes that no verifier could choose."""
+        return prune(tree, grammars) if grammars else tree
+
+    def accept(
+        self,
+        sampler: Sampler,
+        forward: VerifierForward,
+        drafts: Sequence[DraftResult],
+        level: int,
+        rescore: bool,
+    ) -> VerifyResult:
+        """Waits for the device once."""
+        if rescore:
+            found = _rescored(sampler, forward)
+        else:
+            found = sampler.choose(forward.logits, forward.contexts)
+        together = torch.cat([part.double() for part in found])
+        values = together.cpu().numpy()  # the one wait; ids are exact in float64
+        return _result(forward, values, rescore)
+
+    def next_draft(
+        self, result: VerifyResult, *, hard_rejection: bool, is_path: bool
+    ) -> DraftResult:
+        return result.draft(hard_rejection, is_path)
+
+
+def _rescored(sampler: Sampler, forward: VerifierForward) -> tuple[Tensor, ...]:
+    """`Sampler.rescore` of all nodes, row after row."""
+    tree = forward.tree
+    parents = np.take_along_axis(forward.places, tree.parents + 1, axis=1)[tree.real]
+    return sampler.rescore(forward.logits, forward.contexts, parents, tree.tokens[tree.real])
+
+
+def _result(forward: VerifierForward, values: Floats, rescored: bool) -> VerifyResult:
+    """`values`: what was chosen at each place, its scores, and if `rescored` its
+    log-probabilities and those of the nodes, one after the other."""
+    tree, places = forward.tree, forward.places
+    here = places >= 0
+    count, nodes = int(here.sum()), int(tree.sizes.sum())
+    choices = np.zeros(places.shape, dtype=np.int64)
+    choices[here] = values[:count].astype(np.int64)
+    best = values[count : 2 * count]
+    choice_log_probs = np.zeros(places.shape)
+    node_log_probs = np.zeros(tree.tokens.shape)
+    if rescored:
+        choice_log_probs[here] = np.minimum(values[2 * count : 3 * count], 0.0)
+        node_log_probs[tree.real] = np.minimum(values[3 * count : 3 * count + nodes], 0.0)
+    finite = np.ones(places.shape, dtype=np.bool_)
+    finite[here] = np.isfinite(best)
+    broken = np.zeros(places.shape, dtype=np.bool_)
+    broken[here] = np.isnan(best)
+    accepted = tree.matching(choices)
+    return VerifyResult(
+        forward, accepted, choices, choice_log_probs, node_log_probs, finite, broken
+    )

@@ -1,0 +1,179 @@
+"""VerifyResult: what a verifier accepts of token trees, and what it would choose itself.
+
+`VerifierForward` is what an acceptance rule decides by, `VerifyResult` what it decides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from processors.contexts import Contexts
+from processors.drafts import DraftResult
+from processors.pack import FedTree, PackResult
+from processors.token_tree import ROOT, Bools, Floats, Ints, TokenTree
+
+
+@dataclass(frozen=True, eq=False)
+class VerifierForward:
+    """One verifier's forward over trees of B rows, at most W nodes each."""
+
+    tree: TokenTree
+    places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
+    contexts: Contexts  # of the same n places
+    pack: PackResult
+    earlier: Mapping[int, Tensor]  # by row: logits [n, V] before roots, where they were asked for
+
+    @property
+    def logits(self) -> Tensor:
+        """[n, V] after roots and nodes, row after row."""
+        return self.pack.logits
+
+
+@dataclass(frozen=True, eq=False)
+class VerifyResult:
+    """Of the B rows of a verified tree, on the host but for the logits."""
+
+    forward: VerifierForward
+    accepted: Bools  # [B, W] nodes on the verifier's walk
+    choices: Ints  # [B, W + 1] the verifier's choice after the root and after each node
+    choice_log_probs: Floats  # [B, W + 1]
+    node_log_probs: Floats  # [B, W] of each node after its parent, by the verifier
+    finite: Bools  # [B, W + 1] the choice there is one of an allowed token by real numbers
+    broken: Bools  # [B, W + 1] the logits there hold NaN, on the walk or not
+
+    @property
+    def tree(self) -> TokenTree:
+        return self.forward.tree
+
+    @property
+    def places(self) -> Ints:
+        """[B, W + 1] where the logits after the root and after each node stand, or -1."""
+        return self.forward.places
+
+    @property
+    def logits(self) -> Tensor:
+        """[sum(sizes + 1), V]"""
+        return self.forward.logits
+
+    @property
+    def earlier(self) -> Mapping[int, Tensor]:
+        """By row: logits [n, V] before roots, where they were asked for."""
+        return self.forward.earlier
+
+    @property
+    def fed(self) -> FedTree:
+        return self.forward.pack.fed
+
+    @property
+    def pack_tokens(self) -> int:
+        return self.forward.pack.pack_tokens
+
+    @property
+    def lengths(self) -> Ints:
+        """[B] nodes on the walk."""
+        lengths: Ints = self.accepted.sum(axis=1)
+        return lengths
+
+    @cached_property
+    def sound(self) -> Bools:
+        """[B]: are all choices on the walk finite?"""
+        return np.asarray((self.finite | ~self._on_walk).all(axis=1))
+
+    @property
+    def broken_rows(self) -> Bools:
+        """[B] rows on whose walk logits hold NaN."""
+        return np.asarray((self.broken & self._on_walk).any(axis=1))
+
+    @property
+    def poisoned(self) -> Bools:
+        """[B, W] nodes off the walk after which logits hold NaN.
+
+        So may their slots, and a masked NaN would poison the row's next forward.
+        """
+        return self.broken[:, 1:] & ~self.accepted & self.tree.real
+
+    @property
+    def _on_walk(self) -> Bools:
+        """[B, W + 1] roots and nodes."""
+        return np.concatenate((np.ones((len(self.accepted), 1), np.bool_), self.accepted), 1)
+
+    def sound_length(self, index: int) -> int:
+        """How many tokens of a row's path come before the first choice that is not finite."""
+        finite = self.finite[index, np.append(ROOT, self.walk(index)) + 1]
+        return len(finite) if finite.all() else int(np.argmin(finite))
+
+    def walk(self, index: int) -> Ints:
+        """The nodes on a row's walk, from the root down."""
+        nodes = np.flatnonzero(self.accepted[index])
+        walk: Ints = nodes[np.argsort(self.tree.depths[index, nodes])]
+        return walk
+
+    def path(self, index: int) -> Ints:
+        """Accepted tokens of a row, then the verifier's own choice, [accepted + 1]."""
+        walk = self.walk(index)
+        last = walk[-1] if len(walk) else ROOT
+        return np.append(self.tree.tokens[index, walk], self.choices[index, last + 1])
+
+    def draft(self, hard_rejection: bool, is_path: bool) -> DraftResult:
+        """What the next level is to verify: the accepted path, the walk, or the whole tree
+        re-scored with the verifier's own choices as further children."""
+        if hard_rejection or is_path:
+            paths = [self.path(index) for index in range(len(self.tree.rows))]
+            tree = self._walks([path[:-1] for path in paths] if hard_rejection else paths)
+        else:
+            tree = self._extended()
+        nowhere = np.full((len(tree.rows), 1), -1)  # the logits after the verifier's own choices
+        places = np.concatenate((self.places, nowhere), axis=1)
+        return DraftResult(tree, self.logits, places, self.fed, is_masked=True)
+
+    def _walks(self, paths: list[Ints]) -> TokenTree:
+        """The tree of the walks, as far as they go on; later nodes are the verifier's own."""
+        tree, width = self.tree, max(map(len, paths), default=0)
+        tokens = np.zeros((len(paths), width), dtype=np.int64)
+        origins = np.zeros_like(tokens)
+        log_probs = np.zeros(tokens.shape)
+        for index, path in enumerate(paths):
+            tokens[index, : len(path)] = path
+            walk = self.walk(index)
+            nodes = walk[: len(path)]
+            origins[index, : len(nodes)] = nodes
+            origins[index, len(nodes) : len(path)] = tree.tokens.shape[1]
+            log_probs[index, : len(nodes)] = self.node_log_probs[index, nodes]
+            last = walk[-1] if len(walk) else ROOT
+            log_probs[index, len(nodes) : len(path)] = self.choice_log_probs[index, last + 1]
+        made = TokenTree.path(tree.rows, tokens, np.array([len(path) for path in paths]))
+        total = np.where(made.real, np.cumsum(log_probs, axis=1), -np.inf)
+        return replace(made, origins=origins, log_probs=total)
+
+    def _extended(self) -> TokenTree:
+        """All nodes with the verifier's probabilities, and its choice after each as a child."""
+        tree = self.tree
+        batch, width = tree.tokens.shape
+        real = tree.real
+        # A choice that is a child already is not added again.
+        places = np.concatenate((np.ones((batch, 1), np.bool_), real), axis=1)
+        after_parent = np.take_along_axis(self.choices, tree.parents + 1, axis=1)
+        chosen = (tree.tokens == after_parent) & real
+        has_child = np.zeros((batch, width + 1), dtype=np.int64)
+        np.add.at(has_child, (np.nonzero(chosen)[0], tree.parents[chosen] + 1), 1)
+        added = places & (has_child == 0)
+        path_log_probs = np.zeros((batch, width + 1))
+        for depth in range(1, tree.height + 1):  # parents before children
+            here = np.nonzero(tree.depths == depth)
+            above = path_log_probs[here[0], tree.parents[here] + 1]
+            path_log_probs[here[0], here[1] + 1] = above + self.node_log_probs[here]
+        depths = np.concatenate((np.zeros((batch, 1), np.int64), tree.depths), axis=1)
+        parents = np.broadcast_to(np.arange(-1, width), added.shape)
+        whole = TokenTree(
+            tree.rows,
+            np.concatenate((tree.tokens, self.choices), axis=1),
+            np.concatenate((tree.parents, parents), axis=1),
+            np.concatenate((tree.depths, depths + 1), axis=1),
+            np.concatenate((path_log_probs[:, 1:], path_log_probs + self.choice_log_probs), axis=1),
+            np.concatenate((np.broadcast_to(np.arange(width), real.shape), 0 * parents + width), 1),
+            np.full(batch, 2 * width + 1),
+        )
+        return whole.keep(np.concatenate((real, added), axis=1))

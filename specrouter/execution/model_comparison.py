@@ -1,0 +1,130 @@
+"""ModelComparison: the total variation between models, at places that both have computed anyway.
+
+These are nodes of verified trees, and the ends of prompts, which the target reads before drafters
+do. The profiler makes a prior of acceptance of it (SpecRouter, Equation 5).
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from processors import DraftResult, VerifyResult
+from processors.ngram import context_distribution
+from processors.token_tree import ROOT
+from specrouter.execution.runtime import Runtime
+from specrouter.profile.snapshot import Pair
+
+Ints = NDArray[np.int64]
+
+_NODES = 4  # of a verified tree, whose distributions are compared
+_PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
+_EVERY = 4  # a pair is compared in one of so many cycles: distributions cost time
+
+
+@dataclass(frozen=True, eq=False)
+class _PromptEnd:
+    """The target's logits [n, V] after the last of a row's first `length` tokens."""
+
+    logits: Tensor
+    length: int
+
+
+class ModelComparison:
+    def __init__(self, runtime: Runtime) -> None:
+        self._pool = runtime.pool
+        self._manager = runtime.manager
+        self._ngrams = runtime.rows.ngrams
+        self._profiler = runtime.profiler
+        # Of the end of a prompt; rejection sampling does without.
+        self.prompt_positions = _PROMPT_POSITIONS if runtime.rule.shares_noise else 0
+        self._cycles: Counter[Pair] = Counter()
+        self._prompt_ends: dict[int, _PromptEnd] = {}
+
+    def keep_prompt_ends(self, result: VerifyResult) -> None:
+        """The target has read prompts to their ends: what drafters are compared with later."""
+        for row in result.tree.rows.tolist() if self.prompt_positions else ():
+            if row in result.earlier:
+                logits = result.earlier[row][-self.prompt_positions :].clone()
+                length = int(self._manager.counts[row]) - 1
+                self._prompt_ends[row] = _PromptEnd(logits, length)
+
+    def prompt_ends(self, rows: Ints) -> tuple[Ints, Ints]:
+        """[R] each: the first and, one less, the last of a prompt's tokens after which the target's
+        logits are kept; 0 and 0 where there are none."""
+        places = np.zeros((2, len(rows)), dtype=np.int64)
+        for index, row in enumerate(rows.tolist()):
+            end = self._prompt_ends.get(row)
+            if end is not None:
+                places[:, index] = end.length - len(end.logits), end.length
+        return places[0], places[1]
+
+    def compare_prompt_ends(
+        self, drafter: str, rows: Ints, ends: Ints, counts: Ints, logits: Tensor
+    ) -> None:
+        """`logits` [sum(counts), V]: a model's own, after each of the `counts[i]` tokens before
+        token `ends[i]`, all of them within `prompt_ends`."""
+        theirs = []
+        for row, end, count in zip(rows.tolist(), ends.tolist(), counts.tolist(), strict=True):
+            if count:
+                known = self._prompt_ends[row]
+                last = end - (known.length - len(known.logits))
+                theirs.append(known.logits[last - count : last])
+        variation = total_variation(logits, torch.cat(theirs).to(logits.device))
+        self._profiler.record_similarity((drafter, self._pool.target), variation)
+
+    def forget(self, row: int) -> None:
+        self._prompt_ends.pop(row, None)
+
+    def compare(
+        self, draft: DraftResult, drafter: str, verifier: str, result: VerifyResult
+    ) -> None:
+        """The total variation between drafter and verifier, at nodes that both computed."""
+        pair = (drafter, verifier)
+        self._cycles[pair] += 1
+        if self._cycles[pair] % _EVERY != 1:
+            return
+        index = np.searchsorted(result.tree.rows, draft.tree.rows)
+        # Now these rows, now those; roots before what comes after them.
+        chosen = np.roll(np.arange(len(index)), -_NODES * (self._cycles[pair] // _EVERY))[:_NODES]
+        walks = {
+            own: result.walk(index[own]) for own in chosen.tolist() if result.sound[index[own]]
+        }
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for depth, own in itertools.product(range(_NODES), walks):
+            row, walk = index[own], walks[own]
+            if depth > len(walk) or len(ours) == _NODES:
+                continue
+            node = ROOT if depth == 0 else int(walk[depth - 1])
+            path = result.tree.tokens[row, walk[:depth]].tolist()
+            logits = self._drafted(draft, drafter, own, node, path)
+            if logits is not None:
+                ours.append(logits)
+                theirs.append(result.logits[int(result.places[row, node + 1])])
+        if ours:
+            q, p = torch.stack(ours), torch.stack(theirs)
+            self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
+
+    def _drafted(
+        self, draft: DraftResult, drafter: str, index: int, node: int, path: Sequence[int]
+    ) -> Tensor | None:
+        """[V] from which a node's children were drafted, if its drafter knows."""
+        if not self._pool.is_weightless(drafter):
+            place = draft.place(index, node)
+            return None if place < 0 else draft.logits[place]
+        row = int(draft.tree.rows[index])
+        shares = context_distribution(self._ngrams, self._manager, row, path)
+        return torch.from_numpy(np.log(shares))
+
+
+def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:
+    """Mean of 1/2 sum |p - q| over rows. [n, V] each. SpecRouter, Equation 5."""
+    p = torch.softmax(p_logits.float(), dim=-1)
+    q = torch.softmax(q_logits.float(), dim=-1)
+    return float((p - q).abs().sum(dim=-1).mean()) / 2

@@ -1,0 +1,63 @@
+"""Runtime: what all parts of the execution work with."""
+
+from dataclasses import dataclass, field
+
+from modelpool import ModelPool
+from processors import AcceptanceRule, Sampler, SharedNoise
+from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.forward_clock import ForwardClock
+from specrouter.execution.hang_guard import HangGuard
+from specrouter.execution.model_states import ModelStates
+from specrouter.profile.model_times import ModelTimes
+from specrouter.profile.profiler import PerformanceProfiler
+from statemgr import StateManager
+
+
+@dataclass(frozen=True, eq=False)
+class ExecutionSettings:
+    """How cycles are run.
+
+    Attributes:
+        prefill_chunk: the most tokens that one forward of a drafter reads.
+        window: the most output positions of a row that a cycle may look at.
+        rule: how drafts are chosen and accepted.
+        guard: told of every forward of a model other than the target.
+    """
+
+    prefill_chunk: int
+    window: int
+    rule: AcceptanceRule = field(default_factory=SharedNoise)
+    guard: HangGuard | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Runtime:
+    pool: ModelPool
+    manager: StateManager
+    profiler: PerformanceProfiler
+    settings: ExecutionSettings
+    clock: ForwardClock
+    rows: DecodingRows
+    states: ModelStates  # of the models that have run here
+
+    @classmethod
+    def create(
+        cls,
+        pool: ModelPool,
+        manager: StateManager,
+        profiler: PerformanceProfiler,
+        settings: ExecutionSettings,
+    ) -> "Runtime":
+        clock = ForwardClock(profiler.record_forward)
+        rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, settings.window)
+        times = ModelTimes(pool, profiler)
+        states = ModelStates(pool, manager, times, clock, settings.guard)
+        return cls(pool, manager, profiler, settings, clock, rows, states)
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return self.settings.rule
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.rows.sampler

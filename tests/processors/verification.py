@@ -1,0 +1,86 @@
+"""Verification of trees by a tiny model, by either rule."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from processors.acceptance_rule import AcceptanceRule
+from processors.draft import DraftProcessor
+from processors.drafts import DraftRequest, DraftResult
+from processors.pack import FedTree
+from processors.rejection import RejectionSampling
+from processors.rollback import RollbackProcessor
+from processors.shared_noise import SharedNoise
+from processors.token_tree import TokenTree
+from processors.verify import PrefillChunks, VerifyProcessor, VerifyRequest
+from processors.verify_result import VerifyResult
+from tests.processors.tiny import Bench
+from tests.processors.trees import Node, Nodes, build, nodes_of, path
+
+Ints = NDArray[np.int64]
+
+
+def line(tokens: list[int]) -> Nodes:
+    return [Node(place - 1, token, 0.0, place) for place, token in enumerate(tokens)]
+
+
+def path_tree(nodes: dict[int, list[int]]) -> TokenTree:
+    return build({row: line(tokens) for row, tokens in nodes.items()})
+
+
+def chunks_of(prefill: dict[int, int] | None) -> PrefillChunks:
+    chunks = prefill or {}
+    rows, counts = (np.array(list(part), dtype=np.int64) for part in (chunks, chunks.values()))
+    return PrefillChunks(rows, counts)
+
+
+def verify(
+    bench: Bench, tree: TokenTree, prefill: dict[int, int] | None = None, rescore: bool = False
+) -> VerifyResult:
+    positions = bench.output_positions(tree.rows)
+    request = VerifyRequest(tree, positions, rescore=rescore, chunks=chunks_of(prefill))
+    return VerifyProcessor(bench.sampler, SharedNoise()).verify(bench.active, request)
+
+
+def verify_path(
+    bench: Bench, nodes: dict[int, list[int]], prefill: dict[int, int] | None = None
+) -> VerifyResult:
+    return verify(bench, path_tree(nodes), prefill)
+
+
+def forget(bench: Bench, rows: list[int], bases: Ints, fed: FedTree) -> None:
+    which = np.array(rows)
+    RollbackProcessor().rollback(bench.state, bench.manager, which, bases[which], [fed])
+    bench.manager.check_integrity()
+
+
+def verify_by_rejection(
+    bench: Bench,
+    tree: TokenTree,
+    drafts: list[DraftResult],
+    prefill: dict[int, int] | None = None,
+) -> VerifyResult:
+    positions = bench.output_positions(tree.rows)
+    request = VerifyRequest(tree, positions, drafts, level=1, chunks=chunks_of(prefill))
+    return VerifyProcessor(bench.sampler, RejectionSampling()).verify(bench.active, request)
+
+
+def draft(
+    bench: Bench, rows: list[int], depths: list[int], rule: AcceptanceRule | None = None
+) -> DraftResult:
+    which = np.array(rows)
+    request = DraftRequest(which, bench.output_positions(which), np.array(depths))
+    return DraftProcessor(bench.sampler, rule or SharedNoise()).draft(bench.active, request)
+
+
+def assert_logits(bench: Bench, result: VerifyResult) -> None:
+    """After the root and after every node they are the ordinary forward's."""
+    seen = []
+    for index, (row, nodes) in enumerate(nodes_of(result.tree).items()):
+        for place in range(-1, len(nodes)):
+            at = int(result.places[index, place + 1])
+            wanted = bench.logits_after(row, path(nodes, place))
+            torch.testing.assert_close(result.logits[at], wanted, rtol=0, atol=1e-9)
+            seen.append(at)
+        assert np.all(result.places[index, len(nodes) + 1 :] == -1)
+    assert seen == list(range(len(result.logits)))
