@@ -61,15 +61,19 @@ def load_model(
         packed = wrap(config.name, model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
+    _log(packed, placement, time.perf_counter() - started)
+    return packed
+
+
+def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
     logger.info(
         "loaded %s: %.1fM parameters, %s, on %s, %.1f s",
-        config.name,
+        packed.name,
         packed.parameter_count / 1e6,
         str(packed.dtype).removeprefix("torch."),
         ", ".join(dict(placement.max_memory)) or placement.device,
-        time.perf_counter() - started,
+        seconds,
     )
-    return packed
 
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:

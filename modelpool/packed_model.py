@@ -8,10 +8,8 @@ a forward need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +18,7 @@ from transformers import PreTrainedModel
 from modelpool.attention.packed import (
     ATTENTION_NAME,
     KVView,
-    OnDevice,
     OpaqueView,
-    QueryGroup,
     UnsupportedAttention,
 )
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
@@ -30,23 +26,11 @@ from modelpool.errors import UnsupportedModelError
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.tuning import PLAIN, Tuning
+from modelpool.probe import Forward, KVLayer, ProbeView, check_parity, probed
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 9
-
-# tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
-Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class KVLayer:
-    """Shape and place of one attention layer's keys and values."""
-
-    device: torch.device
-    dtype: torch.dtype
-    kv_heads: int
-    head_dim: int
 
 
 class PackedModel:
@@ -96,11 +80,7 @@ class PackedModel:
             torch.OutOfMemoryError: there is no room for a short forward.
         """
         field = f"pool.models[{name}]"
-        reason = refusal(model.config)
-        if reason is not None:
-            raise UnsupportedModelError(field, reason)
-        if _output_rows(model) < vocab_size:
-            raise UnsupportedModelError(field, "it has fewer output ids than the tokenizer")
+        _refuse(model, vocab_size, field)
         model.train(False)
         tokens = torch.arange(_PROBE_TOKENS, device=_embedding(model).device)
         tokens = (tokens * 7919 + 11) % vocab_size
@@ -119,7 +99,7 @@ class PackedModel:
             raise  # a RuntimeError too
         except (RuntimeError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
-        _check_parity(field, expected, got)
+        check_parity(field, expected, got)
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
@@ -152,7 +132,7 @@ class PackedModel:
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
             if pack_linears(self.model):
-                _check_parity(field, expected, probed(self.forward, self, parts)[0])
+                check_parity(field, expected, probed(self.forward, self, parts)[0])
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
@@ -174,6 +154,15 @@ class PackedModel:
         positions = torch.arange(start, stop, device=tokens.device)
         index = torch.arange(stop - start, device=tokens.device)
         return self.forward(tokens[start:stop], positions, view, index)
+
+
+def _refuse(model: PreTrainedModel, vocab_size: int, field: str) -> None:
+    """Raises `UnsupportedModelError` for what can be told without a forward."""
+    reason = refusal(model.config)
+    if reason is not None:
+        raise UnsupportedModelError(field, reason)
+    if _output_rows(model) < vocab_size:
+        raise UnsupportedModelError(field, "it has fewer output ids than the tokenizer")
 
 
 def _embedding(model: PreTrainedModel) -> Tensor:
@@ -226,88 +215,3 @@ def _cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _check_parity(field: str, expected: Tensor, got: Tensor) -> None:
-    """The packed forward must equal the ordinary one up to the rounding of the dtype."""
-    difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
-    # Some models compute softmax or norms in float32 whatever their dtype.
-    allowed = 300.0 * max(torch.finfo(expected.dtype).eps, 4e-9)
-    if not float(difference) <= min(allowed, 0.2):
-        raise UnsupportedModelError(
-            field,
-            f"packed attention changes its logits (mean difference {float(difference):.2g} of "
-            f"their spread, {allowed:.2g} allowed)",
-        )
-
-
-@dataclass(frozen=True)
-class _ProbeGroup:
-    queries: int
-    rows: int = 1
-    take: OnDevice | None = None
-    put: OnDevice | None = None
-
-
-def probed(
-    forward: Forward, packed: PackedModel, parts: Sequence[tuple[int, int]]
-) -> tuple[Tensor, dict[int, int | None]]:
-    """All logits of a short text that `forward` reads in parts, and the windows of its layers."""
-    length = parts[-1][1]
-    tokens = (torch.arange(length, device=packed.device) * 7919 + 11) % packed.vocab_size
-    probe, logits = ProbeView(length), []
-    for start, stop in parts:
-        probe.begin(start, stop)
-        positions = torch.arange(start, stop, device=packed.device)
-        logits.append(forward(tokens[start:stop], positions, probe, positions - start))
-    return torch.cat(logits), probe.windows
-
-
-class ProbeView:
-    """One request in a store of its own, for the parity probe.
-
-    It learns the layers' shapes, and `windows`: what each of them asks its masks for.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
-        self._start = self._stop = 0
-        self._reading = 0  # the layer that was read last
-        self.windows: dict[int, int | None] = {}
-        self.groups: Sequence[QueryGroup] = ()
-        self.attended = 0.0
-
-    def begin(self, start: int, stop: int) -> None:
-        self._start, self._stop = start, stop
-        self.groups = (_ProbeGroup(queries=stop - start),)
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        if key.shape != value.shape:
-            raise UnsupportedAttention("its keys and values differ in shape")
-        if layer not in self._kv:
-            shape = (self._slots, *key.shape[1:])
-            self._kv[layer] = (key.new_zeros(shape), value.new_zeros(shape))
-        for store, new in zip(self._kv[layer], (key, value), strict=True):
-            store[self._start : self._stop] = new
-
-    def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
-        keys, values = self._kv[layer]
-        self._reading = layer
-        return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
-
-    def mask(
-        self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
-        self.windows[self._reading] = window
-        query = torch.arange(self._start, self._stop, device=device).unsqueeze(1)
-        slot = torch.arange(self._slots, device=device)
-        allowed = slot <= query
-        if window is not None:
-            allowed &= slot > query - window
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
-        return mask.masked_fill_(~allowed, float("-inf")).repeat(repeat, 1)[None, None]
-
-    def layers(self) -> tuple[KVLayer, ...]:
-        ordered = [self._kv[layer][0] for layer in sorted(self._kv)]
-        return tuple(KVLayer(k.device, k.dtype, k.shape[1], k.shape[2]) for k in ordered)

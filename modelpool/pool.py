@@ -12,9 +12,7 @@ or memory, counts for no limit, and cannot be acquired.
 
 import logging
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +20,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.checkpoint.architecture import refusal
-from modelpool.checkpoint.footprint import (
-    CheckpointFacts,
-    Header,
-    ModelFootprint,
-    read_checkpoint,
-    read_config,
-)
-from modelpool.checkpoint.source import resolve_headers, resolve_source
-from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
+from modelpool.checkpoint.footprint import read_config
 from modelpool.config import ModelConfig, PoolConfig, validate_config
-from modelpool.device_manager import DeviceInfo, DeviceManager, Placement, place
-from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
-from modelpool.fast.cpu import computes_in
-from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
-from modelpool.inflate.inflated import inflated_source
+from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
+from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.fast.tuning import Tuning
+from modelpool.loaded_models import LoadedModels
+from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of, weakest_first
+from modelpool.placed_members import MemberPlan, PlacedMembers
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
@@ -45,29 +36,6 @@ logger = logging.getLogger(__name__)
 
 _MIB = 2**20
 _UNLIMITED = 2**31  # tokens
-
-
-@dataclass(frozen=True)
-class _Member:
-    config: ModelConfig
-    field: str  # its place in the configuration, such as pool.models[1]
-    path: Path
-    facts: CheckpointFacts
-    headers: Sequence[Header] | None = None  # of weights that were not fetched
-
-
-@dataclass(frozen=True)
-class MemberPlan:
-    """How a member will run: `threads` are CPU threads, None on an accelerator.
-
-    `dtype` is what it computes in; `warning` what one should know of it.
-    """
-
-    footprint: ModelFootprint
-    placement: Placement
-    dtype: str
-    threads: int | None
-    warning: str | None = None
 
 
 # How many tokens of KV each loaded model takes, where sequences have at most so many tokens.
@@ -102,24 +70,21 @@ class ModelPool:
         self.config = config
         self.target = config.target
         self._members = {
-            model.name: _open(model, f"pool.models[{index}]", headers_only)
+            model.name: open_member(model, f"pool.models[{index}]", headers_only)
             for index, model in enumerate(config.models)
             if not model.is_weightless
         }
         self._weightless = tuple(model.name for model in config.models if model.is_weightless)
-        self.names = (*self._weightless, *_weakest_first(self._members, config.target))
+        self.names = (*self._weightless, *weakest_first(self._members, config.target))
         target = self._members[config.target]
-        self.tokenizer: PreTrainedTokenizerBase = _tokenizer(target)
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
         self.vocab_size = len(self.tokenizer)
-        _check_tokenizers(self._members, config.target, self.tokenizer)
+        check_tokenizers(self._members, config.target, self.tokenizer)
         self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens(self.longest_sequence))
-        self._placements = self._place(self._settle_dtypes())
+        self._placed = PlacedMembers(config, self._members, self.device_manager)
+        self._loaded = LoadedModels(config, self._placed)
         self._loader = loader
-        self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._loading = threading.Lock()  # one model at a time: loading is not reentrant
-        self._lock = threading.Lock()  # guards the two below
-        self._loaded: OrderedDict[str, PackedModel] = OrderedDict()  # least recently used first
-        self._uses: Counter[str] = Counter()
 
     @classmethod
     def from_config(
@@ -159,30 +124,19 @@ class ModelPool:
 
     def placement(self, name: str) -> Placement:
         """Where a model is, or will be loaded."""
-        return self._placements[self._member(name).config.name]
+        return self._placed.placement(self._member(name).config.name)
 
-    def plan(self, name: str) -> "MemberPlan":
+    def plan(self, name: str) -> MemberPlan:
         """What a model takes, and how it will run, once it is loaded where it is placed."""
-        member, placement = self._member(name), self.placement(name)
-        tuning = self._tuning(member, placement)
-        return MemberPlan(
-            footprint=member.facts.footprint(name, member.field, member.config.device),
-            placement=placement,
-            dtype=member.facts.dtype,
-            threads=tuning.threads if placement.device == "cpu" else None,
-            warning=self._emulation(name) if placement.device == "cpu" else None,
-        )
+        return self._placed.plan(self._member(name).config.name)
 
     def is_loaded(self, name: str) -> bool:
         """Can it be used without loading anything?"""
-        with self._lock:
-            return name in self._loaded or self.is_weightless(name)
+        return self.is_weightless(name) or name in self._loaded
 
     def has_room(self, name: str) -> bool:
         """Could it be loaded, or is it, without evicting another model?"""
-        with self._lock:
-            is_here = name in self._loaded or self.is_weightless(name)
-            return is_here or not self._is_full_for(name)
+        return self.is_weightless(name) or self._loaded.has_room(name)
 
     def fit_together(self, names: Iterable[str]) -> bool:
         """Could they be in memory at once, beside the target and the pinned models?"""
@@ -194,7 +148,7 @@ class ModelPool:
         limit, memory = self.config.max_loaded_models, self.config.memory_limit_mb
         if limit is not None and len(together) > limit:
             return False
-        return memory is None or sum(map(self._bytes, together)) <= memory * _MIB
+        return memory is None or sum(map(self._placed.bytes_of, together)) <= memory * _MIB
 
     def get(self, name: str) -> "PackedModel":
         """A model, loaded if it is not.
@@ -212,27 +166,18 @@ class ModelPool:
 
     def release(self, name: str) -> None:
         """Ends one `acquire`."""
-        with self._lock:
-            assert self._uses[name] > 0, f"{name} is released more often than acquired"
-            self._uses[name] -= 1
+        self._loaded.release(name)
 
     def evict(self, name: str) -> bool:
         """Drops an idle model's weights; False where it is not loaded, in use, or kept."""
-        with self._lock:
-            if name not in self._loaded or not self._may_evict(name):
-                return False
-            self._drop(name)
-            return True
+        return self._loaded.evict(name)
 
     def make_room(self, name: str) -> None:
         """Evicts models, the least recently used first, until `name` fits; or `PoolFullError`.
 
         For callers who hold memory of evicted models to let go of before `name` is loaded.
         """
-        self._member(name)
-        with self._lock:
-            if name not in self._loaded:
-                self._make_room(name)
+        self._loaded.make_room(self._member(name).config.name)
 
     def check_architectures(self) -> None:
         """Raises `UnsupportedModelError` for a member that could not be served once loaded.
@@ -244,184 +189,41 @@ class ModelPool:
             if reason is not None:
                 raise UnsupportedModelError(f"{member.field}.source", reason)
 
-    def _footprints(self) -> list[ModelFootprint]:
-        return [
-            member.facts.footprint(name, member.field, member.config.device)
-            for name, member in self._members.items()
-        ]
-
-    def _settle_dtypes(self) -> dict[str, str]:
-        """What `dtype: auto` means depends on a member's place, its place on its bytes.
-
-        Returns why members are on the CPU that asked for no place: they ask for it from here on.
-        """
-        placements = place(
-            self._footprints(),
-            self.device_manager.devices,
-            target=self.target,
-            kv_tokens=self.device_manager.kv_tokens,
-        )
-        on_cpu = [name for name, placement in placements.items() if placement.device == "cpu"]
-        for name in on_cpu:
-            self._settle_on_cpu(name, on_cpu)
-        warnings = {name: placements[name].warning for name in on_cpu}
-        return {name: warning for name, warning in warnings.items() if warning is not None}
-
-    def _place(self, warnings: Mapping[str, str]) -> dict[str, Placement]:
-        """`warnings`: of the placement before dtypes were settled."""
-        placements = self.device_manager.place(self._footprints(), self.target)
-        for name, warning in warnings.items():
-            if placements[name].warning is None:
-                logger.warning(warning)
-                placements[name] = replace(placements[name], warning=warning)
-        return placements
-
-    def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
-        """`on_cpu`: the members that share the CPU's memory."""
-        member = self._members[name]
-        dtype = dtype_for(member.config, self._role(name, on_cpu=True), computes_in)
-        if dtype != member.config.dtype:
-            config = member.config.model_copy(update={"dtype": dtype, "device": "cpu"})
-            facts = _read_facts(config, member.path, member.field, member.headers)
-            self._members[name] = replace(member, config=config, facts=facts)
-            if not self._fit_on_cpu(on_cpu):
-                self._members[name] = member
-        emulation = self._emulation(name)
-        if emulation is not None:
-            logger.warning(emulation)
-
-    def _fit_on_cpu(self, names: Sequence[str]) -> bool:
-        """Have those of them that may be loaded together room there?"""
-        others = sorted((self._bytes(name) for name in names if name != self.target), reverse=True)
-        most = self.config.max_loaded_models
-        together = sum(others if most is None else others[: most - 1])
-        if self.target in names:
-            together += self._bytes(self.target)
-        room = next(d.usable_bytes for d in self.device_manager.devices if d.name == "cpu")
-        if self.config.memory_limit_mb is not None:
-            room = min(room, self.config.memory_limit_mb * _MIB)
-        return together <= room
-
-    def _emulation(self, name: str) -> str | None:
-        """What to say of a member on the CPU in a dtype that this has no kernels for."""
-        member = self._members[name]
-        dtype = member.facts.dtype
-        if member.facts.is_quantized or computes_in(dtype):
-            return None
-        is_asked_for = member.config.dtype != "auto"
-        remedy = (
-            "leave dtype at auto" if is_asked_for else "float32 needs more memory than there is"
-        )
-        return (
-            f"{member.field}.dtype: this CPU has no kernels for {dtype}, in which {name!r} is many "
-            f"times slower than in float32; {remedy}"
-        )
-
-    def _role(self, name: str, on_cpu: bool) -> Role:
-        facts = self._members[name].facts
-        is_target = name == self.target
-        return Role(facts.parameter_count, facts.dtype, facts.is_quantized, is_target, on_cpu)
-
-    def _member(self, name: str) -> _Member:
+    def _member(self, name: str) -> Member:
         if self.is_weightless(name):
             raise ValueError(f"{name!r} has no model: it drafts from the text itself")
         return self._members[name]
 
     def _get(self, name: str, hold: bool) -> "PackedModel":
-        member = self._member(name)
-        model = self._touch(name, hold)
+        self._member(name)
+        model = self._loaded.touch(name, hold)
         if model is not None:
             return model
         with self._loading:
-            model = self._touch(name, hold)  # another thread may have loaded it meanwhile
-            if model is not None:
-                return model
-            self.make_room(name)
-            model = self._load(member)
-            with self._lock:
-                self._loaded[name] = model
-                self._uses[name] += hold
+            model = self._loaded.touch(name, hold)  # another thread may have loaded it meanwhile
+            if model is None:
+                self.make_room(name)
+                model = self._load(name)
+                self._loaded.add(name, model, hold)
             return model
 
-    def _touch(self, name: str, hold: bool) -> "PackedModel | None":
-        with self._lock:
-            model = self._loaded.get(name)
-            if model is not None:
-                self._loaded.move_to_end(name)
-                self._uses[name] += hold
-            return model
-
-    def _load(self, member: _Member) -> "PackedModel":
-        name = member.config.name
+    def _load(self, name: str) -> "PackedModel":
+        placed = self._placed
         try:
-            return self._load_at(member, self._placements[name])
+            return self._load_placed(name)
         except torch.OutOfMemoryError as error:
             if name == self.target:
-                reason = f"no memory for the target {name!r} on {self._where(name)}: {error}"
-                raise ConfigError(f"{member.field}.device", reason) from error
-            logger.warning("no memory for %s on %s: it goes to the CPU", name, self._where(name))
+                reason = f"no memory for the target {name!r} on {placed.where(name)}: {error}"
+                raise ConfigError(f"{placed[name].field}.device", reason) from error
+            logger.warning("no memory for %s on %s: it goes to the CPU", name, placed.where(name))
         torch.cuda.empty_cache()
-        self._move_to_cpu(name)
-        return self._load_at(self._members[name], self._placements[name])
+        placed.move_to_cpu(name)
+        return self._load_placed(name)
 
-    def _move_to_cpu(self, name: str) -> None:
-        """Raises `PoolFullError` where it has no room there either."""
-        before = self._members[name], self._placements[name]
-        self._placements[name] = Placement("cpu")
-        on_cpu = [other for other in self._members if self._placements[other].device == "cpu"]
-        self._settle_on_cpu(name, on_cpu)
-        if not self._fit_on_cpu(on_cpu):
-            self._members[name], self._placements[name] = before
-            raise PoolFullError(f"no room to load {name}: neither on its device nor on the CPU")
-
-    def _load_at(self, member: _Member, placement: Placement) -> "PackedModel":
-        loader = self._loader or _default_loader()
-        tuning = self._tuning(member, placement)
+    def _load_placed(self, name: str) -> "PackedModel":
+        member, placement = self._placed[name], self._placed.placement(name)
+        loader, tuning = self._loader or _default_loader(), self._placed.tuning(name)
         return loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
-
-    def _tuning(self, member: _Member, placement: Placement) -> Tuning:
-        return tuning_for(
-            member.config,
-            self._role(member.config.name, on_cpu=placement.device == "cpu"),
-            default_threads=self._threads,
-            pack_weights=self.config.pack_weights,
-        )
-
-    def _where(self, name: str) -> str:
-        placement = self._placements[name]
-        return ", ".join(dict(placement.max_memory)) or placement.device
-
-    def _make_room(self, name: str) -> None:
-        """Evicts until `name` fits, least recently used first. The target is always let in."""
-        while self._is_full_for(name):
-            idle = next((other for other in self._loaded if self._may_evict(other)), None)
-            if idle is not None:
-                self._drop(idle)
-            elif name == self.target:
-                return
-            else:
-                loaded = ", ".join(self._loaded)
-                raise PoolFullError(f"no room to load {name}: in use or pinned are {loaded}")
-
-    def _is_full_for(self, name: str) -> bool:
-        limit, memory = self.config.max_loaded_models, self.config.memory_limit_mb
-        if limit is not None and len(self._loaded) + 1 > limit:
-            return True
-        wanted = sum(self._bytes(other) for other in (*self._loaded, name))
-        return memory is not None and wanted > memory * _MIB
-
-    def _bytes(self, name: str) -> int:
-        member = self._members[name]
-        footprint = member.facts.footprint(name, member.field, member.config.device)
-        return footprint.total_bytes(self.device_manager.kv_tokens)
-
-    def _may_evict(self, name: str) -> bool:
-        kept = name == self.target or self._members[name].config.pinned
-        return not kept and self._uses[name] == 0
-
-    def _drop(self, name: str) -> None:
-        del self._loaded[name]
-        logger.info("evicted %s", name)
 
 
 def _default_loader() -> Loader:
@@ -430,66 +232,3 @@ def _default_loader() -> Loader:
     from modelpool.loader import load_model
 
     return load_model
-
-
-def _open(config: ModelConfig, field: str, headers_only: bool) -> _Member:
-    headers: Sequence[Header] | None = None
-    source, revision, remote_code = config.source, config.revision, config.trust_remote_code
-    if headers_only and config.inflate_to is None:
-        path, headers = resolve_headers(
-            source, field=field, revision=revision, remote_code=remote_code
-        )
-    else:
-        path = resolve_source(source, field=field, revision=revision, remote_code=remote_code)
-    if config.inflate_to is not None:
-        path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
-    return _Member(config, field, path, _read_facts(config, path, field, headers), headers)
-
-
-def _read_facts(
-    config: ModelConfig, path: Path, field: str, headers: Sequence[Header] | None
-) -> CheckpointFacts:
-    return read_checkpoint(
-        path,
-        field=field,
-        dtype=config.dtype,
-        trust_remote_code=config.trust_remote_code,
-        headers=headers,
-    )
-
-
-def _weakest_first(members: Mapping[str, _Member], target: str) -> tuple[str, ...]:
-    """By parameters, the target last; equal ones in the order of the configuration."""
-    return tuple(
-        sorted(members, key=lambda name: (name == target, members[name].facts.parameter_count))
-    )
-
-
-def _tokenizer(member: _Member) -> PreTrainedTokenizerBase:
-    return load_tokenizer(
-        member.path, field=member.field, trust_remote_code=member.config.trust_remote_code
-    )
-
-
-def _check_tokenizers(
-    members: Mapping[str, _Member], target: str, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """All members read text as the target does, and know each of its ids."""
-    equal = {files_fingerprint(members[target].path)}
-    for name, member in members.items():
-        fingerprint = files_fingerprint(member.path)
-        if fingerprint not in equal:
-            difference = tokenizer_difference(tokenizer, _tokenizer(member))
-            if difference is not None:
-                raise ConfigError(
-                    f"{member.field}.source",
-                    f"the tokenizer of {name!r} is not that of the target {target!r}: "
-                    f"{difference}; a pool shares one tokenizer",
-                )
-            equal.add(fingerprint)
-        if member.facts.vocab_rows < len(tokenizer):
-            raise ConfigError(
-                f"{member.field}.source",
-                f"{name!r} embeds {member.facts.vocab_rows} ids, and the tokenizer of "
-                f"{target!r} has {len(tokenizer)}",
-            )

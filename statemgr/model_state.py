@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from statemgr.forward_view import ForwardView, GroupPlanner, TreeMask
+from statemgr.forward_view import ForwardView, TreeMask
 from statemgr.kv_store import KVStore, LayerShape
+from statemgr.row_groups import GroupPlanner
 
 Ints = NDArray[np.int64]
 

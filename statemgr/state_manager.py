@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from statemgr.forward_view import KV_QUANTUM
 from statemgr.kv_store import LayerShape
 from statemgr.model_state import ModelState
+from statemgr.row_groups import KV_QUANTUM
 
 Ints = NDArray[np.int64]
 

@@ -10,6 +10,7 @@ Not here: where keys and values live and which of them are valid (`statemgr`).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -84,6 +85,16 @@ class KVView(Protocol):
         """Additive mask [B, 1, repeat * Q, S]; `window` counts positions, own one included."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """How one layer of a model attends."""
+
+    number: int
+    scale: float  # of the scores
+    window: int | None = None  # of positions, the own one included
+    softcap: float | None = None
+
+
 class OpaqueView:
     """Hides a view from `accelerate`, whose `send_to_device` copies whatever has `.to`."""
 
@@ -109,60 +120,46 @@ def packed_attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     packed_kv: OpaqueView | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Writes, then attends. Returns [1, T, heads, head_dim].
 
     Raises:
         UnsupportedAttention: an argument that is not known to be harmless has a value.
     """
-    unknown = sorted(k for k, v in others.items() if v is not None and k not in _HARMLESS)
+    unknown = sorted(k for k, v in options.items() if v is not None and k not in _HARMLESS)
     if unknown or dropout or attention_mask is not None or packed_kv is None:
         asked = ", ".join(unknown) or "a mask, dropout or a forward outside the engine"
         raise UnsupportedAttention(f"its attention needs {asked}")
     view = packed_kv.view
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    view.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    number = int(module.layer_idx)  # type: ignore[arg-type]
+    view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend_all(view, layer, query[0], scale, sliding_window, softcap).unsqueeze(0), None
+    layer = AttentionLayer(number, scale, sliding_window, softcap)
+    return attend_all(view, layer, query[0]).unsqueeze(0), None
 
 
-def attend_all(
-    view: KVView,
-    layer: int,
-    query: Tensor,  # [heads, T, head_dim]
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Attention of a whole pack. Returns [T, heads, head_dim]."""
+def attend_all(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
+    """Attention of a whole pack: [heads, T, head_dim] to [T, heads, head_dim]."""
     if len(view.groups) == 1 and view.groups[0].take is None:
-        return attend(view, layer, view.groups[0], query, scale, window, softcap)
+        return attend(view, layer, view.groups[0], query)
     parts = []
     for group in view.groups:
         assert group.take is not None
         assert group.put is not None
         picked = query.index_select(1, group.take[query.device])
-        out = attend(view, layer, group, picked, scale, window, softcap)
+        out = attend(view, layer, group, picked)
         parts.append(out.index_select(0, group.put[out.device]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def attend(
-    view: KVView,
-    layer: int,
-    group: QueryGroup,
-    query: Tensor,  # [heads, B * Q, head_dim]
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """Attention of one group. Returns [B * Q, heads, head_dim].
+def attend(view: KVView, layer: AttentionLayer, group: QueryGroup, query: Tensor) -> Tensor:
+    """Attention of one group: [heads, B * Q, head_dim] to [B * Q, heads, head_dim].
 
     The query heads of a key/value group are folded into the query axis: no copies of keys and
     values, and larger matrix products.
     """
-    keys, values = view.read(layer, group)
+    keys, values = view.read(layer.number, group)
     rows, kv_heads, _, _ = keys.shape
     heads, _, dim = query.shape
     repeat, queries = heads // kv_heads, group.queries
@@ -171,11 +168,13 @@ def attend(
         .permute(2, 0, 1, 3, 4)
         .reshape(rows, kv_heads, repeat * queries, dim)
     )
-    mask = view.mask(group, repeat, window, query.dtype, query.device)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+    mask = view.mask(group, repeat, layer.window, query.dtype, query.device)
+    if layer.softcap is None:
+        out = F.scaled_dot_product_attention(
+            folded, keys, values, attn_mask=mask, scale=layer.scale
+        )
     else:
-        out = _softcapped(folded, keys, values, mask, scale, softcap)
+        out = _softcapped(folded, keys, values, mask, layer)
     return (
         out.reshape(rows, kv_heads, repeat, queries, -1)
         .permute(0, 3, 1, 2, 4)
@@ -184,10 +183,12 @@ def attend(
 
 
 def _softcapped(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, layer: AttentionLayer
 ) -> Tensor:
     """Gemma 2's attention: scores are squashed by `softcap * tanh(score / softcap)`."""
-    scores = softcap * torch.tanh(query @ keys.transpose(-1, -2) * scale / softcap) + mask
+    assert layer.softcap is not None
+    softcap = layer.softcap
+    scores = softcap * torch.tanh(query @ keys.transpose(-1, -2) * layer.scale / softcap) + mask
     weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
     return weights.to(query.dtype) @ values
 

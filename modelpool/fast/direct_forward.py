@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.packed import KVView, attend_all
+from modelpool.attention.packed import AttentionLayer, KVView, attend_all
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped
-from modelpool.packed_model import PackedModel, probed
+from modelpool.packed_model import PackedModel
+from modelpool.probe import probed
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,7 @@ class _Layer:
     gate: _Operator
     up: _Operator
     down: _Operator
-    scale: float
-    window: int | None
+    attention: AttentionLayer
 
 
 class DirectForward:
@@ -56,7 +56,9 @@ class DirectForward:
         self._embedding: Tensor = core.embed_tokens.weight.detach()
         self._head_dim = int(core.layers[0].self_attn.head_dim)
         self._rotary = core.rotary_emb
-        self._layers = tuple(_layer(layer, config) for layer in core.layers)
+        self._layers = tuple(
+            _layer(number, layer, config) for number, layer in enumerate(core.layers)
+        )
         self._norm, self._head = core.norm.forward, head.forward
 
     def __call__(
@@ -75,15 +77,15 @@ class DirectForward:
         cos, sin = self._rotary(x, positions.unsqueeze(0))  # [1, T, head_dim]
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
         sin[..., : self._head_dim // 2].neg_()  # the signs of `rotate_half`
-        for number, layer in enumerate(self._layers):
-            x = x + layer.out(self._attention(number, layer, layer.before(x), cos, sin, view))
+        for layer in self._layers:
+            x = x + layer.out(self._attention(layer, layer.before(x), cos, sin, view))
             y = layer.between(x)
             x = x + layer.down(F.silu(layer.gate(y)).mul_(layer.up(y)))
         logits: Tensor = self._head(self._norm(x.index_select(0, logit_index)))
         return logits[:, : self._vocab_size]
 
     def _attention(
-        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
+        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
     ) -> Tensor:
         """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
         shape = (x.shape[0], -1, self._head_dim)
@@ -94,9 +96,9 @@ class DirectForward:
         both = torch.cat((query, key), dim=1)
         # Each product is rounded before they are added.
         both = (both * cos).add_(both.roll(self._head_dim // 2, -1).mul_(sin))
-        view.write(number, both[:, heads:], layer.value(x).view(shape))
+        view.write(layer.attention.number, both[:, heads:], layer.value(x).view(shape))
         query = both[:, :heads].transpose(0, 1)
-        return attend_all(view, number, query, layer.scale, layer.window, None).flatten(1)
+        return attend_all(view, layer.attention, query).flatten(1)
 
 
 def direct_forward_of(packed: PackedModel) -> DirectForward | None:
@@ -113,7 +115,7 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
     return direct
 
 
-def _layer(layer: Any, config: Any) -> _Layer:
+def _layer(number: int, layer: Any, config: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     has_norms = hasattr(attention, "q_norm")
     return _Layer(
@@ -128,6 +130,7 @@ def _layer(layer: Any, config: Any) -> _Layer:
         gate=mlp.gate_proj.forward,
         up=mlp.up_proj.forward,
         down=mlp.down_proj.forward,
-        scale=float(attention.scaling),
-        window=attention_window(attention, config),
+        attention=AttentionLayer(
+            number, float(attention.scaling), attention_window(attention, config)
+        ),
     )

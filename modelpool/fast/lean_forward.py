@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from modelpool.attention.packed import KVView, attend_all
+from modelpool.attention.packed import AttentionLayer, KVView, attend_all
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
-from modelpool.packed_model import PackedModel, probed
+from modelpool.packed_model import PackedModel
+from modelpool.probe import probed
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +99,7 @@ class _Layer:
     between: _Norm
     gate_up: _Linear
     down: _Linear
-    scale: float
-    window: int | None
+    attention: AttentionLayer
 
 
 class LeanForward:
@@ -116,7 +116,9 @@ class LeanForward:
         self._head_dim = int(core.layers[0].self_attn.head_dim)
         self._rotations = rotations(core.rotary_emb, self._embedding, max_positions(config))
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
-        self._layers = tuple(self._layer(layer, config) for layer in core.layers)
+        self._layers = tuple(
+            self._layer(number, layer, config) for number, layer in enumerate(core.layers)
+        )
         self._norm = _norm(core.norm)
         # The head is not fused with anything: packed or not, its weight is the model's own.
         head: Any = model.lm_head
@@ -163,7 +165,7 @@ class LeanForward:
         cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
-            seen = self._attention(number, layer, layer.before(x), cos, sin, view)
+            seen = self._attention(layer, layer.before(x), cos, sin, view)
             if number == last:  # what follows is for each token alone
                 x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
             layer.out.add_to(x, seen)
@@ -172,7 +174,7 @@ class LeanForward:
         return self._head(self._norm(x))
 
     def _attention(
-        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
+        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
     ) -> Tensor:
         """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
         heads = self._heads
@@ -182,11 +184,11 @@ class LeanForward:
         if layer.qk_norm is not None:
             both = layer.qk_norm(both)
         both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin)
-        view.write(number, both[:, heads:], qkv[:, rotated:])
+        view.write(layer.attention.number, both[:, heads:], qkv[:, rotated:])
         query = both[:, :heads].transpose(0, 1)
-        return attend_all(view, number, query, layer.scale, layer.window, None).flatten(1)
+        return attend_all(view, layer.attention, query).flatten(1)
 
-    def _layer(self, layer: Any, config: Any) -> _Layer:
+    def _layer(self, number: int, layer: Any, config: Any) -> _Layer:
         attention = layer.self_attn
         return _Layer(
             before=_norm(layer.input_layernorm),
@@ -196,8 +198,9 @@ class LeanForward:
             between=_norm(layer.post_attention_layernorm),
             gate_up=self._fused(layer.mlp, "gate_proj", "up_proj"),
             down=self._fused(layer.mlp, "down_proj"),
-            scale=float(attention.scaling),
-            window=attention_window(attention, config),
+            attention=AttentionLayer(
+                number, float(attention.scaling), attention_window(attention, config)
+            ),
         )
 
     def _qk_norm(self, attention: Any) -> _Norm:

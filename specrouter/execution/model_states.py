@@ -24,7 +24,7 @@ from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.profile.model_times import ModelTimes
 from statemgr import ModelState, StateManager
-from statemgr.forward_view import KV_QUANTUM
+from statemgr.row_groups import KV_QUANTUM
 
 Ints = NDArray[np.int64]
 

@@ -41,7 +41,7 @@ from specrouter.request.params import (
     MAX_TREE_TOKENS,
     Chain,
 )
-from statemgr.forward_view import READING_QUERIES
+from statemgr.row_groups import READING_QUERIES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression, TimeSample
-from statemgr.forward_view import KV_QUANTUM
 from statemgr.model_state import ModelState
+from statemgr.row_groups import KV_QUANTUM
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel

@@ -26,7 +26,7 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.scheduler import ChainDecision
-from statemgr.forward_view import READING_QUERIES
+from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -19,6 +19,11 @@ from modelpool.packed_model import PackedModel
 from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
 
 
+def bytes_of(pool: ModelPool, name: str) -> int:
+    """What a model takes in memory, its KV included."""
+    return pool.plan(name).footprint.total_bytes(pool.device_manager.kv_tokens)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
@@ -36,12 +41,12 @@ def no_halves(dtype: str) -> bool:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelpool.pool.computes_in", no_halves)
+    monkeypatch.setattr("modelpool.placed_members.computes_in", no_halves)
 
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelpool.pool.computes_in", lambda dtype: True)
+    monkeypatch.setattr("modelpool.placed_members.computes_in", lambda dtype: True)
 
 
 def config(models: Path, names: tuple[str, ...], target: str, **settings: Any) -> dict[str, Any]:
@@ -229,7 +234,7 @@ def test_a_small_half_precision_drafter_runs_in_float32_and_is_accounted_so(
     small, large = pool.get("small"), pool.get("large")
     assert (small.dtype, large.dtype) == (torch.float32, torch.bfloat16)
     assert (small.threads, large.threads) == (1, torch.get_num_threads())
-    assert pool._bytes("small") == 2 * pool._bytes("large")
+    assert bytes_of(pool, "small") == 2 * bytes_of(pool, "large")
     assert pool.config.models[1].dtype == "auto"  # as it was declared
 
 
@@ -242,7 +247,7 @@ def test_on_a_cpu_that_would_emulate_them_half_precisions_become_float32_where_t
     pool, _ = counted(raw, devices=[DeviceInfo("cpu", 2**30, 2**30)])
     assert [pool.plan(name).dtype for name in pool.names] == ["float32", "float32"]
     assert "large" not in caplog.text
-    size = pool._bytes("large")  # in float32
+    size = bytes_of(pool, "large")  # in float32
     tight = DeviceInfo("cpu", int(1.6 * size), 0)  # for one in each dtype
     pool, _ = counted(raw, devices=[tight])
     assert (pool.plan("large").dtype, pool.plan("small").dtype) == ("float32", "bfloat16")
@@ -271,11 +276,11 @@ def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(
     devices = [DeviceInfo("cuda:0", 2**30, 2**30), DeviceInfo("cpu", 2**30, 2**30)]
     pool, loads = counted(config(tmp_path, names, "large"), devices=devices)
     loads.out_of_memory_on = ("cuda:0",)
-    before = pool._bytes("small")
+    before = bytes_of(pool, "small")
     pool.get("small")
     assert loads.dtypes == ["auto", "float32"]
     assert [tuning.lean for tuning in loads.tunings] == [False, True]
-    assert pool._bytes("small") == 2 * before
+    assert bytes_of(pool, "small") == 2 * before
 
 
 def test_a_drafter_that_fits_neither_its_device_nor_the_cpu_is_not_loaded(
@@ -300,7 +305,7 @@ def test_what_sent_a_drafter_to_the_cpu_is_told_though_it_changes_its_dtype_ther
     save_llama(tmp_path / "large", layers=2, dtype="float32")
     save_llama(tmp_path / "small", layers=1, dtype="bfloat16")
     raw = config(tmp_path, ("large", "small"), "large")
-    alone = ModelPool.from_config(raw)._bytes("large")
+    alone = bytes_of(ModelPool.from_config(raw), "large")
     devices = [DeviceInfo("cuda:0", alone, 0), DeviceInfo("cpu", 2**30, 2**30)]
     pool, _ = counted(raw, devices=devices)
     assert (pool.placement("small").device, pool.plan("small").dtype) == ("cpu", "float32")
@@ -316,7 +321,7 @@ def test_what_is_never_loaded_together_need_not_fit_together(
     for name in names:
         save_llama(tmp_path / name, dtype="bfloat16")
     raw = config(tmp_path, names, "large", max_loaded_models=most)
-    size = ModelPool.from_config({**raw, "max_loaded_models": None})._bytes("large")
+    size = bytes_of(ModelPool.from_config({**raw, "max_loaded_models": None}), "large")
     pool, _ = counted(raw, devices=[DeviceInfo("cpu", int(2.1 * size), 0)])
     dtypes = {pool.plan(name).dtype for name in names}
     assert dtypes == ({"float32"} if most == 2 else {"float32", "bfloat16"})
@@ -426,7 +431,7 @@ def test_a_pool_of_headers_alone_plans_as_one_of_weights(
         path = Path(source.removeprefix("path:"))
         return path, headers[path.name]
 
-    monkeypatch.setattr("modelpool.pool.resolve_headers", resolve)
+    monkeypatch.setattr("modelpool.member.resolve_headers", resolve)
     bare = ModelPool(raw, headers_only=True)
     assert [bare.plan(name) for name in bare.names] == [whole.plan(name) for name in whole.names]
     assert bare.plan("small").dtype == "float32"  # so its bytes were counted twice

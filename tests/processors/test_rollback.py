@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelpool.packed_model import KVLayer
+from modelpool.probe import KVLayer
 from processors.pack import NO_SLOT, FedTree
 from processors.rollback import RollbackProcessor
 from statemgr import ModelState, StateManager

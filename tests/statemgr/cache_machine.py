@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from modelpool.packed_model import KVLayer
+from modelpool.probe import KVLayer
 from statemgr import ModelState
 from statemgr.model_state import HOLE_SHARE
 

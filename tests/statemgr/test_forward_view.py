@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.attention.packed import OpaqueView, attend_all, packed_attention_forward
-from modelpool.packed_model import KVLayer
+from modelpool.attention.packed import (
+    AttentionLayer,
+    OpaqueView,
+    attend_all,
+    packed_attention_forward,
+)
+from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState, TreeMask
 
 ROWS, SLOTS, DIM, LAYER = 8, 256, 4, 1
@@ -383,4 +388,4 @@ def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     for number, device in enumerate(devices):
         query, key = (torch.zeros(n, 24, DIM, dtype=torch.float64, device=device) for n in (4, 2))
         view.write(number, key.transpose(0, 1), key.transpose(0, 1))
-        assert attend_all(view, number, query, 1.0, None, None).device == device
+        assert attend_all(view, AttentionLayer(number, 1.0), query).device == device

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.packed_model import KVLayer
+from modelpool.probe import KVLayer
 from statemgr import KVStore
 
 CPU = torch.device("cpu")

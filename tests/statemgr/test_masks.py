@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.packed_model import KVLayer
+from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState, TreeMask
-from statemgr.forward_view import RowGroup
+from statemgr.row_groups import RowGroup
 
 Ints = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from modelpool.packed_model import KVLayer
+from modelpool.probe import KVLayer
 from statemgr import ModelState
 from tests.statemgr.cache_machine import CacheMachine
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelpool.packed_model import KVLayer
+from modelpool.probe import KVLayer
 from statemgr import ModelState, StateManager, row_slots, row_tokens
 
 LAYERS = (KVLayer(torch.device("cpu"), torch.float32, 1, 2),)

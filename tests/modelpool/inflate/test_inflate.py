@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.errors import ConfigError
-from modelpool.inflate.inflate import inflate, inflate_to, realistic_shape
+from modelpool.inflate.inflate import inflate, inflate_to
+from modelpool.inflate.llama_sizes import Growth, realistic_shape
 from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama
 
 
@@ -52,7 +53,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_the_function_is_unchanged(shape: dict[str, Any], tied: bool, tmp_path: Path) -> None:
     source = save_llama(tmp_path / "source", tied=tied)
-    new = inflate(source, tmp_path / "out", **shape, dtype="float64")
+    new = inflate(source, tmp_path / "out", Growth(**shape), dtype="float64")
     before, after = load(source), load(tmp_path / "out")
     assert sum(p.numel() for p in after.parameters()) == new.parameter_count
     tokens = torch.arange(40).unsqueeze(0) * 7 % VOCAB_SIZE
@@ -68,7 +69,7 @@ def test_the_function_is_unchanged(shape: dict[str, Any], tied: bool, tmp_path: 
 def test_what_is_new_is_random_where_it_may_be(tmp_path: Path) -> None:
     source = save_llama(tmp_path / "source", dtype="bfloat16")
     shape = SHAPES["all of it"]
-    inflate(source, tmp_path / "out", **shape)
+    inflate(source, tmp_path / "out", Growth(**shape))
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     for name, tensor in weights.items():
@@ -82,7 +83,7 @@ def test_what_is_new_is_random_where_it_may_be(tmp_path: Path) -> None:
 
 def test_the_result_is_marked_and_has_its_tokenizer(tmp_path: Path) -> None:
     source = save_llama(tmp_path / "source", dtype="bfloat16")
-    inflate(source, tmp_path / "out", width_exponent=1, layers=2, mlp=64)
+    inflate(source, tmp_path / "out", Growth(width_exponent=1, layers=2, mlp=64))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["specrouter_inflated"] is True
     assert config["specrouter_inflated_from"] == "source"
@@ -119,7 +120,7 @@ def test_a_shape_that_would_change_the_function_is_refused(
 ) -> None:
     source = save_llama(tmp_path / "source")
     with pytest.raises(ConfigError) as caught:
-        inflate(source, tmp_path / "out", **{**SHAPES["as it was"], **change})
+        inflate(source, tmp_path / "out", Growth(**{**SHAPES["as it was"], **change}))
     assert caught.value.field == field
 
 
@@ -140,9 +141,9 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     itself = (source, source / ".." / "source", tmp_path / "link")
     for out in (*itself, tmp_path / "linked", tmp_path / "hard"):
         with pytest.raises(ConfigError) as caught:
-            inflate(source, out, **SHAPES["wider"])
+            inflate(source, out, Growth(**SHAPES["wider"]))
         assert caught.value.field == "out"
     assert {file.name: file.read_bytes() for file in source.iterdir()} == before
-    inflate(source, source / "tokenizer-and-model", **SHAPES["wider"])  # no file of it
-    inflate(source, source / "tokenizer-and-model", **SHAPES["wider"])
+    inflate(source, source / "tokenizer-and-model", Growth(**SHAPES["wider"]))  # no file of it
+    inflate(source, source / "tokenizer-and-model", Growth(**SHAPES["wider"]))
     assert (source / "tokenizer-and-model" / "tokenizer.json").is_file()

@@ -14,6 +14,7 @@ import modelpool.inflate.inflated
 from modelpool import ConfigError, ModelPool
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
+from modelpool.inflate.llama_sizes import Growth
 from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
 
 FIELD = "pool.models[0]"
@@ -32,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     written = []
 
     def elsewhere(source: Path, out: Path, min_parameters: int, dtype: str) -> None:
-        inflate(source, out, width_exponent=0, layers=3, mlp=64, dtype=dtype)
+        inflate(source, out, Growth(width_exponent=0, layers=3, mlp=64), dtype=dtype)
         written.append(out)
 
     monkeypatch.setattr(modelpool.inflate.inflated, "_inflate_elsewhere", elsewhere)

@@ -14,7 +14,7 @@ from modelpool.packed_model import PackedModel
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_profile import TimeCache, is_too_slow, key_of, profile_model
 from specrouter.profile.time_regression import TimeRegression, TimeSample
-from statemgr.forward_view import READING_QUERIES
+from statemgr.row_groups import READING_QUERIES
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,129 @@
+"""LlamaShape: the sizes of a Llama checkpoint, and those that it can be inflated to."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from modelpool.errors import ConfigError
+
+_REAL_HIDDEN = 640  # the narrowest hidden state that passes for a real model's
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The sizes of a Llama checkpoint that inflation changes, and those that it keeps."""
+
+    hidden: int
+    layers: int
+    mlp: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool
+
+    @property
+    def parameter_count(self) -> int:
+        attention = 2 * self.hidden * (self.query_heads + self.kv_heads) * self.head_dim
+        layer = attention + 3 * self.hidden * self.mlp + 2 * self.hidden
+        embeddings = (1 if self.tied else 2) * self.vocab_size * self.hidden
+        return embeddings + self.layers * layer + self.hidden
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a checkpoint is inflated to.
+
+    Attributes:
+        width_exponent: k; the hidden state becomes 4^k times as wide.
+        layers, mlp: their new number, at least the source's.
+        query_heads_factor, kv_heads_factor: how many times as many heads; query heads grow at
+            least as much as KV heads, and divide the new hidden size.
+    """
+
+    width_exponent: int
+    layers: int
+    mlp: int
+    query_heads_factor: int = 1
+    kv_heads_factor: int = 1
+
+    def of(self, old: LlamaShape) -> LlamaShape:
+        """Raises `ConfigError`, naming what `old` does not allow."""
+        new = LlamaShape(
+            hidden=int(old.hidden * 4.0**self.width_exponent),
+            layers=self.layers,
+            mlp=self.mlp,
+            query_heads=old.query_heads * self.query_heads_factor,
+            kv_heads=old.kv_heads * self.kv_heads_factor,
+            head_dim=old.head_dim,
+            vocab_size=old.vocab_size,
+            tied=old.tied,
+        )
+        check_growth(old, new, self.width_exponent)
+        return new
+
+
+def realistic_shape(old: LlamaShape, min_parameters: int) -> tuple[LlamaShape, int]:
+    """A shape of at least `min_parameters` that `old` inflates to, and its width exponent.
+
+    As wide as the narrowest real models, heads in proportion, an MLP four times as wide as the
+    hidden state, and as many layers as it takes.
+    """
+    width_exponent = 0
+    while old.hidden * 4**width_exponent < _REAL_HIDDEN:
+        width_exponent += 1
+    factor = 4**width_exponent
+    hidden = old.hidden * factor
+
+    def shape(layers: int) -> LlamaShape:
+        return LlamaShape(
+            hidden=hidden,
+            layers=layers,
+            mlp=max(4 * hidden, old.mlp),
+            query_heads=old.query_heads * factor,
+            kv_heads=old.kv_heads * factor,
+            head_dim=old.head_dim,
+            vocab_size=old.vocab_size,
+            tied=old.tied,
+        )
+
+    fixed = shape(0).parameter_count
+    per_layer = shape(1).parameter_count - fixed
+    layers = max(old.layers, math.ceil((min_parameters - fixed) / per_layer))
+    return shape(layers), width_exponent
+
+
+def shape_of(config: dict[str, Any]) -> LlamaShape:
+    """Of a checkpoint's `config.json`."""
+    heads = config["num_attention_heads"]
+    return LlamaShape(
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        mlp=config["intermediate_size"],
+        query_heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def check_growth(old: LlamaShape, new: LlamaShape, width_exponent: int) -> None:
+    if width_exponent < 0:
+        raise ConfigError("width_exponent", f"must be 0 or more, got {width_exponent}")
+    for field in ("layers", "mlp"):
+        if getattr(new, field) < getattr(old, field):
+            reason = f"{getattr(new, field)} is less than the source's {getattr(old, field)}"
+            raise ConfigError(field, reason)
+    if new.kv_heads < old.kv_heads:
+        raise ConfigError("kv_heads_factor", "must be 1 or more")
+    if new.query_heads * old.kv_heads < old.query_heads * new.kv_heads:
+        raise ConfigError("query_heads_factor", "must be at least kv_heads_factor")
+    if new.hidden % new.query_heads:  # transformers refuses such a configuration
+        raise ConfigError(
+            "query_heads_factor", f"{new.query_heads} heads do not divide {new.hidden} (hidden)"
+        )
+    if new.query_heads % new.kv_heads:
+        raise ConfigError(
+            "query_heads_factor", f"{new.query_heads} heads do not share {new.kv_heads} KV heads"
+        )

@@ -1,0 +1,94 @@
+"""LoadedModels: the models in memory, who holds them, and which goes when there is no room.
+
+Contract: under the pool's limits the least recently used model that nobody holds is evicted; the
+target, pinned models and models in use never are. The target is always let in. Thread-safe.
+"""
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
+
+from modelpool.config import PoolConfig
+from modelpool.errors import PoolFullError
+from modelpool.placed_members import PlacedMembers
+
+if TYPE_CHECKING:
+    from modelpool.packed_model import PackedModel
+
+logger = logging.getLogger(__name__)
+
+_MIB = 2**20
+
+
+class LoadedModels:
+    def __init__(self, config: PoolConfig, members: PlacedMembers) -> None:
+        self._config = config
+        self._members = members
+        self._lock = threading.Lock()  # guards the two below
+        self._loaded: OrderedDict[str, PackedModel] = OrderedDict()  # least recently used first
+        self._uses: Counter[str] = Counter()
+
+    def __contains__(self, name: str) -> bool:
+        with self._lock:
+            return name in self._loaded
+
+    def touch(self, name: str, hold: bool) -> "PackedModel | None":
+        """A model that is used now, if it is loaded. `hold`: until it is released."""
+        with self._lock:
+            model = self._loaded.get(name)
+            if model is not None:
+                self._loaded.move_to_end(name)
+                self._uses[name] += hold
+            return model
+
+    def add(self, name: str, model: "PackedModel", hold: bool) -> None:
+        with self._lock:
+            self._loaded[name] = model
+            self._uses[name] += hold
+
+    def release(self, name: str) -> None:
+        with self._lock:
+            assert self._uses[name] > 0, f"{name} is released more often than acquired"
+            self._uses[name] -= 1
+
+    def evict(self, name: str) -> bool:
+        """Drops an idle model's weights; False where it is not loaded, in use, or kept."""
+        with self._lock:
+            if name not in self._loaded or not self._may_evict(name):
+                return False
+            self._drop(name)
+            return True
+
+    def has_room(self, name: str) -> bool:
+        """Could it be loaded, or is it, without evicting another model?"""
+        with self._lock:
+            return name in self._loaded or not self._is_full_for(name)
+
+    def make_room(self, name: str) -> None:
+        """Evicts until `name` fits, least recently used first; or `PoolFullError`."""
+        with self._lock:
+            while name not in self._loaded and self._is_full_for(name):
+                idle = next((other for other in self._loaded if self._may_evict(other)), None)
+                if idle is not None:
+                    self._drop(idle)
+                elif name == self._config.target:
+                    return
+                else:
+                    loaded = ", ".join(self._loaded)
+                    raise PoolFullError(f"no room to load {name}: in use or pinned are {loaded}")
+
+    def _is_full_for(self, name: str) -> bool:
+        limit, memory = self._config.max_loaded_models, self._config.memory_limit_mb
+        if limit is not None and len(self._loaded) + 1 > limit:
+            return True
+        wanted = sum(self._members.bytes_of(other) for other in (*self._loaded, name))
+        return memory is not None and wanted > memory * _MIB
+
+    def _may_evict(self, name: str) -> bool:
+        kept = name == self._config.target or self._members[name].config.pinned
+        return not kept and self._uses[name] == 0
+
+    def _drop(self, name: str) -> None:
+        del self._loaded[name]
+        logger.info("evicted %s", name)

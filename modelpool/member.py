@@ -1,0 +1,105 @@
+"""Member: a model of the pool as its configuration and checkpoint describe it, weights aside.
+
+Contract: what a source lacks, or what does not fit the other members, raises `ConfigError` with the
+field's name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from modelpool.checkpoint.footprint import (
+    CheckpointFacts,
+    Header,
+    ModelFootprint,
+    read_checkpoint,
+)
+from modelpool.checkpoint.source import resolve_headers, resolve_source
+from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
+from modelpool.config import ModelConfig
+from modelpool.errors import ConfigError
+from modelpool.inflate.inflated import inflated_source
+
+
+@dataclass(frozen=True)
+class Member:
+    config: ModelConfig
+    field: str  # its place in the configuration, such as pool.models[1]
+    path: Path
+    facts: CheckpointFacts
+    headers: Sequence[Header] | None = None  # of weights that were not fetched
+
+    @property
+    def footprint(self) -> ModelFootprint:
+        return self.facts.footprint(self.config.name, self.field, self.config.device)
+
+    def on_cpu(self, dtype: str) -> "Member":
+        """The same, asking for the CPU and a dtype."""
+        config = self.config.model_copy(update={"dtype": dtype, "device": "cpu"})
+        facts = _read_facts(config, self.path, self.field, self.headers)
+        return replace(self, config=config, facts=facts)
+
+
+def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
+    headers: Sequence[Header] | None = None
+    source, revision, remote_code = config.source, config.revision, config.trust_remote_code
+    if headers_only and config.inflate_to is None:
+        path, headers = resolve_headers(
+            source, field=field, revision=revision, remote_code=remote_code
+        )
+    else:
+        path = resolve_source(source, field=field, revision=revision, remote_code=remote_code)
+    if config.inflate_to is not None:
+        path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
+    return Member(config, field, path, _read_facts(config, path, field, headers), headers)
+
+
+def _read_facts(
+    config: ModelConfig, path: Path, field: str, headers: Sequence[Header] | None
+) -> CheckpointFacts:
+    return read_checkpoint(
+        path,
+        field=field,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        headers=headers,
+    )
+
+
+def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]:
+    """By parameters, the target last; equal ones in the order of the configuration."""
+    return tuple(
+        sorted(members, key=lambda name: (name == target, members[name].facts.parameter_count))
+    )
+
+
+def tokenizer_of(member: Member) -> PreTrainedTokenizerBase:
+    return load_tokenizer(
+        member.path, field=member.field, trust_remote_code=member.config.trust_remote_code
+    )
+
+
+def check_tokenizers(
+    members: Mapping[str, Member], target: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """All members read text as the target does, and know each of its ids."""
+    equal = {files_fingerprint(members[target].path)}
+    for name, member in members.items():
+        fingerprint = files_fingerprint(member.path)
+        if fingerprint not in equal:
+            difference = tokenizer_difference(tokenizer, tokenizer_of(member))
+            if difference is not None:
+                raise ConfigError(
+                    f"{member.field}.source",
+                    f"the tokenizer of {name!r} is not that of the target {target!r}: "
+                    f"{difference}; a pool shares one tokenizer",
+                )
+            equal.add(fingerprint)
+        if member.facts.vocab_rows < len(tokenizer):
+            raise ConfigError(
+                f"{member.field}.source",
+                f"{name!r} embeds {member.facts.vocab_rows} ids, and the tokenizer of "
+                f"{target!r} has {len(tokenizer)}",
+            )

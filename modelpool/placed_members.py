@@ -1,0 +1,174 @@
+"""PlacedMembers: where the pool's members run, in which dtype, and with which tuning.
+
+Contract: every member has a place from the beginning. What `dtype: auto` means depends on a
+member's place, and its place on its bytes: both are settled together, and again for a member that
+its device has no memory for.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from modelpool.checkpoint.footprint import ModelFootprint
+from modelpool.config import PoolConfig
+from modelpool.device_manager import DeviceManager, Placement, place
+from modelpool.errors import PoolFullError
+from modelpool.fast.cpu import computes_in
+from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
+from modelpool.member import Member
+
+logger = logging.getLogger(__name__)
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """How a member will run: `threads` are CPU threads, None on an accelerator.
+
+    `dtype` is what it computes in; `warning` what one should know of it.
+    """
+
+    footprint: ModelFootprint
+    placement: Placement
+    dtype: str
+    threads: int | None
+    warning: str | None = None
+
+
+class PlacedMembers:
+    """By name, those that have a model."""
+
+    def __init__(
+        self, config: PoolConfig, members: dict[str, Member], device_manager: DeviceManager
+    ) -> None:
+        self._config = config
+        self._members = members
+        self._device_manager = device_manager
+        self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
+        self._placements = self._place(self._settle_dtypes())
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def placement(self, name: str) -> Placement:
+        """Where a model is, or will be loaded."""
+        return self._placements[name]
+
+    def plan(self, name: str) -> MemberPlan:
+        """What a model takes, and how it will run, once it is loaded where it is placed."""
+        member, placement = self._members[name], self._placements[name]
+        tuning = self.tuning(name)
+        return MemberPlan(
+            footprint=member.footprint,
+            placement=placement,
+            dtype=member.facts.dtype,
+            threads=tuning.threads if placement.device == "cpu" else None,
+            warning=self._emulation(name) if placement.device == "cpu" else None,
+        )
+
+    def tuning(self, name: str) -> Tuning:
+        """How a model is run where it is placed."""
+        on_cpu = self._placements[name].device == "cpu"
+        return tuning_for(
+            self._members[name].config,
+            self._role(name, on_cpu),
+            default_threads=self._threads,
+            pack_weights=self._config.pack_weights,
+        )
+
+    def bytes_of(self, name: str) -> int:
+        """Weights, and the KV memory that its place must have room for."""
+        footprint = self._members[name].footprint
+        return footprint.total_bytes(self._device_manager.kv_tokens)
+
+    def move_to_cpu(self, name: str) -> None:
+        """Raises `PoolFullError` where it has no room there either."""
+        before = self._members[name], self._placements[name]
+        self._placements[name] = Placement("cpu")
+        on_cpu = [other for other in self._members if self._placements[other].device == "cpu"]
+        self._settle_on_cpu(name, on_cpu)
+        if not self._fit_on_cpu(on_cpu):
+            self._members[name], self._placements[name] = before
+            raise PoolFullError(f"no room to load {name}: neither on its device nor on the CPU")
+
+    def where(self, name: str) -> str:
+        """The devices of a model, for a message."""
+        placement = self._placements[name]
+        return ", ".join(dict(placement.max_memory)) or placement.device
+
+    def _settle_dtypes(self) -> dict[str, str]:
+        """What `dtype: auto` means depends on a member's place, its place on its bytes.
+
+        Returns why members are on the CPU that asked for no place: they ask for it from here on.
+        """
+        placements = place(
+            [member.footprint for member in self._members.values()],
+            self._device_manager.devices,
+            target=self._config.target,
+            kv_tokens=self._device_manager.kv_tokens,
+        )
+        on_cpu = [name for name, placement in placements.items() if placement.device == "cpu"]
+        for name in on_cpu:
+            self._settle_on_cpu(name, on_cpu)
+        warnings = {name: placements[name].warning for name in on_cpu}
+        return {name: warning for name, warning in warnings.items() if warning is not None}
+
+    def _place(self, warnings: Mapping[str, str]) -> dict[str, Placement]:
+        """`warnings`: of the placement before dtypes were settled."""
+        placements = self._device_manager.place(
+            [member.footprint for member in self._members.values()], self._config.target
+        )
+        for name, warning in warnings.items():
+            if placements[name].warning is None:
+                logger.warning(warning)
+                placements[name] = replace(placements[name], warning=warning)
+        return placements
+
+    def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
+        """`on_cpu`: the members that share the CPU's memory."""
+        member = self._members[name]
+        dtype = dtype_for(member.config, self._role(name, on_cpu=True), computes_in)
+        if dtype != member.config.dtype:
+            self._members[name] = member.on_cpu(dtype)
+            if not self._fit_on_cpu(on_cpu):
+                self._members[name] = member
+        emulation = self._emulation(name)
+        if emulation is not None:
+            logger.warning(emulation)
+
+    def _fit_on_cpu(self, names: Sequence[str]) -> bool:
+        """Have those of them that may be loaded together room there?"""
+        others = sorted(
+            (self.bytes_of(name) for name in names if name != self._config.target), reverse=True
+        )
+        most = self._config.max_loaded_models
+        together = sum(others if most is None else others[: most - 1])
+        if self._config.target in names:
+            together += self.bytes_of(self._config.target)
+        room = next(d.usable_bytes for d in self._device_manager.devices if d.name == "cpu")
+        if self._config.memory_limit_mb is not None:
+            room = min(room, self._config.memory_limit_mb * _MIB)
+        return together <= room
+
+    def _emulation(self, name: str) -> str | None:
+        """What to say of a member on the CPU in a dtype that this has no kernels for."""
+        member = self._members[name]
+        dtype = member.facts.dtype
+        if member.facts.is_quantized or computes_in(dtype):
+            return None
+        is_asked_for = member.config.dtype != "auto"
+        remedy = (
+            "leave dtype at auto" if is_asked_for else "float32 needs more memory than there is"
+        )
+        return (
+            f"{member.field}.dtype: this CPU has no kernels for {dtype}, in which {name!r} is many "
+            f"times slower than in float32; {remedy}"
+        )
+
+    def _role(self, name: str, on_cpu: bool) -> Role:
+        facts = self._members[name].facts
+        is_target = name == self._config.target
+        return Role(facts.parameter_count, facts.dtype, facts.is_quantized, is_target, on_cpu)

@@ -1,0 +1,121 @@
+"""ProbeView: a short text through a model's attention, to compare one forward with another.
+
+It stands in for a KV store: keys and values of one request, as the layers hand them over. On its
+way it learns the layers' shapes and sliding windows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from modelpool.attention.packed import KVView, OnDevice, QueryGroup, UnsupportedAttention
+from modelpool.errors import UnsupportedModelError
+
+# tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
+Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """Shape and place of one attention layer's keys and values."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_heads: int
+    head_dim: int
+
+
+class HasVocabulary(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _ProbeGroup:
+    queries: int
+    rows: int = 1
+    take: OnDevice | None = None
+    put: OnDevice | None = None
+
+
+def probed(
+    forward: Forward, model: HasVocabulary, parts: Sequence[tuple[int, int]]
+) -> tuple[Tensor, dict[int, int | None]]:
+    """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
+    length = parts[-1][1]
+    tokens = (torch.arange(length, device=model.device) * 7919 + 11) % model.vocab_size
+    probe, logits = ProbeView(length), []
+    for start, stop in parts:
+        probe.begin(start, stop)
+        positions = torch.arange(start, stop, device=model.device)
+        logits.append(forward(tokens[start:stop], positions, probe, positions - start))
+    return torch.cat(logits), probe.windows
+
+
+class ProbeView:
+    """One request in a store of its own, for the parity probe.
+
+    It learns the layers' shapes, and `windows`: what each of them asks its masks for.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+        self._start = self._stop = 0
+        self._reading = 0  # the layer that was read last
+        self.windows: dict[int, int | None] = {}
+        self.groups: Sequence[QueryGroup] = ()
+        self.attended = 0.0
+
+    def begin(self, start: int, stop: int) -> None:
+        self._start, self._stop = start, stop
+        self.groups = (_ProbeGroup(queries=stop - start),)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        if key.shape != value.shape:
+            raise UnsupportedAttention("its keys and values differ in shape")
+        if layer not in self._kv:
+            shape = (self._slots, *key.shape[1:])
+            self._kv[layer] = (key.new_zeros(shape), value.new_zeros(shape))
+        for store, new in zip(self._kv[layer], (key, value), strict=True):
+            store[self._start : self._stop] = new
+
+    def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
+        keys, values = self._kv[layer]
+        self._reading = layer
+        return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
+
+    def mask(
+        self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        self.windows[self._reading] = window
+        query = torch.arange(self._start, self._stop, device=device).unsqueeze(1)
+        slot = torch.arange(self._slots, device=device)
+        allowed = slot <= query
+        if window is not None:
+            allowed &= slot > query - window
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
+        return mask.masked_fill_(~allowed, float("-inf")).repeat(repeat, 1)[None, None]
+
+    def layers(self) -> tuple[KVLayer, ...]:
+        ordered = [self._kv[layer][0] for layer in sorted(self._kv)]
+        return tuple(KVLayer(k.device, k.dtype, k.shape[1], k.shape[2]) for k in ordered)
+
+
+def check_parity(field: str, expected: Tensor, got: Tensor) -> None:
+    """The packed forward must equal the ordinary one up to the rounding of the dtype."""
+    difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
+    # Some models compute softmax or norms in float32 whatever their dtype.
+    allowed = 300.0 * max(torch.finfo(expected.dtype).eps, 4e-9)
+    if not float(difference) <= min(allowed, 0.2):
+        raise UnsupportedModelError(
+            field,
+            f"packed attention changes its logits (mean difference {float(difference):.2g} of "
+            f"their spread, {allowed:.2g} allowed)",
+        )

@@ -1,0 +1,156 @@
+"""RowGroup: rows of a pack that are attended together, and the plan of such groups.
+
+Groups are padded to the most queries that any of their rows has, as far as that costs less than to
+attend apart: on a CPU long prefill chunks are alone. KV lengths are padded to a multiple of
+`KV_QUANTUM` slots, masked: attention kernels then give a query the same bits whatever is computed
+beside it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+KV_QUANTUM = 128
+# What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
+# (1 x 1, 1 x 12, 16 x 1, 16 x 2, 4 x 4 rows x queries, 256 slots) within 5%.
+READING_QUERIES = 1.6
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _GroupLimits:
+    """How far rows are padded so that they are attended together."""
+
+    span_pairs: float  # pairs of query and slot that cost as much as attending once more
+    alone: float  # a row with more queries than this is attended by itself
+    max_idle: float  # rows that a group may span, for each row that it is about
+    cells: float  # the most of a mask that more than one row share
+
+
+_ON_CPU = _GroupLimits(span_pairs=1500.0, alone=16, max_idle=2.0, cells=math.inf)
+# Reasoned, not measured. To attend once more is some ten launches in each layer: 50 to 100 us, in
+# which an accelerator attends to some hundred thousand pairs. Their padding is all that speaks
+# against rows of any kind, and the memory of the mask: 32 MiB in bfloat16, times the query heads
+# that share a key.
+_ON_ACCELERATOR = _GroupLimits(2.0**18, alone=math.inf, max_idle=math.inf, cells=2.0**24)
+
+
+@dataclass(frozen=True, eq=False)
+class RowGroup:
+    """Rows `first .. first + rows` attended together, Q queries each; see `QueryGroup`."""
+
+    first: int
+    rows: int
+    queries: int
+    length: int  # S, slots read
+    positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
+    has_holes: bool  # invalid slots among those in use, in any of the rows that are not idle
+    take: Mapping[torch.device, Tensor] | None
+    put: Mapping[torch.device, Tensor] | None
+    source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Entries `first .. stop` of the pack's rows that are attended together."""
+
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class GroupPlanner:
+    """Splits a pack into row groups. All arrays are on the host.
+
+    rows [R] ascending; counts [R] tokens of each; positions [T]; ends [R] slots in use, of which
+    lengths [R] are valid.
+    """
+
+    rows: Ints
+    counts: Ints
+    positions: Ints
+    ends: Ints
+    lengths: Ints
+    slots: int
+    devices: Sequence[torch.device]  # of the layers
+
+    @property
+    def _limits(self) -> _GroupLimits:
+        is_here = any(device.type == "cpu" for device in self.devices)
+        return _ON_CPU if is_here else _ON_ACCELERATOR
+
+    @cached_property
+    def _offsets(self) -> Ints:
+        return np.concatenate(([0], np.cumsum(self.counts)))
+
+    def plan(self) -> tuple[RowGroup, ...]:
+        spans = self._spans()
+        return tuple(self._group(span, sole=len(spans) == 1) for span in spans)
+
+    def _spans(self) -> list[_Span]:
+        """Neighbours are attended together as long as padding them to the most queries and the
+        longest row costs less than attending apart."""
+        rows, counts = self.rows.tolist(), self.counts.tolist()
+        ends, limits = self.ends.tolist(), self._limits
+        spans: list[_Span] = []
+        start, queries, length = 0, 0, 0  # of the span that grows
+        for index, (row, count, end) in enumerate(zip(rows, counts, ends, strict=True)):
+            slots = -(-end // KV_QUANTUM) * KV_QUANTUM
+            if index > start:
+                reach = row - rows[start] + 1
+                before = rows[index - 1] - rows[start] + 1
+                together = reach * (max(queries, count) + READING_QUERIES) * max(length, slots)
+                apart = before * (queries + READING_QUERIES) * length
+                apart += (count + READING_QUERIES) * slots
+                joins = max(count, counts[index - 1]) <= limits.alone
+                joins &= reach <= limits.max_idle * (index - start + 1)
+                joins &= reach * max(queries, count) * max(length, slots) <= limits.cells
+                if not joins or together > apart + limits.span_pairs:
+                    spans.append(_Span(start, index))
+                    start, queries, length = index, 0, 0
+            queries, length = max(queries, count), max(length, slots)
+        return [*spans, _Span(start, len(rows))] if rows else []
+
+    def _group(self, span: _Span, sole: bool) -> RowGroup:
+        rows = self.rows[span.first : span.stop]
+        counts = self.counts[span.first : span.stop]
+        first, reach, queries = int(rows[0]), int(rows[-1] - rows[0] + 1), int(counts.max())
+        length = -(-int(self.ends[span.first : span.stop].max()) // KV_QUANTUM) * KV_QUANTUM
+        length = min(length, self.slots)
+        own = slice(span.first, span.stop)
+        has_holes = bool((self.ends[own] != self.lengths[own]).any())
+        if sole and len(rows) == reach and len(self.positions) == reach * queries:
+            positions = self.positions.reshape(reach, queries)
+            source = np.arange(len(self.positions)).reshape(reach, queries)
+            return RowGroup(first, reach, queries, length, positions, has_holes, None, None, source)
+        # Row i's tokens fill the head of its Q places; the rest repeat its last token.
+        place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
+        source = self._offsets[span.first : span.stop, None] + place
+        positions = np.full((reach, queries), -1, dtype=np.int64)
+        take = np.zeros((reach, queries), dtype=np.int64)
+        take[rows - first] = source
+        positions[rows - first] = self.positions[source]
+        real = np.arange(queries) < counts[:, None]
+        put = ((rows - first)[:, None] * queries + np.arange(queries))[real]
+        return RowGroup(
+            first,
+            reach,
+            queries,
+            length,
+            positions,
+            has_holes,
+            self._on_devices(take.reshape(-1)),
+            self._on_devices(put),
+            take,
+        )
+
+    def _on_devices(self, values: Ints) -> dict[torch.device, Tensor]:
+        host = torch.from_numpy(np.ascontiguousarray(values))
+        return {device: host.to(device, non_blocking=True) for device in self.devices}
