@@ -33,7 +33,7 @@ from specrouter.cycle import (
 )
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
-from specrouter.execution.model_comparison import ModelComparison, total_variation
+from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import ExecutionSettings, Runtime
 from specrouter.profile.acceptance import shape_index
 from specrouter.profile.profiler import PerformanceProfiler
@@ -625,9 +625,3 @@ def _disturb(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         return logits
 
     monkeypatch.setattr(PackedModel, "forward", forward)
-
-
-def test_total_variation_is_half_the_sum_of_differences() -> None:
-    p, q = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), torch.tensor([[0.5, 0.0, 0.5]] * 2)
-    assert total_variation(p.log(), q.log()) == pytest.approx((0.5 + 0.5) / 2)
-    assert total_variation(p.log(), p.log()) == 0.0
