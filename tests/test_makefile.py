@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,17 +44,25 @@ def ask_for(version: str, tree: Path) -> None:
     project.write_text(text.replace('requires-python = ">=3.', f'requires-python = ">={version}'))
 
 
-def make(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(tree: Path, *arguments: str, target: str = "install") -> subprocess.CompletedProcess[str]:
     outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON3")  # of a `make test` that runs this
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     return subprocess.run(
-        ["make", "install", *arguments],
+        ["make", target, *arguments],
         cwd=tree,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_help_lists_every_target(tree: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):(?!=)", makefile, re.MULTILINE))
+    lines = [line.split(maxsplit=1) for line in make(tree, target="help").stdout.splitlines()]
+    assert {name for name, _ in lines} == targets
+    assert {"fast", "measures", "serve", "test"} <= targets
 
 
 def test_the_python_that_is_named_makes_the_environment_and_pip_sees_the_index(tree: Path) -> None:
