@@ -19,6 +19,7 @@ from specrouter.profile.time_regression import TimeRegression
 _FAST = 0.5  # weight of a cycle in the slowdown,
 _MOST = 0.4  # and what it may show beyond it, a logarithm
 _QUIET = 0.05  # slowdown that is none, a logarithm; three times as much is wholly the machine's
+_PRINTED = 0.05  # weight of a forward in the scalar averages
 _SETTLING = 0.002  # share of a slowdown that becomes usual with each cycle
 
 _Forward = tuple[str, int, float, float]  # name, tokens, attended, ms
@@ -31,6 +32,7 @@ class PerfModel:
 
     _models: dict[str, TimeRegression] = field(default_factory=dict)
     _stages: dict[str, TimeRegression] = field(default_factory=dict)
+    _means: dict[str, float] = field(default_factory=dict)
     _slowdown: float = 0.0  # a logarithm
     _forwards: list[_Forward] = field(default_factory=list)  # of this cycle
     _works: list[_Forward] = field(default_factory=list)
@@ -43,6 +45,10 @@ class PerfModel:
     def learn(self, model: str, times: TimeRegression) -> None:
         """Takes over what is known of a model that was loaded, here or elsewhere than before."""
         self._models[model] = times
+        self._means.pop(model, None)
+        curve = times.curve()
+        if curve is not None:
+            self._means[model] = curve.at(1)
         self._forwards = [forward for forward in self._forwards if forward[0] != model]
 
     def record(self, model: str, tokens: int, attended: float, ms: float) -> None:
@@ -61,6 +67,9 @@ class PerfModel:
         `only_news`: drops what is of sizes that are known; learning takes time too.
         """
         forwards, works, self._forwards, self._works = self._forwards, self._works, [], []
+        for name, _, _, ms in forwards if learns else ():
+            mean_ms = self._means.setdefault(name, ms)
+            self._means[name] = mean_ms + _PRINTED * (ms - mean_ms)
         if only_news:
             forwards = [each for each in forwards if not _is_known(self._models, each)]
             works = [each for each in works if not _is_known(self._stages, each)]
@@ -85,6 +94,11 @@ class PerfModel:
     def models(self) -> Mapping[str, TimeCurve]:
         """Curves of those that are known; times `slowdown` for now."""
         return _curves(self._models)
+
+    def means_ms(self) -> Mapping[str, float]:
+        """One scalar a model, whatever its forwards' sizes: `T_new = a T_measured + (1 - a) T_old`
+        (SpecRouter, section 4.6)."""
+        return dict(self._means)
 
     def stages(self) -> Mapping[str, TimeCurve]:
         return _curves(self._stages)

@@ -36,7 +36,6 @@ from specrouter.profile.acceptance import (
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import (
-    MAX_CYCLE_NODES,
     MAX_DEPTH,
     MAX_TREE_TOKENS,
     Chain,
@@ -162,9 +161,7 @@ class OptionGrid:
         elif limits.nodes is not None:
             nodes = np.minimum(limits.nodes, np.broadcast_to(sizes.astype(np.int64), nodes.shape))
         self.nodes: Ints = np.maximum(nodes, 1)
-        # Selected nodes are no more than a cycle may have, of a share of a node in the mean.
-        most = MAX_CYCLE_NODES / workload.requests if self._is_open else float(MAX_TREE_TOKENS)
-        tokens = _at(expected_tokens(rates), np.minimum(self.nodes, most))
+        tokens = np.take_along_axis(expected_tokens(rates), self.nodes, axis=1)
         self._plain_tokens: Floats = tokens
         outcome = outcome_of(snapshot, chain, workload.batch, workload.sampled)
         self.correction = outcome.time
@@ -181,8 +178,6 @@ class OptionGrid:
         mean_tokens = (workload.requests * self.tokens + workload.others) / workload.batch
         self.ms_per_token: Floats = self.cycle_ms / mean_tokens + catch_up / spread
         self.allowed = (self.nodes <= sizes) & self._allowed(limits)[:, None]
-        if self._is_open:
-            self.allowed &= self.nodes < most + 1.0
         self.ms_per_token = np.where(self.allowed, self.ms_per_token, np.inf)
         self.workload = workload
 
@@ -277,17 +272,9 @@ class OptionGrid:
             return verification_ms(snapshot, workload, target, batch + requests * self.nodes)
         key = (target, requests, batch, workload.slots)
         if key not in snapshot.target_ms:  # all chains of a decision ask for it
-            places = batch + np.minimum(requests * _NODES, MAX_CYCLE_NODES)[None, :]
+            places = batch + (requests * _NODES)[None, :]
             snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
         return snapshot.target_ms[key]
-
-
-def _at(sums: Floats, nodes: Floats) -> Floats:
-    """[O, G] of sums [O, RANKS + 1] by the number of nodes, which need not be whole."""
-    whole = nodes.astype(np.int64)
-    low = np.take_along_axis(sums, whole, axis=1)
-    high = np.take_along_axis(sums, np.minimum(whole + 1, MAX_TREE_TOKENS), axis=1)
-    return np.asarray(low + (nodes - whole) * (high - low))
 
 
 def verification_ms(
@@ -314,16 +301,14 @@ def verification_ms(
     )
 
 
-def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, requests: int, depth: int) -> float:
+def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, depth: int) -> float:
     """Equation 7 as published: W * T_1, then W * T_j times the chance that level j is reached.
 
-    Expected tokens: those that every level accepts, plus the target's own. T_i is the time of a
-    forward with one token for each request.
+    Expected tokens: those that every level accepts, plus the target's own. T_i is one moving
+    average, whatever the size of the forwards; of an untried model it goes by the parameters.
     """
-    workload, target = Workload(requests), chain[-1]
-    times = [
-        float(_forward(snapshot, name, target, workload, np.array([requests]))[0]) for name in chain
-    ]
+    target = chain[-1]
+    times = [snapshot.means_ms.get(name, curve_of(snapshot, name, target).at(1)) for name in chain]
     if len(chain) == 1:
         return times[0]
     cost, reached, alpha = depth * times[0], 1.0, 1.0

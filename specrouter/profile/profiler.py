@@ -290,6 +290,7 @@ class PerformanceProfiler:
             }
             return PerformanceSnapshot(
                 times=MappingProxyType(self._times.models()),
+                means_ms=MappingProxyType(self._times.means_ms()),
                 parameters=self.parameters,
                 similarity=MappingProxyType(dict(self._similarity)),
                 trees=MappingProxyType(

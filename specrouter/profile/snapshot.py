@@ -39,6 +39,7 @@ class PerformanceSnapshot:
 
     times: Mapping[str, TimeCurve]
     parameters: Mapping[str, int]
+    means_ms: Mapping[str, float] = field(default_factory=dict)  # of forwards of any size
     similarity: Mapping[Pair, float] = field(default_factory=dict)
     trees: Mapping[TreeKey, TreeAcceptance] = field(default_factory=dict)
     # alpha as the SimScore promises it, by a logistic map; by pair and mode

@@ -7,8 +7,9 @@ candidate, so a chain that does not pay is not used.
 
 - `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes
   (`prediction`), and hysteresis.
-- `paper`: the published formula: every level costs W times the model's time per token, and the
-  acceptance rate is a function of the similarity alone; hard rejection.
+- `paper`: the published formula: every level costs W times the model's time, one moving average,
+  and the acceptance rate is a function of the similarity alone; hard rejection; decided in every
+  cycle.
 - `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
   `target-only`: no speculation.
 
@@ -182,11 +183,16 @@ class ModelChainScheduler:
         if policy == "target-only":
             return fixed
         if policy == "paper":
-            return self._paper(snapshot, workload, models, replace(fixed, hard_rejection=True))
+            return self._paper(snapshot, models, replace(fixed, hard_rejection=True))
         if policy == "ssd-smallest":
             return replace(fixed, chain=self._usable(self._smallest_pair(), models))
         assert self.config.chain is not None
         return replace(fixed, chain=self._usable(self.config.chain, models))
+
+    @property
+    def decides_every_cycle(self) -> bool:
+        """As published, nothing is kept from one cycle to the next."""
+        return self.config.policy == "paper"
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -215,13 +221,11 @@ class ModelChainScheduler:
     def _paper(
         self,
         snapshot: PerformanceSnapshot,
-        workload: Workload,
         models: Models,
         fixed: ChainDecision,
     ) -> ChainDecision:
         predicted = {
-            chain: predict_paper(chain, snapshot, workload.requests, fixed.depth)
-            for chain in self._reachable(models)
+            chain: predict_paper(chain, snapshot, fixed.depth) for chain in self._reachable(models)
         }
         best = min(predicted, key=lambda chain: predicted[chain])
         return replace(fixed, chain=best, predicted_ms=predicted, reason="least by Equation 7")

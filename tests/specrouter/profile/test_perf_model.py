@@ -162,3 +162,12 @@ def test_a_model_that_was_hardly_recorded_has_no_curve() -> None:
     known.record("drafter", 1, 128.0, 1.0)
     known.end_cycle()
     assert dict(known.models()) == {}
+
+
+def test_the_papers_average_is_one_scalar_a_model_whatever_the_size() -> None:
+    known = machine()
+    assert known.means_ms() == {"drafter": 1.0, "target": 10.0}  # of one token, by the profile
+    for ms in (20.0, 40.0):
+        known.record("target", 7, 0.0, ms)
+        known.end_cycle(only_news=True)
+    assert known.means_ms()["target"] == pytest.approx(0.95 * (0.95 * 10.0 + 0.05 * 20) + 0.05 * 40)

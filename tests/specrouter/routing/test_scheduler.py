@@ -338,6 +338,11 @@ def test_the_target_only_policy_never_speculates() -> None:
     assert choose(snapshot({"big": flat(100.0)}), "target-only").chain == ALONE
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "paper", "target-only"])
+def test_the_paper_policy_alone_decides_in_every_cycle(policy: str) -> None:
+    assert scheduler(policy).decides_every_cycle == (policy == "paper")
+
+
 def test_the_paper_policy_takes_the_least_of_its_formula_and_rejects_hard() -> None:
     similarity = all_pairs(0.1)
     times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(9.0), "big": flat(100.0)}
