@@ -11,7 +11,8 @@ _WIDTH = 66
 @dataclass(frozen=True)
 class Measure:
     """Attributes:
-    before: at commit `BEFORE_COMMIT`, by this same program.
+    before: at commit `BEFORE_COMMIT`, by this same program; but files without a test were counted
+            by hand, since `COVERED` names today's places.
     now: None if it was not measured this time.
     goal: the most that it should be.
     reason: why it stays above its goal, if that has been decided.
