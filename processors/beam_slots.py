@@ -53,7 +53,7 @@ class BeamSlots:
         fed.flat_slots[:, : self._slots[0].size] = self._slots.reshape(len(tree.rows), -1)
         taken = self._slots[self._slots != NO_SLOT]
         self._state.set_tokens(taken, tree.tokens[fed.flat_slots != NO_SLOT])
-        # Impossible nodes are no text: of places that a level lacks several have the same token.
+        # Impossible nodes are no drafts: of places that a level lacks several have the same token.
         fed.flat_slots[np.isneginf(tree.log_probs)] = NO_SLOT
         return fed
 

@@ -1,4 +1,4 @@
-"""Contexts: the places in requests' texts after which a model is asked for a token."""
+"""Contexts: the places in requests' tokens after which a model is asked for a token."""
 
 from dataclasses import dataclass
 

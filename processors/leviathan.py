@@ -1,6 +1,6 @@
 """Leviathan's rule: a verifier keeps drafts so that what it emits are draws from its own model.
 
-A node x, drawn from the proposer's q, is accepted with probability min(1, p(x) / q(x)). The first
+A node x, drawn from the drafter's q, is accepted with probability min(1, p(x) / q(x)). The first
 node that is not is replaced by a draw from max(0, p - q), normalised; after a whole draft one more
 is drawn from p. A row emits its accepted nodes and that one draw.
 
@@ -32,7 +32,7 @@ def accepted_lengths(p: Floats, q: Floats, sizes: Ints, uniforms: Floats) -> Int
 
     Args:
         p, q: [sum(sizes)] float64, row after row: how probable a node is after its parent to the
-            verifier, and to its proposer. NaN, where there is no distribution: not accepted.
+            verifier, and to its drafter. NaN, where there is no distribution: not accepted.
         sizes: [B] nodes of each draft.
         uniforms: [sum(sizes)] in [0, 1), of each node.
     """

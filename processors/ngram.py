@@ -1,4 +1,4 @@
-"""NgramDraftProcessor: drafts from each request's own text, without a model. Stateless.
+"""NgramDraftProcessor: drafts from each request's own tokens, without a model. Stateless.
 
 A candidate is weighed as a model of the chain would choose: log-probability plus the noise of its
 output position, then a softmax. The noise of what the table has not seen is not looked up: of all
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 # (row, output position, ids [n], which may repeat) -> the Gumbel noise [n], zeros if greedy.
 NoiseLookup = Callable[[int, int, Ints], Floats]
 
-_LEAST_PROBABLE = math.log(0.05)  # of a path that is worth a verifier's time
+_LEAST_PROBABLE = math.log(0.05)  # of a path that goes to a verifier
 _MEDIAN_NOISE = 1.0 / math.log(2.0)  # exp of a Gumbel variable's median
 
 

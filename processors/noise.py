@@ -1,8 +1,8 @@
-"""The noise that makes one seed one text: `Gumbel(seed, position, id)`, a pure function.
+"""The noise that makes one seed one output: `Gumbel(seed, position, id)`, a pure function.
 
 Contract: Philox 4x64 keyed by (seed, stream), counter (id, position). Neither the vocabulary's
 size, nor who asks, nor the order of asking changes a value. Every model of a chain perturbs its
-logits with the same values, so a draft that thinks like its verifier proposes what it will choose.
+logits with the same values, so a drafter with its verifier's logits drafts what that will choose.
 `uniform` draws from the same generator with another word of the counter set.
 """
 

@@ -1,6 +1,6 @@
 """PrefillProcessor: brings a model's state up to the committed tokens, in chunks.
 
-The target's chunks are packed beside the decoding requests by the VerifyProcessor; this one serves
+The target's chunks are packed with the decoding requests by the VerifyProcessor; this one serves
 every other model. Stateless. Not here: how much is read in which cycle.
 """
 

@@ -1,7 +1,7 @@
 """RollbackProcessor: after a cycle, every model keeps what was committed and forgets the rest.
 
 It compares the trees that a model was fed with the committed tokens, so it needs no account of who
-proposed or accepted what. The last committed token is forgotten with the rest: the next forward
+drafted or accepted what. The last committed token is forgotten with the rest: the next forward
 writes its key and value. Stateless.
 """
 

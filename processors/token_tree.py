@@ -1,4 +1,4 @@
-"""Token trees of several requests: what one level of a chain proposes to the next.
+"""Token trees of several requests: what one level of a chain hands to the next.
 
 A row's root is its request's last committed token; it is no node. Nodes stand in arrays padded to
 the widest row, parents before children, so that everything here is a few array operations for all
@@ -29,8 +29,8 @@ class TokenTree:
     tokens: Ints  # [B, W]
     parents: Ints  # [B, W] index of the parent, or ROOT
     depths: Ints  # [B, W] 1 for children of the root; 0 where there is no node
-    log_probs: Floats  # [B, W] of the path from the root, by the model that judged it last
-    origins: Ints  # [B, W] the node's index in the tree as its proposer made it
+    log_probs: Floats  # [B, W] of the path from the root, by the model that read it last
+    origins: Ints  # [B, W] the node's index in the tree as its drafter made it
     sizes: Ints  # [B]
 
     @classmethod
@@ -143,7 +143,7 @@ class TokenTree:
         return self._whole_paths((self.tokens == after_parent) & self.real)
 
     def on_text(self, texts: Ints, lengths: Ints) -> Bools:
-        """[B, W]: does the path to the node spell the beginning of row i's text?
+        """[B, W]: is the path to the node the beginning of row i's output?
 
         Args:
             texts: [B, L] tokens after the root, of which row i has `lengths[i]`.

@@ -140,46 +140,37 @@ def packed_attention_forward(
 
 
 def attend_all(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-    """Attention of a whole pack: [heads, T, head_dim] to [T, heads, head_dim]."""
-    if len(view.groups) == 1 and view.groups[0].take is None:
-        return attend(view, layer, view.groups[0], query)
+    """Attention of a whole pack: [heads, T, head_dim] to [T, heads, head_dim].
+
+    Group by group of B rows with Q queries each. The query heads of a key/value group are folded
+    into the query axis: no copies of keys and values, and larger matrix products.
+    """
     parts = []
     for group in view.groups:
-        assert group.take is not None
-        assert group.put is not None
-        picked = query.index_select(1, group.take[query.device])
-        out = attend(view, layer, group, picked)
-        parts.append(out.index_select(0, group.put[out.device]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def attend(view: KVView, layer: AttentionLayer, group: QueryGroup, query: Tensor) -> Tensor:
-    """Attention of one group: [heads, B * Q, head_dim] to [B * Q, heads, head_dim].
-
-    The query heads of a key/value group are folded into the query axis: no copies of keys and
-    values, and larger matrix products.
-    """
-    keys, values = view.read(layer.number, group)
-    rows, kv_heads, _, _ = keys.shape
-    heads, _, dim = query.shape
-    repeat, queries = heads // kv_heads, group.queries
-    folded = (
-        query.reshape(kv_heads, repeat, rows, queries, dim)
-        .permute(2, 0, 1, 3, 4)
-        .reshape(rows, kv_heads, repeat * queries, dim)
-    )
-    mask = view.mask(group, repeat, layer.window, query.dtype, query.device)
-    if layer.softcap is None:
-        out = F.scaled_dot_product_attention(
-            folded, keys, values, attn_mask=mask, scale=layer.scale
+        picked = query if group.take is None else query.index_select(1, group.take[query.device])
+        keys, values = view.read(layer.number, group)
+        rows, kv_heads, _, _ = keys.shape
+        heads, _, dim = query.shape
+        repeat, queries = heads // kv_heads, group.queries
+        folded = (
+            picked.reshape(kv_heads, repeat, rows, queries, dim)
+            .permute(2, 0, 1, 3, 4)
+            .reshape(rows, kv_heads, repeat * queries, dim)
         )
-    else:
-        out = _softcapped(folded, keys, values, mask, layer)
-    return (
-        out.reshape(rows, kv_heads, repeat, queries, -1)
-        .permute(0, 3, 1, 2, 4)
-        .reshape(rows * queries, heads, -1)
-    )
+        mask = view.mask(group, repeat, layer.window, query.dtype, query.device)
+        if layer.softcap is None:
+            out = F.scaled_dot_product_attention(
+                folded, keys, values, attn_mask=mask, scale=layer.scale
+            )
+        else:
+            out = _softcapped(folded, keys, values, mask, layer)
+        out = (
+            out.reshape(rows, kv_heads, repeat, queries, -1)
+            .permute(0, 3, 1, 2, 4)
+            .reshape(rows * queries, heads, -1)
+        )
+        parts.append(out if group.put is None else out.index_select(0, group.put[out.device]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _softcapped(

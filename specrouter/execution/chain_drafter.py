@@ -26,7 +26,7 @@ from processors import (
     VerifyResult,
 )
 from processors.pack import NO_SLOT
-from specrouter.cycle import CATCH_UP_TOKENS, ChainGroup
+from specrouter.cycle import CATCH_UP_TOKENS, ChainGroup, ModelFailure
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.group_draft import GroupDraft
@@ -66,7 +66,7 @@ class ChainDrafter:
 
         A model that fails is passed over, and rows that one has not read do not draft.
         """
-        draft = self._begun(group)
+        draft = self._begun(group, *self._prefill.read(group))
         failed = {failure.model for failure in draft.failures}
         names = [name for name in group.chain[:-1] if name not in failed]
         for name in names if len(draft.rows) else ():
@@ -84,10 +84,11 @@ class ChainDrafter:
                     draft.failures.append(stage.failure)
         return draft
 
-    def _begun(self, group: ChainGroup) -> GroupDraft:
-        """The rows that draft: whose tokens have been read."""
+    def _begun(
+        self, group: ChainGroup, readers: list[str], failures: list[ModelFailure]
+    ) -> GroupDraft:
+        """The rows that draft: whose tokens have been read. `readers`: models that have read."""
         limits = self._rows.remaining(group.rows) - 1
-        readers, failures = self._prefill.read(group)
         failed = {failure.model for failure in failures}
         names = [name for name in group.chain[:-1] if name not in failed]
         is_read = self._prefill.has_read(names, group.rows)

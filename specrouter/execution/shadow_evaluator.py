@@ -1,6 +1,6 @@
 """ShadowEvaluator: how well an idle drafter would have drafted, along committed text.
 
-Noise is shared and the text of a request is one, whoever drafts it. So whether a drafter's first
+Noise is shared, and a request has one output, whoever drafts it. So whether a drafter's first
 choice would have been accepted can be told for every token that is there, by one forward of the
 drafter over what it has missed and without the target: the token is either what the drafter itself
 chooses under the noise of that place, or it is not. A forward of a small model over sixteen tokens
@@ -45,7 +45,7 @@ class ShadowEvaluator:
         return np.where(self._rows.sampler.can_look_back(rows), np.maximum(missed, 0), 0)
 
     def run(self, evaluation: ShadowEvaluation) -> None:
-        """Teaches the profiler. Raises `StageError` where the drafter fails."""
+        """Tells the profiler. Raises `StageError` where the drafter fails."""
         name, rows = evaluation.model, np.array([evaluation.row], dtype=np.int64)
         tails = np.minimum(self.evaluable(name, rows), evaluation.tokens)
         if tails[0] <= 0:
