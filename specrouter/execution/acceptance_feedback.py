@@ -13,7 +13,7 @@ from processors import DraftResult, TokenTree, VerifyResult
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import Runtime
-from specrouter.profile.acceptance import SHAPE_DEPTHS, JudgedTrees, shape_index
+from specrouter.profile.acceptance import JudgedTrees
 from specrouter.request.params import Chain
 
 Ints = NDArray[np.int64]
@@ -81,12 +81,7 @@ class AcceptanceFeedback:
 
     def _record(self, draft: GroupDraft, verified: _Verified) -> None:
         """Sampled and greedy rows apart."""
-        drafters, tree, width = verified.drafters, verified.tree, draft.group.width
-        is_plain = len(drafters) == 1 and not self._pool.is_weightless(drafters[0])
-        exact, depths = None, draft.request.depths
-        if not is_plain:  # the tree is all that its shape may hold, where the output does not end
-            exact = shape_index(draft.group.depth, width)
-            depths = np.where(depths >= draft.group.depth, int(SHAPE_DEPTHS[exact]), depths)
+        drafters, tree = verified.drafters, verified.tree
         for mode in (True, False):
             which = verified.counts & (draft.sampled == mode)
             if not which.any():
@@ -97,7 +92,5 @@ class AcceptanceFeedback:
                 np.where(tree.real, tree.log_probs, -np.inf)[which],
                 verified.seen[which],
                 verified.accepted[which],
-                depths[which],
-                width,
             )
-            self._profiler.record_trees((drafters, verified.verifier, mode), trees, exact)
+            self._profiler.record_trees((drafters, verified.verifier, mode), trees)

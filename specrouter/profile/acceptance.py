@@ -1,21 +1,13 @@
-"""What verified trees teach: how much of a tree of a given shape its verifier will accept.
-
-A tree's nodes in falling path probability are worth, one after the other, less and less: the j-th
-of them lies on the verifier's walk in a share of the cycles, its *rank rate*. A tree of N nodes
-commits `1 + sum of the first N rank rates` tokens in the mean (AdaServe, section 3, with learned
-probabilities). Rank rates are kept per shape of the drafted beam (depth, width); one drafted tree
-teaches all shapes within its own, because a narrower or shallower beam is, but for rare
-exceptions, a part of it.
+"""What verified trees teach: how likely the nodes of drafted trees are to be accepted.
 
 A node's probability given its parent counts for what such probabilities turned out to be worth
 (calibration), by its place among its siblings: a small drafter is too modest about its first choice
-and right about its third. So nodes that nobody verified teach too, and trees are cut down to the
-nodes that are worth the most.
+and right about its third. What trees of a shape will bring is planned by one number, alpha, how
+often the best child of a walked node is accepted, and the law of the best static trees for it
+(Sequoia, arXiv 2402.12374). What that law misses of a chain is a factor of its outcomes.
 
 Texts change, so how often best children were accepted is kept for the last cycles too, drawn to
-what is usual while there is little of it. Where that is not what the rank rates were made of, the
-mean worth of best children, they are moved as those of a tree that grows by the one instead of the
-other (`drifted_rates`).
+what is usual while there is little of it.
 
 Pure bookkeeping: no clock, no tensors.
 """
@@ -46,16 +38,11 @@ RANKS = MAX_TREE_TOKENS
 
 UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will be tried
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
-_TREES = 150.0  # after which older trees have faded
 _TRIALS = 400.0  # best children, after which older ones have faded
-_PRIOR_TREES = 3.0  # that weigh as much as what the similarity promises
 _PRIOR_TRIALS = 12.0
 _HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
 _RECENT_HALF_LIFE = 16.0  # cycles after which what was seen of the text of now counts half
-_MOST_DRIFT = 3.0  # factor by which a rank rate is moved at most
 _USUAL_TRIALS = 16.0  # of recent ones that count as if they had come out as usual
-_WELL_KNOWN_TREES, _RANK_EVERY = 100.0, 3  # beyond so many, trees of one cycle in three are ranked
-_MOST_ROWS = 4  # of a cycle that teach rank rates; more cost time and say little
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,37 +54,26 @@ class JudgedTrees:
     log_probs: Floats  # of the path from the root, by whoever judged it last
     judged: Bools  # nodes that the verifier saw
     accepted: Bools  # nodes on its walk
-    heights: Ints  # [B] as deep as the row was drafted
-    width: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class TreeAcceptance:
-    """A snapshot. `rates[o, j]`: rank rate of the j-th node in shape o, of `trees[o]` seen trees.
+    """A snapshot.
 
     `alpha`: how often the best child of a walked node was accepted, of `trials`; `recent_accepted`
-    of `recent_trials` in the last cycles. `rates_alpha`: of the best children in the trees that the
-    rates are of, by their worth; NaN without such trees.
+    of `recent_trials` in the last cycles.
     """
 
-    rates: Floats  # [len(SHAPES), RANKS]
-    trees: Floats  # [len(SHAPES)]
     alpha: float
     trials: float
     calibration: CalibrationFigures = field(default_factory=CalibrationFigures)
     recent_accepted: float = 0.0
     recent_trials: float = 0.0
-    rates_alpha: float = math.nan
-
-    @property
-    def alpha_usual(self) -> float:
-        """That the rates were made of."""
-        return self.alpha if math.isnan(self.rates_alpha) else self.rates_alpha
 
     @property
     def alpha_now(self) -> float:
         """On the text of now, drawn to the usual where there is little evidence."""
-        accepted = self.recent_accepted + _USUAL_TRIALS * self.alpha_usual
+        accepted = self.recent_accepted + _USUAL_TRIALS * self.alpha
         return accepted / (self.recent_trials + _USUAL_TRIALS)
 
 
@@ -105,13 +81,10 @@ class AcceptanceEstimator:
     """Of one chain of proposers and the model that verifies them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._mass = np.zeros((len(SHAPES), RANKS))
-        self._trees = np.zeros(len(SHAPES))
         self._calibration = Calibration()
         self._trials = 0.0
         self._accepted = 0.0
         self._recent = np.zeros(2)  # accepted, judged
-        self._ranked = np.zeros(2)  # worth of best children, and of their parents
         self._cycle = 0
 
     @property
@@ -119,15 +92,8 @@ class AcceptanceEstimator:
         """In which it learned."""
         return self._cycle
 
-    def record(
-        self, trees: JudgedTrees, cycle: int, exact: int | None = None
-    ) -> tuple[float, float]:
-        """Learns; says how many best children were accepted, and how many were judged.
-
-        Args:
-            exact: the only shape that the trees teach, an index of SHAPES; of trees that an
-                intermediate has re-scored, whose parts say nothing of smaller ones.
-        """
+    def record(self, trees: JudgedTrees, cycle: int) -> tuple[float, float]:
+        """Learns; says how many best children were accepted, and how many were judged."""
         self._fade(cycle)
         real = np.isfinite(trees.log_probs)
         stated, place = _given_parents(trees.parents, trees.log_probs)
@@ -143,17 +109,6 @@ class AcceptanceEstimator:
             if fair.any() and trees.judged[fair].all():
                 self._recent += trees.accepted[fair].sum(), fair.sum()
                 break
-        if self._trees.max() > _WELL_KNOWN_TREES and cycle % _RANK_EVERY:
-            return accepted, count  # ranking takes longer than all the rest
-        first = cycle // _RANK_EVERY % max(1, len(real) - _MOST_ROWS + 1)  # now these, now those
-        few = slice(first, first + _MOST_ROWS)
-        worth = self.worth(trees.parents[few], trees.depths[few], trees.log_probs[few])
-        self._rank(trees, few, worth, real[few], exact)
-        best = real[few] & (place[few] == 0)
-        above = np.concatenate((np.ones((len(worth), 1)), worth), axis=1)
-        parents = np.take_along_axis(above, trees.parents[few] + 1, axis=1)
-        self._ranked *= max(0.0, 1.0 - len(worth) / _TREES)
-        self._ranked += worth[best].sum(), parents[best].sum()
         return accepted, count
 
     def record_choices(self, stated: Floats, accepted: Bools, cycle: int) -> tuple[float, float]:
@@ -206,70 +161,25 @@ class AcceptanceEstimator:
         return shared
 
     def snapshot(self, cycle: int) -> TreeAcceptance:
-        rates = self._mass / np.maximum(self._trees, 1e-12)[:, None]
         passed = cycle - self._cycle
-        age = 0.5 ** (passed / _HALF_LIFE)
         alpha = self._accepted / self._trials if self._trials else math.nan
-        figures = self._calibration.figures()
         recent = self._recent * 0.5 ** (passed / _RECENT_HALF_LIFE)
-        ranked, parents = self._ranked.tolist()
         return TreeAcceptance(
-            rates,
-            self._trees * age,
             alpha,
-            self._trials * age,
-            figures,
+            self._trials * 0.5 ** (passed / _HALF_LIFE),
+            self._calibration.figures(),
             recent[0],
             recent[1],
-            ranked / parents if parents else math.nan,
         )
 
     def _fade(self, cycle: int) -> None:
         passed = max(0, cycle - self._cycle)
         age = 0.5 ** (passed / _HALF_LIFE)
-        for part in (self._mass, self._trees, self._ranked):
-            part *= age
         self._trials *= age
         self._accepted *= age
         self._recent *= 0.5 ** (passed / _RECENT_HALF_LIFE)
         self._calibration.fade(age)
         self._cycle = cycle
-
-    def _rank(
-        self,
-        trees: JudgedTrees,
-        rows: slice,
-        worth: Floats,
-        real: Bools,
-        exact: int | None,
-    ) -> None:
-        depths, heights = trees.depths[rows], trees.heights[rows]
-        better = _better(worth) & real[:, None, :]
-        if exact is None:
-            # The beam goes by what the drafter says itself.
-            level = depths[:, :, None] == depths[:, None, :]
-            level &= _better(trees.log_probs[rows]) & real[:, None, :]
-            place = level.sum(axis=2)  # [B, n] rank among the nodes of a level
-            member = (
-                (depths[:, :, None] <= SHAPE_DEPTHS)
-                & (place[:, :, None] < SHAPE_WIDTHS)
-                & real[:, :, None]
-            )
-            known = (heights[:, None] >= SHAPE_DEPTHS) & (trees.width >= SHAPE_WIDTHS)
-        else:
-            member = np.zeros((*depths.shape, len(SHAPES)), dtype=np.bool_)
-            member[:, :, exact] = real
-            known = np.zeros((len(depths), len(SHAPES)), dtype=np.bool_)
-            known[:, exact] = heights >= SHAPE_DEPTHS[exact]
-        member &= known[:, None, :]
-        rank = better.astype(np.float32) @ member.astype(np.float32)  # of a node in each shape
-        where = np.nonzero(member & (rank < RANKS))
-        index = where[2] * RANKS + rank[where].astype(np.int64)
-        mass = np.bincount(index, worth[where[0], where[1]], minlength=self._mass.size)
-        seen = known.sum(axis=0)
-        fade = np.maximum(0.0, 1.0 - seen / _TREES)
-        self._mass = self._mass * fade[:, None] + mass.reshape(self._mass.shape)
-        self._trees = self._trees * fade + seen
 
 
 class SimilarityMap:
@@ -292,30 +202,6 @@ class SimilarityMap:
         self.offset += 0.2 * error
         # Around a single similarity the slope cannot be told from the offset: it moves slowly.
         self.slope = min(3.0, max(0.3, self.slope + 0.02 * error * x))
-
-
-def rank_rates(seen: TreeAcceptance | None, prior: Floats) -> Floats:
-    """Rank rates [len(SHAPES), RANKS]: what was seen, and `prior` where there is little of it.
-
-    Shapes that were never seen take the prior, scaled as it was found wrong in the largest that
-    was.
-    """
-    if seen is None or not seen.trees.max():
-        return prior
-    known = seen.trees > 0.5 * seen.trees.max()
-    largest = int(np.argmax(np.where(known, SHAPE_NODES, 0)))
-    weight = seen.trees / (seen.trees + _PRIOR_TREES)
-    ratio = seen.rates[largest].sum() / max(prior[largest].sum(), 1e-9)
-    scale = 1.0 + weight[largest] * (ratio - 1.0)
-    mixed = weight[:, None] * seen.rates + (1.0 - weight[:, None]) * prior * scale
-    return np.asarray(np.minimum(mixed, 1.0))
-
-
-def drifted_rates(rates: Floats, usual: Floats, now: Floats) -> Floats:
-    """Rank rates moved as those of the text of now lie to the usual ones; all of one shape."""
-    ratio = np.divide(now, usual, out=np.ones_like(rates), where=usual > 1e-6)
-    moved: Floats = np.minimum(rates * np.clip(ratio, 1.0 / _MOST_DRIFT, _MOST_DRIFT), 1.0)
-    return moved
 
 
 @functools.lru_cache(maxsize=256)
@@ -351,20 +237,12 @@ def path_rates(alpha: float, lengths: Floats) -> Floats:
     return np.asarray(there * alpha ** (place + 1))
 
 
-def blended_alpha(seen: TreeAcceptance | None, prior: float, usual: bool = False) -> float:
-    """Of the text of now, or the usual one."""
+def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
+    """Of the text of now, blended by evidence with the prior."""
     if seen is None or not seen.trials:
         return prior
     share = seen.trials / (seen.trials + _PRIOR_TRIALS)
-    return share * (seen.alpha if usual else seen.alpha_now) + (1.0 - share) * prior
-
-
-def shape_index(depth: int, width: int) -> int:
-    """The smallest of SHAPES that holds a tree of this depth and width."""
-    holds = (depth <= SHAPE_DEPTHS) & (width <= SHAPE_WIDTHS)
-    if not holds.any():
-        holds = min(depth, int(SHAPE_DEPTHS.max())) <= SHAPE_DEPTHS
-    return int(np.argmin(np.where(holds, SHAPE_NODES, np.iinfo(np.int64).max)))
+    return share * seen.alpha_now + (1.0 - share) * prior
 
 
 def expected_tokens(rates: Floats) -> Floats:

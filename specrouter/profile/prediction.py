@@ -4,19 +4,19 @@
 
 A cycle is the drafter's steps, the intermediates' passes and the target's pass, each at the size of
 its pack on the model's measured curve `T(n)`, and the engine's own work. The tokens are one more
-than the sum of the tree's rank rates (`acceptance`). Requests that decode in the same
-pass and are routed otherwise wait for the drafts too: the tokens are then the mean over all, of
-which those gain at least one. Catching up of models that lag is
-spread over the tokens that the requests have left.
+than the sum of the tree's rank rates (`acceptance`), times what earlier outcomes say. Requests that
+decode in the same pass and are routed otherwise wait for the drafts too: the tokens are then the
+mean over all, of which those gain at least one. Catching up of models that lag is spread over the
+tokens that the requests have left.
 Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in the place of
 `W * T`; AdaServe, section 3, for the value of a tree.
 
 Pure functions of a snapshot: no clock, no tensors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,8 @@ from specrouter.profile.acceptance import (
     SHAPE_WIDTHS,
     UNTRIED_ALPHA,
     blended_alpha,
-    drifted_rates,
     expected_tokens,
     path_rates,
-    rank_rates,
     tree_rates,
 )
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
@@ -333,16 +331,16 @@ def similarity_to_acceptance(similarity: float) -> float:
 
 
 def acceptance_rate(
-    proposer: str,
-    verifier: str,
-    snapshot: PerformanceSnapshot,
-    sampled: Mode = True,
-    usual: bool = False,
+    proposers: Chain, verifier: str, snapshot: PerformanceSnapshot, sampled: Mode = True
 ) -> float:
-    """Of the best draft token whose parent was accepted, on the text of now: as observed, blended
-    by evidence with what the similarity promises. `usual`: on texts of all the time."""
-    prior = snapshot.promised_alpha.get((proposer, verifier, sampled), UNTRIED_ALPHA)
-    return blended_alpha(snapshot.trees.get(((proposer,), verifier, sampled)), prior, usual)
+    """Of the best draft token whose parent was accepted, on the text of now: as observed of these
+    proposers, blended by evidence with what is known of the last of them, or what the similarity
+    promises."""
+    seen = snapshot.trees.get((proposers, verifier, sampled))
+    if len(proposers) > 1:
+        return blended_alpha(seen, acceptance_rate(proposers[-1:], verifier, snapshot, sampled))
+    prior = snapshot.promised_alpha.get((proposers[0], verifier, sampled), UNTRIED_ALPHA)
+    return blended_alpha(seen, prior)
 
 
 def _offer(chain: Chain, snapshot: PerformanceSnapshot, sampled: Mode) -> tuple[Floats, Floats]:
@@ -361,25 +359,14 @@ def _find_offer(
     chain: Chain, snapshot: PerformanceSnapshot, sampled: Mode
 ) -> tuple[Floats, Floats]:
     proposers, verifier = chain[:-1], chain[-1]
-    # What was seen is of all the time; what that is worth now comes last.
-    alpha = acceptance_rate(proposers[-1], verifier, snapshot, sampled, usual=True)
-    seen = snapshot.trees.get((proposers, verifier, sampled))
-    promised: Callable[[float], Floats] = tree_rates
+    alpha = acceptance_rate(proposers, verifier, snapshot, sampled)
     if len(proposers) == 1:
-        offered = SHAPE_NODES.astype(np.float64)
-    else:
-        before, nodes = _offer(proposers, snapshot, sampled)
-        sums = np.take_along_axis(
-            expected_tokens(before), np.minimum(nodes.astype(np.int64), 64)[:, None], axis=1
-        )
-        lengths = sums[:, 0]
-        promised = partial(path_rates, lengths=lengths)
-        offered = np.where(SHAPE_WIDTHS == 1, lengths, SHAPE_NODES * 1.0)
-        offered = np.maximum(1.0, offered)
-    rates = rank_rates(seen, promised(alpha))
-    if seen is not None and seen.trials:
-        rates = drifted_rates(rates, promised(seen.alpha_usual), promised(seen.alpha_now))
-    return rates, offered
+        return tree_rates(alpha), SHAPE_NODES.astype(np.float64)
+    before, nodes = _offer(proposers, snapshot, sampled)
+    last = np.minimum(nodes.astype(np.int64), MAX_TREE_TOKENS)[:, None]
+    lengths = np.take_along_axis(expected_tokens(before), last, axis=1)[:, 0]
+    offered = np.where(SHAPE_WIDTHS == 1, lengths, SHAPE_NODES * 1.0)
+    return path_rates(alpha, lengths), np.maximum(1.0, offered)
 
 
 def forward_ms(

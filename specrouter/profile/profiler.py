@@ -246,12 +246,12 @@ class PerformanceProfiler:
             known = self._similarity.get(pair, score)
             self._similarity[pair] = known + _SIMILARITY_WEIGHT * (score - known)
 
-    def record_trees(self, key: TreeKey, trees: JudgedTrees, exact: int | None = None) -> None:
+    def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None:
         """What the verifier of a chain's trees said of them; see `AcceptanceEstimator.record`."""
         if not self.is_learning:
             return
         with self._lock:
-            self._fit_map(key, *self._estimator(key).record(trees, self._cycle, exact))
+            self._fit_map(key, *self._estimator(key).record(trees, self._cycle))
 
     def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
         """What proposers would have drafted along committed text; see

@@ -5,7 +5,7 @@ for every candidate, with every shape of tree, the effective time of a committed
 the least (SpecRouter, section 4.2, Equation 7, Algorithm 1). The target alone is always a
 candidate, so a chain that does not pay is not used.
 
-- `adaptive`: measured curves T(n) and learned rank rates over chain x depth x width x nodes
+- `adaptive`: measured curves T(n) and learned acceptances over chain x depth x width x nodes
   (`prediction`), and hysteresis.
 - `paper`: the published formula: every level costs W times the model's time, one moving average,
   and the acceptance rate is a function of the similarity alone; hard rejection; decided in every
@@ -298,7 +298,7 @@ class ModelChainScheduler:
             return float(found[name, self.target].ms_per_token.min())
 
         def disagreement(name: str) -> float:
-            return -acceptance_rate(name, self.target, snapshot, workload.sampled)
+            return -acceptance_rate((name,), self.target, snapshot, workload.sampled)
 
         reachable = self._reachable(models)
         look_at(chain for chain in reachable if len(chain) == 2)

@@ -82,7 +82,7 @@ def next_shadow_evaluation(
 def is_surprised(snapshot: PerformanceSnapshot, chain: Chain, sampled: Mode) -> bool:
     """Whether the drafts in use are accepted less than they usually are."""
     seen = snapshot.trees.get((chain[:-1], chain[-1], sampled))
-    return seen is not None and seen.trials > 0.0 and seen.alpha_usual - seen.alpha_now > _SURPRISE
+    return seen is not None and seen.trials > 0.0 and seen.alpha - seen.alpha_now > _SURPRISE
 
 
 def _by_silence(

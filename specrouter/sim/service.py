@@ -22,12 +22,12 @@ from processors import share_chunk
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.profile.acceptance import SHAPE_DEPTHS, SHAPE_NODES, SHAPE_WIDTHS, TreeAcceptance
 from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
-from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey, load_of
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS, Chain
 from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
 from specrouter.sim.replay import Answer, LoadRequest
-from specrouter.sim.text import SimulatedText, learned
+from specrouter.sim.text import SimulatedText, gain_over_law, learned
 from specrouter.slo.policies import POLICIES
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.slo.tree_selection import whole
@@ -129,7 +129,14 @@ class SimulatedService:
         known: dict[TreeKey, TreeAcceptance] = {
             ((machine.drafter,), machine.target, mode): learned(self.text) for mode in _MODES
         }
-        self._snapshot = PerformanceSnapshot(machine.times, machine.parameters, trees=known)
+        usual = Outcome(tokens=gain_over_law(self.text))
+        loads = {load_of(count) for count in range(1, machine.max_requests + 1)}
+        self._snapshot = PerformanceSnapshot(
+            machine.times,
+            machine.parameters,
+            trees=known,
+            usual_outcomes={(load, mode): usual for load in loads for mode in _MODES},
+        )
         self._draws = np.random.default_rng(0)
         self._decision = cache(self._decide)
         self._levels_ms = cache(self._find_levels_ms)

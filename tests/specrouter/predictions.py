@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from specrouter.profile.acceptance import RANKS, SHAPES, TreeAcceptance
+from specrouter.profile.acceptance import TreeAcceptance
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import Chain
@@ -30,9 +28,8 @@ def rising(first: float, each: float = 1.0) -> TimeCurve:
 
 
 def geometric(alpha: float) -> TreeAcceptance:
-    """In every shape the j-th node is accepted with chance alpha ** j."""
-    rates = np.tile(alpha ** np.arange(1, RANKS + 1), (len(SHAPES), 1))
-    return TreeAcceptance(rates, np.full(len(SHAPES), CERTAIN), alpha, CERTAIN)
+    """In a path the j-th node is accepted with chance alpha ** j."""
+    return TreeAcceptance(alpha, CERTAIN)
 
 
 def snapshot(

@@ -17,7 +17,7 @@ from tests.specrouter.execution.test_executor import Bench
 PAIR: Chain = ("small", "target")
 TRIPLE: Chain = ("small", "middle", "target")
 SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.8)
-Record = tuple[Any, JudgedTrees, int | None]
+Record = tuple[Any, JudgedTrees]
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,8 @@ def pool(small_config: dict[str, Any]) -> ModelPool:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     records: list[Record] = []
 
-    def record(
-        profiler: PerformanceProfiler, key: Any, trees: JudgedTrees, exact: int | None = None
-    ) -> None:
-        records.append((key, trees, exact))
+    def record(profiler: PerformanceProfiler, key: Any, trees: JudgedTrees) -> None:
+        records.append((key, trees))
 
     monkeypatch.setattr(PerformanceProfiler, "record_trees", record)
     return records
@@ -43,7 +41,7 @@ def test_what_the_target_accepted_is_what_was_committed(
     width: int, pool: ModelPool, told: list[Record]
 ) -> None:
     result = Bench(pool).cycle(PAIR, depth=3, width=width)
-    [(key, trees, _)] = told
+    [(key, trees)] = told
     assert key == (("small",), "target", False)
     accepted = trees.accepted.sum(axis=1).tolist()
     assert accepted == [len(commit.tokens) - 1 for commit in result.commits]
@@ -52,20 +50,20 @@ def test_what_the_target_accepted_is_what_was_committed(
 
 def test_sampled_and_greedy_rows_are_told_apart(pool: ModelPool, told: list[Record]) -> None:
     Bench(pool, params=SAMPLED).cycle(PAIR)
-    assert [key for key, _, _ in told] == [(("small",), "target", True)]
+    assert [key for key, _ in told] == [(("small",), "target", True)]
 
 
 def test_each_verifier_of_a_chain_is_told_of_with_its_drafters(
     pool: ModelPool, told: list[Record]
 ) -> None:
     Bench(pool).cycle(TRIPLE)
-    keys = [key[:2] for key, _, _ in told]
+    keys = [key[:2] for key, _ in told]
     assert keys == [(("small",), "middle"), (("small", "middle"), "target")]
 
 
 def test_nodes_that_were_not_verified_are_no_refusals(pool: ModelPool, told: list[Record]) -> None:
     Bench(pool).cycle(PAIR, depth=3, width=3, nodes=2)
-    [(_, trees, _)] = told
+    [(_, trees)] = told
     assert int(trees.judged.sum()) == 2 * 3
     assert not (trees.accepted & ~trees.judged).any()
     assert np.isfinite(trees.log_probs).sum() == 9 * 3  # the whole trees are known

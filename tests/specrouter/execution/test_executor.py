@@ -35,7 +35,6 @@ from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import ExecutionSettings, Runtime
-from specrouter.profile.acceptance import shape_index
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
@@ -572,7 +571,7 @@ def test_a_row_with_little_room_drafts_the_top_of_a_static_tree(
 # What verdicts teach
 
 
-def test_trees_of_a_fixed_form_teach_no_rates_of_the_targets_ranks(bench: Bench) -> None:
+def test_trees_of_a_fixed_form_teach_no_acceptances(bench: Bench) -> None:
     static = group(("small", "target"), [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
     for _ in range(3):
         bench.run([static])
@@ -580,22 +579,14 @@ def test_trees_of_a_fixed_form_teach_no_rates_of_the_targets_ranks(bench: Bench)
     assert pair not in bench.profiler.snapshot().trees
     beams = group(("small", "target"), [0, 1, 2], whole=True, depth=4, width=2)
     bench.run([beams])
-    assert bench.profiler.snapshot().trees[pair].trees.sum() > 0
+    assert bench.profiler.snapshot().trees[pair].trials > 0
 
 
-def test_trees_of_a_fixed_form_teach_no_rates_of_an_intermediates_ranks(bench: Bench) -> None:
+def test_trees_of_a_fixed_form_teach_no_acceptances_of_an_intermediate(bench: Bench) -> None:
     static = group(TRIPLE, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
     for _ in range(3):
         bench.run([static])
     assert not bench.profiler.snapshot().trees
-
-
-def test_nodes_that_were_not_selected_teach_too(bench: Bench) -> None:
-    for _ in range(4):
-        bench.cycle(("small", "target"), depth=4, width=3, nodes=2)
-    seen = bench.profiler.snapshot().trees[("small",), "target", False]
-    assert seen.trees[shape_index(4, 3)] > 10
-    assert (seen.rates[shape_index(4, 3), :12] > 0.0).all()
 
 
 def _break(

@@ -21,11 +21,8 @@ from specrouter.profile.acceptance import (
     SimilarityMap,
     TreeAcceptance,
     blended_alpha,
-    drifted_rates,
     expected_tokens,
     path_rates,
-    rank_rates,
-    shape_index,
     tree_rates,
 )
 from specrouter.request.params import MAX_TREE_TOKENS
@@ -68,14 +65,7 @@ def judged(
     parents, depths = (np.array([[n[k] for n in nodes] for nodes, _ in rows]) for k in (0, 1))
     log_probs = boast * np.log(np.array([[n[2] for n in nodes] for nodes, _ in rows]))
     walks = np.stack([accepted for _, accepted in rows])
-    heights = np.full(count, depth)
-    return JudgedTrees(parents, depths, log_probs, np.ones_like(walks), walks, heights, width)
-
-
-def brute_force(depth: int, width: int) -> Floats:
-    """[depth * width] the mean path probability of the j-th best node of a beam."""
-    both = [sorted((n[2] for n in beam(law, depth, width)), reverse=True) for law in (EASY, HARD)]
-    return np.asarray(np.mean(both, axis=0))
+    return JudgedTrees(parents, depths, log_probs, np.ones_like(walks), walks)
 
 
 def taught(depth: int, width: int, cycles: int = 300, boast: float = 1.0) -> AcceptanceEstimator:
@@ -88,36 +78,11 @@ def taught(depth: int, width: int, cycles: int = 300, boast: float = 1.0) -> Acc
 # What trees teach
 
 
-@pytest.mark.parametrize(("depth", "width"), [(6, 1), (4, 3)])
-def test_a_tree_teaches_the_rank_rates_of_all_shapes_within_its_own(depth: int, width: int) -> None:
-    seen = taught(depth, width).snapshot(300)
-    for index, (deep, wide) in enumerate(SHAPES):
-        if deep > depth or wide > width:
-            assert seen.trees[index] == 0.0
-            continue
-        rates = seen.rates[index, : deep * wide]
-        assert seen.trees[index] > 100
-        assert rates == pytest.approx(brute_force(deep, wide), abs=0.07), (deep, wide)
-        assert not seen.rates[index, deep * wide :].any()
-
-
-def test_rank_rates_are_how_often_nodes_are_accepted() -> None:
-    rng, counts = np.random.default_rng(2), np.zeros(6)
-    for _ in range(100):
-        trees = judged(rng, 3, 2, 20)
-        order = np.argsort(-trees.log_probs, axis=1, kind="stable")
-        counts += np.take_along_axis(trees.accepted, order, axis=1).sum(axis=0)
-    rates = taught(3, 2).snapshot(300).rates[SHAPES.index((3, 2)), :6]
-    assert rates == pytest.approx(counts / 2000, abs=0.07)
-
-
 def test_overconfident_probabilities_count_for_what_they_were_worth() -> None:
     estimator = taught(4, 1, boast=0.5)
     stated = np.log(np.sqrt([[0.8], [0.35]]))
     worth = estimator.worth(np.full((2, 1), ROOT), np.ones((2, 1), dtype=np.int64), stated)
     assert worth[:, 0] == pytest.approx([0.8, 0.35], abs=0.1)
-    rates = estimator.snapshot(300).rates[SHAPES.index((4, 1)), :4]
-    assert rates == pytest.approx(brute_force(4, 1), abs=0.08)
 
 
 def test_without_evidence_a_probability_counts_as_it_is() -> None:
@@ -140,8 +105,6 @@ def test_a_modest_first_choice_is_worth_more_than_it_says_and_the_others_are_not
             np.tile([first, second], (8, 1)),
             np.ones((8, 2), dtype=np.bool_),
             accepted,
-            np.ones(8, dtype=np.int64),
-            2,
         )
         estimator.record(trees, cycle)
     worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
@@ -186,21 +149,9 @@ def test_alpha_is_how_often_the_best_child_of_a_walked_node_is_accepted() -> Non
         np.log([[0.6, 0.3, 0.5, 0.1]]),
         np.ones((1, 4), dtype=np.bool_),
         np.array([[False, True, False, True]]),
-        np.array([2]),
-        2,
     )
     # Of the first level the best was not accepted, below the second the only one was.
     assert AcceptanceEstimator().record(trees, 0) == (1.0, 2.0)
-
-
-def test_nodes_that_nobody_verified_teach_by_their_probability() -> None:
-    rng, estimator = np.random.default_rng(1), AcceptanceEstimator()
-    for cycle in range(300):
-        trees = judged(rng, 4, 1, 4)
-        trees.judged[:, 1:] = trees.accepted[:, 1:] = False
-        estimator.record(trees, cycle)
-    rates = estimator.snapshot(300).rates[SHAPES.index((4, 1)), :4]
-    assert rates == pytest.approx(brute_force(4, 1), abs=0.1)
 
 
 def test_padding_teaches_nothing() -> None:
@@ -212,35 +163,16 @@ def test_padding_teaches_nothing() -> None:
         np.pad(trees.log_probs, ((0, 0), (0, 2)), constant_values=-np.inf),
         np.pad(trees.judged, ((0, 0), (0, 2)), constant_values=True),
         np.pad(trees.accepted, ((0, 0), (0, 2))),
-        trees.heights,
-        1,
     )
     assert one.record(trees, 0) == other.record(padded, 0)
-    assert np.array_equal(one.snapshot(0).rates, other.snapshot(0).rates)
-
-
-def test_a_row_that_was_drafted_less_deep_does_not_teach_deeper_shapes() -> None:
-    trees = judged(np.random.default_rng(1), 4, 1, 2)
-    trees.heights[1] = 2
-    trees.log_probs[1, 2:] = -np.inf
-    estimator = AcceptanceEstimator()
-    estimator.record(trees, 0)
-    seen = estimator.snapshot(0)
-    assert [seen.trees[SHAPES.index((depth, 1))] for depth in (2, 3, 4)] == [2, 1, 1]
-
-
-def test_a_tree_that_was_scored_anew_teaches_its_own_shape_only() -> None:
-    estimator, exact = AcceptanceEstimator(), SHAPES.index((4, 2))
-    estimator.record(judged(np.random.default_rng(1), 4, 2, 4), 0, exact)
-    assert np.flatnonzero(estimator.snapshot(0).trees).tolist() == [exact]
+    assert one.snapshot(0) == other.snapshot(0)
 
 
 def test_evidence_counts_half_after_a_thousand_cycles_without_news() -> None:
     estimator = taught(2, 1)
     now, later = estimator.snapshot(299), estimator.snapshot(299 + 1024)
-    assert later.trees == pytest.approx(now.trees / 2)
     assert later.trials == pytest.approx(now.trials / 2)
-    assert np.array_equal(later.rates, now.rates)
+    assert later.alpha == now.alpha
 
 
 def test_evidence_that_was_forgotten_does_not_come_back_with_news() -> None:
@@ -260,7 +192,6 @@ def test_a_changed_law_is_learned() -> None:
         estimator.record(trees, cycle)
     seen = estimator.snapshot(1200)
     assert seen.alpha < 0.02
-    assert seen.rates[0, 0] < 0.05
 
 
 # What is assumed of trees that nobody saw
@@ -297,55 +228,26 @@ def test_a_path_is_a_geometric_series_up_to_its_mean_length() -> None:
     assert rates[0, :4] == pytest.approx([0.5, 0.25, 0.5 * 0.125, 0.0])
 
 
-@given(st.floats(0.01, 0.99), st.integers(0, 2**32 - 1), st.floats(0.0, 200.0))
-def test_expected_tokens_rise_with_the_nodes_by_at_most_one_each(
-    alpha: float, seed: int, trees: float
-) -> None:
-    rng = np.random.default_rng(seed)
-    seen = TreeAcceptance(
-        -np.sort(-rng.random((len(SHAPES), RANKS)), axis=1),
-        np.where(rng.random(len(SHAPES)) < 0.5, trees, 0.0),
-        0.5,
-        trees,
-    )
-    tokens = expected_tokens(rank_rates(seen, tree_rates(alpha)))
-    nodes = np.arange(RANKS + 1)
+@given(st.floats(0.01, 0.99))
+def test_expected_tokens_rise_with_the_nodes_by_at_most_one_each(alpha: float) -> None:
+    tokens = expected_tokens(tree_rates(alpha))
     assert (tokens[:, 0] == 1.0).all()
     assert (np.diff(tokens, axis=1) >= 0.0).all()
-    assert (tokens <= 1.0 + nodes + 1e-9).all()
+    assert (tokens <= 1.0 + np.arange(RANKS + 1) + 1e-9).all()
 
 
 def test_without_evidence_the_prior_stands() -> None:
-    prior, nothing = tree_rates(0.6), AcceptanceEstimator().snapshot(0)
-    assert rank_rates(None, prior) is prior
-    assert rank_rates(nothing, prior) is prior
+    nothing = AcceptanceEstimator().snapshot(0)
     assert blended_alpha(None, 0.6) == blended_alpha(nothing, 0.6) == 0.6
 
 
 def test_evidence_outweighs_the_prior_with_time() -> None:
-    exact, prior = SHAPES.index((4, 1)), tree_rates(0.9)
-    for trees, share in ((3.0, 0.5), (27.0, 0.9), (1e9, 1.0)):
-        counts = np.zeros(len(SHAPES))
-        counts[exact] = trees
-        seen = TreeAcceptance(0.9 * prior, counts, 0.8, trees)
-        found = rank_rates(seen, prior)[exact]
-        scale = 1.0 + share * (0.9 - 1.0)
-        assert found == pytest.approx((share * 0.9 + (1 - share) * scale) * prior[exact])
-    assert blended_alpha(TreeAcceptance(prior, counts, 0.8, 12.0), 0.4) == pytest.approx(0.6)
+    found = [blended_alpha(TreeAcceptance(0.8, trials), 0.4) for trials in (1.0, 12.0, 1e9)]
+    assert found == sorted(found)
+    assert found[1:] == pytest.approx([0.6, 0.8])
 
 
-def test_shapes_that_nobody_saw_are_scaled_as_the_largest_one_seen() -> None:
-    prior, counts = tree_rates(0.5), np.zeros(len(SHAPES))
-    counts[SHAPES.index((4, 1))] = 1e9
-    found = rank_rates(TreeAcceptance(1.2 * prior, counts, 0.6, 1e9), prior)
-    assert found == pytest.approx(np.minimum(1.2 * prior, 1.0))
-
-
-def test_the_smallest_shape_that_holds_a_tree_stands_for_it() -> None:
-    assert SHAPES[shape_index(4, 3)] == (4, 3)
-    assert SHAPES[shape_index(7, 1)] == (8, 1)
-    assert SHAPES[shape_index(3, 5)] == (3, 6)
-    assert SHAPE_DEPTHS[shape_index(12, 5)] >= 12
+def test_shapes_hold_no_more_nodes_than_a_tree_may_have() -> None:
     assert (SHAPE_NODES == SHAPE_DEPTHS * SHAPE_WIDTHS).all()
     assert SHAPE_NODES.max() <= MAX_TREE_TOKENS == RANKS
 
@@ -400,7 +302,6 @@ def test_choices_along_a_text_teach_what_trees_would() -> None:
     assert estimator.record_choices(*choices(30, 40), cycle=0) == (30.0, 40.0)
     seen = estimator.snapshot(0)
     assert (seen.alpha, seen.trials) == (0.75, 40.0)
-    assert not seen.trees.any()  # they say nothing of deeper trees
     worth = estimator.worth(
         np.array([[ROOT, ROOT]]), np.ones((1, 2), dtype=np.int64), np.log([[0.6, 0.2]])
     )
@@ -423,49 +324,10 @@ def test_what_was_seen_just_now_tells_of_the_text_of_now() -> None:
 
 
 def test_little_evidence_of_the_text_of_now_changes_little() -> None:
-    usual = TreeAcceptance(np.zeros((1, 1)), np.zeros(1), 0.6, 400.0)
+    usual = TreeAcceptance(0.6, 400.0)
     assert usual.alpha_now == 0.6
     assert 0.45 < replace(usual, recent_accepted=0.0, recent_trials=4.0).alpha_now < 0.6
     assert replace(usual, recent_accepted=0.0, recent_trials=400.0).alpha_now < 0.1
-
-
-@given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
-def test_drifted_rates_follow_the_law_of_trees(usual: float, now: float) -> None:
-    rates = 0.9 * tree_rates(usual)
-    moved = drifted_rates(rates, tree_rates(usual), tree_rates(now))
-    assert ((moved >= 0.0) & (moved <= 1.0)).all()
-    assert not moved[rates == 0.0].any()
-    towards = np.sign(round(now, 2) - round(usual, 2))
-    assert (towards * (expected_tokens(moved) - expected_tokens(rates)) >= -1e-9).all()
-    known = tree_rates(usual) > 1e-6
-    ratio = tree_rates(now)[known] / tree_rates(usual)[known]
-    unbounded = (ratio > 1 / 3) & (ratio < 3)
-    wanted = np.minimum(0.9 * tree_rates(now), 1.0)[known]
-    assert moved[known][unbounded] == pytest.approx(wanted[unbounded])
-    assert drifted_rates(rates, tree_rates(now), tree_rates(now)) == pytest.approx(rates)
-
-
-def test_rank_rates_tell_what_they_were_made_of() -> None:
-    seen = taught(3, 2).snapshot(300)
-    assert seen.rates_alpha == pytest.approx(seen.alpha, abs=0.05)
-    assert seen.rates_alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.08)
-    assert math.isnan(AcceptanceEstimator().snapshot(0).rates_alpha)
-
-
-def test_rates_of_old_trees_follow_what_is_seen_long_after() -> None:
-    estimator = taught(3, 2)
-    for cycle in range(
-        300, 1300, 20
-    ):  # shadow evaluations only; the usual alpha is of the new text by then
-        estimator.record_choices(*choices(3, 16), cycle)
-    evaluated = estimator.snapshot(1300)
-    assert evaluated.alpha < 0.3
-    assert evaluated.rates_alpha > 0.5
-    moved = drifted_rates(
-        evaluated.rates, tree_rates(evaluated.rates_alpha), tree_rates(evaluated.alpha_now)
-    )
-    first = moved[SHAPES.index((1, 1)), 0]
-    assert first == pytest.approx(evaluated.alpha_now, abs=0.05)
 
 
 def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() -> None:

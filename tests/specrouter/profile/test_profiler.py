@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter.profile.acceptance import SHAPES, JudgedTrees
+from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.decode_counts import OTHER_CHAINS, TIME_BOUNDS_S, ChainCounts, Gain
 from specrouter.profile.prediction import Limits, OptionGrid, Workload, target_only
 from specrouter.profile.profiler import EngineStatistics, PerformanceProfiler
@@ -29,8 +29,7 @@ def trees(accepted: bool, count: int = 1) -> JudgedTrees:
     one = np.zeros((count, 1), dtype=np.int64)
     walk = np.full((count, 1), accepted)
     log_probs = np.full((count, 1), math.log(0.5))
-    heights = np.ones(count, dtype=np.int64)
-    return JudgedTrees(one - 1, one + 1, log_probs, walk | True, walk, heights, 1)
+    return JudgedTrees(one - 1, one + 1, log_probs, walk | True, walk)
 
 
 def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
@@ -336,7 +335,7 @@ def test_trees_teach_the_key_that_they_were_recorded_under(profiler: Performance
     known = profiler.snapshot()
     assert set(known.trees) == {KEY}
     assert known.trees[KEY].alpha == 1.0
-    assert known.trees[KEY].trees[SHAPES.index((1, 1))] == pytest.approx(8, rel=0.05)
+    assert known.trees[KEY].trials == pytest.approx(8.0, rel=0.01)
 
 
 def test_a_snapshot_does_not_change(profiler: PerformanceProfiler) -> None:

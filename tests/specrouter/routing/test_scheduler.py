@@ -402,7 +402,7 @@ def test_rejection_verifies_whole_paths() -> None:
 
 
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
-    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
+    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.5})
     mine, config = frozenset({"small"}), SchedulerConfig()
     free = scheduler().choose(known, Workload(4), Models(mine))
     whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
