@@ -13,137 +13,26 @@ is one JSON document.
 
 import argparse
 import json
-import multiprocessing
 import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specrouter import ChainRouter, RequestOutput, SamplingParams
+from examples.routing_bench import Bench, open_bench, progress
+from examples.routing_noise import noise
 from specrouter.bench.prompts import load_prompts
-from specrouter.bench.tuning import Shape, grid, tune
 from specrouter.cli.arguments import default_config
 from specrouter.config.yaml_file import read_mapping
-from specrouter.request.params import Chain
-from specrouter.routing.scheduler import ChainDecision, candidate_chains
+from specrouter.routing.scheduler import ChainDecision
 
-_LONGEST_PROMPT = 200  # tokens
 _COLD_TOKENS = 300
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Prompts as token ids, by category, and where the next comes from."""
-
-    by_category: dict[str, list[list[int]]]
-
-    def take(self, category: str, first: int, count: int) -> list[list[int]]:
-        found = self.by_category[category]
-        return [found[(first + i) % len(found)] for i in range(count)]
-
-    def mixed(self, first: int, count: int) -> list[list[int]]:
-        names = list(self.by_category)
-        return [
-            self.take(names[i % len(names)], first + i // len(names), 1)[0] for i in range(count)
-        ]
-
-
-@dataclass(frozen=True)
-class Run:
-    tokens_per_s: float
-    tpot_ms: float
-    texts: list[list[int]]
-    chains: Counter[str]  # cycles of each
-
-
-def progress(text: str) -> None:
-    print(f"\r{text:78}", end="", file=sys.stderr, flush=True)
-
-
-class Bench:
-    """One router, whose policy changes from run to run."""
-
-    def __init__(self, router: ChainRouter, options: argparse.Namespace) -> None:
-        self.router, self.options = router, options
-        files = [Path(name) for name in options.prompts]
-        tokenizer = router.pool.tokenizer
-        self.texts = Texts(
-            {
-                name: [list(tokenizer(text)["input_ids"])[-_LONGEST_PROMPT:] for text in found]
-                for name, found in load_prompts(files).items()
-            }
-        )
-
-    def run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seed: int,
-        policy: str = "adaptive",
-        learn: bool | None = None,
-        new_tokens: int | None = None,
-        **settings: Any,
-    ) -> Run:
-        """`learn`: by default only adaptive runs teach the scheduler."""
-        router = self.router
-        router.set_policy(policy, **settings)
-        router.set_learning(policy == "adaptive" if learn is None else learn)
-        params = [
-            SamplingParams(
-                new_tokens or self.options.new_tokens,
-                temperature=self.options.temperature,
-                seed=seed + i,
-                ignore_eos=True,
-            )
-            for i in range(len(prompts))
-        ]
-        started = time.perf_counter()
-        outputs: list[RequestOutput] = router.generate(list(prompts), params)
-        seconds = time.perf_counter() - started
-        tokens = sum(output.metrics.output_tokens for output in outputs)
-        tpot_ms = statistics.mean(output.metrics.tpot_ms or 0.0 for output in outputs)
-        chains: Counter[str] = Counter()
-        for output in outputs:
-            chains.update({">".join(c): count for c, count in output.metrics.chains.items()})
-        return Run(tokens / seconds, tpot_ms, [output.token_ids for output in outputs], chains)
-
-    @property
-    def chains(self) -> list[Chain]:
-        pool = self.router.pool
-        sizes = {name: pool.parameter_count(name) for name in pool.names}
-        found = candidate_chains(pool.names, sizes, pool.target)
-        return [chain for chain in found if len(chain) > 1]
-
-    def sweep(self, chains: Sequence[Chain], category: str | None, batch: int) -> dict[Chain, Any]:
-        """Each chain's best depth and width, by successive halving."""
-        shapes = grid(self.options.depths, self.options.widths)
-
-        def measure(chain: Chain, shape: Shape, rung: int) -> tuple[int, float]:
-            progress(f"sweep, rung {rung}: {'>'.join(chain)} {shape}")
-            prompts = self._prompts(category, 0, batch)
-            new = 16 * 2**rung
-            static = {"chain": chain, "depth": shape.depth, "width": shape.width}
-            run = self.run(prompts, 7, "static", learn=False, new_tokens=new, **static)
-            return batch * new, batch * new / run.tokens_per_s
-
-        return dict(tune(list(chains), shapes, measure))
-
-    def _prompts(self, category: str | None, first: int, batch: int) -> list[list[int]]:
-        if category is None:
-            return self.texts.mixed(first, batch)
-        return self.texts.take(category, first, batch)
-
-
-def open_bench(options: argparse.Namespace, config: Any = None) -> Bench:
-    return Bench(ChainRouter.from_config(config or options.config), options)
 
 
 def stationary(options: argparse.Namespace) -> dict[str, Any]:
@@ -297,81 +186,6 @@ def over_off(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
                 ratios.append(ours.tokens_per_s / base.tokens_per_s)
         found[f"batch {batch}"] = {"adaptive_over_off": statistics.median(ratios)}
     return found
-
-
-def _burn(running: Any, wanted: Any) -> None:
-    """A neighbour that keeps a core and the memory busy while it is wanted."""
-    block = bytearray(2**24)
-    while running.is_set():
-        if wanted.wait(0.05):
-            block[:] = bytes(2**24)
-            sum(range(20_000))
-
-
-def noise(options: argparse.Namespace) -> dict[str, Any]:
-    spawn = multiprocessing.get_context("spawn")
-    running, wanted = spawn.Event(), spawn.Event()
-    running.set()
-    neighbour = spawn.Process(target=_burn, args=(running, wanted), daemon=True)
-    neighbour.start()
-    bench = open_bench(options)
-    windows: list[dict[str, Any]] = []
-    try:
-        with bench.router:
-            prompts = bench.texts.mixed(0, options.batch[0])
-            for number in range(4):  # warms up
-                bench.run(prompts, number)
-            expected: dict[int, list[list[int]]] = {}
-            number, until = 0, time.monotonic() + options.minutes * 60
-            while time.monotonic() < until:
-                busy = len(windows) % 2 == 1
-                (wanted.set if busy else wanted.clear)()
-                end = time.monotonic() + 20
-                ratios, same, counts = [], True, Counter[str]()
-                while time.monotonic() < end:
-                    progress(f"window {len(windows)}, {'busy' if busy else 'quiet'}")
-                    seed = number % 6
-                    before = bench.router.statistics().cycles
-                    ours = bench.run(prompts, seed)
-                    counts.update(_decided(bench.router, before))
-                    base = bench.run(prompts, seed, "target-only")
-                    same &= ours.texts == expected.setdefault(seed, base.texts) == base.texts
-                    ratios.append(ours.tokens_per_s / base.tokens_per_s)
-                    number += 1
-                share = max(counts.values()) / sum(counts.values())
-                windows.append(
-                    {
-                        "busy": busy,
-                        "same_decision_share": share,
-                        "adaptive_over_off": statistics.median(ratios),
-                        "same_texts": same,
-                        "decision": max(counts, key=lambda name: counts[name]),
-                    }
-                )
-    finally:
-        running.clear()
-        wanted.set()
-        neighbour.join()
-    return {
-        "least_same_decision_share": min(w["same_decision_share"] for w in windows),
-        "median_same_decision_share": statistics.median(w["same_decision_share"] for w in windows),
-        "least_over_off": min(w["adaptive_over_off"] for w in windows),
-        "same_texts": all(w["same_texts"] for w in windows),
-        "windows": windows,
-    }
-
-
-def _decided(router: ChainRouter, since: int) -> Counter[str]:
-    """How many of the cycles after `since` each chain was in use."""
-    last = router.statistics().cycles
-    records = router.decisions()
-    counts: Counter[str] = Counter()
-    for index, record in enumerate(records):
-        stop = records[index + 1].cycle if index + 1 < len(records) else last
-        counts[">".join(record.decision.chain)] += max(
-            0, min(stop, last) - max(record.cycle, since)
-        )
-    return counts
 
 
 _CHECKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
