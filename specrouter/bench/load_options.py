@@ -12,7 +12,7 @@ from specrouter.sim.service import NOT_SIMULATED
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
-DEFAULT_POLICIES = ("target-only", "fixed-4", "global-greedy", "slo", "costmodel")
+DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "slo", "goodput")
 
 
 @dataclass(frozen=True)

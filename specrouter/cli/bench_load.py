@@ -91,8 +91,8 @@ def _add_load_lengths(parser: argparse.ArgumentParser) -> None:
 def _add_load_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", nargs="+", metavar="P",
-        help="target-only, fixed-4, fixed-6, fixed-8, static-tree, equal-greedy, global-greedy, "
-        "adaserve, slo, costmodel (default: target-only fixed-4 global-greedy slo costmodel)",
+        help="target-only, spec-4, spec-6, spec-8, static-tree, equal-greedy, global-greedy, "
+        "adaserve, slo, goodput (default: target-only spec-4 global-greedy slo goodput)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(

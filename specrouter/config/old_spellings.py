@@ -14,6 +14,8 @@ _WITHOUT_EFFECT: Mapping[tuple[str, str], str] = {
 # (section, key) -> new value by old one.
 _RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("scheduler", "policy"): {"ssd-tuned": "static"},
+    ("trees", "selection"): {"costmodel": "goodput"},
+    ("trees", "shape"): {"costmodel": "adaptive", "adaserve-v1": "adaserve"},
 }
 
 

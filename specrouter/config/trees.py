@@ -8,21 +8,21 @@ from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
-Selection = Literal["costmodel", "slo", "global-greedy", "equal-greedy", "whole"]
+Selection = Literal["goodput", "slo", "global-greedy", "equal-greedy", "whole"]
 
 
 class TreesConfig(Strict):
     """How large the trees of a cycle are, and which of their nodes the target verifies.
 
     Attributes:
-        shape: depth and width of the drafts. `costmodel`: those that promise most, cycle by cycle,
+        shape: depth and width of the drafts. `adaptive`: those that promise most, cycle by cycle,
             with the prompts that are read in it and the objectives of its requests; `adaserve` and
             `adaserve-v1`: by the number of requests (AdaServe, Equations 8 and 9, and their earlier
             form); `fixed`: as the scheduler's policy says; `static`: SpecInfer's tree.
-        selection: `costmodel`: maximises the expected rate of tokens that arrive in time; `slo`:
+        selection: `goodput`: maximises the expected rate of tokens that arrive in time; `slo`:
             AdaServe's Algorithm 2 under a budget; `global-greedy`: the same without objectives;
             `equal-greedy`: the same share for each request; `whole`: all nodes. Left out, adaptive
-            routing takes `costmodel`, the other policies verify whole trees, or their `nodes`.
+            routing takes `goodput`, the other policies verify whole trees, or their `nodes`.
         budget_tokens: tokens that the target reads in a cycle, roots and prompts included, for
             `slo`, `global-greedy` and `equal-greedy`. Left out, as many as bring most tokens per
             second by its measured times and the acceptances so far.
@@ -35,7 +35,7 @@ class TreesConfig(Strict):
         c1, c2: constants of the Equations 8 and 9.
     """
 
-    shape: Literal["costmodel", "adaserve", "adaserve-v1", "fixed", "static"] = "costmodel"
+    shape: Literal["adaptive", "adaserve", "fixed", "static"] = "adaptive"
     selection: Selection | None = None
     budget_tokens: int | None = Field(default=None, ge=1)
     n_max_share: float = Field(default=1.2, gt=0, allow_inf_nan=False)

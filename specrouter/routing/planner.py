@@ -18,7 +18,6 @@ from specrouter.profile.prediction import Option, Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import load_of, outcome_of
 from specrouter.request.params import (
-    MAX_CYCLE_NODES,
     Chain,
     Speculation,
     fitting_width,
@@ -40,6 +39,7 @@ from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.route import Route, parties_of
 from specrouter.routing.scheduler import FIXED_DEPTH, ChainDecision, ModelChainScheduler, Models
 from specrouter.routing.shadow_policy import next_shadow_evaluation
+from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 
 Ints = NDArray[np.int64]
@@ -324,8 +324,6 @@ class RoutePlanner:
         levels_ms += self._catch_up.ms
         workload = Workload(active, reader.slots_read(progress.rows))
         budget_nodes = self.budget_tokens = self._budget_nodes(known, active)
-        # What objectives need is judged by the time of a cycle that spends the whole budget.
-        nodes = max(MAX_CYCLE_NODES, budget_nodes if self.trees.selection == "slo" else 0)
         cost = cycle_cost(
             snapshot,
             workload,
@@ -333,9 +331,8 @@ class RoutePlanner:
             levels_ms,
             self._reading.tokens,
             factor,
-            nodes,
         )
-        return self.trees.selector(progress, cost, budget_nodes, self._reading.tokens)
+        return self.trees.selector(progress, cost, budget_nodes)
 
     def _budget_nodes(self, known: Sequence[tuple[Option, Sequence[int]]], active: int) -> int:
         """Draft nodes in the verification budget: its tokens without roots and prompts."""
@@ -511,10 +508,12 @@ class RoutePlanner:
             main,
             decision.grids.get(helper or main.chain),
             progress,
-            self._reading.tokens,
-            len(everybody.rows) - len(progress.rows),
-            self._catch_up.ms + (1.0 - at_once) * drafting.ms,
-            at_once * drafting.ms,
+            Beside(
+                self._reading.tokens,
+                len(everybody.rows) - len(progress.rows),
+                self._catch_up.ms + (1.0 - at_once) * drafting.ms,
+                at_once * drafting.ms,
+            ),
         )
         found = choice.option or alone
         if drafts or len(found.chain) > 1:

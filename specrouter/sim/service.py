@@ -24,10 +24,11 @@ from specrouter.profile.acceptance import SHAPE_DEPTHS, SHAPE_NODES, SHAPE_WIDTH
 from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey, load_of
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.request.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS, Chain
+from specrouter.request.params import MAX_TREE_TOKENS, Chain
 from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.sim.text import SimulatedText, gain_over_law, learned
+from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.policies import POLICIES
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.slo.tree_selection import whole
@@ -216,9 +217,9 @@ class SimulatedService:
             return [], self._target_ms(0, 0, prompt_tokens)
         progress = self._progress(decoding)
         decision = self._decision(len(self._runs))
-        main = decision.predicted or Option(decision.chain)
+        main = decision.predicted or Option(decision.chain, decision.depth, decision.width)
         grid = decision.grids.get(self.machine.chain)
-        choice = self._planner.choose(self._snapshot, main, grid, progress, prompt_tokens)
+        choice = self._planner.choose(self._snapshot, main, grid, progress, Beside(prompt_tokens))
         active = [decoding[at] for at in np.flatnonzero(choice.active)]
         for run in decoding:
             run.waited = 0 if run in active else run.waited + 1
@@ -250,9 +251,8 @@ class SimulatedService:
                 levels_ms,
                 prompt_tokens,
                 1.0,
-                max(MAX_CYCLE_NODES, nodes),
             )
-            select = self._planner.selector(progress, cost, nodes, prompt_tokens)
+            select = self._planner.selector(progress, cost, nodes)
             chosen = select(progress.rows, drawn.candidates, 0)
         gained: Ints = 1 + drawn.walk(chosen, self._draws)
         places = active + int(chosen.sum())

@@ -16,21 +16,22 @@ class RouterPolicy:
 
     policy: str
     selection: Selection
-    shape: Literal["costmodel", "adaserve", "fixed", "static"] = "costmodel"
+    shape: Literal["adaptive", "adaserve", "fixed", "static"] = "adaptive"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _fixed(depth: int) -> RouterPolicy:
-    return RouterPolicy("adaptive", "whole", "fixed", {"depth": depth, "width": 1})
+def _chain(depth: int) -> RouterPolicy:
+    """Always speculates, as AdaServe's baseline vLLM-Spec does."""
+    return RouterPolicy("ssd-smallest", "whole", "fixed", {"depth": depth, "width": 1})
 
 
 # The baselines: what AdaServe compares with. The others answer to objectives.
 BASELINES: Mapping[str, RouterPolicy] = {
     "target-only": RouterPolicy("target-only", "whole", "fixed"),
-    "fixed-4": _fixed(4),
-    "fixed-6": _fixed(6),
-    "fixed-8": _fixed(8),
-    "static-tree": RouterPolicy("adaptive", "whole", "static"),
+    "spec-4": _chain(4),
+    "spec-6": _chain(6),
+    "spec-8": _chain(8),
+    "static-tree": RouterPolicy("ssd-smallest", "whole", "static"),
     "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
     "global-greedy": RouterPolicy("adaptive", "global-greedy"),
 }
@@ -38,5 +39,5 @@ POLICIES: Mapping[str, RouterPolicy] = {
     **BASELINES,
     "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
     "slo": RouterPolicy("adaptive", "slo"),
-    "costmodel": RouterPolicy("adaptive", "costmodel"),  # the default
+    "goodput": RouterPolicy("adaptive", "goodput"),  # the default
 }

@@ -3,7 +3,7 @@
 Between a decision of the scheduler and the drafts of one cycle: what the cycle reads beside them
 and what its requests still need to attain their objectives change from cycle to cycle. All that is
 returned is frozen and pure (`TreeSelector`); the executor calls it once the trees are drafted.
-Sources: AdaServe, sections 4.3 and 5.2; `specrouter.slo.cost_model`.
+Sources: AdaServe, sections 4.3 and 5.2; `specrouter.slo.value`.
 """
 
 from dataclasses import dataclass, replace
@@ -14,19 +14,22 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cycle import Candidates, TreeSelector
-from specrouter.profile.prediction import Option, OptionGrid, Workload, verification_ms
+from specrouter.profile.prediction import Option, OptionGrid, Workload, curve_of, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import MAX_CYCLE_NODES, MAX_TREE_TOKENS
-from specrouter.slo.cost_model import choose_nodes, demanded_rates, nearness
-from specrouter.slo.cycle_choice import CycleChoice, choose_cycle
+from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.params import MAX_TREE_TOKENS
+from specrouter.slo.cycle_shape import Beside, CycleChoice, choose_cycle
 from specrouter.slo.tree_selection import (
+    CycleCost,
     equal_greedy,
     global_greedy,
+    most_valuable,
     needed_tokens,
     slo_customized,
     whole,
 )
-from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape, adaserve_v1_shape
+from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape
+from specrouter.slo.value import needed_rates
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -42,8 +45,7 @@ class Progress:
     decoded: Ints  # tokens after the first
     waited: Ints  # cycles in a row that they have sat out
     tpot_ms: Floats  # NaN without an objective
-    rates: Floats  # tokens per ms that are needed, see `demanded_rates`
-    near: Floats  # what such a token counts, see `nearness`
+    rates: Floats  # tokens per ms that are needed, see `needed_rates`
 
     @classmethod
     def made(
@@ -56,9 +58,8 @@ class Progress:
         tpot_ms: Floats,
     ) -> "Progress":
         """With the rates that follow. `remaining`: tokens that each may still gain."""
-        rates = demanded_rates(decode_ms, decoded, remaining, tpot_ms)
-        near = nearness(decoded, remaining)
-        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates, near)
+        rates = needed_rates(decode_ms, decoded, remaining, tpot_ms)
+        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates)
 
     def at(self, rows: Ints) -> Ints:
         return np.searchsorted(self.rows, rows)
@@ -75,26 +76,14 @@ class Progress:
             self.waited[at],
             self.tpot_ms[at],
             self.rates[at],
-            self.near[at],
         )
-
-
-@dataclass(frozen=True, eq=False)
-class CycleCost:
-    """Milliseconds of the cycle by the draft nodes that the target verifies, [K + 1]."""
-
-    ms: Floats
-
-    def beside(self, aside: int) -> Floats:
-        """The same where `aside` of the nodes are given."""
-        return self.ms[min(aside, len(self.ms) - 2) :]
 
 
 def default_selection(scheduler: SchedulerConfig) -> Selection:
     """Where `trees.selection` is left out: a policy with fixed trees verifies what it drafts."""
     if scheduler.nodes is not None:
         return "global-greedy"
-    return "costmodel" if scheduler.policy == "adaptive" else "whole"
+    return "goodput" if scheduler.policy == "adaptive" else "whole"
 
 
 class TreePlanner:
@@ -118,7 +107,7 @@ class TreePlanner:
     @property
     def reshapes(self) -> bool:
         """Drafts are not of the shape that the scheduler chose and predicted."""
-        return self.config.shape.startswith("adaserve")
+        return self.config.shape == "adaserve"
 
     def choose(
         self,
@@ -126,45 +115,27 @@ class TreePlanner:
         option: Option,
         grid: OptionGrid | None,
         progress: Progress,
-        prompt_tokens: int,
-        others: int = 0,
-        reading_ms: float = 0.0,
-        catch_up_ms: float = 0.0,
+        beside: Beside,
     ) -> CycleChoice:
         """One cycle of what was decided for many: who takes part, and the trees.
 
         Args:
-            others: requests that decode in the same pass and have chosen for themselves.
-            reading_ms, catch_up_ms: see `choose_cycle`.
             option: that was decided on.
             grid: of its chain, or, where it is the target alone, of the best other one.
         """
         everyone = np.ones(len(progress.rows), dtype=np.bool_)
-        heeds = self.selection == "costmodel"
-        rates = progress.rates if heeds else np.zeros_like(progress.rates)
-        is_plain = not prompt_tokens and not (rates > 0.0).any()
         kept = None if len(option.chain) == 1 else option
-        if self.config.shape != "costmodel" or grid is None or is_plain:
-            shaped = kept and self._shaped(kept, len(everyone) + others)
-            return CycleChoice(everyone, shaped, 0.0)
-        if kept is None and not (rates > 0.0).any():
-            return CycleChoice(everyone, None, 0.0)
-        return choose_cycle(
-            snapshot,
-            grid,
-            rates,
-            progress.waited,
-            prompt_tokens,
-            others,
-            reading_ms,
-            catch_up_ms,
-            near=progress.near,
-        )
+        heeds = self.selection == "goodput" and self.config.shape == "adaptive"
+        if grid is None or not heeds or not (progress.rates > 0.0).any():
+            shaped = kept and self._shaped(snapshot, kept, len(everyone) + beside.others)
+            return CycleChoice(everyone, shaped)
+        return choose_cycle(snapshot, grid, progress.rates, progress.waited, beside)
 
-    def _shaped(self, option: Option, requests: int) -> Option:
+    def _shaped(self, snapshot: PerformanceSnapshot, option: Option, requests: int) -> Option:
         if not self.reshapes:
             return option
-        depth, width = self._adaserve(option, requests)
+        target = curve_of(snapshot, option.chain[-1], option.chain[-1])
+        depth, width = self._adaserve(target, requests)
         return replace(
             option,
             depth=depth,
@@ -172,12 +143,14 @@ class TreePlanner:
             plain_ms=0.0,
         )
 
-    def _adaserve(self, option: Option, requests: int) -> tuple[int, int]:
+    def _adaserve(self, target: TimeCurve, requests: int) -> tuple[int, int]:
+        """Without a configured budget, it is what a pass reads in twice the time of the roots
+        alone: where reading more tokens takes as long as reading the weights."""
         config = self.config
-        nodes = option.nodes or option.depth * option.width
-        budget = config.budget_tokens or requests * (1 + nodes)
-        if config.shape == "adaserve-v1":
-            return adaserve_v1_shape(requests, budget, config.max_depth, config.max_width)
+        budget = config.budget_tokens
+        if budget is None:
+            roof = int(min(target.tokens_within(2.0 * target.at(requests)), 1e6))
+            budget = max(requests, roof)
         bounds = ShapeBounds(
             budget,
             config.drafter_tokens or budget,
@@ -189,9 +162,7 @@ class TreePlanner:
         )
         return adaserve_shape(requests, bounds)
 
-    def selector(
-        self, progress: Progress, cost: CycleCost, budget_nodes: int, prompt_tokens: int
-    ) -> TreeSelector:
+    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         """Who picks the nodes of this cycle; pure, and good for this cycle only.
 
         Args:
@@ -199,31 +170,18 @@ class TreePlanner:
         """
         if self.selection == "whole":
             return lambda rows, candidates, aside: whole(candidates)
-        if self.selection == "costmodel":
-            return partial(self._by_cost, progress, cost, prompt_tokens)
+        if self.selection == "goodput":
+            return partial(self._by_value, progress, cost)
         if self.selection == "slo":
-            cycle_ms = float(cost.ms[min(budget_nodes, len(cost.ms) - 1)])
+            cycle_ms = cost.whole_ms(budget_nodes)
             return partial(self._by_objectives, progress, budget_nodes, cycle_ms)
         greedy = global_greedy if self.selection == "global-greedy" else equal_greedy
         return lambda rows, candidates, aside: greedy(candidates, max(0, budget_nodes - aside))
 
-    def _by_cost(
-        self,
-        progress: Progress,
-        cost: CycleCost,
-        prompt_tokens: int,
-        rows: Ints,
-        candidates: Candidates,
-        aside: int,
+    def _by_value(
+        self, progress: Progress, cost: CycleCost, rows: Ints, candidates: Candidates, aside: int
     ) -> Bools:
-        at = progress.at(rows)
-        return choose_nodes(
-            candidates,
-            progress.rates[at],
-            cost.beside(aside),
-            prompt_tokens,
-            near=progress.near[at],
-        ).chosen
+        return most_valuable(candidates, progress.rates[progress.at(rows)], cost.beside(aside))
 
     def _by_objectives(
         self,
@@ -261,15 +219,17 @@ def cycle_cost(
     levels_ms: float,
     prompt_tokens: int,
     factor: float,
-    nodes: int = MAX_CYCLE_NODES,
 ) -> CycleCost:
-    """The cost of a cycle of `workload.requests` judged rows, with at most `nodes` drafted ones.
+    """The cost of a cycle of `workload.requests` verified rows, with any number of draft nodes.
 
     Args:
         levels_ms: of drafts and intermediates, which comes before.
         factor: that earlier outcomes and the machine's state put on the target's pass.
     """
-    most = min(nodes, workload.requests * MAX_TREE_TOKENS)
-    places = workload.requests + np.arange(most + 1)
-    ms = verification_ms(snapshot, workload, target, places, prompt_tokens)
-    return CycleCost(levels_ms + factor * np.maximum.accumulate(ms))
+    places = workload.requests + np.arange(workload.requests * MAX_TREE_TOKENS + 1)
+    ms = np.maximum.accumulate(verification_ms(snapshot, workload, target, places, prompt_tokens))
+    prompt_ms = 0.0
+    if prompt_tokens:
+        plain_ms = verification_ms(snapshot, workload, target, places[:1])
+        prompt_ms = max(0.0, float(ms[0] - plain_ms[0]))
+    return CycleCost(levels_ms + factor * (ms - prompt_ms), factor * prompt_ms, levels_ms)

@@ -13,6 +13,7 @@ Pure functions over all requests at once. How many nodes may be spent, what a cy
 worth is come from elsewhere.
 """
 
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,12 +21,41 @@ from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates
 from specrouter.request.params import MAX_TREE_TOKENS
+from specrouter.slo.value import UNATTAINABLE, value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 Order = Literal["neediest", "easiest"]  # whose objective is served first
+_BUDGETS = 24  # that are compared
+
+
+@dataclass(frozen=True, eq=False)
+class CycleCost:
+    """Milliseconds of a cycle by the draft nodes that the target verifies, [K + 1].
+
+    Attributes:
+        ms: without the prompts that are read in it.
+        prompt_ms: what these add.
+        drafting_ms: of it, that a cycle without drafts would not take.
+    """
+
+    ms: Floats
+    prompt_ms: float = 0.0
+    drafting_ms: float = 0.0
+
+    @property
+    def plain_ms(self) -> float:
+        return float(self.ms[0]) - self.drafting_ms
+
+    def whole_ms(self, nodes: int) -> float:
+        """With its prompts."""
+        return float(self.ms[min(nodes, len(self.ms) - 1)]) + self.prompt_ms
+
+    def beside(self, aside: int) -> "CycleCost":
+        """The same where `aside` of the nodes are given."""
+        return replace(self, ms=self.ms[min(aside, len(self.ms) - 2) :])
 
 
 def needed_tokens(
@@ -85,6 +115,45 @@ def slo_customized(
     return candidates.best(_filled(candidates, taken, limits, budget_nodes - int(taken.sum())))
 
 
+def most_valuable(
+    candidates: Candidates, rates: Floats, cost: CycleCost, most: int = MAX_TREE_TOKENS
+) -> Bools:
+    """[B, W] both phases under the budget that is worth most: the default.
+
+    In the first phase those are served first whose objective needs least, which puts the most
+    requests on time where no budget serves all; who needs more than `UNATTAINABLE` times what its
+    whole tree may bring waits for the second. Of all budgets the one with the highest `value` is
+    taken. Requests without an objective do not pay for the others' nodes: a budget by which they
+    gain less per millisecond than without drafts is not taken, unless all are such.
+
+    Args:
+        rates: [B] of `needed_rates`.
+    """
+    gains = candidates.gains[:, :most]
+    batch, free = len(rates), rates == 0.0
+    sums = np.concatenate((np.ones((batch, 1)), 1.0 + np.cumsum(gains, axis=1)), axis=1)
+    limits = np.minimum(candidates.counts, most)
+    budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())))
+    ms = cost.ms[budgets][:, None]  # [G, 1]
+    if free.all():
+        taken = np.zeros((len(budgets), batch), dtype=np.int64)
+        attainable = np.broadcast_to(rates, taken.shape)
+    else:
+        is_lost = rates * ms > UNATTAINABLE * sums[:, -1]
+        attainable = np.where(is_lost, 0.0, rates)
+        short = sums < (attainable * ms)[:, :, None]  # [G, B, M + 1] still, with so many nodes
+        wanted = np.minimum(short.sum(axis=2), limits)
+        taken = _easiest_first(wanted, np.argsort(rates, kind="stable"), budgets)
+    taken = taken + _by_worth(gains, taken, budgets - taken.sum(axis=1))
+    tokens = sums[np.arange(batch), taken]
+    total = value(tokens, attainable, ms).sum(axis=1)
+    if free.any() and not free.all():
+        speed = tokens[:, free].sum(axis=1) / ms[:, 0]
+        is_slower = speed < (1.0 - 1e-9) * free.sum() / cost.plain_ms
+        total = speed if is_slower.all() else np.where(is_slower, -np.inf, total)
+    return candidates.best(taken[int(np.argmax(total))])
+
+
 def global_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TREE_TOKENS) -> Bools:
     """[B, W] the best nodes of all requests: AdaServe's ablation without the objectives' phase.
 
@@ -127,6 +196,41 @@ def _in_turn(wanted: Ints, turns: Ints, budget_nodes: int) -> Ints:
     taken = np.empty_like(wanted)
     taken[turns] = np.minimum(np.maximum(budget_nodes - before, 0), queue)
     return taken
+
+
+def _budgets(most: int) -> Ints:
+    """[G] rising, from 0 to `most`; all of them where there are few."""
+    if most < _BUDGETS:
+        return np.arange(most + 1)
+    steps = np.rint(np.linspace(0.0, 1.0, _BUDGETS) ** 1.5 * most)
+    budgets: Ints = np.unique(steps).astype(np.int64)
+    return budgets
+
+
+def _easiest_first(wanted: Ints, order: Ints, budgets: Ints) -> Ints:
+    """[G, B] nodes that each request takes of what it wants, in turn, while the budget lasts."""
+    queue = wanted[:, order]
+    before = np.cumsum(queue, axis=1) - queue
+    taken = np.empty_like(wanted)
+    taken[:, order] = np.clip(budgets[:, None] - before, 0, queue)
+    return taken
+
+
+def _by_worth(gains: Floats, taken: Ints, left: Ints) -> Ints:
+    """[G, B] further nodes by global rank, `left` [G] of them."""
+    batch, width = gains.shape
+    if not width or not left.any():
+        return np.zeros_like(taken)
+    most = int((left + taken.sum(axis=1)).max())
+    flat = gains.ravel()
+    best = np.argsort(-flat, kind="stable")[:most]
+    best = best[flat[best] > 0.0]
+    row, place = np.divmod(best, width)
+    free = place >= taken[:, row]  # [G, N]
+    free &= np.cumsum(free, axis=1) <= left[:, None]
+    budget, node = np.nonzero(free)
+    further = np.bincount(budget * batch + row[node], minlength=taken.size)
+    return further.reshape(taken.shape)
 
 
 def _filled(candidates: Candidates, taken: Ints, limits: Ints, left: int) -> Ints:

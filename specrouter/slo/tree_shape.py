@@ -56,16 +56,3 @@ def adaserve_shape(requests: int, bounds: ShapeBounds) -> tuple[int, int]:
         max(bounds.min_depth, min(bounds.max_depth, depth)),
         max(1, min(bounds.max_width, width)),
     )
-
-
-def adaserve_v1_shape(
-    requests: int, budget_tokens: int, max_depth: int, max_width: int
-) -> tuple[int, int]:
-    """(depth, width) for `requests` >= 1 active ones: Equations 8 and 9 of arXiv 2501.12162v1.
-
-    `d = max(1, min(Dmax, ceil(B / n)))` and `w = max(1, min(Wmax, floor(B / n)))`, with one budget
-    for both.
-    """
-    assert requests >= 1
-    depth = max(1, min(max_depth, -(-budget_tokens // requests)))
-    return depth, max(1, min(max_width, budget_tokens // requests))

@@ -1118,14 +1118,14 @@ def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> Non
         assert_whole(router)
 
 
-@pytest.mark.parametrize("shape", ["costmodel", "adaserve", "adaserve-v1", "fixed", "static"])
+@pytest.mark.parametrize("shape", ["adaptive", "adaserve", "fixed", "static"])
 def test_the_trees_of_a_policy_may_be_changed_between_requests(
     shape: str, small_config: Settings
 ) -> None:
     with open_router(small_config) as router:
         expected = [alone(router, prompt) for prompt in prompts(3)]
         asked = [SLO(tpot_ms=1e-3), SLO(tpot_ms=1e6), None]
-        for selection in ("costmodel", "slo", "global-greedy", "equal-greedy", "whole"):
+        for selection in ("goodput", "slo", "global-greedy", "equal-greedy", "whole"):
             trees = {"shape": shape, "selection": selection, "budget_tokens": 24}
             router.set_policy("static", trees, chain=["small", "target"])
             outputs = router.generate(prompts(3), GREEDY, slo=asked)
@@ -1150,7 +1150,7 @@ def test_a_policy_without_trees_has_the_configured_ones(
         router.set_policy("adaptive", trees={"shape": "static"})
         router.set_policy("adaptive", trees={})
         router.set_policy("adaptive")
-    assert seen == ["fixed", "static", "costmodel", "fixed"]
+    assert seen == ["fixed", "static", "adaptive", "fixed"]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from tests.specrouter.sim.test_traces import ADASERVE, letters
 
 TINY = str(default_config())
 BASELINE_MS = 20.0
-TPOT_MS = {"target-only": 30.0, "adaptive": 10.0}
+TPOT_MS = {"ssd-smallest": 25.0, "target-only": 30.0, "adaptive": 10.0}
 
 
 def bench(*options: str) -> int:
@@ -120,14 +120,14 @@ def point(output_tokens: int = 8) -> Point:
 
 def test_objectives_are_ratios_times_the_measured_baseline() -> None:
     router = FakeRouter()
-    found = load_bench(router, policy=("target-only", "costmodel")).run([point()])
+    found = load_bench(router, policy=("target-only", "goodput")).run([point()])
     asked = [slo and slo.tpot_ms for _, _, slo in router.calls[-4:]]
     assert asked == pytest.approx([24.0, 24.0, None, 40.0])
     rows = found["points"][0]["policies"]
     assert rows["target-only"]["violations"] == 2  # 30 ms are too slow for 24, and fast for 40
-    assert rows["costmodel"]["attainment"] == 1.0
+    assert rows["goodput"]["attainment"] == 1.0
     assert found["points"][0]["requests_per_s"] == pytest.approx(1000.0)
-    assert [request[2] for request in found["series"]["costmodel"]] == pytest.approx(
+    assert [request[2] for request in found["series"]["goodput"]] == pytest.approx(
         [0.4167, 0.4167, None, 0.25]
     )
 
@@ -135,14 +135,14 @@ def test_objectives_are_ratios_times_the_measured_baseline() -> None:
 def test_an_end_to_end_objective_is_asked_of_every_request_and_judged() -> None:
     """8 tokens take 5 + 7 * 30 ms with the target alone, and 5 + 7 * 10 ms with drafts."""
     router = FakeRouter()
-    bench = load_bench(router, policy=("target-only", "costmodel"), e2e_ms=50.0)
+    bench = load_bench(router, policy=("target-only", "goodput"), e2e_ms=50.0)
     both = Point(1.0, 0.5, 2.0, point().arrivals)  # objectives times 2
     rows = bench.run([both])["points"][0]["policies"]
     assert {slo and slo.e2e_ms for _, _, slo in router.calls[-4:]} == {100.0}
     assert router.calls[0][2] is None  # the baseline has no objectives
-    assert (rows["target-only"]["violations"], rows["costmodel"]["violations"]) == (4, 0)
-    assert rows["costmodel"]["e2e_ms"]["p95"] == pytest.approx(75.0)
-    assert rows["costmodel"]["over"]["eaf_tpot"] == pytest.approx(3.0)
+    assert (rows["target-only"]["violations"], rows["goodput"]["violations"]) == (4, 0)
+    assert rows["goodput"]["e2e_ms"]["p95"] == pytest.approx(75.0)
+    assert rows["goodput"]["over"]["eaf_tpot"] == pytest.approx(3.0)
 
 
 def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
@@ -155,7 +155,7 @@ def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
 
 def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
     router = FakeRouter()
-    bench = load_bench(router, policy=("costmodel",))
+    bench = load_bench(router, policy=("goodput",))
     bench.run([point()])
     assert bench.baseline_ms == BASELINE_MS
     alone = [at for at, (_, speculation, _) in enumerate(router.calls) if speculation == "off"]
@@ -167,11 +167,11 @@ def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
 
 def test_drafters_are_tried_before_anything_counts() -> None:
     router = FakeRouter()
-    load_bench(router, policy=("target-only", "fixed-4", "costmodel")).run([point()])
+    load_bench(router, policy=("target-only", "spec-4", "goodput")).run([point()])
     baseline = [used for used, _, _ in router.used].index("target-only")
     settled = [settings for _, settings, _ in router.used[:baseline]]
     assert any(settings.get("depth") == 4 for settings in settled)
-    assert any(settings["trees"]["selection"] == "costmodel" for settings in settled)
+    assert any(settings["trees"]["selection"] == "goodput" for settings in settled)
     quiet = FakeRouter()
     load_bench(quiet, policy=("target-only",)).run([point()])
     assert {used for used, _, _ in quiet.used} == {"target-only"}
@@ -179,7 +179,7 @@ def test_drafters_are_tried_before_anything_counts() -> None:
 
 def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
     router = FakeRouter()
-    load_bench(router, policy=("target-only", "costmodel"), rounds=2).run([point()])
+    load_bench(router, policy=("target-only", "goodput"), rounds=2).run([point()])
     assert [used for used, _, _ in router.used[-4:]] == [
         "target-only",
         "adaptive",
@@ -195,14 +195,14 @@ def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
 def test_requests_that_are_refused_are_counted_and_none_is_lost() -> None:
     router = FakeRouter()
     requests = [point(8).arrivals[0], point(101).arrivals[1]]
-    found = load_bench(router, policy=("costmodel",)).run([Point(1.0, 1.0, 1.0, tuple(requests))])
-    row = found["points"][0]["policies"]["costmodel"]
+    found = load_bench(router, policy=("goodput",)).run([Point(1.0, 1.0, 1.0, tuple(requests))])
+    row = found["points"][0]["policies"]["goodput"]
     assert (row["requests"], row["errors"], row["violations"]) == (2, 1, 1)
 
 
 def test_failed_baseline_is_a_failed_measurement() -> None:
     with pytest.raises(MeasurementError, match=r"baseline: broken"):
-        load_bench(FakeRouter(error="broken"), policy=("costmodel",)).run([point()])
+        load_bench(FakeRouter(error="broken"), policy=("goodput",)).run([point()])
 
 
 def test_every_policy_is_one_that_the_scheduler_knows() -> None:
@@ -226,7 +226,7 @@ def test_a_policy_says_which_trees_it_means_and_the_scenario_the_rest(name: str)
 
 
 def test_the_default_policy_is_what_a_scenario_without_trees_has() -> None:
-    chosen = POLICIES["costmodel"]
+    chosen = POLICIES["goodput"]
     default = TreePlanner(TreesConfig(), default_selection(SchedulerConfig()))
     assert (chosen.selection, chosen.shape) == (default.selection, default.config.shape)
 
@@ -457,7 +457,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
         Point(scale, share, slo, first.arrivals)
         for scale, share, slo in ((1.0, 0.5, 1.0), (2.0, 0.5, 1.0), (1.0, 0.8, 1.0), (1, 0.5, 2.0))
     ]
-    found = load_bench(router, policy=("target-only", "costmodel")).run(points)
+    found = load_bench(router, policy=("target-only", "goodput")).run(points)
     conditions = {"server": "x", "baseline_ms": 20.0}
     return {"conditions": conditions, **found}
 
@@ -487,7 +487,7 @@ def test_running_requests_over_time_are_counted() -> None:
 
 def test_table_has_policies_as_rows_with_their_ratios(tmp_path: Path) -> None:
     lines = load_table(document(tmp_path)).splitlines()
-    rows = [line.split() for line in lines if line.startswith("costmodel")]
+    rows = [line.split() for line in lines if line.startswith("goodput")]
     assert rows[0][1:3] == ["100%", "0"]
     assert "scale 2: 1000.00 requests/s, 50% urgent, objectives x 1" in lines
     assert lines[1] == "baseline latency 20.00 ms"
@@ -501,7 +501,7 @@ def test_last_line_is_the_document_and_the_file_has_the_series(
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     whole = json.loads(file.read_text())
     assert {**last, "series": whole["series"]} == whole
-    assert list(whole["series"]) == ["target-only", "costmodel"]
+    assert list(whole["series"]) == ["target-only", "goodput"]
 
 
 # Options
@@ -576,14 +576,14 @@ def test_three_requests_on_the_bundled_pool(
     trace.write_text(ADASERVE)
     options = ["--trace", str(trace), "--scale", "0.01", "--requests=3", "--output-tokens=4"]
     files = [f"--plot={tmp_path / 'load'}", f"--json={tmp_path / 'load.json'}"]
-    policies = ["--policy", "costmodel", "--rows=2"]
+    policies = ["--policy", "goodput", "--rows=2"]
     assert bench(*options, *policies, *files) == 0
     out, err = capsys.readouterr()
     document = json.loads(out.splitlines()[-1])
     assert (tmp_path / "load-series.png").exists()
     assert document["conditions"]["baseline_ms"] > 0
     assert document["conditions"]["rows"] == 2
-    row = document["points"][0]["policies"]["costmodel"]
+    row = document["points"][0]["policies"]["goodput"]
     assert (row["requests"], row["errors"]) == (3, 0)
     assert row["tokens_per_s"] * row["duration_s"] == pytest.approx(12)
-    assert "round 1: costmodel: " in err
+    assert "round 1: goodput: " in err

@@ -36,7 +36,7 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
     assert config.engine.verification == "shared-noise"
     assert config.engine.hang_timeout_s > 0
-    assert (config.trees.shape, config.trees.selection) == ("costmodel", None)
+    assert (config.trees.shape, config.trees.selection) == ("adaptive", None)
     assert (config.trees.budget_tokens, config.trees.drafter_tokens) == (None, None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specrouter.request.params import Chain, Speculation
-from specrouter.slo import cycle_choice
+from specrouter.slo import cycle_shape
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
 from tests.specrouter.routing.test_planner import (
     ALONE,
@@ -69,11 +69,12 @@ def test_a_cycle_in_which_drafters_read_is_not_like_the_one_before() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Of every choice of a cycle: others beside, and what is read in any case and for drafts."""
     seen: list[tuple[Any, ...]] = []
-    real: Any = cycle_choice.choose_cycle
+    real: Any = cycle_shape.choose_cycle
 
-    def choose_cycle(*arguments: Any, near: Any) -> Any:
-        seen.append(arguments[-3:])
-        return real(*arguments, near=near)
+    def choose_cycle(*arguments: Any) -> Any:
+        beside = arguments[-1]
+        seen.append((beside.others, beside.reading_ms, beside.catch_up_ms))
+        return real(*arguments)
 
     monkeypatch.setattr("specrouter.slo.tree_planner.choose_cycle", choose_cycle)
     return seen

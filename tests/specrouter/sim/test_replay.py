@@ -203,9 +203,9 @@ def row(violations: int, goodput: float, ttft_ms: float) -> dict[str, object]:
 
 
 def test_ratios_are_over_the_best_baseline_of_each_kind() -> None:
-    rows = {"target-only": row(30, 50.0, 100.0), "fixed-4": row(20, 40.0, 80.0)}
+    rows = {"target-only": row(30, 50.0, 100.0), "spec-4": row(20, 40.0, 80.0)}
     rows |= {"slo": row(5, 75.0, 110.0), "perfect": row(0, 80.0, 90.0)}
-    found = with_ratios(rows, {"target-only", "fixed-4"})
+    found = with_ratios(rows, {"target-only", "spec-4"})
     over = {name: one.pop("over") for name, one in found.items()}
     assert found == rows
     assert over["slo"] == {
@@ -214,14 +214,14 @@ def test_ratios_are_over_the_best_baseline_of_each_kind() -> None:
         "ttft_p99": 1.1,
         "eaf_tpot": pytest.approx(100 / 110),
     }
-    assert over["fixed-4"] == {
+    assert over["spec-4"] == {
         "violations": 1.0,
         "goodput": 0.8,
         "ttft_p99": 0.8,
         "eaf_tpot": 1.25,
     }
     assert over["perfect"]["violations"] is None
-    assert with_ratios({"slo": row(5, 75.0, 110.0)}, {"fixed-4"})["slo"]["over"] == {
+    assert with_ratios({"slo": row(5, 75.0, 110.0)}, {"spec-4"})["slo"]["over"] == {
         "violations": None,
         "goodput": None,
         "ttft_p99": None,
@@ -233,10 +233,10 @@ def test_a_point_has_medians_of_ratios_within_a_round() -> None:
     """The machine is ten times slower in the second round, and the best baseline is another one."""
     ttft_ms = {
         "target-only": (100.0, 1000.0, 200.0),
-        "fixed-4": (50.0, 2000.0, 100.0),
+        "spec-4": (50.0, 2000.0, 100.0),
         "slo": (50.0, 2000.0, 20.0),
     }
-    misses = {"target-only": (4, 4, 6), "fixed-4": (2, 6, 3), "slo": (1, 2, 3)}
+    misses = {"target-only": (4, 4, 6), "spec-4": (2, 6, 3), "slo": (1, 2, 3)}
     outcomes = {
         name: [
             [outcome(0.0, 11.0 if n < missed else 9.0, ttft_ms=ms) for n in range(6)]

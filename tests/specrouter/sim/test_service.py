@@ -130,7 +130,7 @@ def test_drafts_that_are_accepted_save_passes() -> None:
 
 
 def test_drafts_that_cost_too_much_are_not_made() -> None:
-    [outcome] = run("costmodel", [request(tokens=50)], LEAST, draft_ms=50.0)
+    [outcome] = run("goodput", [request(tokens=50)], LEAST, draft_ms=50.0)
     assert outcome.answer.acceptance_length == 1.0
 
 
@@ -143,9 +143,9 @@ def test_every_policy_serves_every_request_and_the_same_seeds_give_the_same(poli
     assert run(policy, load) == found
 
 
-def test_the_cost_model_serves_more_objectives_than_selection_without_them() -> None:
+def test_goodput_serves_more_objectives_than_selection_without_them() -> None:
     """Sixty requests of AdaServe's mix, at two rates; the objectives are its ratios."""
-    attained = {"global-greedy": 0, "costmodel": 0}
+    attained = {"global-greedy": 0, "goodput": 0}
     for rate in (8.0, 12.0):
         arrivals = poisson(rate, 60, 30.0, seed=1)
         load = [
@@ -162,7 +162,7 @@ def test_the_cost_model_serves_more_objectives_than_selection_without_them() -> 
             found = run(policy, load, rows=64)
             attained[policy] += sum(outcome.is_attained is True for outcome in found)
     assert 30 < attained["global-greedy"] < 90, "at rates that are worth a look"
-    assert attained["costmodel"] > 1.1 * attained["global-greedy"]
+    assert attained["goodput"] > 1.1 * attained["global-greedy"]
 
 
 # The command
@@ -176,7 +176,7 @@ def test_what_does_not_end_in_time_is_cancelled() -> None:
 
 
 def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
-    names = ("target-only", "costmodel")
+    names = ("target-only", "goodput")
     options = LoadOptions(Path("x.yaml"), poisson=4.0, simulate=0.7, policy=names, requests=10)
     simulated = service()
     bench = LoadBench(
@@ -216,9 +216,9 @@ def test_the_command_simulates_with_the_measured_times_of_a_pool(
 ) -> None:
     file = tmp_path / "found.json"
     asked = ["bench", "load", "--config", "tiny", "--poisson", "20", "--requests", "12"]
-    asked += ["--policy", "target-only", "costmodel", "--simulate", "0.7", "--json", str(file)]
+    asked += ["--policy", "target-only", "goodput", "--simulate", "0.7", "--json", str(file)]
     assert main(asked) == 0
     assert "SIMULATED, a best token accepted in 0.70 of cases" in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found["conditions"]["simulated_acceptance"] == 0.7
-    assert found["points"][0]["policies"]["costmodel"]["errors"] == 0
+    assert found["points"][0]["policies"]["goodput"]["errors"] == 0

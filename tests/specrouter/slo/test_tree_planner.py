@@ -11,19 +11,19 @@ from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cycle import Candidates
 from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import Outcome
-from specrouter.request.params import MAX_CYCLE_NODES, MAX_DEPTH, MAX_TREE_TOKENS
-from specrouter.slo.cost_model import choose_nodes
-from specrouter.slo.cycle_choice import LONGEST_WAIT, CycleChoice, choose_cycle
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from specrouter.slo.tree_planner import (
-    CycleCost,
     Progress,
     TreePlanner,
     cycle_cost,
     default_selection,
 )
 from specrouter.slo.tree_selection import (
+    CycleCost,
     equal_greedy,
     global_greedy,
+    most_valuable,
     needed_tokens,
     slo_customized,
     whole,
@@ -34,12 +34,12 @@ from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NAN = np.nan
-COST = CycleCost(10.0 + 0.25 * np.arange(MAX_CYCLE_NODES + 1.0))
+COST = CycleCost(10.0 + 0.25 * np.arange(193.0))
 KNOWN = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
 
 
 def planner(
-    selection: Selection = "costmodel", only_paths: bool = False, **settings: Any
+    selection: Selection = "goodput", only_paths: bool = False, **settings: Any
 ) -> TreePlanner:
     return TreePlanner(TreesConfig.model_validate(settings), selection, only_paths)
 
@@ -49,7 +49,6 @@ def progress(
     rows: list[int] | None = None,
     tpot_ms: list[float] | None = None,
     waited: list[int] | None = None,
-    near: list[float] | None = None,
 ) -> Progress:
     """Of requests that won 4 tokens in 100 ms."""
     count = len(rates)
@@ -60,7 +59,6 @@ def progress(
         np.zeros(count, np.int64) if waited is None else np.array(waited),
         np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
         np.array(rates),
-        np.ones(count) if near is None else np.array(near),
     )
 
 
@@ -80,13 +78,12 @@ def grid(requests: int = 4, **limits: Any) -> OptionGrid:
 def test_progress_of_some_requests_is_theirs() -> None:
     rates = [0.0, 0.1, 0.2, 0.3]
     tpot_ms = [NAN, 10.0, 20.0, 30.0]
-    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7], near=[1.0, 2.0, 3.0, 4.0])
+    whole = progress(rates, [2, 3, 7, 9], tpot_ms, waited=[0, 5, 6, 7])
     part = whole.of(np.array([3, 9]))
     assert part.rows.tolist() == [3, 9]
     assert part.rates.tolist() == [0.1, 0.3]
     assert part.tpot_ms.tolist() == [10.0, 30.0]
     assert part.waited.tolist() == [5, 7]
-    assert part.near.tolist() == [2.0, 4.0]
     assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
     assert part.at(np.array([9, 3])).tolist() == [1, 0]
 
@@ -95,11 +92,11 @@ def test_progress_of_some_requests_is_theirs() -> None:
 
 CHOSEN = Option(PAIR, depth=5, width=2, nodes=4, cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
 ALONE = Option(("big",), cycle_ms=25.0)
-SHAPES = ("costmodel", "adaserve", "adaserve-v1", "fixed", "static")
+SHAPES = ("adaptive", "adaserve", "fixed", "static")
 # Sixteen requests, for all of which drafts do not pay, and four that would be late without.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
 SLOW = OptionGrid(PAIR, DEAR, Workload(16), Limits())
-HURRY = [1.1 / 25.0] * 4 + [0.0] * 12
+HURRY = [1.1 / 25.0] * 4 + [0.001] * 12
 
 
 def same(first: CycleChoice, second: CycleChoice) -> bool:
@@ -110,7 +107,7 @@ def same(first: CycleChoice, second: CycleChoice) -> bool:
 @pytest.mark.parametrize("shape", ["fixed", "static"])
 def test_fixed_shapes_stay_as_they_were_decided(shape: str) -> None:
     at = progress([0.03, np.inf, 0.0, 0.0])
-    choice = planner(shape=shape).choose(KNOWN, CHOSEN, grid(), at, 300)
+    choice = planner(shape=shape).choose(KNOWN, CHOSEN, grid(), at, Beside(300))
     assert choice.option is CHOSEN
     assert choice.active.all()
 
@@ -119,71 +116,72 @@ def test_fixed_shapes_stay_as_they_were_decided(shape: str) -> None:
 def test_a_target_alone_without_objectives_has_no_trees_to_shape(shape: str) -> None:
     for prompt_tokens in (0, 300):
         choice = planner(shape=shape).choose(
-            KNOWN, ALONE, grid(), progress([0.0] * 4), prompt_tokens
+            KNOWN, ALONE, grid(), progress([0.0] * 4), Beside(prompt_tokens)
         )
         assert choice.option is None
         assert choice.active.all()
 
 
 def test_a_cycle_like_all_others_has_the_trees_that_were_decided() -> None:
-    choice = planner().choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), 0)
+    choice = planner().choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), Beside(0))
     assert choice.option is CHOSEN
     assert choice.active.all()
 
 
 def test_what_nobody_predicted_is_done_as_it_was_decided() -> None:
     at = progress([0.03, np.inf, 0.0, 0.0])
-    choice = planner().choose(KNOWN, CHOSEN, None, at, 300)
+    choice = planner().choose(KNOWN, CHOSEN, None, at, Beside(300))
     assert choice.option is CHOSEN
     assert choice.active.all()
-    assert planner().choose(KNOWN, ALONE, None, at, 300).option is None
+    assert planner().choose(KNOWN, ALONE, None, at, Beside(300)).option is None
 
 
 @pytest.mark.parametrize("others", [0, 7])
 @pytest.mark.parametrize(
     ("rates", "prompt_tokens"),
-    [([0.0] * 16, 40), (HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)],
+    [(HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)],
 )
-def test_the_cost_model_takes_the_best_cycle(
-    rates: list[float], prompt_tokens: int, others: int
-) -> None:
+def test_goodput_takes_the_best_cycle(rates: list[float], prompt_tokens: int, others: int) -> None:
     waited = [0] * 15 + [LONGEST_WAIT]
-    at = progress(rates, waited=waited, near=[1.0 + each for each in range(16)])
-    found = planner().choose(DEAR, CHOSEN, SLOW, at, prompt_tokens, others)
-    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, prompt_tokens, others, near=at.near)
+    at = progress(rates, waited=waited)
+    found = planner().choose(DEAR, CHOSEN, SLOW, at, Beside(prompt_tokens, others))
+    best = choose_cycle(DEAR, SLOW, at.rates, at.waited, Beside(prompt_tokens, others))
     assert same(found, best)
-    if max(rates) > 0.0:  # the chain that was not decided on is looked at too
-        assert same(planner().choose(DEAR, ALONE, SLOW, at, prompt_tokens, others), best)
+    # The chain that was not decided on is looked at too.
+    assert same(planner().choose(DEAR, ALONE, SLOW, at, Beside(prompt_tokens, others)), best)
 
 
 def test_urgent_requests_make_a_target_that_decodes_alone_use_a_chain() -> None:
-    hurried = planner().choose(DEAR, ALONE, SLOW, progress(HURRY), 0)
+    hurried = planner().choose(DEAR, ALONE, SLOW, progress(HURRY), Beside(0))
     assert hurried.option is not None
     assert hurried.option.chain == PAIR
     for rates in ([0.0] * 16, [0.001] * 16, [np.inf] * 16):
-        assert planner().choose(DEAR, ALONE, SLOW, progress(rates), 0).option is None
+        assert planner().choose(DEAR, ALONE, SLOW, progress(rates), Beside(0)).option is None
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:])
-def test_only_the_cost_model_speculates_for_objectives_and_lets_requests_wait(shape: str) -> None:
+def test_only_goodput_speculates_for_objectives_and_lets_requests_wait(shape: str) -> None:
     lost = progress([*HURRY[:4], *[np.inf] * 12])
     for at in (progress(HURRY), lost):
-        choice = planner(shape=shape).choose(DEAR, ALONE, SLOW, at, 0)
+        choice = planner(shape=shape).choose(DEAR, ALONE, SLOW, at, Beside(0))
         assert choice.option is None
         assert choice.active.all()
 
 
 @pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy", "whole"])
-def test_only_the_cost_models_selection_looks_at_objectives_when_it_shapes(
+def test_only_goodput_looks_at_objectives_when_it_shapes(
     selection: Selection,
 ) -> None:
     trees = planner(selection)
     late = progress([*HURRY[:4], *[np.inf] * 12])
-    assert trees.choose(DEAR, ALONE, SLOW, late, 0).option is None
+    assert trees.choose(DEAR, ALONE, SLOW, late, Beside(0)).option is None
     assert (
-        trees.choose(KNOWN, CHOSEN, grid(), progress([np.inf, 0.1, 0.0, 0.0]), 0).option is CHOSEN
+        trees.choose(KNOWN, CHOSEN, grid(), progress([np.inf, 0.1, 0.0, 0.0]), Beside(0)).option
+        is CHOSEN
     )
-    beside = [trees.choose(DEAR, CHOSEN, SLOW, at, 40) for at in (late, progress([0.0] * 16))]
+    beside = [
+        trees.choose(DEAR, CHOSEN, SLOW, at, Beside(40)) for at in (late, progress([0.0] * 16))
+    ]
     assert same(*beside)
     assert beside[0].active.all()
 
@@ -191,7 +189,7 @@ def test_only_the_cost_models_selection_looks_at_objectives_when_it_shapes(
 def test_adaserves_shapes_are_its_equations() -> None:
     def shape(requests: int, **settings: Any) -> tuple[int, int]:
         trees = planner(budget_tokens=60, max_depth=12, max_width=5, **settings)
-        choice = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), 0)
+        choice = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside(0))
         found = choice.option
         assert found is not None
         assert choice.active.all()
@@ -199,7 +197,7 @@ def test_adaserves_shapes_are_its_equations() -> None:
         return found.depth, found.width
 
     beside = planner(budget_tokens=60, max_depth=12, shape="adaserve").choose(
-        KNOWN, CHOSEN, grid(), progress([0.0] * 6), 0, 14
+        KNOWN, CHOSEN, grid(), progress([0.0] * 6), Beside(0, 14)
     )
     assert beside.option is not None
     assert beside.option.depth == 60 // 20 - 1  # the budget is for all who decode
@@ -209,40 +207,43 @@ def test_adaserves_shapes_are_its_equations() -> None:
     assert shape(8, shape="adaserve", c1=2) == (60 // (8 + 2) - 1, 5)
     assert shape(20, shape="adaserve", drafter_tokens=40, c2=1) == (2, 40 // 20 + 1)
     assert shape(100, shape="adaserve") == (1, 1)
-    assert shape(8, shape="adaserve-v1") == (8, 5)  # 60 / 8 rounded up, and at most 5
-    assert shape(100, shape="adaserve-v1") == (1, 1)
 
 
-@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
+@pytest.mark.parametrize("shape", ["adaserve"])
 def test_adaserves_shapes_do_not_look_at_prompts_and_objectives(shape: str) -> None:
     trees = planner(shape=shape, budget_tokens=60)
-    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), 0)
-    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), 300)
+    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), Beside(0))
+    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), Beside(300))
     assert same(busy, quiet)
 
 
-def test_without_a_configured_budget_adaserves_shapes_share_the_predicted_one() -> None:
+def test_without_a_configured_budget_adaserves_shapes_follow_the_targets_curve() -> None:
+    """KNOWN's pass takes 50 ms for a token and 1 ms more for each further one."""
     free = planner(shape="adaserve", max_depth=12, max_width=5)
-    found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 6), 0).option
-    assert found is not None
-    assert found.depth == CHOSEN.nodes  # a root and that many nodes each
-    assert found.width == 1 + CHOSEN.nodes
+    for requests in (6, 20):
+        found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside()).option
+        assert found is not None
+        budget = requests + 49 + requests  # twice the time of `requests` tokens
+        assert found.depth == min(12, budget // requests - 1)
+        assert found.width == min(5, budget // requests)
 
 
-@pytest.mark.parametrize("shape", ["adaserve", "adaserve-v1"])
+@pytest.mark.parametrize("shape", ["adaserve"])
 def test_adaserves_shapes_keep_to_the_longest_path(shape: str) -> None:
     trees = planner(shape=shape, budget_tokens=60, max_depth=12)
     triple = replace(CHOSEN, chain=TRIPLE)
     for requests in (1, 6, 20):
-        found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), 0).option
+        found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), Beside(0)).option
         assert found is not None
         assert found.depth <= MAX_DEPTH
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:3])
+@pytest.mark.parametrize("shape", ["adaserve"])
 def test_where_only_paths_are_exact_no_shape_is_wider(shape: str) -> None:
     strict = planner(only_paths=True, shape=shape, budget_tokens=60, max_width=5)
-    found = strict.choose(KNOWN, replace(CHOSEN, width=1), grid(), progress([0.0] * 4), 0).option
+    found = strict.choose(
+        KNOWN, replace(CHOSEN, width=1), grid(), progress([0.0] * 4), Beside(0)
+    ).option
     assert found is not None
     assert found.width == 1
     assert found.depth > 1
@@ -251,7 +252,7 @@ def test_where_only_paths_are_exact_no_shape_is_wider(shape: str) -> None:
 
 def test_only_the_static_shape_has_a_form() -> None:
     assert planner(shape="static").branching == SPECINFER_TREE
-    assert all(planner(shape=s).branching is None for s in ("costmodel", "adaserve", "fixed"))
+    assert all(planner(shape=s).branching is None for s in ("adaptive", "adaserve", "fixed"))
 
 
 # Costs
@@ -261,17 +262,11 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
     known = snapshot({"big": rising(10.0)}, stages={"verify": rising(1.0, 0.1), "cycle": flat(2.0)})
     cost = cycle_cost(known, Workload(3), "big", 5.0, 7, 2.0)
     # 10 tokens without nodes cost 19 ms, of which 3 are judged.
-    assert cost.ms[0] == pytest.approx(5.0 + 2.0 * (19.0 + 1.2 + 2.0))
+    assert cost.whole_ms(0) == pytest.approx(5.0 + 2.0 * (19.0 + 1.2 + 2.0))
+    assert cost.prompt_ms == pytest.approx(2.0 * 7.0)
+    assert cost.plain_ms == pytest.approx(2.0 * (12.0 + 1.2 + 2.0))
     assert np.diff(cost.ms) == pytest.approx(np.full(len(cost.ms) - 1, 2.0 * 1.1))
-    assert len(cost.ms) == MAX_CYCLE_NODES + 1
-    assert len(cycle_cost(known, Workload(1), "big", 0.0, 0, 1.0).ms) == MAX_TREE_TOKENS + 1
-    assert len(cycle_cost(known, Workload(9), "big", 0.0, 0, 1.0, 512).ms) == 512 + 1
-
-
-def test_nodes_that_are_given_count_as_paid() -> None:
-    assert np.array_equal(COST.beside(0), COST.ms)
-    assert np.array_equal(COST.beside(5), COST.ms[5:])
-    assert COST.beside(10_000).tolist() == COST.ms[-2:].tolist()  # something is left
+    assert len(cost.ms) == 3 * MAX_TREE_TOKENS + 1, "no constant but a tree's bounds a cycle"
 
 
 # Selectors
@@ -283,9 +278,8 @@ def picked(
     at: Progress,
     budget: int = 6,
     aside: int = 0,
-    prompt_tokens: int = 0,
 ) -> NDArray[np.bool_]:
-    return trees.selector(at, COST, budget, prompt_tokens)(at.rows, candidates, aside)
+    return trees.selector(at, COST, budget)(at.rows, candidates, aside)
 
 
 DRAFTS = paths(0.9, 0.5, 0.7)
@@ -307,7 +301,7 @@ def test_a_budget_is_shared_by_worth_or_equally_with_what_is_given(budget: int, 
 
 
 def test_the_configured_selection_goes_before_the_policys_own() -> None:
-    trees = TreePlanner(TreesConfig(selection="equal-greedy"), "costmodel")
+    trees = TreePlanner(TreesConfig(selection="equal-greedy"), "goodput")
     assert trees.selection == "equal-greedy"
     assert np.array_equal(picked(trees, DRAFTS, FREE), equal_greedy(DRAFTS, 6))
 
@@ -357,24 +351,18 @@ def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
 
 
 @pytest.mark.parametrize("aside", [0, 3, 500])
-@pytest.mark.parametrize("prompt_tokens", [0, 300])
-def test_the_cost_model_is_given_rates_prompts_and_what_further_nodes_cost(
-    aside: int, prompt_tokens: int
-) -> None:
-    rates, near = [0.16, 0.16, np.inf], [1.0, 6.0, 1.0]
-    at = progress(rates, near=near)
-    found = picked(planner(), DRAFTS, at, aside=aside, prompt_tokens=prompt_tokens)
-    cost = COST.beside(aside)
-    expected = choose_nodes(DRAFTS, at.rates, cost, prompt_tokens, near=at.near).chosen
-    assert np.array_equal(found, expected)
+def test_goodput_is_given_rates_and_what_further_nodes_cost(aside: int) -> None:
+    at = progress([0.16, 0.16, np.inf])
+    found = picked(planner(), DRAFTS, at, aside=aside)
+    assert np.array_equal(found, most_valuable(DRAFTS, at.rates, COST.beside(aside)))
 
 
-@pytest.mark.parametrize("selection", ["costmodel", "slo"])
+@pytest.mark.parametrize("selection", ["goodput", "slo"])
 def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
-    at = progress([0.0, 0.12, 0.0, 0.0], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
+    at = progress([0.001, 0.12, 0.001, 0.001], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
-    selector = planner(selection).selector(at, dear, 1, 0)
+    selector = planner(selection).selector(at, dear, 1)
     first = selector(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
     turned = selector(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
     assert first == turned[::-1]
@@ -382,7 +370,7 @@ def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
     assert first[1] > 0
 
 
-@pytest.mark.parametrize("selection", ["costmodel", "slo", "global-greedy", "equal-greedy"])
+@pytest.mark.parametrize("selection", ["goodput", "slo", "global-greedy", "equal-greedy"])
 def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
     none = np.zeros((3, 0))
     empty = Candidates(none, none.astype(np.int64))
@@ -395,7 +383,7 @@ def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
 @pytest.mark.parametrize(
     ("settings", "selection"),
     [
-        ({}, "costmodel"),
+        ({}, "goodput"),
         ({"nodes": 5}, "global-greedy"),
         ({"policy": "target-only"}, "whole"),
         ({"policy": "static", "chain": PAIR}, "whole"),

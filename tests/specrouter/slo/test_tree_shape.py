@@ -3,7 +3,7 @@
 import pytest
 
 from specrouter.request.params import MAX_TREE_TOKENS
-from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape, adaserve_v1_shape
+from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape
 
 LLAMA = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3)
 QWEN = ShapeBounds(256, 80, max_depth=5, min_depth=3, max_width=3)
@@ -51,34 +51,12 @@ def test_c1_counts_as_requests_and_c2_as_branches() -> None:
     assert adaserve_shape(56, narrow) == (8, 1)
 
 
-@pytest.mark.parametrize(
-    ("requests", "shape"),
-    [
-        (1, (8, 3)),  # 96 and 96
-        (12, (8, 3)),  # 8 and 8
-        (13, (8, 3)),  # 7.4 rounds up to 8, and down to 7
-        (14, (7, 3)),  # 6.9
-        (32, (3, 3)),
-        (33, (3, 2)),  # 2.9
-        (49, (2, 1)),  # 1.96
-        (96, (1, 1)),
-        (1000, (1, 1)),  # 0.1 rounds up to 1; down to 0, which is clipped
-    ],
-)
-def test_the_first_version_rounds_depth_up_and_width_down(
-    requests: int, shape: tuple[int, int]
-) -> None:
-    assert adaserve_v1_shape(requests, budget_tokens=96, max_depth=8, max_width=3) == shape
-
-
 def test_more_requests_never_get_larger_trees() -> None:
     for bounds in (LLAMA, QWEN):
-        new = [adaserve_shape(n, bounds) for n in range(1, 600)]
-        old = [adaserve_v1_shape(n, bounds.verifier_tokens, 8, 3) for n in range(1, 600)]
-        for shapes in (new, old):
-            depths, widths = zip(*shapes, strict=True)
-            assert list(depths) == sorted(depths, reverse=True)
-            assert list(widths) == sorted(widths, reverse=True)
+        shapes = [adaserve_shape(n, bounds) for n in range(1, 600)]
+        depths, widths = zip(*shapes, strict=True)
+        assert list(depths) == sorted(depths, reverse=True)
+        assert list(widths) == sorted(widths, reverse=True)
 
 
 def test_while_nothing_is_clipped_a_path_and_its_root_fit_the_mean_budget() -> None:

@@ -1,0 +1,139 @@
+"""Which requests take part in a cycle, and the shape of their drafts: what promises most value.
+
+Compared are numbers of requests that take part, easiest first, times the shapes that the grid
+predicts, with drafts verified for all of them or only for those whom a cycle without drafts leaves
+behind. A request that could not attain its objective even in the fastest cycle, or whose row delays
+the others by more than it is worth, sits out, for at most `LONGEST_WAIT` cycles in a row. Requests
+without an objective always take part, and the drafts of others never cost them speed: a shape by
+which they would get their tokens later than without drafts is not taken.
+
+Pure functions on arrays.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.prediction import Option, OptionGrid, verification_ms
+from specrouter.profile.snapshot import PerformanceSnapshot, outcome_of
+from specrouter.slo.value import SPARE_TOKEN, UNATTAINABLE, value
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LONGEST_WAIT = 32  # cycles in a row that a request may sit out
+_COUNTS = 5  # numbers of requests that are compared
+
+
+@dataclass(frozen=True, eq=False)
+class CycleChoice:
+    """`active` [B]: who takes part. `option` None: nobody drafts."""
+
+    active: Bools
+    option: Option | None
+    value: float = 0.0  # per millisecond
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What else takes time in a cycle.
+
+    Attributes:
+        prompt_tokens: that the target reads in the same pass.
+        others: requests that decode in the same pass and are routed otherwise.
+        reading_ms: of drafters that read texts, for drafts of later cycles.
+        catch_up_ms: of drafters that read texts for the drafts of this cycle.
+    """
+
+    prompt_tokens: int = 0
+    others: int = 0
+    reading_ms: float = 0.0
+    catch_up_ms: float = 0.0
+
+
+def choose_cycle(
+    snapshot: PerformanceSnapshot,
+    grid: OptionGrid,
+    rates: Floats,
+    waited: Ints,
+    beside: Beside = Beside(),
+) -> CycleChoice:
+    """The best cycle for B requests whose drafts the grid predicts.
+
+    Args:
+        rates: [B] of `needed_rates`.
+        waited: [B] cycles in a row that each has sat out.
+    """
+    menu = grid.menu
+    nodes = np.concatenate(([0], menu.nodes))
+    tokens = np.concatenate(([1.0], menu.tokens))
+    count = np.array([len(rates)])
+    everyone = _cycle_ms(snapshot, grid, count, count[:, None], nodes, beside)[0, 0]
+    fastest = float((tokens / everyone).max())
+    attainable = np.where(rates > UNATTAINABLE * fastest, 0.0, rates)
+    order = _service_order(rates, attainable, waited)
+    must = int(((rates == 0.0) | (waited >= LONGEST_WAIT)).sum())
+    able = max(must, len(rates) - int(((attainable == 0.0) & (rates > 0.0)).sum()), 1)
+    numbers = np.rint(np.linspace(max(1, must), len(rates), _COUNTS)).astype(np.int64)
+    active = np.unique(np.append(numbers, able))
+    taking = np.arange(len(rates)) < active[:, None]  # [M, B]
+    in_need = attainable[order] * everyone[0] > 1.0
+    sharing = np.stack((np.ones_like(in_need), in_need))  # [2, B] whose drafts are verified
+    drafting = taking.astype(np.int64) @ sharing.T  # [M, 2]
+    ms = _cycle_ms(snapshot, grid, active, drafting, nodes, beside)  # [M, 2, E]
+    gained = np.where(sharing[:, None, :], tokens[:, None], 1.0)  # [2, E, B]
+    each = value(gained, attainable[order], ms[..., None])  # [M, 2, E, B]
+    total = (each * taking[:, None, None, :]).sum(axis=3) + SPARE_TOKEN * beside.others / ms
+    if (rates == 0.0).any():
+        is_slower = np.stack((tokens, np.ones_like(tokens))) / ms < (1.0 - 1e-9) / everyone[0]
+        total = np.where(is_slower, -np.inf, total)
+    total[:, 1] = np.where(drafting[:, 1:] > 0, total[:, 1], -np.inf)
+    best_at = np.unravel_index(int(np.argmax(total[::-1])), total.shape)  # most requests first
+    row, who, entry = (int(at) for at in best_at)
+    row = len(active) - 1 - row
+    takes = np.zeros(len(rates), dtype=np.bool_)
+    takes[order[: active[row]]] = True
+    best = float(total[row, who, entry])
+    if not entry:
+        return CycleChoice(takes, None, best)
+    found = grid.option(menu.rows[entry - 1], menu.columns[entry - 1])
+    nodes_each = max(1, round(found.nodes * float(drafting[row, who] / active[row])))
+    cycle_ms = float(ms[row, who, entry])
+    return CycleChoice(
+        takes, replace(found, cycle_ms=cycle_ms, nodes=nodes_each, plain_ms=0.0), best
+    )
+
+
+def _service_order(rates: Floats, attainable: Floats, waited: Ints) -> Ints:
+    """Who waited too long, then from the one that needs least on, then who cannot be helped."""
+    lost = (attainable == 0.0) & (rates > 0.0)
+    tier = np.where(waited >= LONGEST_WAIT, 0, np.where(lost, 2, 1))
+    return np.lexsort((rates, tier))
+
+
+def _cycle_ms(
+    snapshot: PerformanceSnapshot,
+    grid: OptionGrid,
+    active: Ints,
+    drafting: Ints,
+    nodes: Ints,
+    beside: Beside,
+) -> Floats:
+    """[M, D, E] of a cycle without its prompts where `active` [M] requests take part, of whom
+    `drafting` [M, D] have `nodes` [E] verified."""
+    workload, target = grid.workload, grid.chain[-1]
+    levels = np.concatenate(([0.0], grid.menu.levels_ms))
+    scale = 0.5 + 0.5 * active[:, None, None] / workload.requests
+    batch = (active + beside.others)[:, None, None]
+    places = batch + drafting[:, :, None] * nodes
+    target_ms = verification_ms(snapshot, workload, target, places, beside.prompt_tokens, batch)
+    if beside.prompt_tokens:
+        with_prompts = target_ms[:, :, :1]  # no nodes come first
+        target_ms -= with_prompts - verification_ms(snapshot, workload, target, batch, 0, batch)
+    plain = outcome_of(snapshot, (target,), workload.batch, workload.sampled).time
+    factor = snapshot.machine * np.where(nodes > 0, grid.correction, plain)
+    extra = beside.reading_ms + np.where(nodes > 0, beside.catch_up_ms, 0.0)
+    ms: Floats = factor * (scale * levels + target_ms) + extra
+    return ms
