@@ -10,6 +10,7 @@ by the times that a request got, not by what the service says of it.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ from specrouter.bench.output_file import writing
 from specrouter.bench.plot import check_plot
 from specrouter.bench.prompts import Texts
 from specrouter.bench.rounds import Progress
-from specrouter.config import RouterConfig
+from specrouter.config import RouterConfig, TreesConfig
 from specrouter.router import ChainRouter
-from specrouter.sim.service import Machine, SimulatedService
+from specrouter.sim.machine import Machine, load_machine
+from specrouter.sim.service import SimulatedService
 from specrouter.sim.text import SimulatedText
 from specrouter.sim.traces import Arrival
 
 _MOST_ROWS = 1024
+_LONGEST_SIMULATED = 1 << 20  # tokens of a request; a simulated machine has no limit of its own
 
 
 def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
@@ -46,6 +49,8 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     trace = read_arrivals(options)
     if options.server is not None:
         return _measure_server(options.server, options, trace, texts, progress)
+    if options.machine is not None:
+        return _measure_machine(options, trace, texts, progress)
     assert options.config is not None, "the options have one of both"
     config = _with_rows(RouterConfig.load(options.config), options.rows)
     pool = ModelPool.from_config(config.pool)  # reads no weights
@@ -82,6 +87,29 @@ def _simulated(router: ChainRouter, acceptance: float) -> SimulatedService:
         router.config.engine.max_requests,
     )
     return SimulatedService(machine, SimulatedText(acceptance), router.config.trees)
+
+
+def _measure_machine(
+    options: LoadOptions, trace: Sequence[Arrival], texts: Texts, progress: Progress
+) -> dict[str, Any]:
+    """No model is loaded: a prompt's tokens are its bytes."""
+    assert options.machine is not None, "the caller has seen it"
+    assert options.simulate is not None, "the options were checked"
+    machine = load_machine(options.machine)
+    if options.rows is not None:
+        machine = replace(machine, max_requests=options.rows)
+    service = SimulatedService(machine, SimulatedText(options.simulate), TreesConfig())
+    bench = LoadBench(
+        service, lambda text: list(text.encode()), texts, options, progress, service
+    )  # fmt: skip
+    measured = bench.run(sweep(trace, options, _LONGEST_SIMULATED))
+    elsewhere = {
+        "machine": options.machine.name,
+        "target": machine.target,
+        "rows": machine.max_requests,
+        "cpu": "simulated",
+    }
+    return {"conditions": {**elsewhere, **_asked(options, bench)}, **measured}
 
 
 def _measure_server(

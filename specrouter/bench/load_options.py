@@ -31,6 +31,7 @@ class LoadOptions:
         policy: None takes `DEFAULT_POLICIES`, or a server's own.
         rows: requests that run together; None takes the configuration's.
         simulate: how often a drafter's best token is accepted, in simulated time.
+        machine: whose times that takes; None takes the measured ones of a pool.
         server: address of a running service, instead of a router in this process.
         api_key: of that service; None takes the environment's.
         plot: what the files' names begin with.
@@ -57,6 +58,7 @@ class LoadOptions:
     rows: int | None = None
     server: str | None = None
     simulate: float | None = None
+    machine: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
@@ -124,7 +126,11 @@ class LoadOptions:
 
     def _check_simulation(self) -> None:
         if self.simulate is None:
+            if self.machine is not None:
+                raise ConfigError("--machine", "goes with --simulate")
             return
+        if self.machine is not None and self.config is not None:
+            raise ConfigError("--machine", "not with --config")
         if not LEAST <= self.simulate <= MOST:  # NaN is not
             raise ConfigError("--simulate", f"must be from {LEAST} to {MOST}, not {self.simulate}")
         if self.server is not None:

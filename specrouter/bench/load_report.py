@@ -33,11 +33,15 @@ def describe(point: Mapping[str, Any]) -> str:
 
 
 def _title(conditions: Mapping[str, Any]) -> str:
-    models = model_sizes(conditions) if "models" in conditions else conditions["server"]
+    models = model_sizes(conditions) if "models" in conditions else _elsewhere(conditions)
     acceptance = conditions.get("simulated_acceptance")
     if acceptance is not None:
         models += f"\nSIMULATED, a best token accepted in {acceptance:.2f} of cases"
     return f"{models}\nbaseline latency {conditions['baseline_ms']:.2f} ms"
+
+
+def _elsewhere(conditions: Mapping[str, Any]) -> str:
+    return str(conditions.get("server") or conditions["machine"])
 
 
 def _row(name: str, row: Mapping[str, Any]) -> str:

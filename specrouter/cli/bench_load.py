@@ -108,6 +108,11 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
         "curves say, and a drafter's best token is accepted in the share A of cases",
     )  # fmt: skip
     parser.add_argument(
+        "--machine", type=Path, metavar="FILE",
+        help="simulate this machine, a file like configs/machines/adaserve-llama70b.yaml, instead "
+        "of a pool's measured times",
+    )  # fmt: skip
+    parser.add_argument(
         "--server", metavar="URL",
         help="a running specrouter server, under its own configuration, instead of a router here",
     )  # fmt: skip
@@ -121,7 +126,7 @@ def _bench_load(arguments: argparse.Namespace) -> int:
     from specrouter.bench.load_options import LoadOptions
     from specrouter.bench.rounds import Progress
 
-    if arguments.config is None and arguments.server is None:
+    if arguments.config is None and arguments.server is None and arguments.machine is None:
         arguments.config = default_config("bench-cpu.yaml")
     options = LoadOptions(**options_from(LoadOptions, arguments))
     return measured(lambda: write_load(bench_load(options, Progress()), options))

@@ -23,9 +23,9 @@ from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.profile.acceptance import SHAPE_DEPTHS, SHAPE_NODES, SHAPE_WIDTHS, TreeAcceptance
 from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey, load_of
-from specrouter.profile.time_curve import TimeCurve
-from specrouter.request.params import MAX_TREE_TOKENS, Chain
+from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
+from specrouter.sim.machine import Machine
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.sim.text import SimulatedText, gain_over_law, learned
 from specrouter.slo.cycle_shape import Beside
@@ -37,29 +37,6 @@ Ints = NDArray[np.int64]
 
 _MODES = (False, True)  # of sampling
 NOT_SIMULATED: Mapping[str, str] = {"static-tree": "its tree has a form of its own"}
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a simulation knows of models and memory.
-
-    Attributes:
-        times: of the drafter and the target, by name.
-        prefill_chunk: prompt tokens that are read in a cycle.
-        slots: KV slots that attention reads for a request.
-    """
-
-    drafter: str
-    target: str
-    times: Mapping[str, TimeCurve]
-    parameters: Mapping[str, int]
-    prefill_chunk: int
-    max_requests: int
-    slots: int = 128
-
-    @property
-    def chain(self) -> Chain:
-        return self.drafter, self.target
 
 
 @dataclass(eq=False)

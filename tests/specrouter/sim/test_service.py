@@ -15,8 +15,9 @@ from specrouter.bench.rounds import Progress
 from specrouter.cli.main import main
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
+from specrouter.sim.machine import Machine
 from specrouter.sim.replay import LoadRequest, Outcome, replay
-from specrouter.sim.service import Machine, SimulatedService
+from specrouter.sim.service import SimulatedService
 from specrouter.sim.text import LEAST, MOST, SimulatedText
 from specrouter.sim.traces import poisson
 from specrouter.slo.policies import BASELINES, POLICIES
