@@ -56,7 +56,7 @@ def test_the_bundled_models_are_installed_whole(wheel: set[str]) -> None:
 
 
 def test_scenarios_are_installed_where_the_command_line_looks(wheel: set[str]) -> None:
-    scenarios = {Path(name).name for name in files("configs", "*.yaml")}
+    scenarios = {str(Path(name).relative_to("configs")) for name in files("configs", "*.yaml")}
     assert {f"specrouter/configs/{name}" for name in scenarios} <= wheel
 
 
