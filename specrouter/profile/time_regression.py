@@ -7,9 +7,10 @@ a recursive least-squares regression that forgets. A forward moves the knots aro
 slope, and, by their prior correlation, neighbouring knots that are not visited. Forgetting lets
 the uncertainty grow back to the prior's, so that a lasting change is followed.
 
-Robust: an observation counts at most as two standard deviations, so a single outlier moves what is
-well known by a percent. The first forwards of a size, during which kernels are compiled, count only
-where they are faster than expected: what once looked slow would never be tried again.
+Robust: an observation counts at most as two standard deviations, and as one where it is slower than
+expected, so a single outlier moves what is well known by a percent. The first forwards of a size,
+during which kernels are compiled, count only where they are faster than expected: what once looked
+slow would never be tried again.
 
 Pure: no clock, no tensors. Not thread-safe: the owner locks.
 """
@@ -202,7 +203,8 @@ class TimeRegression:
         variance = float(row @ spread) + (_NOISE * expected) ** 2
         most = _CLIP * math.sqrt(variance)
         gain = spread / variance
-        found = self._state + gain * min(max(ms - expected, -most), most)
+        # Noise only slows: what is slower than expected counts for less.
+        found = self._state + gain * min(max(ms - expected, -most), most / 2.0)
         self._state = np.maximum(found, _LEAST * self._state)
         self._cov = self._cov - gain[:, None] * spread
         self._cov += _FORGETTING * (self._prior - self._cov)

@@ -73,7 +73,7 @@ def test_a_lasting_change_of_one_model_is_followed(changed: str, factor: float) 
     sizes = {"drafter": DRAFTED, "target": VERIFIED}
     before = {name: known.models()[name].at(tokens) for name, tokens in sizes.items()}
     forwards = DEPTH if changed == "drafter" else 1
-    serve(known, 112 // forwards, lambda name, _: factor if name == changed else 1.0, quiet)
+    serve(known, 224 // forwards, lambda name, _: factor if name == changed else 1.0, quiet)
     for name, ms in before.items():
         expected = ms * (factor if name == changed else 1.0)
         assert known.models()[name].at(sizes[name]) == pytest.approx(expected, rel=0.05)
