@@ -16,7 +16,7 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: help install serve check fast test exact measures bench bench-load clients fuzz soak \
+.PHONY: help install serve check fast test exact measures replay bench bench-load clients fuzz soak \
 	structures streaming wheel-check clean
 
 .DEFAULT_GOAL := install
@@ -53,6 +53,10 @@ exact: install  ## the long checks of exactness, and what asserts on measured ti
 
 measures: install  ## the code's shape in figures, beside their goals
 	$(PYTHON) -m tests.measures
+
+replay: install  ## recorded decisions decided again, and some policies in simulated time
+	$(PYTHON) -m tests.replay
+	$(PYTHON) -m tests.replay digest --part few
 
 bench: install  ## tokens per second of every chain
 	$(PYTHON) -m specrouter bench chains
