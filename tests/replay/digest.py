@@ -7,6 +7,9 @@ attained at each point with seed 0: equal after a move, to the last digit.
 - `python -m tests.replay digest` computes it anew and compares; exit code 1 where a figure differs.
   `--part third` (the default) has every stretch on every machine at one acceptance, `--part all` at
   all three, and `--part few` takes less than a minute.
+- `--before` compares the default policy with the former one: `digest_before.json` has what policies
+  attained before there was one value function. Exit code 1 where the default attains more than one
+  point less in the mean of a machine's points.
 - `--write` adds what the file does not have yet, point by point: it may be stopped and goes on.
 - `python -m tests.replay digest --pair NEW OLD [--half judging]` shows for each point the paired
   difference of attainment, NEW - OLD in percentage points, over the seeds of one half, with its 95%
@@ -36,7 +39,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tests.replay.simulation import POLICIES, MachineFile, Result, load_machines, simulate
+from tests.replay.simulation import (
+    DEFAULT,
+    FORMER_DEFAULT,
+    POLICIES,
+    MachineFile,
+    Result,
+    load_machines,
+    simulate,
+)
 from tests.replay.stretches import (
     CHOOSING_SEEDS,
     JUDGING_SEEDS,
@@ -46,6 +57,7 @@ from tests.replay.stretches import (
 )
 
 FILE = Path(__file__).parent / "digest.json"
+FORMER_FILE = Path(__file__).parent / "digest_before.json"
 ACCEPTANCES = (0.65, 0.75, 0.85)
 _FEW = (9, 17)  # stretches
 _MOST_LOSS = 1.0  # percentage points
@@ -133,7 +145,7 @@ def summary(digest: Mapping[str, Mapping[str, Any]]) -> str:
     for point, by_policy in digest.items():
         for policy, result in by_policy.items():
             totals[point.rpartition("/")[0]][policy] += result["violations"]
-    names = [name for name in POLICIES if any(name in row for row in totals.values())]
+    names = list(dict.fromkeys(name for row in totals.values() for name in row))
     lines = [f"{'violations':16}" + "".join(f"{name:>14}" for name in names)]
     for place, row in totals.items():
         lines.append(f"{place:16}" + "".join(f"{row[name]:14}" for name in names))
@@ -205,6 +217,23 @@ def compare_digest(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
+def compare_before(options: argparse.Namespace) -> int:
+    """The default policy now against the former one, at the points that are known of that."""
+    former = json.loads(FORMER_FILE.read_text(encoding="utf-8"))
+    chosen = [p for p in points() if str(p) in former and _is_wanted(p, options)]
+    jobs = [Job(point, DEFAULT) for point in chosen]
+    lost: defaultdict[str, list[float]] = defaultdict(list)
+    for job, result in run_all(jobs, options.jobs):
+        before = former[str(job.point)][FORMER_DEFAULT]
+        points_lost = 100 * (result.violations - before["violations"]) / result.requests
+        lost[job.point.machine].append(points_lost)
+        print(f"{job.point!s:22} {before['violations']:4} -> {result.violations:4} violations")
+    means = {machine: fmean(each) for machine, each in lost.items()}
+    is_fine = all(mean <= _MOST_LOSS for mean in means.values())
+    print(json.dumps({"ok": is_fine, "points_lost": means}))
+    return 0 if is_fine else 1
+
+
 def write_digest(chosen: Sequence[Point], stored: dict[str, Any], processes: int) -> None:
     """Adds points to `stored` and to the file, each when all its policies have run."""
     results: dict[Job, Result] = {}
@@ -232,10 +261,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.replay digest", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--part", choices=("few", "third", "all"), default="third")
+    parser.add_argument("--before", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--pair", nargs=2, metavar=("NEW", "OLD"))
     parser.add_argument("--half", choices=("choosing", "judging"), default="choosing")
     parser.add_argument("--machine", nargs="*", choices=list(_machines()))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args(arguments)
-    return compare_pair(options) if options.pair else compare_digest(options)
+    if options.pair:
+        return compare_pair(options)
+    return compare_before(options) if options.before else compare_digest(options)

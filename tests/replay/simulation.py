@@ -10,21 +10,23 @@ from typing import Any
 from specrouter.bench.load_figures import figures
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
+from specrouter.sim.machine import Machine
 from specrouter.sim.replay import LoadRequest, replay
-from specrouter.sim.service import Machine, SimulatedService
+from specrouter.sim.service import SimulatedService
 from specrouter.sim.text import SimulatedText
 from tests.replay.stretches import Arrival
 
 MACHINES_FILE = Path(__file__).parent / "machines.json"
 POLICIES = (
     "target-only",
-    "fixed-4",
+    "spec-4",
     "equal-greedy",
     "global-greedy",
     "slo",
     "adaserve",
-    "costmodel",
+    "goodput",
 )
+DEFAULT, FORMER_DEFAULT = "goodput", "costmodel"
 
 _SEEDS_OF_A_RUN = 100_000
 _PUBLISHED_BASELINE_MS = 30.0  # on which objectives in milliseconds were stated

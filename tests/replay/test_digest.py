@@ -67,7 +67,7 @@ def test_a_figure_that_changes_is_a_difference() -> None:
 
 
 def test_violations_are_summed_over_stretches() -> None:
-    one = {"slo": {"violations": 1}, "costmodel": {"violations": 4}}
+    one = {"slo": {"violations": 1}, "goodput": {"violations": 4}}
     table = summary({"cpu/0.65/0": one, "cpu/0.65/1": one, "cpu/0.75/0": one})
     assert [line.split() for line in table.splitlines()[1:]] == [
         ["cpu/0.65", "2", "8"],
