@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specrouter import ChainRouter, SamplingParams
 from specrouter.cli.arguments import default_config
-from specrouter.profile.prediction import Option
+from specrouter.cycle import Option
 from specrouter.routing.decision_record import DecisionRecord
 
 

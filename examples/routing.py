@@ -30,7 +30,7 @@ from examples.routing_noise import noise
 from specrouter.bench.prompts import load_prompts
 from specrouter.cli.arguments import default_config
 from specrouter.config.yaml_file import read_mapping
-from specrouter.routing.scheduler import ChainDecision
+from specrouter.view import ChainDecision
 
 _COLD_TOKENS = 300
 

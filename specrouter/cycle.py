@@ -64,6 +64,31 @@ class Candidates:
 TreeSelector = Callable[[Ints, Candidates, int], Bools]
 
 
+@dataclass(frozen=True)
+class Option:
+    """One way to run a cycle, and what is predicted of it.
+
+    `nodes`: of each request's tree, in the mean, that the target verifies.
+    """
+
+    chain: Chain
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+    cycle_ms: float = 0.0
+    tokens: float = 1.0  # committed per request
+    ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
+    levels_ms: float = 0.0  # of the cycle, before the target's pass
+    plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
+    plain_tokens: float = 1.0
+    sampled: bool = True  # of the workload that it is predicted for
+
+    @property
+    def route(self) -> tuple[Chain, int, int, int]:
+        """All but the prediction."""
+        return self.chain, self.depth, self.width, self.nodes
+
+
 @dataclass(frozen=True, eq=False)
 class ChainGroup:
     """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
@@ -79,6 +104,7 @@ class ChainGroup:
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
+    predicted: Option | None = None  # whose outcome the cycle tells; a time of 0.0 is not told
 
     @property
     def leaves_choice(self) -> bool:
@@ -103,6 +129,13 @@ class CyclePlan:
     prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
     selector: TreeSelector | None = None  # of groups that do not verify whole trees
     shadow_evaluation: ShadowEvaluation | None = None  # before the drafts
+    budget_nodes: int | None = None  # that it is good for; None where whole drafts are verified
+
+    @property
+    def rows(self) -> list[int]:
+        """Of all requests that take part."""
+        decoding = [row for group in self.groups for row in group.rows.tolist()]
+        return [*decoding, *self.prefill_rows.tolist()]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ from prometheus_client.metrics_core import Metric
 from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
-from specrouter.engine.engine import Engine, EngineState
+from specrouter.engine.engine import Engine
+from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
 from specrouter.engine.input_validation import (
     InputValidation,

@@ -20,10 +20,10 @@ from examples import (
     openai_client,
     structured_output,
 )
+from specrouter.cycle import Option
 from specrouter.profile.calibration import Calibration
-from specrouter.profile.prediction import Option
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.scheduler import ChainDecision
+from specrouter.view import ChainDecision
 
 
 def test_two_classes_of_requests_are_judged_apart(capsys: pytest.CaptureFixture[str]) -> None:

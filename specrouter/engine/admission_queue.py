@@ -28,12 +28,15 @@ class AdmissionQueue:
     def push(self, request: RunningRequest) -> None:
         heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
 
-    @property
-    def first(self) -> RunningRequest:
-        return self._heap[0][-1]
+    def first_of(self, count: int) -> list[RunningRequest]:
+        """At most so many, in their order."""
+        return [request for *_, request in heapq.nsmallest(count, self._heap)]
 
-    def pop(self) -> RunningRequest:
-        return heapq.heappop(self._heap)[-1]
+    def remove(self, request: RunningRequest) -> None:
+        if self._heap[0][-1] is request:
+            heapq.heappop(self._heap)
+        else:
+            self.take_out(lambda waiting: waiting is request)
 
     def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
         """Those that leave without having been admitted."""

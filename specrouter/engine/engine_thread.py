@@ -21,7 +21,8 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.engine.engine import Engine, EngineState
+from specrouter.engine.engine import Engine
+from specrouter.engine.engine_state import EngineState
 from specrouter.execution.hang_guard import Abandoned
 from specrouter.execution.model_states import StageError
 from specrouter.request.errors import OverloadedError, UnavailableError

@@ -95,16 +95,17 @@ class Executor:
             self._commit(verified, drafts, result)
             return result
 
-    # What a planner asks of the rows
-
-    def lags(self, rows: Ints) -> dict[str, float]:
-        return self.states.lags(rows)
-
-    def slots_read(self, rows: Ints) -> int:
-        return self.states.slots_read(rows)
+    # What views tell of the rows
 
     def slots_of(self, rows: Ints) -> Ints:
         return self.states.slots_of(rows)
+
+    def slots_for(self, tokens: int) -> int:
+        """Of a row with so many tokens."""
+        return self.states.slots_for(tokens)
+
+    def repeatable(self, rows: Ints) -> Ints:
+        return self._evaluator.repeatable(rows)
 
     def missed(self, model: str, rows: Ints) -> Ints:
         if self._pool.is_weightless(model):

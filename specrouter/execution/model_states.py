@@ -158,27 +158,15 @@ class ModelStates:
         for name in self._pool.names:
             self._drop(name)
 
-    def target_lag(self, rows: Ints) -> Ints:
-        """Committed tokens that the target has not read, the last one not counted, [R]."""
-        return self.lag(self._pool.target, rows)
-
-    def lags(self, rows: Ints) -> dict[str, float]:
-        """By model: tokens that it has not read of these rows, the last two of each not counted."""
-        return {
-            name: float(np.maximum(self.lag(name, rows) - 1, 0).sum())
-            for name in self._pool.names
-            if name != self._pool.target and not self._pool.is_weightless(name)
-        }
-
-    def slots_read(self, rows: Ints) -> int:
-        """KV slots that attention reads for each of the rows in the mean, padding included."""
-        return round(float(self.slots_of(rows).mean())) if len(rows) else KV_QUANTUM
-
     def slots_of(self, rows: Ints) -> Ints:
         """[R] KV slots that attention reads, padding included."""
         lengths = self._manager.counts[rows] + CATCH_UP_TOKENS
         padded: Ints = -(-lengths // KV_QUANTUM) * KV_QUANTUM
         return padded
+
+    def slots_for(self, tokens: int) -> int:
+        """The same of a row with so many tokens."""
+        return -(-(tokens + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
 
     def lag(self, name: str, rows: Ints) -> Ints:
         """[R] committed tokens that a model has not read, the last one not counted."""

@@ -39,10 +39,17 @@ class ShadowEvaluator:
     def evaluable(self, model: str, rows: Ints) -> Ints:
         """[R] output tokens that a drafter could be evaluated on: it has not read them yet, and
         what was chosen there can be chosen again."""
-        if not self._is_possible or not self._states.is_open(model):
+        if not self._states.is_open(model):
             return np.zeros_like(rows)
-        missed = np.minimum(self._states.lag(model, rows), self._rows.output_positions(rows))
-        return np.where(self._rows.sampler.can_look_back(rows), np.maximum(missed, 0), 0)
+        missed = np.minimum(self._states.lag(model, rows), self.repeatable(rows))
+        return np.maximum(missed, 0)
+
+    def repeatable(self, rows: Ints) -> Ints:
+        """[R] output tokens whose choice could be made again."""
+        if not self._is_possible:
+            return np.zeros_like(rows)
+        able = self._rows.sampler.can_look_back(rows)
+        return np.where(able, self._rows.output_positions(rows), 0)
 
     def run(self, evaluation: ShadowEvaluation) -> None:
         """Tells the profiler. Raises `StageError` where the drafter fails."""

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from specrouter.engine.engine import EngineState
+from specrouter.engine.engine_state import EngineState
 from specrouter.http.prometheus_families import (
     Values,
     by_position,

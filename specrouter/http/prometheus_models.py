@@ -6,7 +6,7 @@ from heapq import nlargest
 from prometheus_client.metrics_core import Metric
 
 from modelpool import ModelPool
-from specrouter.engine.engine import EngineState
+from specrouter.engine.engine_state import EngineState
 from specrouter.http.prometheus_families import Values, counter, gauge, joined
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot

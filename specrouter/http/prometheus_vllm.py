@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from specrouter.engine.engine import EngineState
+from specrouter.engine.engine_state import EngineState
 from specrouter.http.prometheus_families import by_position, counter, gauge, histogram
 from specrouter.profile.decode_counts import DecodeFigures
 

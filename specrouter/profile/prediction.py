@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.cycle import Option
 from specrouter.profile.acceptance import (
     SHAPE_DEPTHS,
     SHAPE_NODES,
@@ -70,31 +71,6 @@ class Workload:
     def batch(self) -> int:
         """Requests in the target's pass."""
         return self.requests + self.others
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to run a cycle, and what is predicted of it.
-
-    `nodes`: of each request's tree, in the mean, that the target verifies.
-    """
-
-    chain: Chain
-    depth: int = 0
-    width: int = 1
-    nodes: int = 0
-    cycle_ms: float = 0.0
-    tokens: float = 1.0  # committed per request
-    ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
-    levels_ms: float = 0.0  # of the cycle, before the target's pass
-    plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
-    plain_tokens: float = 1.0
-    sampled: Mode = True  # of the workload that it is predicted for
-
-    @property
-    def route(self) -> tuple[Chain, int, int, int]:
-        """All but the prediction."""
-        return self.chain, self.depth, self.width, self.nodes
 
 
 @dataclass(frozen=True)

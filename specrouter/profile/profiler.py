@@ -194,9 +194,9 @@ class PerformanceProfiler:
         with self._lock:
             self._counts.record(gains, budget_tokens)
 
-    def record_switch(self) -> None:
+    def record_switches(self, count: int) -> None:
         with self._lock:
-            self._totals.switches += 1
+            self._totals.switches += count
 
     def record_shadow_evaluation(self, elapsed_ms: float) -> None:
         with self._lock:

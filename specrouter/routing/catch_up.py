@@ -20,12 +20,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, share_shortest_first
-from specrouter.profile.prediction import Option, Workload, curve_of, target_only
+from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, Option, share_shortest_first
+from specrouter.profile.prediction import Workload, curve_of, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.request.running import RunningRequest
-from specrouter.routing.scheduler import ChainDecision
+from specrouter.view import ChainDecision, RequestView
 from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
@@ -33,7 +32,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Reader(Protocol):
+class StateView(Protocol):
     """What must be known of the state."""
 
     def slots_of(self, rows: Ints) -> Ints: ...
@@ -95,7 +94,7 @@ def payable(
     target: str,
     rows: Ints,
     remaining: Ints,
-    reader: Reader,
+    reader: StateView,
     chunk: int,
 ) -> Workload:
     """The workload without requests that no drafter reads for whatever is drafted: a long text that
@@ -156,7 +155,7 @@ class CycleCatchUp:
         self,
         chunk: int,
         snapshot: Callable[[], PerformanceSnapshot],
-        reader: Reader,
+        reader: StateView,
         requests: int,
     ) -> None:
         self.ms = 0.0
@@ -179,7 +178,7 @@ class CycleCatchUp:
     def drafting(
         self,
         chain: Chain,
-        requests: Mapping[int, RunningRequest],
+        requests: Mapping[int, RequestView],
         gain_ms: float | None = None,
     ) -> Drafting:
         """Who of the requests, by row, drafts through a chain.

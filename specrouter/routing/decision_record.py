@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from specrouter.profile.prediction import Option
-from specrouter.routing.scheduler import ChainDecision
+from specrouter.cycle import Option
+from specrouter.view import ChainDecision
 
 
 @dataclass(frozen=True)

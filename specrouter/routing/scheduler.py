@@ -18,14 +18,14 @@ Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
+from specrouter.cycle import Option
 from specrouter.profile.prediction import (
     Limits,
-    Option,
     OptionGrid,
     Workload,
     acceptance_rate,
@@ -34,6 +34,7 @@ from specrouter.profile.prediction import (
 )
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
+from specrouter.view import ChainDecision
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
 # Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
@@ -61,34 +62,6 @@ class Models:
 
     available: Collection[str]
     held: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class ChainDecision:
-    """What was chosen, why, and what the alternatives were predicted to cost.
-
-    `nodes` None: whole trees. `alternatives`: the best options of other chains, best first, to
-    explain the choice; the target alone is always among them, or chosen. `at_hand`: of the other
-    chains' options, what may draft beside it or in its place in one cycle: models that never ran
-    and promise too little to be loaded are not among them.
-    """
-
-    chain: Chain
-    depth: int
-    width: int
-    nodes: int | None = None
-    hard_rejection: bool = False
-    reason: str = "configured"
-    predicted: Option | None = None
-    alternatives: tuple[Option, ...] = ()
-    at_hand: tuple[Option, ...] = ()
-    predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
-    # Of every chain that drafts: what its trees of any shape promise.
-    grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
-
-    @property
-    def route(self) -> tuple[Chain, int, int, int | None]:
-        return self.chain, self.depth, self.width, self.nodes
 
 
 def candidate_chains(

@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import ShadowEvaluation
-from specrouter.profile.prediction import Option, Workload, forward_ms
+from specrouter.cycle import Option, ShadowEvaluation
+from specrouter.profile.prediction import Workload, forward_ms
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.request.params import Chain
 

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from processors import share_chunk
 from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.cycle import Option
 from specrouter.profile.acceptance import SHAPE_DEPTHS, SHAPE_NODES, SHAPE_WIDTHS, TreeAcceptance
-from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
+from specrouter.profile.prediction import Limits, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey, load_of
 from specrouter.request.params import MAX_TREE_TOKENS
-from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
+from specrouter.routing.scheduler import ModelChainScheduler, Models
 from specrouter.sim.machine import Machine
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.sim.text import SimulatedText, gain_over_law, learned
@@ -32,6 +33,7 @@ from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.policies import POLICIES
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.slo.tree_selection import whole
+from specrouter.view import ChainDecision
 
 Ints = NDArray[np.int64]
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cycle import Candidates, TreeSelector
-from specrouter.profile.prediction import Option, OptionGrid, Workload, curve_of, verification_ms
+from specrouter.cycle import Candidates, Option, TreeSelector
+from specrouter.profile.prediction import OptionGrid, Workload, curve_of, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_TREE_TOKENS

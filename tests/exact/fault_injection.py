@@ -23,9 +23,10 @@ from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
 from specrouter.cycle import Candidates, TreeSelector
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
-from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler
+from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.tree_planner import TreePlanner
 from specrouter.slo.tree_selection import Bools, Ints
+from specrouter.view import ChainDecision
 
 
 class InjectedFault(RuntimeError):

@@ -27,17 +27,17 @@ from specrouter import (
     RouterConfig,
     TokenLogprobs,
 )
+from specrouter.cycle import Option
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
-from specrouter.profile.prediction import Option
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import TreeKey
 from specrouter.request.objective import SloLike, resolve
 from specrouter.request.output import FinishReason
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.scheduler import ChainDecision
 from specrouter.slo.accounts import Percentiles, SloAccounts, SloFigures, SloReport
+from specrouter.view import ChainDecision
 
 _POOL = {
     "target": "big",

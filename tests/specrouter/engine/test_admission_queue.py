@@ -19,8 +19,9 @@ def queue_of(keys: list[float]) -> tuple[AdmissionQueue, list[Any]]:
 def drained(queue: AdmissionQueue) -> list[Any]:
     found = []
     while queue:
-        found.append(queue.first)
-        assert queue.pop() is found[-1]
+        [first] = queue.first_of(1)
+        queue.remove(first)
+        found.append(first)
     return found
 
 
@@ -70,3 +71,11 @@ def test_a_quiet_hour_does_not_slow_the_pace() -> None:
     assert pace.seconds_per_request(3601.0) == pytest.approx(3.0)
     pace.note_end(3601.0)
     assert pace.seconds_per_request(3601.0) == pytest.approx(1.5)
+
+
+def test_the_first_of_a_queue_are_shown_in_order_and_any_may_be_removed() -> None:
+    queue, requests = queue_of([5.0, 1.0, 4.0])
+    assert queue.first_of(2) == [requests[1], requests[2]]
+    assert len(queue.first_of(9)) == 3
+    queue.remove(requests[2])
+    assert drained(queue) == [requests[1], requests[0]]

@@ -155,7 +155,7 @@ def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
     for chain in (*CHAINS, *reversed(CHAINS)):
         bench.cycle(chain)  # asserts it
         rows = np.arange(len(PROMPTS))
-        assert not bench.executor.states.target_lag(rows).any()
+        assert not bench.executor.states.lag("target", rows).any()
         for name in chain:
             state = bench.manager.state(name)
             assert state is not None

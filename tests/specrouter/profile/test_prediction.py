@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specrouter.cycle import Option
 from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
 from specrouter.profile.prediction import (
     Limits,
-    Option,
     OptionGrid,
     Workload,
     acceptance_rate,

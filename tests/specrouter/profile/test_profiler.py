@@ -158,7 +158,7 @@ def test_statistics_are_the_totals_of_what_was_recorded(profiler: PerformancePro
         profiler.record_stage("draft", 2, 0.25)
         profiler.record_stage("verify", 5, 0.5)
         profiler.record_cycle(7.0, committed=3, requests=1)
-    profiler.record_switch()
+    profiler.record_switches(1)
     assert profiler.statistics() == EngineStatistics(
         cycles=2,
         cycle_ms=14.0,

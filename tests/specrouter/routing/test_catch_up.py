@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrouter.cycle import CATCH_UP_TOKENS, share_shortest_first
-from specrouter.profile.prediction import Option, Workload
-from specrouter.request.running import RunningRequest
+from specrouter.cycle import CATCH_UP_TOKENS, Option, share_shortest_first
+from specrouter.profile.prediction import Workload
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, payable, reading_ms
+from specrouter.view import RequestView
 from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
 
 Ints = NDArray[np.int64]
@@ -37,9 +37,9 @@ class Reader:
         return np.zeros_like(rows) if model in self.read else self.lags[rows]
 
 
-def running(*remaining: int) -> Mapping[int, RunningRequest]:
+def running(*remaining: int) -> Mapping[int, RequestView]:
     requests = {row: SimpleNamespace(remaining=left) for row, left in enumerate(remaining)}
-    return cast(Mapping[int, RunningRequest], requests)
+    return cast(Mapping[int, RequestView], requests)
 
 
 def cycle(reader: Reader, requests: int = 1, chunk: int = CHUNK) -> CycleCatchUp:

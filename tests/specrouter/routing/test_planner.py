@@ -2,9 +2,8 @@
 
 import itertools
 import json
-import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,19 +23,20 @@ from specrouter.cycle import (
     ShadowEvaluation,
     TreeSelector,
 )
+from specrouter.profile.learning import learn_cycle
 from specrouter.profile.prediction import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.objective import Objective
-from specrouter.request.params import Chain, SamplingParams, Speculation
-from specrouter.request.running import RunningRequest
-from specrouter.request.spec import RequestSpec, SpeculationOverride
-from specrouter.routing.decision_keeper import SCHEDULED
-from specrouter.routing.planner import Reading, RoutePlanner, progress_of
+from specrouter.request.params import Chain, Speculation
+from specrouter.request.spec import SpeculationOverride
+from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.planner import Plan, Planner, progress_of
 from specrouter.routing.scheduler import ModelChainScheduler
-from specrouter.slo.cycle_shape import LONGEST_WAIT
+from specrouter.slo.admission import Admission
+from specrouter.slo.cycle_choice import LONGEST_WAIT
 from specrouter.slo.tree_planner import TreePlanner, default_selection
 from specrouter.slo.tree_shape import SPECINFER_TREE
+from specrouter.view import SCHEDULED, EngineView, InUse, RequestView, Standing
 from tests.specrouter.predictions import (
     ALL,
     NAMES,
@@ -64,18 +64,9 @@ class Profiler:
 
     def __init__(self, known: PerformanceSnapshot) -> None:
         self.known = known
-        self.looks = 0
-        self.switches = 0
         self.cycles: list[tuple[float, int, int]] = []
         self.stages: list[str | None] = []  # of the cycles
         self.outcomes: list[tuple[Any, ...]] = []
-
-    def snapshot(self) -> PerformanceSnapshot:
-        self.looks += 1
-        return self.known
-
-    def record_switch(self) -> None:
-        self.switches += 1
 
     def record_cycle(
         self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
@@ -87,58 +78,62 @@ class Profiler:
         self.outcomes.append(outcome)
 
 
-class Reader:
-    def __init__(self, new_tokens: int = 0) -> None:
-        self.new_tokens = new_tokens  # of each row, that a drafter may be evaluated on
-        self.slots = 128
-        self.unloaded: set[str] = set()
-        self.behind: dict[int, int] = {}  # of some rows, that a drafter has not read
+@dataclass
+class Rows:
+    """What is known of the rows."""
 
-    def lags(self, rows: Ints) -> dict[str, float]:
-        return dict.fromkeys(NAMES, 0.0)
-
-    def slots_read(self, rows: Ints) -> int:
-        return self.slots
-
-    def slots_of(self, rows: Ints) -> Ints:
-        return np.full_like(rows, self.slots)
-
-    def missed(self, model: str, rows: Ints) -> Ints:
-        return np.array([self.behind.get(row, self.new_tokens) for row in rows.tolist()])
-
-    def evaluable(self, model: str, rows: Ints) -> Ints:
-        return np.full_like(rows, self.new_tokens)
-
-    def is_open(self, model: str) -> bool:
-        return model not in self.unloaded
+    new_tokens: int = 0  # of each row, that a drafter may be evaluated on
+    slots: int = 128
+    unloaded: set[str] = field(default_factory=set)
+    behind: dict[int, int] = field(default_factory=dict)  # of some rows, that no drafter has read
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """Prompt tokens that a cycle reads, and requests whose prompts are not read yet."""
+
+    tokens: int = 0
+    requests: int = 0
+
+
+_IDS = itertools.count(1)
+
+
+@dataclass(eq=False)
 class Request:
-    """What a planner looks at of a `RunningRequest`."""
+    """A request that decodes; its first token came at `came_s`."""
 
-    def __init__(
-        self,
-        speculation: SpeculationOverride = None,
-        length: int = 4,
-        tpot_ms: float | None = None,
-        decoded: int = 0,
-        came_s: float = 0.0,
-        temperature: float = 1.0,
-    ) -> None:
-        self.objective = Objective(tpot_ms, None) if tpot_ms else None
-        params = SamplingParams(temperature=temperature)
-        self.spec = RequestSpec((1,) * length, (), params, speculation, 0, objective=self.objective)
-        self.remaining = 64
-        self.cycles = 0
-        self.finished = False
-        self.decoded_tokens = decoded
-        self._came_s = came_s  # its first token
+    override: SpeculationOverride = None
+    tpot_ms: float | None = None
+    decoded: int = 0
+    came_s: float = 0.0
+    temperature: float = 1.0
+    remaining: int = 64
+    id: int = field(default_factory=lambda: next(_IDS))
 
-    def decode_ms(self, now: float) -> float:
-        return (now - self._came_s) * 1000
+    def view(self, row: int, now_s: float, rows: Rows) -> RequestView:
+        behind = rows.behind.get(row, rows.new_tokens)
+        return RequestView(
+            self.id,
+            0.0,
+            0.0,
+            256,
+            0,
+            self.remaining,
+            128,
+            row,
+            self.decoded,
+            (now_s - self.came_s) * 1000,
+            self.tpot_ms,
+            sampled=self.temperature > 0,
+            override=self.override,
+            missed=dict.fromkeys(("small", "twin", "middle"), behind),
+            repeatable=rows.new_tokens,
+            slots=rows.slots,
+        )
 
 
-class Plan:
+class Planned:
     """A planner, the requests in its rows, and the cycle that it is in."""
 
     def __init__(
@@ -160,26 +155,58 @@ class Plan:
             whole_trees=shapes.selection == "whole",
             fit_together=lambda names: len(names) <= most_models,
         )
-        profiler = cast(PerformanceProfiler, self.profiler)
-        self.planner = RoutePlanner(self.scheduler, profiler, shapes, CHUNK)
+        self.planner = Planner(self.scheduler, shapes, CHUNK)
         self.requests = dict(enumerate(requests))
         self.at = 0
         self.now_s = 0.0
-        self.reading = Reading()
+        self.prefill = Prefill()
         self.available = ALL
-        self.reader = Reader()
-        self.selector: TreeSelector | None = None  # of the last cycle
+        self.rows = Rows()
+        self.standing = Standing()
+        self.records: list[DecisionRecord] = []
+        self.last: Plan = Plan([], NOBODY, NOBODY)
+
+    def view(self) -> EngineView:
+        decoding = [one.view(row, self.now_s, self.rows) for row, one in self.requests.items()]
+        reading = [
+            RequestView(-number, 0.0, 0.0, 999, 999, 64, 64, 100 + number, slots=128)
+            for number in range(1, self._reading + 1)
+        ]
+        return EngineView(
+            self.at,
+            self.now_s,
+            (*decoding, *reading),
+            (),
+            0,
+            None,
+            self.available,
+            ALL - self.rows.unloaded,
+            self.profiler.known,
+            self.standing,
+        )
 
     @property
-    def running(self) -> Mapping[int, RunningRequest]:
-        return cast(Mapping[int, RunningRequest], self.requests)
+    def _reading(self) -> int:
+        return max(self.prefill.requests, int(self.prefill.tokens > 0))
+
+    def plan(self, cycle: int | None = None) -> Plan:
+        self.at = self.at + 1 if cycle is None else cycle
+        chunks = {-1: self.prefill.tokens} if self.prefill.tokens else {}
+        self.last = self.planner.plan(self.view(), Admission((), chunks))
+        self.standing = self.last.standing
+        self.records += self.last.records
+        return self.last
 
     def groups(self, cycle: int | None = None) -> list[ChainGroup]:
-        self.at = self.at + 1 if cycle is None else cycle
-        groups, self.selector = self.planner.plan(
-            self.running, self.at, self.available, self.reader, self.reading, self.now_s
-        )
-        return groups
+        return list(self.plan(cycle).groups)
+
+    @property
+    def selector(self) -> TreeSelector | None:
+        return self.last.selector
+
+    @property
+    def main(self) -> InUse:
+        return self.standing.in_use[SCHEDULED]
 
     def selected(self, worth: NDArray[np.float64], rows: Ints, aside: int = 0) -> list[int]:
         """Nodes that each of the rows gets, of paths of these worths [B, W]."""
@@ -206,8 +233,8 @@ class Plan:
     ) -> None:
         commits = [Commit(row, [7] * count, PAIR) for row, count in gained.items()]
         plan = CyclePlan(groups, prefill, prefill, shadow_evaluation=shadow_evaluation)
-        came = CycleResult(commits, **result)
-        self.planner.learn(plan, came, elapsed_ms)
+        profiler = cast(PerformanceProfiler, self.profiler)
+        learn_cycle(profiler, plan, CycleResult(commits, **result), elapsed_ms)
 
     def chains(self) -> dict[int, Chain]:
         return {row: group.chain for group in self.groups() for row in group.rows.tolist()}
@@ -217,7 +244,7 @@ class Plan:
 
 
 def test_requests_that_leave_everything_open_are_one_group() -> None:
-    [group] = Plan(Request(), Request(), Request()).groups()
+    [group] = Planned(Request(), Request(), Request()).groups()
     assert group.chain == PAIR
     assert group.rows.tolist() == [0, 1, 2]
     assert not group.whole
@@ -226,63 +253,30 @@ def test_requests_that_leave_everything_open_are_one_group() -> None:
 
 
 def test_a_decision_is_kept_between_due_cycles() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.settle()
     plan.profiler.known = TURNED
     changed = [plan.groups()[0].chain == TWIN for _ in range(20)]
     assert not changed[0]
     assert changed.index(True) == 15  # the sixteenth cycle after the last decision
     assert all(changed[15:])
-    assert plan.profiler.looks < 8
-
-
-def changed(plan: Plan, change: Callable[[Plan], object]) -> bool:
-    """Whether a cycle is planned anew after a change; those without one are not."""
-    plan.settle()
-    first = plan.groups()
-    assert plan.groups() is first
-    change(plan)
-    return plan.groups() is not first
-
-
-def test_a_cycle_like_the_one_before_is_not_planned_again() -> None:
-    assert not changed(Plan(Request(), Request()), lambda plan: None)
-    changes: list[Callable[[Plan], object]] = [
-        lambda plan: plan.requests.pop(1),
-        lambda plan: plan.requests.update({1: Request()}),
-        lambda plan: plan.requests.update({2: Request()}),
-        lambda plan: setattr(plan, "reading", Reading(tokens=8, requests=1)),
-        lambda plan: setattr(plan, "available", ALL - {"small"}),
-        lambda plan: setattr(plan.reader, "slots", 256),
-        lambda plan: setattr(plan, "at", plan.at + 16),  # a decision is due
-    ]
-    for change in changes:
-        assert changed(Plan(Request(), Request()), change)
-
-
-@pytest.mark.parametrize(
-    "request_", [Request(tpot_ms=40.0), Request("off"), Request(Speculation())]
-)
-def test_cycles_with_requests_that_ask_for_something_are_planned_each(request_: Request) -> None:
-    plan = Plan(Request(), request_)
-    plan.settle()
-    assert plan.groups() is not plan.groups()
 
 
 def test_decisions_are_frequent_at_first() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.groups()
     plan.profiler.known = TURNED
     assert TWIN in [plan.groups()[0].chain for _ in range(4)]
 
 
 def test_decisions_are_less_and_less_frequent() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     made = []
-    for cycle in range(200):
-        before = plan.planner._keeper.main
+    plan.groups(0)
+    for cycle in range(1, 200):
+        before = plan.main
         plan.groups(cycle)
-        if plan.planner._keeper.main is not before:
+        if plan.main is not before:
             made.append(cycle)
     gaps = [after - first for first, after in itertools.pairwise(made)]
     assert gaps == sorted(gaps)
@@ -291,23 +285,24 @@ def test_decisions_are_less_and_less_frequent() -> None:
 
 
 def test_decisions_are_kept_for_so_many_ways_to_ask_and_always_for_none() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.groups()
     for depth, width in itertools.product(range(1, 17), range(1, 5)):
         plan.requests[1] = Request(Speculation(None, depth, width))
         plan.groups()
-    kept = plan.planner._keeper._in_use
+    kept = plan.standing.in_use
     assert len(kept) == 65
     assert SCHEDULED in kept
     assert (16, 4) in kept
     plan.requests[1] = Request(Speculation(None, 1, 5))
     plan.groups()
+    kept = plan.standing.in_use
     assert len(kept) == 65
     assert (1, 1) not in kept
 
 
 def test_another_load_or_a_model_that_is_gone_makes_a_decision_due() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.settle()
     plan.profiler.known = TURNED
     plan.requests[1] = Request()
@@ -319,27 +314,26 @@ def test_another_load_or_a_model_that_is_gone_makes_a_decision_due() -> None:
 @pytest.mark.parametrize("beside", ["off", Speculation(chain=("twin", "big"), depth=1)])
 def test_requests_that_go_another_way_count_in_a_decision(beside: SpeculationOverride) -> None:
     times = {"small": flat(4.0), "twin": flat(4.0), "big": rising(50.0, 0.1)}
-    plan = Plan(Request(), known=snapshot(times, {PAIR: 0.7, TWIN: 0.1}))
+    plan = Planned(Request(), known=snapshot(times, {PAIR: 0.7, TWIN: 0.1}))
     plan.settle()
     [alone] = plan.groups()
     assert alone.chain == PAIR
     plan.requests |= {row: Request(beside) for row in range(1, 32)}
-    shared = plan.planner._keeper.main
+    shared = plan.main
     assert plan.chains()[0] == ALONE
-    assert plan.planner._keeper.main is not shared  # decided at once
+    assert plan.main is not shared  # decided at once
     plan.requests = {0: plan.requests[0]}
     [again] = plan.groups()
     assert of(again) == of(alone)
 
 
 def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.settle()
     plan.groups()
     plan.profiler.known = TURNED
     plan.groups(LATE + 100)
-    first, second = plan.planner.records
-    assert plan.profiler.switches == 2
+    first, second = plan.records
     assert (first.decision.chain, first.decision.reason) == (PAIR, "first decision")
     assert second.decision.chain == TWIN
     assert "faster by" in second.decision.reason
@@ -369,17 +363,19 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
 
 
 def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
-    plan = Plan(Request(), policy="static", chain=TRIPLE)
+    plan = Planned(Request(), policy="static", chain=TRIPLE)
     [group] = plan.groups()
     assert (group.chain, group.depth, group.width, group.whole) == (TRIPLE, 4, 1, True)
-    [record] = plan.planner.records
+    [record] = plan.records
     assert record.to_json()["predicted"] is None
     assert record.to_json()["reason"] == "configured"
 
 
 def test_the_papers_policy_rejects_hard() -> None:
     times = {"small": flat(1.0), "big": flat(100.0)}
-    plan = Plan(Request(), known=snapshot(times, similarity={PAIR: 0.99}), policy="paper", depth=2)
+    plan = Planned(
+        Request(), known=snapshot(times, similarity={PAIR: 0.99}), policy="paper", depth=2
+    )
     plan.available = frozenset({"small"})
     [group] = plan.groups()
     assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
@@ -391,7 +387,7 @@ def test_the_papers_policy_rejects_hard() -> None:
 
 def test_requests_are_grouped_by_what_they_ask_for() -> None:
     named = Speculation(chain=TRIPLE, depth=2, width=3)
-    plan = Plan(Request(), Request("off"), Request(named), Request(), Request(named))
+    plan = Planned(Request(), Request("off"), Request(named), Request(), Request(named))
     groups = {tuple(group.rows.tolist()): group for group in plan.groups()}
     assert set(groups) == {(0, 3), (1,), (2, 4)}
     assert groups[1,].chain == ALONE
@@ -401,14 +397,14 @@ def test_requests_are_grouped_by_what_they_ask_for() -> None:
 
 
 def test_a_named_chain_goes_without_the_models_that_rest() -> None:
-    plan = Plan(Request(Speculation(chain=TRIPLE)))
+    plan = Planned(Request(Speculation(chain=TRIPLE)))
     plan.available = ALL - {"middle"}
     [group] = plan.groups()
     assert (group.chain, group.depth, group.width) == (PAIR, 4, 1)
 
 
 def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> None:
-    plan = Plan(
+    plan = Planned(
         Request(Speculation(chain=PAIR, width=8)),
         Request(Speculation(chain=TRIPLE)),
         depth=16,
@@ -419,17 +415,17 @@ def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> No
 
 
 def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() -> None:
-    plan = Plan(Request(Speculation(depth=3, width=1)), Request(Speculation(depth=7)), Request())
+    plan = Planned(Request(Speculation(depth=3, width=1)), Request(Speculation(depth=7)), Request())
     depths = {int(group.rows[0]): group for group in plan.groups()}
     assert (depths[0].chain, depths[0].depth, depths[0].width) == (PAIR, 3, 1)
     assert depths[1].chain == PAIR
     assert depths[1].depth == 7  # between the shapes that are predicted
-    assert len(plan.planner.records) == 3
+    assert len(plan.records) == 3
 
 
 @pytest.mark.parametrize("limits", [{"depth": 7}, {"depth": 13}, {"depth": 3, "width": 5}])
 def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> None:
-    [group] = Plan(Request(), **limits).groups()
+    [group] = Planned(Request(), **limits).groups()
     assert group.chain == PAIR
     assert group.depth == limits["depth"]
     assert group.width <= limits.get("width", 8)
@@ -446,19 +442,19 @@ ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.55})
 QUIET = replace(ALIKE, idle_cycles={"twin": 20}, learning_ms=1e6)
 
 
-def evaluated(plan: Plan, cycles: int = 8) -> list[int]:
+def evaluated(plan: Planned, cycles: int = 8) -> list[int]:
     """Cycles in which somebody is evaluated."""
     found = []
     for _ in range(cycles):
         plan.groups()
-        if plan.planner.shadow_evaluation is not None:
+        if plan.last.shadow_evaluation is not None:
             found.append(plan.at)
     return found
 
 
-def listening(*requests: Request, known: PerformanceSnapshot = QUIET, **settings: Any) -> Plan:
-    plan = Plan(*requests, known=known, **settings)
-    plan.reader = Reader(new_tokens=30)
+def listening(*requests: Request, known: PerformanceSnapshot = QUIET, **settings: Any) -> Planned:
+    plan = Planned(*requests, known=known, **settings)
+    plan.rows = Rows(new_tokens=30)
     return plan
 
 
@@ -466,7 +462,7 @@ def test_an_idle_drafter_is_evaluated_in_one_cycle_of_four() -> None:
     plan = listening(Request(Speculation(chain=PAIR)), Request())
     assert evaluated(plan) == [4, 8]
     plan.groups(12)
-    assert plan.planner.shadow_evaluation == ShadowEvaluation(
+    assert plan.last.shadow_evaluation == ShadowEvaluation(
         "twin", 1, 30
     )  # whose text is routed here
 
@@ -477,9 +473,9 @@ def test_who_is_evaluated_is_so_in_the_mode_that_is_decided_for(
 ) -> None:
     requests = [Request(temperature=float(row >= greedy)) for row in range(3)]
     plan = listening(*requests)
-    plan.reader.behind = {0: 5, 1: 6, 2: 7}  # what was evaluated before takes least to read
+    plan.rows.behind = {0: 35, 1: 36, 2: 37}
     plan.groups(4)
-    assert plan.planner.shadow_evaluation == ShadowEvaluation("twin", evaluated_row, 30)
+    assert plan.last.shadow_evaluation == ShadowEvaluation("twin", evaluated_row, 30)
 
 
 def test_a_decision_is_due_after_an_evaluation() -> None:
@@ -487,39 +483,39 @@ def test_a_decision_is_due_after_an_evaluation() -> None:
     plan.settle()
     assert plan.chains() == {0: PAIR}
     groups = plan.groups(LATE + 4)
-    assert plan.planner.shadow_evaluation is not None
+    assert plan.last.shadow_evaluation is not None
     plan.profiler.known = TURNED
-    plan.learn(groups, {0: 2}, shadow_evaluation=plan.planner.shadow_evaluation)
+    plan.learn(groups, {0: 2}, shadow_evaluation=plan.last.shadow_evaluation)
     assert plan.chains() == {0: TWIN}
 
 
 def test_nobody_is_evaluated_who_rests_or_drafts_for_another_request() -> None:
     plan = listening(Request())
     plan.groups(LATE)
-    assert plan.planner.shadow_evaluation is not None
+    assert plan.last.shadow_evaluation is not None
     plan.available = ALL - {"twin"}  # since the last decision
     plan.groups(LATE + 4)
-    assert plan.planner.shadow_evaluation is None
+    assert plan.last.shadow_evaluation is None
     assert not evaluated(listening(Request(), Request(Speculation(chain=TWIN))))
 
 
 def test_nobody_is_evaluated_beside_prompts_or_where_nobody_chooses() -> None:
     plan = listening(Request())
-    plan.reading = Reading(tokens=5)
+    plan.prefill = Prefill(tokens=5)
     assert not evaluated(plan)
     assert not evaluated(listening(Request(), policy="static", chain=PAIR))
     assert not evaluated(listening(Request(Speculation(chain=PAIR))))
     assert not evaluated(listening(Request("off")))
-    assert not evaluated(Plan(Request(), known=QUIET))
+    assert not evaluated(Planned(Request(), known=QUIET))
 
 
 # Outcomes
 
 
 def test_a_regular_cycle_tells_how_the_prediction_came_out() -> None:
-    plan = Plan(Request(), Request())
+    plan = Planned(Request(), Request())
     groups = plan.groups()
-    predicted = plan.planner.records[0].decision.predicted
+    predicted = plan.records[0].decision.predicted
     assert predicted is not None
     plan.learn(groups, {0: 3, 1: 1}, elapsed_ms=66.0)
     assert plan.profiler.cycles == [(66.0, 4, 2)]
@@ -538,7 +534,7 @@ def test_a_regular_cycle_tells_how_the_prediction_came_out() -> None:
     ],
 )
 def test_an_irregular_cycle_counts_in_the_totals_only(irregular: dict[str, Any]) -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.learn(plan.groups(), {0: 2}, **irregular)
     assert len(plan.profiler.cycles) == 1
     assert plan.profiler.stages == [None]
@@ -546,7 +542,7 @@ def test_an_irregular_cycle_counts_in_the_totals_only(irregular: dict[str, Any])
 
 
 def test_the_engines_own_time_is_told_apart_by_whether_anybody_drafts() -> None:
-    plan = Plan(Request(), Request("off"))
+    plan = Planned(Request(), Request("off"))
     plan.learn(plan.groups(), {0: 2, 1: 1})
     del plan.requests[0]
     plan.learn(plan.groups(), {1: 1})
@@ -556,17 +552,17 @@ def test_the_engines_own_time_is_told_apart_by_whether_anybody_drafts() -> None:
 
 
 def test_rows_near_their_ends_tell_nothing_of_what_drafts_bring() -> None:
-    plan = Plan(Request(), Request())
+    plan = Planned(Request(), Request())
     plan.learn(plan.groups(), {0: 3, 1: 1}, cut_rows={1})
     [(chain, requests, _, _, expected, gained, _)] = plan.profiler.outcomes
     assert (chain, requests, gained) == (PAIR, 2, 2.0)
-    both = Plan(Request(), Request())
+    both = Planned(Request(), Request())
     both.learn(both.groups(), {0: 3, 1: 1})
     assert expected == pytest.approx(both.profiler.outcomes[0][4] / 2)
 
 
 def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
-    plan = Plan(Request(), Request(Speculation(chain=TWIN, depth=2)), Request("off"))
+    plan = Planned(Request(), Request(Speculation(chain=TWIN, depth=2)), Request("off"))
     plan.learn(plan.groups(), {0: 2, 1: 2, 2: 1})
     found = {chain: (ms, gained) for chain, _, ms, _, _, gained, _ in plan.profiler.outcomes}
     assert found == {PAIR: (0.0, 1.0), TWIN: (0.0, 1.0), ALONE: (0.0, 0.0)}
@@ -574,12 +570,12 @@ def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
 
 def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_it() -> None:
     for named in (None, Speculation(chain=PAIR, depth=2)):
-        plan = Plan(Request(named), *(Request("off") for _ in range(3)))
+        plan = Planned(Request(named), *(Request("off") for _ in range(3)))
         plan.learn(plan.groups(), {0: 2, 1: 1, 2: 1, 3: 1}, elapsed_ms=70.0)
         found = {chain: rest for chain, *rest in plan.profiler.outcomes}
         requests, predicted_ms, elapsed_ms, *_ = found[PAIR]
         [group] = [group for group in plan.groups() if group.chain == PAIR]
-        nodes = drafted(group) if named else plan.planner.records[0].decision.nodes
+        nodes = drafted(group) if named else plan.records[0].decision.nodes
         assert nodes is not None
         assert (requests, elapsed_ms) == (4, 70.0)
         assert predicted_ms == pytest.approx(group.depth * 1.0 + 50.0 + (3 + nodes))
@@ -587,93 +583,73 @@ def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_
 
 
 def test_prompts_that_end_beside_a_group_leave_its_time_untold() -> None:
-    plan = Plan(Request())
-    plan.reading = Reading(tokens=8, requests=1)
+    plan = Planned(Request())
+    plan.prefill = Prefill(tokens=8, requests=1)
     groups = [*plan.groups(), ChainGroup(ALONE, 1, np.array([1]))]
     plan.learn(groups, {0: 2, 1: 1})
     assert [outcome[2] for outcome in plan.profiler.outcomes] in ([], [0.0])
 
 
 def test_a_chain_that_a_request_names_is_predicted_too() -> None:
-    plan = Plan(Request(Speculation(chain=TWIN, depth=2)))
+    plan = Planned(Request(Speculation(chain=TWIN, depth=2)))
     groups = plan.groups()
     plan.learn(groups, {0: 2})
     [(chain, _, predicted_ms, *_)] = plan.profiler.outcomes
     assert chain == TWIN
     assert predicted_ms == pytest.approx(2 + 52)
-    looks = plan.profiler.looks
+    foreseen = plan.standing.foreseen
     plan.groups()
-    assert plan.profiler.looks == looks  # not anew in every cycle
+    assert plan.standing.foreseen == foreseen  # not anew in every cycle
 
 
 def test_a_named_chain_is_predicted_anew_for_another_number_of_requests() -> None:
     asked = Speculation(chain=TWIN, depth=2)
-    plan = Plan(Request(asked))
+    plan = Planned(Request(asked))
     plan.learn(plan.groups(), {0: 2})
     plan.requests |= {row: Request(asked) for row in range(1, 4)}
     plan.learn(plan.groups(), dict.fromkeys(range(4), 2))
     one, four = plan.profiler.outcomes
     assert (one[1], one[2]) == (1, pytest.approx(2 + 52))
     assert (four[1], four[2]) == (4, pytest.approx(2 + 50 + 3 * 4 - 1))  # the target reads 12
-    looks = plan.profiler.looks
-    del plan.requests[1], plan.requests[2], plan.requests[3]
-    plan.groups()
-    assert plan.profiler.looks == looks  # the first is still good
 
 
 # What has room in memory at once
 
 
-def drafters(plan: Plan) -> dict[int, Chain]:
+def drafters(plan: Planned) -> dict[int, Chain]:
     """Of the cycle's requests; loads their models, for which there is room."""
     chains = plan.chains()
     loaded = {name for chain in chains.values() for name in chain}
     assert loaded in ({"big"}, {"small", "big"}, {"twin", "big"})
-    plan.reader.unloaded = set(NAMES) - loaded
+    plan.rows.unloaded = set(NAMES) - loaded
     return chains
 
 
 def test_no_request_has_a_drafter_loaded_that_evicts_the_drafter_of_more_requests() -> None:
-    plan = Plan(*(Request() for _ in range(3)), Request(Speculation(TWIN)), most_models=2)
+    plan = Planned(*(Request() for _ in range(3)), Request(Speculation(TWIN)), most_models=2)
     for _ in range(40):
         assert drafters(plan) == {0: PAIR, 1: PAIR, 2: PAIR, 3: ALONE}
-    assert {tuple(record.decision.chain) for record in plan.planner.records} == {PAIR}
+    assert {tuple(record.decision.chain) for record in plan.records} == {PAIR}
     del plan.requests[0], plan.requests[1], plan.requests[2]
     assert drafters(plan) == {3: TWIN}
 
 
 def test_requests_of_the_scheduler_draft_with_what_there_is_room_for() -> None:
-    plan = Plan(Request(), most_models=2)
+    plan = Planned(Request(), most_models=2)
     assert drafters(plan) == {0: PAIR}
     named = {row: Request(Speculation(TWIN, depth=row)) for row in range(1, 4)}
     plan.requests |= named
     assert drafters(plan) == {0: TWIN, **dict.fromkeys(named, TWIN)}
-    reason = plan.planner.records[-1].decision.reason
+    reason = plan.records[-1].decision.reason
     assert reason == "small>big has no room beside what others draft with"
     policies: list[dict[str, Any]] = [
         {"policy": "static", "chain": PAIR},
         {"policy": "ssd-smallest"},
     ]
     for policy in policies:
-        fixed = Plan(Request(), most_models=2, **policy)
+        fixed = Planned(Request(), most_models=2, **policy)
         fixed.requests |= named
         assert drafters(fixed) == {0: ALONE, **dict.fromkeys(named, TWIN)}
-
-
-def test_a_majority_that_comes_and_goes_loads_nothing() -> None:
-    first, second = Speculation(PAIR), Speculation(TWIN)
-    plan = Plan(Request(first), Request(first), most_models=2)
-    assert drafters(plan)[0] == PAIR
-    for count in (1, 3, 4, 2, 4):
-        plan.requests |= {row: Request(second) for row in range(2, 2 + count)}
-        assert drafters(plan)[0] == PAIR
-        for row in range(2, 2 + count):
-            del plan.requests[row]
-    plan.requests |= {row: Request(second) for row in range(2, 7)}
-    assert drafters(plan)[0] == ALONE
-    for row in range(4, 7):
-        del plan.requests[row]
-    assert drafters(plan)[0] == ALONE
 
 
 @given(
@@ -703,30 +679,11 @@ def test_all_models_of_a_cycle_have_room_at_once(
         for one in asked
         if not isinstance(one, Speculation) or len(one.chain or ()) <= most_models
     ]
-    plan = Plan(*map(Request, asked), known=STALE, most_models=most_models)
+    plan = Planned(*map(Request, asked), known=STALE, most_models=most_models)
     for _ in range(6):
         chains = plan.chains()
         assert chains.keys() == plan.requests.keys()
         assert len({name for chain in chains.values() for name in chain} | {"big"}) <= most_models
-
-
-def test_a_planner_that_is_put_away_holds_no_request_and_no_predictions() -> None:
-    plan = Plan(Request(), Request(), known=STALE)
-    plan.settle()
-    plan.profiler.known = GOOD
-    first = weakref.ref(plan.requests[0])
-    plan.groups()
-    plan.planner.put_away()
-    keeper = plan.planner._keeper
-    assert keeper.main is not None
-    assert not keeper.main.decision.grids
-    plan.requests.clear()
-    assert first() is None
-    plan.requests = {0: Request()}
-    assert plan.chains() == {0: PAIR}
-    assert keeper.main.cycle == plan.at  # decided anew, but not for the first time
-    assert keeper.main.decision.reason.startswith("kept")
-    assert keeper.main.decision.grids
 
 
 # Trees of a cycle
@@ -739,17 +696,17 @@ DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
 URGENT_MS, LAX_MS = 24.0, 1e4  # per token, where a cycle of sixteen takes 25 ms
 
 
-def pairs(*requests: Request, known: PerformanceSnapshot = CHEAP, **settings: Any) -> Plan:
-    plan = Plan(*requests, known=known, **settings)
+def pairs(*requests: Request, known: PerformanceSnapshot = CHEAP, **settings: Any) -> Planned:
+    plan = Planned(*requests, known=known, **settings)
     plan.available = MINE
     return plan
 
 
-def crowd(tpot_ms: float | None, known: PerformanceSnapshot | None = None, **settings: Any) -> Plan:
-    """Four requests in a hurry among twelve that have time."""
+def crowd(
+    tpot_ms: float | None, known: PerformanceSnapshot | None = None, **settings: Any
+) -> Planned:
     urgent = [Request(tpot_ms=tpot_ms) for _ in range(4)]
-    others = [Request(tpot_ms=tpot_ms and LAX_MS) for _ in range(12)]
-    return pairs(*urgent, *others, known=known or DEAR, **settings)
+    return pairs(*urgent, *(Request() for _ in range(12)), known=known or DEAR, **settings)
 
 
 def of(group: ChainGroup) -> tuple[Chain, int, int, bool]:
@@ -777,8 +734,8 @@ def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None
         2: Request(),
         5: Request(tpot_ms=10.0, decoded=1),
     }
-    running = cast(Mapping[int, RunningRequest], requests)
-    progress = progress_of(running, {running[5]: 3}, 1.2)
+    views = {row: request.view(row, 1.2, Rows()) for row, request in requests.items()}
+    progress = progress_of(views, {requests[5].id: 3})
     assert progress.rows.tolist() == [2, 5, 7]
     assert progress.decode_ms == pytest.approx([1200.0, 1200.0, 200.0])
     assert progress.decoded.tolist() == [0, 1, 4]
@@ -791,9 +748,7 @@ def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None
 
 
 @pytest.mark.parametrize("beside", [[], ["off"], [Speculation(chain=PAIR, depth=2), "off"]])
-def test_a_prompt_that_is_read_beside_does_not_change_the_trees(
-    beside: list[SpeculationOverride],
-) -> None:
+def test_while_a_prompt_is_read_trees_are_larger(beside: list[SpeculationOverride]) -> None:
     plan = pairs(*(Request() for _ in range(4)), *map(Request, beside), known=SHORT)
 
     def free() -> ChainGroup:
@@ -801,37 +756,39 @@ def test_a_prompt_that_is_read_beside_does_not_change_the_trees(
         return group
 
     quiet = free()
-    plan.reading = Reading(tokens=60)
+    plan.prefill = Prefill(tokens=60)
     reading = free()
     assert reading.chain == quiet.chain == PAIR
     assert reading.rows.tolist() == quiet.rows.tolist() == [0, 1, 2, 3]
-    assert of(reading) == of(quiet)
+    assert drafted(reading) > drafted(quiet)
+    plan.prefill = Prefill()
+    assert of(free()) == of(quiet)
 
 
-def test_a_prompt_that_is_read_beside_does_not_change_the_verified_nodes() -> None:
+def test_the_verified_nodes_rise_with_the_prompt_that_is_read_too() -> None:
     plan = pairs(*(Request() for _ in range(4)), known=SHORT)
     worth, rows = np.tile(0.8 ** np.arange(1.0, 17.0), (4, 1)), np.arange(4)
     plan.groups()
     quiet = plan.selected(worth, rows)
-    plan.reading = Reading(tokens=60)
+    plan.prefill = Prefill(tokens=60)
     plan.groups()
-    assert sum(plan.selected(worth, rows)) == sum(quiet) > 0
+    assert sum(plan.selected(worth, rows)) > sum(quiet) > 0
 
 
 def test_nodes_of_little_worth_do_not_keep_a_prompt_waiting() -> None:
     plan = pairs(*(Request() for _ in range(4)), known=SHORT)
-    plan.reading = Reading(tokens=200)
+    plan.prefill = Prefill(tokens=200)
     plan.groups()
     # Without the prompt's tokens, a millisecond of this cycle would be worth little.
     worth = np.tile([0.9, *[0.1] * 7], (4, 1))
     assert plan.selected(worth, np.arange(4)) == [1] * 4
 
 
-@pytest.mark.parametrize("shape", ["fixed", "adaserve"])
+@pytest.mark.parametrize("shape", ["fixed", "adaserve", "adaserve-v1"])
 def test_other_shapes_do_not_look_at_the_prompts_that_are_read(shape: str) -> None:
     plan = pairs(*(Request() for _ in range(4)), trees={"shape": shape})
     [quiet] = plan.groups()
-    plan.reading = Reading(tokens=200)
+    plan.prefill = Prefill(tokens=200)
     [reading] = plan.groups()
     assert of(reading) == of(quiet)
 
@@ -840,7 +797,7 @@ def test_prompts_that_are_being_read_count_as_requests_to_come() -> None:
     plan = pairs(Request())
     [few] = plan.groups()
     plan = pairs(Request())
-    plan.reading = Reading(tokens=0, requests=31)
+    plan.prefill = Prefill(tokens=0, requests=31)
     [many] = plan.groups()
     assert drafted(many) < drafted(few)
 
@@ -853,21 +810,24 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -
     assert alone.chain == lax.chain == ALONE
     assert helped.chain == PAIR
     assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
-    assert plan.planner.records[0].decision.chain == ALONE  # what pays for all is as it was
+    assert plan.records[0].decision.chain == ALONE  # what pays for all is as it was
     assert not helped.whole
     counts = plan.selected(np.tile([0.5, 0.25, 0.125], (len(helped.rows), 1)), helped.rows)
     assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
 
 
-def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loaded() -> None:
-    plan = crowd(URGENT_MS)
+@pytest.mark.parametrize("groups", ["one", "requests"])
+def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loaded(
+    groups: str,
+) -> None:
+    plan = crowd(URGENT_MS, groups=groups)
     plan.settle()
     assert PAIR in plan.chains().values()
     plan.available = frozenset()
     assert set(plan.chains().values()) == {ALONE}  # long before another decision is due
     plan.available = MINE
     assert PAIR in plan.chains().values()
-    plan.reader.unloaded = {"small"}
+    plan.rows.unloaded = {"small"}
     assert set(plan.chains().values()) == {ALONE}
 
 
@@ -941,6 +901,8 @@ def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -
         ("adaserve", 4, (7, 3)),  # 32 // 4 - 1, 32 // 4 but at most 3
         ("adaserve", 8, (3, 3)),
         ("adaserve", 16, (1, 2)),
+        ("adaserve-v1", 4, (8, 3)),
+        ("adaserve-v1", 16, (2, 2)),
     ],
 )
 def test_adaserves_shapes_go_by_the_number_of_requests(
@@ -1010,12 +972,12 @@ CROWDED = snapshot({"small": flat(50.0), "big": rising(10.0, 2.0)}, {PAIR: 0.05}
 FEW_MS, LOST_MS = 25.0, 1e-3  # objectives, of the four, and of those that cannot be saved
 
 
-def queue(**settings: Any) -> Plan:
+def queue(**settings: Any) -> Planned:
     few = [Request(tpot_ms=FEW_MS) for _ in range(4)]
     return pairs(*few, *(Request(tpot_ms=LOST_MS) for _ in range(12)), known=CROWDED, **settings)
 
 
-def taking_part(plan: Plan) -> list[int]:
+def taking_part(plan: Planned) -> list[int]:
     return sorted(row for group in plan.groups() for row in group.rows.tolist())
 
 
@@ -1049,16 +1011,6 @@ def test_who_takes_part_in_between_waits_anew() -> None:
     assert taking_part(plan) == EVERYONE
 
 
-def test_forgetting_a_request_drops_what_it_waited() -> None:
-    plan = queue()
-    for _ in range(10):
-        plan.groups()
-    for row in range(4, 16):
-        plan.planner.forget(plan.running[row])
-    assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
-    assert taking_part(plan) == EVERYONE
-
-
 def test_a_new_request_has_not_waited_what_the_one_before_did_in_its_row() -> None:
     plan = queue()
     for _ in range(LONGEST_WAIT):
@@ -1086,7 +1038,7 @@ def test_requests_that_go_another_way_never_sit_out() -> None:
         {"policy": "static", "chain": PAIR},
     ],
 )
-def test_only_goodput_lets_requests_sit_out(settings: dict[str, Any]) -> None:
+def test_only_the_cost_model_lets_requests_sit_out(settings: dict[str, Any]) -> None:
     plan = queue(**settings)
     assert [taking_part(plan) for _ in range(4)] == [EVERYONE] * 4
 
@@ -1146,12 +1098,12 @@ def test_a_budget_of_tokens_counts_roots_and_prompts(selection: str) -> None:
     plan = pairs(*(Request() for _ in range(3)), trees=trees, policy="static", chain=PAIR)
     plan.groups()
     assert plan.selected(paths(3), np.arange(3)) == pytest.approx([20 / 3] * 3, abs=1)
-    plan.reading = Reading(tokens=8)
+    plan.prefill = Prefill(tokens=8)
     plan.groups()
     assert sum(plan.selected(paths(3), np.arange(3))) == 23 - 3 - 8
     assert sum(plan.selected(paths(3), np.arange(3), aside=4)) == 23 - 3 - 8 - 4
     assert sum(plan.selected(paths(3), np.arange(3), aside=40)) == 0
-    plan.reading = Reading(tokens=100)
+    plan.prefill = Prefill(tokens=100)
     plan.groups()
     assert sum(plan.selected(paths(3), np.arange(3))) == 0
 
@@ -1206,8 +1158,8 @@ def test_a_cycle_in_which_requests_sit_out_teaches_nothing_of_a_whole_one() -> N
 
 
 def test_records_keep_no_grids_of_predictions() -> None:
-    plan = Plan(Request())
+    plan = Planned(Request())
     plan.groups()
-    [record] = plan.planner.records
+    [record] = plan.records
     assert not record.decision.grids
     assert record.decision.alternatives

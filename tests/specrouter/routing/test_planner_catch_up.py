@@ -12,19 +12,18 @@ from tests.specrouter.routing.test_planner import (
     CHUNK,
     TIMES,
     TWIN,
-    Plan,
+    Planned,
     Request,
-    changed,
 )
 
 LONG = 30_000  # tokens that no drafter has read
 ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.58})
 
 
-def lagging(*requests: Request, behind: dict[int, int], **settings: Any) -> Plan:
+def lagging(*requests: Request, behind: dict[int, int], **settings: Any) -> Planned:
     """All drafters lack so many tokens of some rows."""
-    plan = Plan(*requests, **settings)
-    plan.reader.behind = behind
+    plan = Planned(*requests, **settings)
+    plan.rows.behind = behind
     plan.available = frozenset({"small"})
     return plan
 
@@ -50,19 +49,6 @@ def test_who_asks_for_a_chain_is_caught_up_whatever_it_costs() -> None:
     assert plan.chains() == {0: PAIR, 1: ALONE}
     static = lagging(ending(5), behind={0: LONG}, policy="static", chain=PAIR)
     assert static.chains() == {0: PAIR}
-
-
-def test_a_cycle_in_which_drafters_read_is_not_like_the_one_before() -> None:
-    def lag(tokens: int) -> Any:
-        return lambda plan: plan.reader.behind.update({1: tokens})
-
-    assert not changed(Plan(Request(), Request()), lag(8))
-    reading = lagging(Request(), ending(5000), behind={1: LONG})
-    reading.settle()
-    assert reading.groups() is not reading.groups()
-    hopeless = lagging(Request(), ending(5), behind={1: LONG})
-    hopeless.settle()
-    assert hopeless.groups() is hopeless.groups()
 
 
 @pytest.fixture

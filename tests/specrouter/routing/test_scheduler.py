@@ -12,17 +12,13 @@ import pytest
 
 from modelpool import ConfigError
 from specrouter.config import SchedulerConfig
-from specrouter.profile.prediction import Limits, Option, Workload, curve_of
+from specrouter.cycle import Option
+from specrouter.profile.prediction import Limits, Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.scheduler import (
-    ChainDecision,
-    ModelChainScheduler,
-    Models,
-    _explained,
-    candidate_chains,
-)
+from specrouter.routing.scheduler import ModelChainScheduler, Models, _explained, candidate_chains
+from specrouter.view import ChainDecision
 from tests.specrouter.predictions import (
     ALL,
     NAMES,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specrouter.cycle import ShadowEvaluation
-from specrouter.profile.prediction import Option, Workload
+from specrouter.cycle import Option, ShadowEvaluation
+from specrouter.profile.prediction import Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.routing.shadow_policy import MOST_TOKENS, is_surprised, next_shadow_evaluation

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cycle import Candidates
-from specrouter.profile.prediction import Limits, Option, OptionGrid, Workload, verification_ms
+from specrouter.cycle import Candidates, Option
+from specrouter.profile.prediction import Limits, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import Outcome
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle

@@ -1,4 +1,4 @@
-"""Turn: a lock that passes over a thread which was left behind."""
+"""StepLock: a lock that passes over a thread which was left behind."""
 
 import threading
 from collections import deque
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turn:
-    """`with turn:` for one thread at a time, in the order in which they come; not reentrant.
+class StepLock:
+    """`with lock:` for one thread at a time, in the order in which they come; not reentrant.
 
     Nobody waits for a thread that was passed over; its leaving, should it come, changes nothing.
     """
@@ -28,7 +28,7 @@ class Turn:
 
     @contextmanager
     def after(self, left_behind: int | None) -> Iterator[None]:
-        """`with turn:` that does not wait for this thread, and comes first."""
+        """`with lock:` that does not wait for this thread, and comes first."""
         self._enter(left_behind)
         try:
             yield

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from specrouter.engine.turn import Turn
+from specrouter.engine.step_lock import StepLock
 from tests.specrouter.faults import PATIENCE_S
 
 SOON_S = 0.05
@@ -12,7 +12,7 @@ SOON_S = 0.05
 class Visitor:
     """A thread that takes its turn, and leaves when it is told to."""
 
-    def __init__(self, turn: Turn, left_behind: int | None = None) -> None:
+    def __init__(self, turn: StepLock, left_behind: int | None = None) -> None:
         self._turn = turn
         self._left_behind = left_behind
         self._inside, self._may_leave = threading.Event(), threading.Event()
@@ -39,7 +39,7 @@ class Visitor:
 
 
 def test_one_waits_for_the_other() -> None:
-    turn = Turn()
+    turn = StepLock()
     first = Visitor(turn)
     assert first.is_inside()
     second = Visitor(turn)
@@ -52,7 +52,7 @@ def test_one_waits_for_the_other() -> None:
 
 
 def test_who_comes_again_at_once_does_not_overtake_who_waits() -> None:
-    turn, order = Turn(), list[str]()
+    turn, order = StepLock(), list[str]()
     inside = threading.Event()
 
     def twice() -> None:
@@ -72,7 +72,7 @@ def test_who_comes_again_at_once_does_not_overtake_who_waits() -> None:
 
 
 def test_who_was_left_behind_holds_nobody_up_and_ends_nobodys_turn() -> None:
-    turn = Turn()
+    turn = StepLock()
     stuck = Visitor(turn)
     assert stuck.is_inside()
     waiting = Visitor(turn)
@@ -86,7 +86,7 @@ def test_who_was_left_behind_holds_nobody_up_and_ends_nobodys_turn() -> None:
 
 
 def test_no_other_is_passed_over() -> None:
-    turn = Turn()
+    turn = StepLock()
     holder = Visitor(turn)
     assert holder.is_inside()
     successor = Visitor(turn, left_behind=threading.get_ident())

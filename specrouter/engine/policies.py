@@ -1,0 +1,80 @@
+"""Policies: the planners of an engine, of which one plans, and what each decided so far."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from modelpool import ModelPool
+from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
+from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.decisions import put_away
+from specrouter.routing.planner import Plan, Planner
+from specrouter.routing.scheduler import ModelChainScheduler
+from specrouter.slo.admission import Admission
+from specrouter.slo.tree_planner import TreePlanner, default_selection
+from specrouter.view import EngineView, Standing
+
+PolicyKey = tuple[SchedulerConfig, TreesConfig]
+
+_RECORDS = 256  # of switches, that are kept of a policy
+
+
+@dataclass
+class Policy:
+    """`records`: of the last switches, oldest first."""
+
+    key: PolicyKey
+    planner: Planner
+    standing: Standing = field(default_factory=Standing)
+    records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
+
+    def plan(self, view: EngineView, admission: Admission) -> Plan:
+        """And keeps what the plan leaves behind."""
+        plan = self.planner.plan(view, admission)
+        self.standing = plan.standing
+        now_s = time.time() if plan.records else 0.0
+        self.records.extend(replace(record, unix_s=now_s) for record in plan.records)
+        return plan
+
+
+class PolicyRegistry:
+    """Of the policies used so far; `current` plans."""
+
+    def __init__(
+        self, engine: EngineConfig, pool: ModelPool, parameters: Mapping[str, int], key: PolicyKey
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._parameters = parameters
+        self.current = Policy(key, self._planner(*key))
+        self._known = {key: self.current}
+
+    def use(self, key: PolicyKey) -> None:
+        """From now on. What a policy decided before is decided anew when it is its turn again."""
+        if key == self.current.key:
+            return
+        self.current.standing = put_away(self.current.standing)
+        if key not in self._known:
+            self._known[key] = Policy(key, self._planner(*key))
+        self.current = self._known[key]
+
+    def _planner(self, config: SchedulerConfig, trees: TreesConfig) -> Planner:
+        strict = self._engine.exact == "strict"
+        shapes = TreePlanner(trees, default_selection(config), strict)
+        if shapes.branching is not None:  # SpecInfer's tree is of one size
+            depth = len(shapes.branching)
+            config = config.model_copy(update={"depth": depth, "width": prod(shapes.branching)})
+        # Rejection sampling has no trees, and only a path's slots are laid out as without one.
+        scheduler = ModelChainScheduler(
+            config,
+            self._pool.names,
+            self._parameters,
+            self._pool.target,
+            only_paths=strict,
+            rejection=self._engine.verification == "rejection",
+            whole_trees=shapes.selection == "whole",
+            fit_together=self._pool.fit_together,
+        )
+        return Planner(scheduler, shapes, self._engine.prefill_chunk)

@@ -1,0 +1,121 @@
+"""ViewBuilder: the engine's requests, rows and measurements as a frozen `EngineView`."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from modelpool import ModelPool
+from specrouter.execution.executor import Executor
+from specrouter.profile.profiler import PerformanceProfiler
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.running import RunningRequest
+from specrouter.view import EngineView, RequestView, Standing
+from statemgr import StateManager
+
+_SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
+
+
+class ViewBuilder:
+    def __init__(
+        self,
+        pool: ModelPool,
+        manager: StateManager,
+        executor: Executor,
+        profiler: PerformanceProfiler,
+    ) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._executor = executor
+        self._profiler = profiler
+        self._models = [name for name in pool.names if not pool.is_weightless(name)]
+        self._drafters = [name for name in self._models if name != pool.target]
+        self._snapshot: PerformanceSnapshot | None = None
+        self._snapshot_cycle = 0
+
+    def build(
+        self,
+        cycle: int,
+        running: Mapping[int, RunningRequest],
+        waiting: Sequence[RunningRequest],
+        available: frozenset[str],
+        standing: Standing,
+    ) -> EngineView:
+        """`running`: by row, in the order of admission."""
+        manager, now_s = self._manager, time.perf_counter()
+        budget = manager.budget_tokens
+        return EngineView(
+            cycle,
+            now_s,
+            self._running(running, now_s),
+            tuple(map(self._waiting, waiting)),
+            manager.rows - len(running),
+            None if budget is None else budget - manager.reserved_tokens,
+            available,
+            frozenset(name for name in self._pool.names if self._executor.is_open(name)),
+            self._performance(cycle, standing),
+            standing,
+        )
+
+    def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
+        """After a shadow evaluation there is news."""
+        known, age = self._snapshot, cycle - self._snapshot_cycle
+        if known is None or age >= _SNAPSHOT_CYCLES or standing.evaluated_at == cycle - 1:
+            known = self._snapshot = self._profiler.snapshot()
+            self._snapshot_cycle = cycle
+        return known
+
+    def _running(
+        self, running: Mapping[int, RunningRequest], now_s: float
+    ) -> tuple[RequestView, ...]:
+        if not running:
+            return ()
+        rows = np.fromiter(running, dtype=np.int64)
+        executor = self._executor
+        left = executor.missed(self._pool.target, rows).tolist()
+        slots = executor.slots_of(rows).tolist()
+        repeatable = executor.repeatable(rows).tolist()
+        lags = zip(*(executor.missed(name, rows).tolist() for name in self._drafters), strict=True)
+        missed = [dict(zip(self._drafters, each, strict=True)) for each in lags]
+        missed = missed or [{}] * len(rows)
+        return tuple(
+            _view(request, now_s, row, left[at], missed[at], slots[at], repeatable[at])
+            for at, (row, request) in enumerate(running.items())
+        )
+
+    def _waiting(self, request: RunningRequest) -> RequestView:
+        unread = len(request.spec.committed) - 1
+        missed = dict.fromkeys(self._drafters, unread)
+        return _view(request, 0.0, None, unread, missed, self._executor.slots_for(unread + 1), 0)
+
+
+def _view(
+    request: RunningRequest,
+    now_s: float,
+    row: int | None,
+    prompt_left: int,
+    missed: Mapping[str, int],
+    slots: int,
+    repeatable: int,
+) -> RequestView:
+    spec, objective = request.spec, request.objective
+    return RequestView(
+        request.handle.request_id,
+        request.admission_key,
+        request.submitted_s,
+        spec.reserve_tokens,
+        max(prompt_left, 0),
+        request.remaining,
+        spec.params.max_new_tokens,
+        row,
+        request.decoded_tokens,
+        request.decode_ms(now_s),
+        None if objective is None else objective.tpot_ms,
+        None if objective is None else objective.ttft_ms,
+        None if objective is None else objective.slo_class,
+        spec.params.temperature > 0,
+        spec.speculation,
+        missed,
+        repeatable,
+        slots,
+    )

@@ -1,0 +1,216 @@
+"""CycleRoutes: which of a cycle's requests decode through what, and who sits out.
+
+It takes the decisions that stand, or has them made anew, honours what single requests ask for, and
+gives this one cycle the trees that suit it. Used for one view, and thrown away.
+
+Not here: the rest of a plan (`specrouter.routing.planner`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cycle import Option
+from specrouter.request.params import Chain, Speculation, fitting_width
+from specrouter.request.spec import SpeculationOverride
+from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
+from specrouter.routing.decisions import CycleDecisions, Load, workload_of
+from specrouter.routing.route import Asked, Route, by_what_they_ask
+from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
+from specrouter.slo.tree_planner import Progress, TreePlanner
+from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
+
+Ints = NDArray[np.int64]
+
+_KEPT_CYCLES = 16  # that a prediction for a chain that a request names is good for
+
+
+@dataclass(frozen=True)
+class PrefillLoad:
+    """What a cycle reads of prompts beside the decoding requests.
+
+    `tokens`: of prompts, and the first tokens' rows; `requests`: whose prompts are not read yet.
+    """
+
+    tokens: int = 0
+    requests: int = 0
+
+
+@dataclass
+class CycleRoutes:
+    """Attributes, when `find` has been called:
+    members: rows by route, of requests that take part.
+    predicted: what a route is predicted to bring and to cost.
+    waiting: rows that sit out.
+    """
+
+    scheduler: ModelChainScheduler
+    trees: TreePlanner
+    view: EngineView
+    decisions: CycleDecisions
+    catch_up: CycleCatchUp
+    prefill: PrefillLoad
+    requests: Mapping[int, RequestView]  # that decode, by row
+    progress: Progress  # of the same
+    members: dict[Route, list[int]] = field(default_factory=dict)
+    predicted: dict[Route, Option] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
+    foreseen: dict[tuple[object, ...], tuple[int, Option]] = field(default_factory=dict)
+
+    def find(self) -> None:
+        held: frozenset[str] = frozenset()  # models of those that come first
+        for asked in by_what_they_ask(self.requests, self.scheduler.target, self.view.available):
+            if asked.key is None:
+                held |= self._route_named(asked, held)
+            else:
+                held |= self._route_scheduled(asked.key, asked.requests, held)
+        self._foresee()
+
+    def _route_named(self, asked: Asked, held: frozenset[str]) -> frozenset[str]:
+        """Of requests that name their chain, or want none. Returns the models in use."""
+        used = held
+        chains: dict[Chain, dict[int, RequestView]] = {}
+        for row, request in asked.requests.items():
+            route = self._named(asked.chain, request.override, used)
+            self.members.setdefault(route, []).append(row)
+            chains.setdefault(route.chain, {})[row] = request
+            used = used.union(route.chain)
+        for chain, those in chains.items():  # caught up whatever it costs
+            self.catch_up.note(self.catch_up.drafting(chain, those))
+        return used
+
+    def _named(self, chain: Chain, override: SpeculationOverride, held: frozenset[str]) -> Route:
+        if not isinstance(override, Speculation) or not self.scheduler.fit(chain, held):
+            return Route((self.scheduler.target,))
+        limits = self.scheduler.limits(override.depth, override.width)
+        depth = limits.depth or FIXED_DEPTH
+        hard = self.scheduler.config.policy == "paper"
+        # Who names a chain gets its trees whole, unless a selection was configured.
+        is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
+        whole = is_open or self._is_whole(chain, hard)
+        return Route(chain, depth, fitting_width(depth, limits.width or 1), hard, whole)
+
+    def _route_scheduled(
+        self, key: Override, requests: Mapping[int, RequestView], held: frozenset[str]
+    ) -> frozenset[str]:
+        """Of requests that leave the chain to the scheduler. Returns the models in use."""
+        models = Models(self.view.available, held)
+        load = Load(self.prefill.requests, len(self.requests) - len(requests))
+        decision = self.decisions.decide(key, requests, load, models)
+        decided = decision.predicted
+        later, alone = decided or _unpredicted(decision), Option((self.scheduler.target,))
+        spare = None if len(later.chain) > 1 else self._spare_chain(decision, models)
+        main, waiting, drafting = self._for_cycle(decision, later, spare, requests)
+        self.waiting |= waiting
+        for row, option in drafting.options(requests, main, later, alone).items():
+            if row in waiting:
+                continue
+            route = self._route(key, option, decision)
+            self.members.setdefault(route, []).append(row)
+            is_reshaped = self.trees.reshapes and len(option.chain) > 1
+            if (option.plain_ms or decided is not None) and not is_reshaped:
+                self.predicted[route] = option
+            held = held.union(option.chain)
+        return held
+
+    def _route(self, key: Override, option: Option, decision: ChainDecision) -> Route:
+        # Options are of the shapes that are known, of which the next larger one may be predicted.
+        limits = self.scheduler.limits(*key)
+        return Route(
+            option.chain,
+            min(option.depth, limits.depth or option.depth) or 1,
+            min(option.width, limits.width or option.width),
+            decision.hard_rejection,
+            self._is_whole(option.chain, decision.hard_rejection),
+            # Who asks for another depth or width gets no tree of the fixed form.
+            self.trees.branching if len(option.chain) > 1 and key == SCHEDULED else None,
+        )
+
+    def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
+        return len(chain) == 1 or hard_rejection or self.trees.selection == "whole"
+
+    def _spare_chain(self, decision: ChainDecision, models: Models) -> Chain | None:
+        """The best chain that could draft at once for requests in need: their cycle is no time to
+        load a model."""
+        for option in self.scheduler.at_hand(decision, models):
+            if self.view.loaded.issuperset(option.chain[:-1]):
+                return option.chain
+        return None
+
+    def _for_cycle(
+        self,
+        decision: ChainDecision,
+        main: Option,
+        spare: Chain | None,
+        requests: Mapping[int, RequestView],
+    ) -> tuple[Option, frozenset[int], Drafting]:
+        """The decision's option with the trees that suit this one cycle, rows that sit out, and who
+        drafts if anybody does.
+
+        Args:
+            spare: may draft where the target alone was decided on.
+        """
+        snapshot, drafts = self.view.performance, len(main.chain) > 1
+        if not drafts and not (self.progress.rates > 0.0).any():
+            spare = None  # nobody is in need
+        # Where drafts are to pay in the long run, what they need is read either way.
+        gain = gain_ms(decision, snapshot.machine) if drafts else None
+        drafting = self.catch_up.drafting(spare or main.chain, requests, gain)
+        alone = main if not drafts else Option((self.scheduler.target,))
+        if not drafting.able:
+            if drafts:
+                self.catch_up.note(drafting)
+            return alone, frozenset(), drafting if drafts else Drafting(frozenset())
+        progress = self.progress.of(np.array(sorted(drafting.able), dtype=np.int64))
+        at_once = drafting.able_share if drafts else 1.0
+        choice = self.trees.choose(
+            snapshot,
+            main,
+            decision.grids.get(spare or main.chain),
+            progress,
+            self.prefill.tokens,
+            len(self.progress.rows) - len(progress.rows),
+            self.catch_up.ms + (1.0 - at_once) * drafting.ms,
+            at_once * drafting.ms,
+        )
+        found = choice.option or alone
+        if drafts or len(found.chain) > 1:
+            self.catch_up.note(drafting, len(found.chain) > 1)
+        if not drafts:
+            drafting = replace(drafting, reads=frozenset())
+        if self.prefill.tokens or not choice.active.all():
+            found = found if choice.option else replace(alone, plain_ms=0.0)  # of another cycle
+        waiting = frozenset(progress.rows[~choice.active].tolist())
+        return found, waiting, drafting
+
+    def _foresee(self) -> None:
+        """Adds predictions of the routes that have none, so that their outcomes teach too."""
+        for route, rows in self.members.items():
+            if route in self.predicted or route.hard_rejection:
+                continue
+            others = len(self.requests) - len(rows)
+            key = route, len(rows), others  # outcomes count for the requests that there are
+            known = self.view.standing.foreseen.get(key)
+            if known is None or self.view.cycle - known[0] >= _KEPT_CYCLES:
+                known = self.view.cycle, self._predict(route, rows, others)
+            self.foreseen[key] = known
+            self.predicted[route] = known[1]
+
+    def _predict(self, route: Route, rows: list[int], others: int) -> Option:
+        workload = workload_of([self.requests[row] for row in rows])
+        return self.scheduler.predict(
+            self.view.performance,
+            replace(workload, others=others),
+            route.chain,
+            route.depth,
+            route.width,
+            self.scheduler.config.nodes,
+            route.whole,
+        )
+
+
+def _unpredicted(decision: ChainDecision) -> Option:
+    """Of a policy that predicts nothing."""
+    return Option(decision.chain, decision.depth, decision.width, decision.nodes or 0)

@@ -1,0 +1,161 @@
+"""Decisions in use, and when they are made anew.
+
+Requests that leave the same things open share a decision. It is made anew when it is due, and every
+switch leaves a record with its alternatives. Pure: what is in use comes in with the view and goes
+out with the plan (`Standing`).
+
+Not here: what a single cycle makes of a decision (`specrouter.routing.planner`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.prediction import Workload
+from specrouter.profile.snapshot import Mode
+from specrouter.routing.catch_up import payable
+from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.view import (
+    SCHEDULED,
+    ChainDecision,
+    EngineView,
+    InUse,
+    Override,
+    RequestView,
+    Standing,
+)
+from statemgr.forward_view import KV_QUANTUM
+
+Ints = NDArray[np.int64]
+
+INTERVAL = 16  # cycles after which a decision is due again,
+_EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first after 3 or a quarter of those so far,
+_OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
+_MOST_KEYS = 64  # ways to leave things open that decisions are kept for
+
+
+@dataclass(frozen=True)
+class Load:
+    """Beside the requests of a decision: `reading`: further ones, whose prompts are not read yet;
+    `others`: that decode in the same pass by another decision or none."""
+
+    reading: int
+    others: int
+
+
+@dataclass
+class CycleDecisions:
+    """The decisions of one cycle: those that stand, and what comes of those that are due.
+
+    Args:
+        prefill_chunk: tokens that a drafter reads at most in a cycle.
+    """
+
+    scheduler: ModelChainScheduler
+    view: EngineView
+    prefill_chunk: int
+    in_use: dict[Override, InUse] = field(init=False)
+    records: list[DecisionRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.in_use = dict(self.view.standing.in_use)
+
+    def decide(
+        self, key: Override, requests: Mapping[int, RequestView], load: Load, models: Models
+    ) -> ChainDecision:
+        """For the requests of a key, by row; made anew if it is due."""
+        before, count = self.in_use.get(key), len(requests) + load.reading
+        if before is not None and not self._is_due(before, count, load.others, models):
+            return before.decision
+        current = None if before is None else before.decision
+        workload = self._workload(requests, count, load.others)
+        decision = self.scheduler.choose(self.view.performance, workload, models, current, *key)
+        if before is None:
+            self._forget_unused()
+        cycle = self.view.cycle
+        since = cycle if before is None else before.since
+        self.in_use[key] = InUse(decision, count, load.others, cycle, since)
+        if current is None or decision.route != current.route:
+            kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
+            able = tuple(sorted(models.available))
+            self.records.append(DecisionRecord(cycle, 0.0, len(requests), kept, key, able))
+        return decision
+
+    def _workload(self, requests: Mapping[int, RequestView], count: int, others: int) -> Workload:
+        rows = np.array(sorted(requests), dtype=np.int64)
+        workload = workload_of([requests[row] for row in rows.tolist()])
+        remaining = np.array([requests[row].remaining for row in rows.tolist()])
+        return payable(
+            self.view.performance,
+            replace(workload, requests=count, others=others),
+            self.scheduler.target,
+            rows,
+            remaining,
+            self.view,
+            self.prefill_chunk,
+        )
+
+    def _forget_unused(self) -> None:
+        """Keys are what callers ask for, and each holds its predictions."""
+        others = [key for key in self.in_use if key != SCHEDULED]
+        if len(others) >= _MOST_KEYS:
+            del self.in_use[min(others, key=lambda key: self.in_use[key].cycle)]
+
+    def _is_due(self, in_use: InUse, requests: int, others: int, models: Models) -> bool:
+        cycle = self.view.cycle
+        if not self.scheduler.may_use(in_use.decision.chain, models):
+            return True
+        if in_use.cycle <= self.view.standing.evaluated_at < cycle:
+            return True
+        eager = max(_EAGER_INTERVAL, (cycle - in_use.since) // _EAGER_SHARE)
+        if cycle - in_use.cycle >= min(eager, INTERVAL):
+            return True
+        before = in_use.requests
+        return _differ(requests, before) or _differ(requests + others, before + in_use.others)
+
+
+def _differ(load: int, before: int) -> bool:
+    return max(load, before) > _OTHER_LOAD * min(load, before)
+
+
+def put_away(standing: Standing) -> Standing:
+    """While another policy routes: what was decided without its predictions, so that all
+    decisions are due when it is this one's turn again."""
+    kept = {
+        key: replace(
+            in_use, decision=replace(in_use.decision, grids={}), cycle=in_use.cycle - INTERVAL
+        )
+        for key, in_use in standing.in_use.items()
+    }
+    return Standing(kept)
+
+
+def rows_of_mode(requests: Mapping[int, RequestView], sampled: Mode) -> Ints:
+    """Those of the rows whose tokens are sampled, or not, ascending."""
+    found = [row for row, request in requests.items() if request.sampled == sampled]
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def workload_of(requests: Sequence[RequestView]) -> Workload:
+    count = len(requests)
+    lags: dict[str, float] = {}
+    for request in requests:
+        for name, missed in request.missed.items():
+            lags[name] = lags.get(name, 0.0) + max(missed - 1, 0)
+    return Workload(
+        count,
+        slots_read(requests),
+        sum(request.remaining for request in requests) / max(1, count),
+        lags,
+        2 * sum(request.sampled for request in requests) >= count,
+    )
+
+
+def slots_read(requests: Sequence[RequestView]) -> int:
+    """KV slots that attention reads for each of them in the mean, padding included."""
+    if not requests:
+        return KV_QUANTUM
+    return round(sum(request.slots for request in requests) / len(requests))

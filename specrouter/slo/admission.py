@@ -1,0 +1,64 @@
+"""Admission: which waiting requests are given rows, and how many prompt tokens each request reads.
+
+`fcfs`, the default: in the order of their keys (arrival, moved by priority) while there are rows
+and KV memory, and a fixed chunk of prompt tokens a cycle, shared in the order of admission. Nobody
+overtakes a request that waits for memory.
+
+Pure: `(EngineView) -> Admission`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from processors import share_chunk
+from specrouter.view import EngineView, RequestView
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a cycle does for requests that do not decode yet.
+
+    Attributes:
+        admitted: ids, in the order in which they are given rows.
+        chunks: prompt tokens by id. One more than are left means the first token as well.
+        waits_for_memory: a row is free, and the next request does not fit.
+    """
+
+    admitted: tuple[int, ...] = ()
+    chunks: Mapping[int, int] = field(default_factory=dict)
+    waits_for_memory: bool = False
+
+
+AdmissionPolicy = Callable[[EngineView], Admission]
+
+
+def fcfs(prefill_chunk: int) -> AdmissionPolicy:
+    """Args: `prefill_chunk`: prompt tokens that the target reads in a cycle at most."""
+
+    def policy(view: EngineView) -> Admission:
+        admitted, waits = _those_that_fit(view)
+        reading = [one for one in (*view.running, *admitted) if one.prompt_left]
+        # The last chunk of a prompt brings the first token.
+        wanted = np.array([one.prompt_left + 1 for one in reading], dtype=np.int64)
+        shares = share_chunk(wanted, prefill_chunk).tolist()
+        chunks = {one.id: share for one, share in zip(reading, shares, strict=True) if share}
+        return Admission(tuple(one.id for one in admitted), chunks, waits)
+
+    return policy
+
+
+def _those_that_fit(view: EngineView) -> tuple[list[RequestView], bool]:
+    """In the order of their keys; and whether the next one waits for memory."""
+    admitted: list[RequestView] = []
+    free_tokens = view.kv_free_tokens
+    for request in sorted(view.waiting, key=lambda one: one.priority_key):
+        if len(admitted) == view.free_rows:
+            break
+        if free_tokens is not None:
+            if request.reserve_tokens > free_tokens:
+                return admitted, True
+            free_tokens -= request.reserve_tokens
+        admitted.append(request)
+    return admitted, False

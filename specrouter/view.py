@@ -1,0 +1,183 @@
+"""EngineView: all that policies may know of the engine at the beginning of a cycle.
+
+Contract: frozen, and made of plain values: whoever decides from a view decides the same from it
+again, in the engine, in a simulation or long after. What a policy wants to know in the next cycle
+of what it decided in this one goes out with its plan as `Standing`, and comes back with the view.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cycle import Option
+from specrouter.profile.prediction import OptionGrid
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.params import Chain
+from specrouter.request.spec import SpeculationOverride
+
+Ints = NDArray[np.int64]
+
+Override = tuple[int | None, int | None]  # depth and width that requests ask for; None: left open
+SCHEDULED: Override = (None, None)
+
+
+@dataclass(frozen=True)
+class ChainDecision:
+    """What was chosen, why, and what the alternatives were predicted to cost.
+
+    `nodes` None: whole trees. `alternatives`: the best options of other chains, best first, to
+    explain the choice; the target alone is always among them, or chosen. `at_hand`: of the other
+    chains' options, what may draft beside it or in its place in one cycle: models that never ran
+    and promise too little to be loaded are not among them.
+    """
+
+    chain: Chain
+    depth: int
+    width: int
+    nodes: int | None = None
+    hard_rejection: bool = False
+    reason: str = "configured"
+    predicted: Option | None = None
+    alternatives: tuple[Option, ...] = ()
+    at_hand: tuple[Option, ...] = ()
+    predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
+    # Of every chain that drafts: what its trees of any shape promise.
+    grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
+
+    @property
+    def route(self) -> tuple[Chain, int, int, int | None]:
+        return self.chain, self.depth, self.width, self.nodes
+
+
+@dataclass(frozen=True)
+class InUse:
+    """A decision in use, for requests that leave the same things open.
+
+    Attributes:
+        requests, others: that it was made for, and that decoded in the same pass.
+        cycle: in which it was made; `since`: in which the first such decision was.
+    """
+
+    decision: ChainDecision
+    requests: int
+    others: int
+    cycle: int
+    since: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What earlier cycles left behind for the next decision.
+
+    Attributes:
+        waited: cycles in a row that requests have sat out, by id.
+        foreseen: predictions for chains that requests name, with the cycle they were made in.
+        evaluated_at: cycle of the last shadow evaluation.
+    """
+
+    in_use: Mapping[Override, InUse] = field(default_factory=dict)
+    waited: Mapping[int, int] = field(default_factory=dict)
+    foreseen: Mapping[tuple[object, ...], tuple[int, Option]] = field(default_factory=dict)
+    evaluated_at: int = -1
+
+    def chain(self, key: Override) -> Chain | None:
+        """In use for requests of a key; None before their first decision."""
+        in_use = self.in_use.get(key)
+        return None if in_use is None else in_use.decision.chain
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One request.
+
+    Attributes:
+        priority_key: who has the least is admitted first.
+        row: None while it waits.
+        prompt_left: tokens before its last one that the target has not read; 0: it decodes.
+        decoded: tokens after its first one; `decode_ms`: time since that.
+        remaining: tokens that it may still gain.
+        missed: tokens of it that each model has not read; none for models without weights.
+        repeatable: output tokens whose choice could be made again, as shadow evaluations do.
+        slots: KV slots that attention reads for it.
+        reserve_tokens: KV tokens that it needs at most.
+    """
+
+    id: int
+    priority_key: float
+    arrived_s: float
+    reserve_tokens: int
+    prompt_left: int
+    remaining: int
+    max_new_tokens: int
+    row: int | None = None
+    decoded: int = 0
+    decode_ms: float = 0.0
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+    tier: str | None = None
+    sampled: bool = True
+    override: SpeculationOverride = None
+    missed: Mapping[str, int] = field(default_factory=dict)
+    repeatable: int = 0
+    slots: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class EngineView:
+    """See the module.
+
+    Attributes:
+        now_s: of the clock that `RequestView.arrived_s` is of.
+        running: in the order of their admission.
+        waiting: those that may be admitted next, first come those that are to be.
+        kv_free_tokens: that may still be reserved; None: without bound.
+        available: models that are not in quarantine.
+        loaded: models that could draft at once.
+    """
+
+    cycle: int
+    now_s: float
+    running: tuple[RequestView, ...]
+    waiting: tuple[RequestView, ...]
+    free_rows: int
+    kv_free_tokens: int | None
+    available: frozenset[str]
+    loaded: frozenset[str]
+    performance: PerformanceSnapshot
+    standing: Standing = field(default_factory=Standing)
+
+    @cached_property
+    def by_row(self) -> dict[int, RequestView]:
+        """Running requests, ascending by row."""
+        placed = {request.row: request for request in self.running if request.row is not None}
+        return dict(sorted(placed.items()))
+
+    def admitted(self, rows: Mapping[int, int]) -> "EngineView":
+        """The view after requests that waited were given rows, by id, in the order of `rows`."""
+        if not rows:
+            return self
+        waiting = {request.id: request for request in self.waiting}
+        came = tuple(replace(waiting[each], row=row) for each, row in rows.items())
+        left = tuple(request for request in self.waiting if request.id not in rows)
+        return replace(self, running=self.running + came, waiting=left)
+
+    def slots_of(self, rows: Ints) -> Ints:
+        """[R] KV slots that attention reads for each of the rows."""
+        return np.array([self.by_row[row].slots for row in rows.tolist()], dtype=np.int64)
+
+    def missed(self, model: str, rows: Ints) -> Ints:
+        """[R] tokens of each of the rows that a model has not read."""
+        requests = self.by_row
+        lacking = [requests[row].missed.get(model, 0) for row in rows.tolist()]
+        return np.array(lacking, dtype=np.int64)
+
+    def evaluable(self, model: str, rows: Ints) -> Ints:
+        """[R] output tokens of each of the rows that a drafter could be evaluated on: that it has
+        not read, and whose choice could be made again."""
+        if model not in self.loaded:
+            return np.zeros_like(rows)
+        again = [self.by_row[row].repeatable for row in rows.tolist()]
+        return np.minimum(self.missed(model, rows), np.array(again, dtype=np.int64))
