@@ -29,6 +29,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("routing",),
     ("slo", "execution"),
+    ("view",),
     ("profile",),
     ("cycle",),
     ("config",),

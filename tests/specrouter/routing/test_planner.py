@@ -30,6 +30,7 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.decisions import put_away
 from specrouter.routing.planner import Plan, Planner, progress_of
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
@@ -1163,3 +1164,63 @@ def test_records_keep_no_grids_of_predictions() -> None:
     [record] = plan.records
     assert not record.decision.grids
     assert record.decision.alternatives
+
+
+# A plan is a function of its view
+
+
+@pytest.mark.parametrize("tpot_ms", [None, 40.0])
+def test_the_same_view_is_planned_the_same(tpot_ms: float | None) -> None:
+    plan = Planned(Request(tpot_ms=tpot_ms), Request(Speculation(chain=TWIN)), Request())
+    plan.prefill = Prefill(tokens=8, requests=2)
+    plan.settle()
+    plan.at += 4
+    view = plan.view()
+    one, other = (plan.planner.plan(view, Admission((), {-1: 8})) for _ in range(2))
+    for first, second in zip(one.groups, other.groups, strict=True):
+        assert first.rows.tolist() == second.rows.tolist()
+        shape = first.chain, first.depth, first.width, first.predicted
+        assert shape == (second.chain, second.depth, second.width, second.predicted)
+    assert one.budget_nodes == other.budget_nodes
+    assert one.shadow_evaluation == other.shadow_evaluation
+    assert one.standing.waited == other.standing.waited
+    assert view.standing is plan.standing
+
+
+def test_every_running_request_is_planned_for_once() -> None:
+    plan = Planned(*(Request() for _ in range(5)))
+    plan.prefill = Prefill(tokens=30, requests=3)
+    found = plan.plan()
+    assert sorted(found.rows) == [0, 1, 2, 3, 4, 101]
+    assert found.prefill_counts.tolist() == [30]
+
+
+def test_the_last_chunk_of_a_prompt_brings_the_first_token() -> None:
+    plan = Planned(Request())
+    plan.prefill = Prefill(tokens=1000, requests=1)  # one more than are left
+    found = plan.plan()
+    assert not len(found.prefill_rows)
+    last = found.groups[-1]
+    assert (last.chain, last.rows.tolist()) == (ALONE, [101])
+
+
+def test_a_large_batch_with_a_large_budget_can_be_planned() -> None:
+    requests = (Request(tpot_ms=40.0) for _ in range(64))
+    trees = {"selection": "slo", "budget_tokens": 1024}
+    plan = Planned(*requests, known=CHEAP, trees=trees, policy="static", chain=PAIR)
+    plan.settle()
+    found = plan.plan()
+    assert found.budget_nodes == 1024 - 64
+    assert sorted(found.rows) == list(range(64))
+
+
+def test_a_policy_that_was_put_away_decides_anew_and_not_for_the_first_time() -> None:
+    plan = Planned(Request(), Request())
+    plan.settle()
+    plan.standing = put_away(plan.standing)
+    assert not plan.main.decision.grids
+    plan.requests = {0: Request(), 1: Request()}
+    assert set(plan.chains().values()) == {PAIR}
+    assert plan.main.cycle == plan.at
+    assert plan.main.decision.reason.startswith("kept")
+    assert plan.main.decision.grids
