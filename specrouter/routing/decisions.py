@@ -27,7 +27,7 @@ from specrouter.view import (
     RequestView,
     Standing,
 )
-from statemgr.forward_view import KV_QUANTUM
+from statemgr.row_groups import KV_QUANTUM
 
 Ints = NDArray[np.int64]
 

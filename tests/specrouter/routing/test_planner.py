@@ -817,11 +817,8 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -
     assert sum(counts[:4]) / 4 > sum(counts[4:]) / len(counts[4:])
 
 
-@pytest.mark.parametrize("groups", ["one", "requests"])
-def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loaded(
-    groups: str,
-) -> None:
-    plan = crowd(URGENT_MS, groups=groups)
+def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loaded() -> None:
+    plan = crowd(URGENT_MS)
     plan.settle()
     assert PAIR in plan.chains().values()
     plan.available = frozenset()
