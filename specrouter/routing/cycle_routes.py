@@ -19,6 +19,7 @@ from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
 from specrouter.routing.decisions import CycleDecisions, Load, workload_of
 from specrouter.routing.route import Asked, Route, by_what_they_ask
 from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
+from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.tree_planner import Progress, TreePlanner
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
 
@@ -170,10 +171,12 @@ class CycleRoutes:
             main,
             decision.grids.get(spare or main.chain),
             progress,
-            self.prefill.tokens,
-            len(self.progress.rows) - len(progress.rows),
-            self.catch_up.ms + (1.0 - at_once) * drafting.ms,
-            at_once * drafting.ms,
+            Beside(
+                self.prefill.tokens,
+                len(self.progress.rows) - len(progress.rows),
+                self.catch_up.ms + (1.0 - at_once) * drafting.ms,
+                at_once * drafting.ms,
+            ),
         )
         found = choice.option or alone
         if drafts or len(found.chain) > 1:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from specrouter.cycle import ChainGroup, CyclePlan, Option, ShadowEvaluation, TreeSelector
 from specrouter.profile.prediction import Workload
 from specrouter.profile.snapshot import load_of, outcome_of
-from specrouter.request.params import MAX_CYCLE_NODES
 from specrouter.routing.catch_up import CycleCatchUp
 from specrouter.routing.cycle_routes import CycleRoutes, PrefillLoad
 from specrouter.routing.decision_record import DecisionRecord
@@ -142,8 +141,6 @@ class Planner:
         active = sum(map(len, routes.members.values()))
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         budget_nodes = self._budget_nodes(known, active, prompt_tokens)
-        # What objectives need is judged by the time of a cycle that spends the whole budget.
-        nodes = max(MAX_CYCLE_NODES, budget_nodes if self.trees.selection == "slo" else 0)
         cost = cycle_cost(
             snapshot,
             Workload(active, slots_read(list(routes.requests.values()))),
@@ -151,10 +148,8 @@ class Planner:
             levels_ms + routes.catch_up.ms,
             prompt_tokens,
             self._target_factor(view, known, active),
-            nodes,
         )
-        selector = self.trees.selector(routes.progress, cost, budget_nodes, prompt_tokens)
-        return selector, budget_nodes
+        return self.trees.selector(routes.progress, cost, budget_nodes), budget_nodes
 
     def _target_factor(
         self, view: EngineView, known: Sequence[tuple[Option, Sequence[int]]], active: int

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.profile.prediction import Option, OptionGrid, verification_ms
+from specrouter.cycle import Option
+from specrouter.profile.prediction import OptionGrid, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot, outcome_of
 from specrouter.slo.value import SPARE_TOKEN, UNATTAINABLE, value
 
