@@ -15,7 +15,8 @@ from specrouter.profile.prediction import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
-from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
+from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.view import ChainDecision
 from tests.replay.facts import Fact
 
 _GONE = ("inner_rounds", "groups")

@@ -22,7 +22,8 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
 from specrouter.request.params import Chain
-from specrouter.routing.scheduler import ChainDecision, ModelChainScheduler, Models
+from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.view import ChainDecision
 from tests.replay.adapter import LEARN, route_of_decision
 from tests.replay.facts import Fact, rounded
 from tests.replay.recording import Recording
