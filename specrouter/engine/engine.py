@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
-from specrouter.cycle import Commit, CyclePlan, CycleResult, ModelFailure, TargetError
+from specrouter.cycle import Commit, CycleResult, ModelFailure, TargetError
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.policies import PolicyRegistry
@@ -33,6 +33,7 @@ from specrouter.request.output import Delta, FinishReason
 from specrouter.request.params import MAX_DEPTH, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.planner import Plan
 from specrouter.slo.accounts import SloAccounts
 from specrouter.slo.admission import Admission, fcfs
 from specrouter.view import EngineView
@@ -188,7 +189,18 @@ class Engine:
 
     def step(self) -> None:
         with self._a_step():
-            self._step()
+            started_s = time.perf_counter()
+            self._retire()
+            view = self._view()
+            admission = self._admission(view)
+            view = self._admit(view, admission)
+            if self._running:
+                plan = self._policies.current.plan(view, admission)
+                result = self._run(plan)
+                if result is not None:
+                    self._deliver(result, plan.budget_nodes)
+                    elapsed_ms = (time.perf_counter() - started_s) * 1000
+                    learn_cycle(self.profiler, plan, result, elapsed_ms)
 
     @contextmanager
     def _a_step(self) -> Iterator[None]:
@@ -202,27 +214,9 @@ class Engine:
                 if self._step_began == began:  # else another thread has taken over
                     self._step_began = None
 
-    def _step(self) -> None:
-        started = time.perf_counter()
-        self._cycle += 1
-        self._retire()
-        view = self._view()
-        admission = self._admission(view)
-        view = view.admitted(self._admit(admission))
-        self._pace.note_queue(bool(self._waiting), started)
-        if not self._running:
-            return
-        self.profiler.begin_cycle()
-        plan = self._policies.current.plan(view, admission)
-        self.profiler.record_switches(len(plan.records))
-        result = self._run(plan)
-        if result is not None:
-            self._deliver(result, plan.budget_nodes)
-            self._executor.states.forget_evicted()
-            learn_cycle(self.profiler, plan, result, (time.perf_counter() - started) * 1000)
-
     def _view(self) -> EngineView:
-        """Nobody can be admitted while no row is free."""
+        """Of a new cycle. Nobody can be admitted while no row is free."""
+        self._cycle += 1
         has_row = len(self._running) < self._manager.rows
         waiting = self._waiting.first_of(_WAITING_SHOWN) if has_row else ()
         standing = self._policies.current.standing
@@ -239,12 +233,16 @@ class Engine:
                 [(one, "cancelled" if one.handle.is_cancelled else "timeout") for one in leaving]
             )
 
-    def _admit(self, admission: Admission) -> dict[int, int]:
-        """Gives requests their rows, by id, but for those that cannot begin."""
+    def _admit(self, view: EngineView, admission: Admission) -> EngineView:
+        """Gives requests their rows, but for those that cannot begin."""
         self._is_full = admission.waits_for_memory
+        rows = self._allocate(admission) if admission.admitted else {}
+        self._pace.note_queue(bool(self._waiting), view.now_s)
+        return view.admitted(rows)
+
+    def _allocate(self, admission: Admission) -> dict[int, int]:
+        """Rows by id."""
         rows: dict[int, int] = {}
-        if not admission.admitted:
-            return rows
         waiting = {request.handle.request_id: request for request in self._waiting}
         for each in admission.admitted:
             request = waiting[each]
@@ -263,8 +261,10 @@ class Engine:
                 rows[each] = row
         return rows
 
-    def _run(self, plan: CyclePlan) -> CycleResult | None:
+    def _run(self, plan: Plan) -> CycleResult | None:
         """None: the target has failed, and the requests have ended."""
+        self.profiler.record_switches(len(plan.records))
+        self.profiler.begin_cycle()
         try:
             result = self._executor.run(plan)
         except TargetError as error:
@@ -287,6 +287,7 @@ class Engine:
         for row, error in result.errors.items():
             if row in self._running:  # else its text has ended before the place that failed
                 self._end(self._running[row], "error", error)
+        self._executor.states.forget_evicted()
 
     def _accept(
         self, commits: Sequence[Commit], budget_nodes: int | None

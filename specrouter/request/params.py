@@ -29,7 +29,6 @@ _LARGEST_BIAS = 100.0
 MAX_DEPTH = 16  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
-MAX_CYCLE_NODES = 192  # draft tokens of all requests that a cycle's selection may leave
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
 

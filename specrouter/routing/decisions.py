@@ -106,6 +106,8 @@ class CycleDecisions:
 
     def _is_due(self, in_use: InUse, requests: int, others: int, models: Models) -> bool:
         cycle = self.view.cycle
+        if self.scheduler.decides_every_cycle:
+            return True
         if not self.scheduler.may_use(in_use.decision.chain, models):
             return True
         if in_use.cycle <= self.view.standing.evaluated_at < cycle:

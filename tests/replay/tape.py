@@ -66,7 +66,7 @@ def recorded_engines(tape: Tape) -> Iterator[None]:
 
     with (
         patch("specrouter.engine.engine.PerformanceProfiler", profiler),
-        patch("specrouter.engine.engine.ModelChainScheduler", scheduler),
+        patch("specrouter.engine.policies.ModelChainScheduler", scheduler),
     ):
         yield
 
