@@ -7,17 +7,17 @@ requests is called from the engine's thread; what only looks, and `set_policy`, 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import Commit, CycleResult, ModelFailure, TargetError
-from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.policies import PolicyRegistry
 from specrouter.engine.quarantine import Quarantine
+from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.step_lock import StepLock
 from specrouter.engine.view_builder import ViewBuilder
@@ -29,7 +29,7 @@ from specrouter.profile.decode_counts import Gain
 from specrouter.profile.learning import learn_cycle
 from specrouter.profile.prediction import Workload, target_only
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.request.output import Delta, FinishReason
+from specrouter.request.output import Delta
 from specrouter.request.params import MAX_DEPTH, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
@@ -53,8 +53,6 @@ class Engine:
         parameters = {name: pool.parameter_count(name) for name in pool.names}
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence)
         self.profiler = PerformanceProfiler(parameters)
-        self.slo_accounts = SloAccounts()
-        self.meter = RequestMeter(pool.target, config.slo_classes)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
             engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, TREE_SLOTS
@@ -70,31 +68,37 @@ class Engine:
         key = config.scheduler, config.trees
         self._policies = PolicyRegistry(engine, pool, parameters, key)
         self._quarantine = Quarantine()
-        self._waiting = AdmissionQueue()
-        self._pace = AdmissionPace()
-        self._running: dict[int, RunningRequest] = {}  # by row, in the order of admission
+        meter = RequestMeter(pool.target, config.slo_classes)
+        self._book = RequestBook(self._executor.close, SloAccounts(), meter)
         self._cycle = 0
         self._is_full = False  # for the first that waits
         self._stepping = StepLock()  # state may be looked at from outside between steps
         self._stepper: int | None = None  # the thread of the last step
         self._step_began: float | None = None
-        self._is_abandoned = False
 
     # What may be asked from any thread
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._book.waiting or self._book.running)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a row."""
-        return len(self._waiting)
+        return len(self._book.waiting)
 
     @property
     def free_rows(self) -> int:
         """That requests can have at once: none while the first in the queue waits for memory."""
-        return 0 if self._is_full else self._manager.rows - len(self._running)
+        return 0 if self._is_full else self._manager.rows - len(self._book.running)
+
+    @property
+    def slo_accounts(self) -> SloAccounts:
+        return self._book.slo_accounts
+
+    @property
+    def meter(self) -> RequestMeter:
+        return self._book.meter
 
     @property
     def step_s(self) -> float:
@@ -111,7 +115,7 @@ class Engine:
         manager, names = self._manager, self._pool.names
         states = {name: manager.state(name) for name in names}
         return EngineState(
-            len(self._running),
+            len(self._book.running),
             self.waiting,
             manager.rows,
             manager.reserved_tokens,
@@ -123,7 +127,7 @@ class Engine:
 
     def seconds_until_admitted(self, waiting: int) -> float:
         """When that many will have been admitted, if others end as they did while some waited."""
-        per_request_s = self._pace.seconds_per_request(time.perf_counter()) or 0.0
+        per_request_s = self._book.pace.seconds_per_request(time.perf_counter()) or 0.0
         return min(max(waiting * per_request_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     def can_ever_fit(self, tokens: int) -> bool:
@@ -149,7 +153,7 @@ class Engine:
     def check_integrity(self) -> None:
         with self._stepping:
             self._manager.check_integrity()
-            assert self._manager.free_rows == self._manager.rows - len(self._running)
+            assert self._manager.free_rows == self._manager.rows - len(self._book.running)
 
     def set_policy(self, config: SchedulerConfig, trees: TreesConfig) -> None:
         """Routes by another policy from now on; what was learned stays."""
@@ -185,16 +189,16 @@ class Engine:
     # A cycle
 
     def enqueue(self, request: RunningRequest) -> None:
-        self._waiting.push(request)
+        self._book.waiting.push(request)
 
     def step(self) -> None:
         with self._a_step():
             started_s = time.perf_counter()
-            self._retire()
+            self._book.retire()
             view = self._view()
             admission = self._admission(view)
             view = self._admit(view, admission)
-            if self._running:
+            if self._book.running:
                 plan = self._policies.current.plan(view, admission)
                 result = self._run(plan)
                 if result is not None:
@@ -217,45 +221,39 @@ class Engine:
     def _view(self) -> EngineView:
         """Of a new cycle. Nobody can be admitted while no row is free."""
         self._cycle += 1
-        has_row = len(self._running) < self._manager.rows
-        waiting = self._waiting.first_of(_WAITING_SHOWN) if has_row else ()
+        has_row = len(self._book.running) < self._manager.rows
+        waiting = self._book.waiting.first_of(_WAITING_SHOWN) if has_row else ()
         standing = self._policies.current.standing
-        return self._views.build(self._cycle, self._running, waiting, self._available(), standing)
+        return self._views.build(
+            self._cycle, self._book.running, waiting, self._available(), standing
+        )
 
     def _available(self) -> frozenset[str]:
         return self._quarantine.available(self._pool.names, self._cycle)
-
-    def _retire(self) -> None:
-        """Ends what was cancelled, and what has run out of time."""
-        leaving = [*filter(_leaves, self._waiting), *filter(_leaves, self._running.values())]
-        if leaving:
-            self._end_all(
-                [(one, "cancelled" if one.handle.is_cancelled else "timeout") for one in leaving]
-            )
 
     def _admit(self, view: EngineView, admission: Admission) -> EngineView:
         """Gives requests their rows, but for those that cannot begin."""
         self._is_full = admission.waits_for_memory
         rows = self._allocate(admission) if admission.admitted else {}
-        self._pace.note_queue(bool(self._waiting), view.now_s)
+        self._book.pace.note_queue(bool(self._book.waiting), view.now_s)
         return view.admitted(rows)
 
     def _allocate(self, admission: Admission) -> dict[int, int]:
         """Rows by id."""
         rows: dict[int, int] = {}
-        waiting = {request.handle.request_id: request for request in self._waiting}
+        waiting = {request.handle.request_id: request for request in self._book.waiting}
         for each in admission.admitted:
             request = waiting[each]
             row = self._manager.allocate(request.spec.committed, request.spec.reserve_tokens)
             assert row is not None, "admission goes beyond rows or memory"
-            self._waiting.remove(request)
+            self._book.waiting.remove(request)
             request.row = row
-            self._running[row] = request
+            self._book.running[row] = request
             try:
                 self._executor.open(row, request.spec)
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
                 logger.exception("request %d cannot begin", each)
-                self._end(request, "error", f"{type(error).__name__}: {error}")
+                self._book.end(request, "error", f"{type(error).__name__}: {error}")
             else:
                 self.profiler.record_prompt(len(request.spec.token_ids))
                 rows[each] = row
@@ -270,9 +268,9 @@ class Engine:
         except TargetError as error:
             self._quarantine.add_all(error.failures, self._cycle)
             for row in plan.rows:
-                self._end(self._running[row], "error", str(error))
+                self._book.end(self._book.running[row], "error", str(error))
             return None
-        if self._is_abandoned:  # a cycle that was stuck: all have been told
+        if self._book.is_abandoned:  # a cycle that was stuck: all have been told
             raise Abandoned
         return result
 
@@ -281,12 +279,12 @@ class Engine:
         for request, commit, delta in self._accept(result.commits, budget_nodes):
             self._quarantine.forgive(set(commit.chain[:-1]) - failed)
             if request.finished:
-                self._conclude(request, delta)
+                self._book.conclude(request, delta)
             else:
                 request.handle.deliver(delta)
         for row, error in result.errors.items():
-            if row in self._running:  # else its text has ended before the place that failed
-                self._end(self._running[row], "error", error)
+            if row in self._book.running:  # else its text has ended before the place that failed
+                self._book.end(self._book.running[row], "error", error)
         self._executor.states.forget_evicted()
 
     def _accept(
@@ -295,7 +293,7 @@ class Engine:
         """What the requests make of a cycle's tokens; it is counted before anybody hears of it."""
         news = []
         for commit in commits:
-            request = self._running[commit.row]
+            request = self._book.running[commit.row]
             news.append((request, commit, _delta_of(request, commit)))
         gains = [_gain(*each) for each in news]
         self.profiler.record_gains(gains, budget_nodes)
@@ -303,74 +301,29 @@ class Engine:
 
     # Ends
 
-    def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
-        if reason == "error":
-            handle = request.handle
-            logger.warning(
-                "request %d failed: %s", handle.request_id, error, extra=handle.log_extra
-            )
-        self._conclude(request, request.finish(reason, error))
-
-    def _end_all(self, requests: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
-        """A request stays in the queue until it has ended: what fails in between loses none."""
-        try:
-            for request, reason in requests:
-                self._end(request, reason)
-        finally:
-            self._waiting.take_out(lambda request: request.handle.is_done)
-
-    def _conclude(self, request: RunningRequest, delta: Delta) -> None:
-        """Frees the row before the caller is told, who may rely on that."""
-        if request.row is not None:
-            self._executor.close(request.row)
-        self._account(request, delta)
-        is_first = request.handle.deliver(delta)
-        assert is_first or self._is_abandoned, "a request ends once"
-        if request.row is not None:
-            del self._running[request.row]
-            request.row = None
-
-    def _account(self, request: RunningRequest, delta: Delta) -> None:
-        """Before the caller is told, who may ask for the report at once."""
-        assert delta.output is not None, "only the last delta ends a request"
-        metrics, tokens = delta.output.metrics, request.produced_tokens
-        ended_s = time.perf_counter()
-        if request.row is not None:
-            self._pace.note_end(ended_s)
-        self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
-        self.meter.record(delta.output, ended_s - request.submitted_s)
-
     def cancel_all(self) -> None:
         """Ends every request, waiting ones included."""
-        self._end_all([(one, "cancelled") for one in (*self._waiting, *self._running.values())])
+        self._book.end_all([(one, "cancelled") for one in self._book])
 
     def abandon(self, cause: str) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told."""
         self.abandon_running(cause)
-        self._tell(self._waiting, "unserved", cause)
+        self._book.tell(self._book.waiting, "unserved", cause)
 
     def abandon_running(self, cause: str) -> None:
         """The same, but those that wait may still be served by the successor."""
-        self._is_abandoned = True
-        self._tell(self._running.values(), "error", cause)
-
-    def _tell(self, requests: Iterable[RunningRequest], reason: FinishReason, cause: str) -> None:
-        for request in list(requests):
-            if not request.handle.is_done:
-                delta = request.finish(reason, cause)
-                try:
-                    self._account(request, delta)
-                except Exception:  # after a failure anything may be broken; all are told
-                    logger.exception("a request is missing in the accounts")
-                request.handle.deliver(delta)
+        self._book.is_abandoned = True
+        self._book.tell(self._book.running.values(), "error", cause)
 
     def successor(self) -> "Engine":
         """An engine in the place of this one, which has failed: with its policy, its accounts and
         the requests that wait, and nothing of its state, whose memory it gives back."""
         self._executor.states.drop_all()
         engine = Engine(self._config, self._pool)
-        engine._waiting = self._waiting
-        engine.slo_accounts, engine.meter = self.slo_accounts, self.meter
+        book = self._book
+        engine._book = RequestBook(
+            engine._executor.close, book.slo_accounts, book.meter, book.waiting
+        )
         engine.set_policy(*self._policies.current.key)
         return engine
 
@@ -381,10 +334,6 @@ class Engine:
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
             self._quarantine.add(ModelFailure(hung, error), self._cycle)
-
-
-def _leaves(request: RunningRequest) -> bool:
-    return request.handle.is_cancelled or request.is_late
 
 
 def _delta_of(request: RunningRequest, commit: Commit) -> Delta:
