@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from specrouter import ChainRouter
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
 from specrouter.http.conversation_fields import ContentPart, Message
@@ -28,6 +27,7 @@ from specrouter.http.service import Service, version
 from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from specrouter.http.tokens import add_tokens
+from specrouter.router import ChainRouter
 
 _BODIES: tuple[type[BaseModel], ...] = (
     GenerateRequest,

@@ -11,7 +11,6 @@ import asyncio
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from specrouter import SamplingParams
 from specrouter.http.chat_answer import ChatAnswer
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
@@ -19,6 +18,7 @@ from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import SLO_PARAMETERS, OpenAIObject, generation_answers
 from specrouter.http.service import Service
 from specrouter.http.streams import respond
+from specrouter.request.params import SamplingParams
 
 
 def add_chat(app: FastAPI, service: Service) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specrouter import Delta, RequestOutput, TokenLogprobs
 from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
+from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
 
 class ChatAnswer(OpenAIAnswer):

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from modelpool.errors import ConfigError
-from specrouter import RequestError
 from specrouter.http.conversation_fields import Conversation
+from specrouter.request.params import RequestError
 
 # For models that know no chat: what a transcript looks like in plain text.
 DEFAULT = (

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from specrouter import Delta, RequestOutput, TokenLogprobs
 from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
+from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
 _Positions = Sequence[TokenLogprobs | None]
 

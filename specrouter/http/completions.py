@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from transformers import PreTrainedTokenizerBase
 
-from specrouter import Delta, SamplingParams, TokenLogprobs
 from specrouter.http.completion_answer import CompletionAnswer
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
@@ -22,6 +21,8 @@ from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.openapi import SLO_PARAMETERS, OpenAIObject, generation_answers
 from specrouter.http.service import Service
 from specrouter.http.streams import Deltas, respond
+from specrouter.request.output import Delta, TokenLogprobs
+from specrouter.request.params import SamplingParams
 
 _DEFAULT_TOKENS = 16  # OpenAI's
 

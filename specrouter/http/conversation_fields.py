@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specrouter import RequestError
 from specrouter.http.fields import Fields
 from specrouter.http.request_fields import Refused
 from specrouter.http.texts import Text
+from specrouter.request.params import RequestError
 
 
 class ContentPart(BaseModel):

@@ -18,10 +18,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from specrouter import OverloadedError, RequestError, RequestOutput, UnavailableError
 from specrouter.engine.input_validation import ContextLengthError
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
+from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.output import RequestOutput
+from specrouter.request.params import RequestError
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
 

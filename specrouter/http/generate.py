@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from specrouter import Delta, RequestOutput, TokenLogprobs
 from specrouter.http.errors import field_names
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import finite
@@ -16,6 +15,7 @@ from specrouter.http.openapi import SLO_PARAMETERS, GenerateAnswerObject, genera
 from specrouter.http.service import Service
 from specrouter.http.streams import Outputs, respond
 from specrouter.http.token_texts import TokenTexts
+from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
 
 def add_generate(app: FastAPI, service: Service) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from specrouter import RequestError
 from specrouter.http.request_fields import LogprobCount, Refused, RequestFields, TokenIds, Tokens
 from specrouter.http.texts import Text
+from specrouter.request.params import RequestError
 
 
 class GenerateRequest(RequestFields):

@@ -16,9 +16,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from specrouter import ChainRouter
 from specrouter.engine.request_meter import without_created
 from specrouter.http.prometheus import RouterCollector
+from specrouter.router import ChainRouter
 
 Refusal = Literal["bad_request", "overloaded", "unavailable", "unauthorized"]
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specrouter import Delta, RequestOutput, TokenLogprobs
 from specrouter.http.openai_fields import OpenAIRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.http.usage import Usage
+from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from specrouter import RequestError
 from specrouter.http.conversation_fields import Conversation
 from specrouter.http.fields import Fields
 from specrouter.http.request_fields import (
@@ -23,6 +22,7 @@ from specrouter.http.request_fields import (
     Tokens,
 )
 from specrouter.http.texts import Text
+from specrouter.request.params import RequestError
 
 
 def _prompt_kind(prompt: Any) -> str | None:

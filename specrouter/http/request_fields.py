@@ -20,16 +20,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import Headers
 
-from specrouter import SLO, RequestError, SamplingParams, Speculation
 from specrouter.http.structure_fields import StructureFields
 from specrouter.http.texts import Text
-from specrouter.request.objective import SloLike, joined
+from specrouter.request.objective import SLO, SloLike, joined
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,
     MAX_LOGPROBS,
     MAX_SAMPLES,
     MAX_WIDTH,
+    RequestError,
+    SamplingParams,
+    Speculation,
 )
 from specrouter.request.spec import MAX_PRIORITY
 

@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from specrouter import ChainRouter
 from specrouter.http.drain import Drain
 from specrouter.http.errors import error_payload, error_response
 from specrouter.http.openapi import HealthAnswer, answers
+from specrouter.router import ChainRouter
 
 
 def add_health(app: FastAPI, router: ChainRouter, drain: Drain | None) -> None:

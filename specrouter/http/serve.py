@@ -21,12 +21,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter
 from specrouter.config import RouterConfig, ServerConfig
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from specrouter.http.guards import add_guards, api_keys
 from specrouter.http.request_log import RequestLog
+from specrouter.router import ChainRouter
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from fastapi import Request
 
-from specrouter import ChainRouter, RequestError, SamplingParams
 from specrouter.engine.input_validation import PromptLike
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
@@ -23,6 +22,8 @@ from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
 from specrouter.http.token_texts import TokenTexts
+from specrouter.request.params import RequestError, SamplingParams
+from specrouter.router import ChainRouter
 
 
 def version() -> str:

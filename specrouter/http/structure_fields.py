@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrouter import RequestError, Structure
 from specrouter.http.fields import Fields
 from specrouter.http.texts import Text
+from specrouter.request.params import RequestError
+from specrouter.request.structure import Structure
 
 JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
 Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]

@@ -7,11 +7,11 @@ import asyncio
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from specrouter import RequestError
 from specrouter.http.openapi import DetokenizeAnswer, TokenizeAnswer, body_answers
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeRequest, TokenizeText
+from specrouter.request.params import RequestError
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:

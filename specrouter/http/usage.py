@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specrouter import RequestMetrics
+from specrouter.request.output import RequestMetrics
 
 
 class Usage:

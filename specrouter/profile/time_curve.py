@@ -71,9 +71,10 @@ class TimeCurve:
             first, start_ms, rise = 0.0, self._ms[0], each
         if start_ms > left_ms:
             return 0.0
-        if rise <= 0.0:
+        most = first + (left_ms - start_ms) / rise if rise > 0.0 else math.inf
+        if math.isinf(most):
             return math.inf
-        tokens = math.floor(first + (left_ms - start_ms) / rise)
+        tokens = math.floor(most)
         # Rounding may have led one astray.
         fits = self.at(tokens + 1) + each * (tokens + 1) <= left_ms
         over = self.at(tokens) + each * tokens > left_ms

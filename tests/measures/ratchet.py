@@ -6,6 +6,7 @@ Lower a number when the code has become better; raise one only with a reason in 
 from collections.abc import Mapping
 
 MOST: Mapping[str, int] = {
-    "floors: longest chain of imports of rooms": 12,
+    # One more than the goal: views stand between policies and the profile that they are told of.
+    "floors: longest chain of imports of rooms": 13,
     "characters of README.md": 6000,
 }
