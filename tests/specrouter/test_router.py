@@ -33,6 +33,7 @@ from specrouter import (
 )
 from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.engine.engine import Engine
+from specrouter.engine.request_book import RequestBook
 from specrouter.execution.executor import Executor
 from specrouter.profile.prediction import Workload, target_only
 from specrouter.profile.time_profile import profile_model
@@ -701,7 +702,7 @@ def test_requests_are_told_even_where_the_accounts_are_broken(
         running = router.submit(PROMPT, LONG, "off")
         next(iter(running))
         waiting = [router.submit(PROMPT, LONG, "off") for _ in range(3)]
-        monkeypatch.setattr(Engine, "_account", account)
+        monkeypatch.setattr(RequestBook, "_account", account)
         for handle in (running, *waiting):
             handle.cancel()
         assert running.result(PATIENCE_S).finish_reason in ("cancelled", "error")
