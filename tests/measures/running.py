@@ -69,7 +69,7 @@ class _Recorder:
             yield "queue"
         elif "/http/" in file:
             yield "HTTP after" if "handing over" in self.deepest else "HTTP before"
-        if any("planner.py:RoutePlanner.plan" in name for name in stack):
+        if any("planner.py:Planner.plan" in name for name in stack):
             yield "decision"
 
     def _stack(self, frame: FrameType | None) -> tuple[str, ...]:
