@@ -7,20 +7,26 @@ this one. Every round serves the same prompts and seeds in each of them, in an o
 so that a busy machine meets all alike. Told per batch size: the median of the ratios of tokens per
 second, its 90% bootstrap interval, the same for the other tree against itself, the share of the
 control plane, and whether all outputs were equal. Nothing else should run meanwhile.
+
+The processes start one after the other, each with a folder of its own for the times of models:
+curves that are measured while another process loads make a tree slow by chance.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
 from tqdm import tqdm
 
+from modelpool.checkpoint.cache_dir import cache_dir
 from specrouter.bench.prompts import load_prompts
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -31,16 +37,22 @@ _INTERVAL = (5.0, 95.0)  # percent
 
 
 class Tree:
-    """A process that serves from a work tree."""
+    """A process that serves from a work tree, ready when this returns."""
 
     def __init__(self, folder: Path, config: str) -> None:
+        self._cache = TemporaryDirectory()
+        inflated = cache_dir() / "inflated"
+        inflated.mkdir(parents=True, exist_ok=True)
+        (Path(self._cache.name) / "inflated").symlink_to(inflated)
         self._process = subprocess.Popen(
             [sys.executable, str(_WORKER), config],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "SPECROUTER_CACHE": self._cache.name},
         )
+        self.run({"prompts": ["Once"], "seeds": [0], "new_tokens": 1, "temperature": 0.0})
 
     def run(self, work: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin
@@ -59,6 +71,7 @@ class Tree:
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._cache.cleanup()
 
 
 def work_of(
