@@ -60,6 +60,10 @@ def test_scenarios_are_installed_where_the_command_line_looks(wheel: set[str]) -
     assert {f"specrouter/configs/{name}" for name in scenarios} <= wheel
 
 
+def test_the_page_of_the_api_is_installed(wheel: set[str]) -> None:
+    assert files("specrouter/http", "*.html") <= wheel
+
+
 def test_nothing_else_is_installed(wheel: set[str]) -> None:
     tops = {name.partition("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
 from specrouter.http.conversation_fields import ContentPart, Message
+from specrouter.http.docs_page import add_docs_page
 from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
 from specrouter.http.generate import add_generate
@@ -21,6 +22,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest, StreamOptions
+from specrouter.http.openapi import TAGS
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 from specrouter.http.router_pages import add_health, add_router_pages
 from specrouter.http.service import Service, version
@@ -28,6 +30,11 @@ from specrouter.http.structure_fields import NamedSchema, ResponseFormat, Struct
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from specrouter.http.tokens import add_tokens
 from specrouter.router import ChainRouter
+
+_DESCRIPTION = (
+    "Field by field, with examples and errors: docs/api.md. Values of fields that are left out or "
+    "null are the defaults."
+)
 
 _BODIES: tuple[type[BaseModel], ...] = (
     GenerateRequest,
@@ -56,7 +63,15 @@ def create_app(router: ChainRouter, drain: Drain | None = None) -> FastAPI:
     Raises:
         ConfigError: for a chat template that is none.
     """
-    app = FastAPI(title="SpecRouter", summary="Routed speculative decoding", version=version())
+    app = FastAPI(
+        title="SpecRouter",
+        summary="Routed speculative decoding",
+        description=_DESCRIPTION,
+        version=version(),
+        openapi_tags=TAGS,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere
+        redoc_url=None,
+    )
     service = Service(router)
     add_error_handlers(app, frozenset(_field_names()))
     add_completions(app, service)
@@ -67,6 +82,7 @@ def create_app(router: ChainRouter, drain: Drain | None = None) -> FastAPI:
     add_health(app, router, drain)
     add_router_pages(app, router)
     add_metrics(app, router)
+    add_docs_page(app)
     return app
 
 

@@ -11,11 +11,12 @@ import asyncio
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from specrouter.http.answer_schemas import OpenAIObject
 from specrouter.http.chat_answer import ChatAnswer
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import ChatRequest
-from specrouter.http.openapi import SLO_PARAMETERS, OpenAIObject, generation_answers
+from specrouter.http.openapi import GENERATION, generation_answers, generation_extra
 from specrouter.http.service import Service
 from specrouter.http.streams import respond
 from specrouter.request.params import SamplingParams
@@ -24,8 +25,12 @@ from specrouter.request.params import SamplingParams
 def add_chat(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/chat/completions",
+        tags=[GENERATION],
+        summary="An answer to a conversation",
         responses=generation_answers(OpenAIObject),
-        openapi_extra=SLO_PARAMETERS,
+        openapi_extra=generation_extra(
+            messages=[{"role": "user", "content": "Add 2 and 3."}], max_tokens=32
+        ),
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)

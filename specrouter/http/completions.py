@@ -14,11 +14,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from transformers import PreTrainedTokenizerBase
 
+from specrouter.http.answer_schemas import OpenAIObject
 from specrouter.http.completion_answer import CompletionAnswer
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import CompletionRequest
-from specrouter.http.openapi import SLO_PARAMETERS, OpenAIObject, generation_answers
+from specrouter.http.openapi import GENERATION, generation_answers, generation_extra
 from specrouter.http.service import Service
 from specrouter.http.streams import Deltas, respond
 from specrouter.request.output import Delta, TokenLogprobs
@@ -30,8 +31,10 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 def add_completions(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/completions",
+        tags=[GENERATION],
+        summary="The continuation of one or several prompts",
         responses=generation_answers(OpenAIObject),
-        openapi_extra=SLO_PARAMETERS,
+        openapi_extra=generation_extra(prompt="def fib(n):", max_tokens=32, temperature=0),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)

@@ -16,35 +16,54 @@ from specrouter.request.params import RequestError
 class ContentPart(BaseModel):
     """A part of another type than text is refused, by its place."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="allow", use_attribute_docstrings=True
+    )
 
     type: Text
+    """Only `text` is understood."""
     text: Text | None = None
+    """The part's text."""
 
 
 class Message(BaseModel):
     """Unknown fields reach the template."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="allow", use_attribute_docstrings=True
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Who says it."""
     content: Text | list[ContentPart] | None = None
+    """A text, or a list of text parts; may be null beside tool calls."""
     name: Text | None = None
+    """Handed to the template."""
     tool_calls: list[dict[str, Any]] | None = None
+    """Calls that the assistant made, as OpenAI has them."""
     tool_call_id: Text | None = None
+    """Of the call that a `tool` message answers."""
 
 
 class Conversation(Fields):
     """What a chat's prompt is made of."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    """The conversation so far, which the chat template turns into a prompt."""
     tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call, as OpenAI has them; handed to the template."""
     documents: list[dict[str, Any]] | None = None
+    """Handed to the template."""
     reasoning_effort: Text | None = None
+    """Handed to the template."""
     add_special_tokens: bool | None = None
+    """The tokenizer's, around what the template made; false by default."""
     add_generation_prompt: bool | None = None
+    """The prompt ends with the beginning of an answer; true by default."""
     continue_final_message: bool | None = None
+    """The output continues the last message instead of answering it."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template, such as `enable_thinking`."""
     chat_template: Refused = None
 
     def turns(

@@ -4,6 +4,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Fields(BaseModel):
-    """Its values are not converted: a number is not read from text."""
+    """Its values are not converted: a number is not read from text.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    The text below a field is its description in the API's schema.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
+    )

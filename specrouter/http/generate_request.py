@@ -19,9 +19,13 @@ class GenerateRequest(RequestFields):
     }
 
     prompt: Text | None = None
+    """A text; either it or `input_ids`."""
     input_ids: TokenIds | None = None
+    """Token ids; either they or `prompt`."""
     max_new_tokens: Tokens | None = None
+    """Tokens of the output, at most; 128 by default."""
     logprobs: LogprobCount | None = None
+    """Log-probabilities of the output's tokens, with so many alternatives."""
     max_tokens: Refused = None  # OpenAI's name: refused, so that it is not overlooked
 
     def source(self) -> str | list[int]:

@@ -4,7 +4,7 @@ Contract: a refusal has OpenAI's error shape and reaches nothing behind it; all 
 are counted. Layers, outermost first:
 
     CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
-    keys        401, except on /health and /metrics, which probes and scrapers read without one
+    keys        401, except on `OPEN_PATHS`
     body limit  413 and 408; a body is read before anything else, `max_body_bytes` at most
     drain       503 for a new generation request (POST) once the service is stopping
 
@@ -32,7 +32,8 @@ from specrouter.http.metrics_page import Refusal, count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 API_KEY_VARIABLE = "SPECROUTER_API_KEY"
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+# Probes and scrapers read without a key; the last two show the API, which is public, and no data.
+OPEN_PATHS = frozenset({"/health", "/metrics", "/docs", "/openapi.json"})
 
 # Read and thrown away before a body is refused: a client that still sends would miss the answer.
 _DISCARDED_BYTES = 64 * 2**20

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from specrouter.engine.request_meter import without_created
+from specrouter.http.openapi import OPERATION
 from specrouter.http.prometheus import RouterCollector
 from specrouter.router import ChainRouter
 
@@ -30,7 +32,12 @@ def add_metrics(app: FastAPI, router: ChainRouter) -> None:
     registry.register(refusals)
     registry.register(RouterCollector(router))
 
-    @app.get("/metrics")
+    @app.get(
+        "/metrics",
+        tags=[OPERATION],
+        summary="Prometheus metrics, as text",
+        response_class=PlainTextResponse,
+    )
     def metrics(request: Request) -> Response:  # not async: what it reads is behind locks
         encode, content_type = _encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"Content-Type": content_type})

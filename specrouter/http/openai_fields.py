@@ -54,18 +54,26 @@ class StreamOptions(Fields):
     """`include_usage`: a last chunk with it; `continuous_usage_stats`: in every chunk, so far."""
 
     include_usage: bool | None = None
+    """A last chunk has the usage, and no choices."""
     continuous_usage_stats: bool | None = None
+    """Every chunk has the usage so far."""
 
 
 class OpenAIRequest(RequestFields):
     """What completions and chats have in common. The temperature is 1 unless given."""
 
     model: Text | None = None
+    """The target's name; left out or empty, it is the target."""
     max_tokens: Count | None = None
+    """Tokens of the output, at most."""
     max_completion_tokens: Count | None = None
+    """OpenAI's newer name of `max_tokens`; it counts if both are given."""
     stream_options: StreamOptions | None = None
+    """Goes with `stream` only."""
     return_token_ids: bool | None = None
+    """Choices have the token ids of the output, and of the prompt."""
     user: Text | None = None
+    """Ignored."""
 
     @property
     def asked_tokens(self) -> int | None:
@@ -94,11 +102,17 @@ class CompletionRequest(OpenAIRequest):
     }
 
     prompt: Prompt
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
     best_of: Samples | None = None
+    """Make so many samples and return the `n` with the best mean log-probability."""
     echo: bool | None = None
+    """The output begins with the prompt."""
     logprobs: LogprobCount | None = None
+    """Log-probabilities of the output's tokens, with so many alternatives."""
     suffix: Text | None = None
+    """Refused: no text is filled in."""
     add_special_tokens: bool | None = None
+    """Of a prompt given as text; true by default."""
     prompt_embeds: Refused = None
 
     @property
@@ -147,10 +161,15 @@ class ChatRequest(OpenAIRequest, Conversation):
     }
 
     max_tokens: Tokens | None = None
+    """Tokens of the output, at most; by default what fits."""
     max_completion_tokens: Tokens | None = None
+    """OpenAI's newer name of `max_tokens`; it counts if both are given."""
     logprobs: bool | None = None
+    """Log-probabilities of the output's tokens."""
     top_logprobs: LogprobCount | None = None
+    """With so many alternatives; goes with `logprobs`."""
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    """`none` hides the tools from the template; `auto` shows them."""
     echo: Refused = None
     function_call: Refused = None
     functions: Refused = None

@@ -1,79 +1,23 @@
-"""What the API's schema says of answers, which are made as plain dicts."""
+"""What the API's schema says of endpoints beside their fields: groups, answers, errors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from specrouter.http.answer_schemas import ErrorAnswer
 from specrouter.http.request_fields import SLO_HEADERS
 
-
-class ErrorDetails(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    error: ErrorDetails
-
-
-class _Loose(BaseModel):
-    """More fields may come with what is asked for."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class OpenAIObject(_Loose):
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[dict[str, Any]]
-    usage: dict[str, Any]
-
-
-class GenerateAnswerObject(_Loose):
-    """With `n` above 1: `choices` and `seed`."""
-
-    seed: int
-
-
-class ModelObject(BaseModel):
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    root: str
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    object: str
-    data: list[ModelObject]
-
-
-class TokenizeAnswer(BaseModel):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeAnswer(BaseModel):
-    prompt: str
-
-
-class VersionAnswer(BaseModel):
-    version: str
-
-
-class HealthAnswer(BaseModel):
-    status: str
-
+GENERATION, TOKENS, MODELS = "Generation", "Tokens", "Models"
+ROUTER, OPERATION = "Router", "Operation"
+TAGS = [
+    {"name": GENERATION, "description": "OpenAI's endpoints, and SpecRouter's own."},
+    {"name": TOKENS, "description": "As vLLM has them."},
+    {"name": MODELS, "description": "What is served."},
+    {"name": ROUTER, "description": "What the router decided, and how it went."},
+    {"name": OPERATION, "description": "For probes and monitoring; no key needed."},
+]
 
 _REASONS = {
     400: "A field is wrong; `param` names it",
@@ -110,6 +54,16 @@ def generation_answers(model: type[BaseModel]) -> Responses:
     known = answers(model, *_GENERATION)
     known[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     return known
+
+
+def with_example(**body: Any) -> dict[str, Any]:
+    """`openapi_extra` of a POST: a body to try."""
+    return {"requestBody": {"content": {"application/json": {"example": body}}}}
+
+
+def generation_extra(**body: Any) -> dict[str, Any]:
+    """The same, with the headers of objectives."""
+    return {**SLO_PARAMETERS, **with_example(**body)}
 
 
 SLO_PARAMETERS = {

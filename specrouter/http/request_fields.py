@@ -68,12 +68,18 @@ Stops = Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOPS)], Aft
 class SloRequest(BaseModel):
     """An objective by value; what is null is not asked for."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     tpot_ms: Positive | None = None
+    """Mean time of an output token after the first, in milliseconds."""
     ttft_ms: Positive | None = None
+    """Time from submission to the first token, in milliseconds."""
     e2e_ms: Positive | None = None
+    """Time from submission to the last token, in milliseconds."""
     tpot_ratio: Positive | None = None
+    """`tpot_ms` as a multiple of what a token takes when the target serves one request alone."""
 
 
 class SpeculationRequest(BaseModel):
@@ -81,12 +87,18 @@ class SpeculationRequest(BaseModel):
     What is null is left open. `inner_rounds` has no effect; earlier versions had it.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     chain: list[Text] | None = None
+    """Names of models, weakest first, the target last."""
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
+    """Tokens drafted one after another in a decoding cycle."""
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
+    """Branches of the token tree on each level; depth times width is at most 64."""
     inner_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Accepted and without effect; earlier versions had it."""
 
 
 class RequestFields(StructureFields):
@@ -118,29 +130,53 @@ class RequestFields(StructureFields):
     neutral: ClassVar[Mapping[str, Any]] = {"thinking_token_budget": -1}
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
     top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None  # 0 and -1 are off
+    """Sample among the k most probable tokens; 0 and -1 are off."""
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """Sample among the most probable tokens that together have this probability."""
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """Leave out tokens below this share of the most probable token's probability."""
     repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    """For tokens of the prompt and the output; above 1 discourages them."""
     presence_penalty: Penalty | None = None
+    """Subtracted once from tokens that are in the output."""
     frequency_penalty: Penalty | None = None
+    """Subtracted from tokens of the output as often as they are in it."""
     logit_bias: dict[str, Bias] | None = None  # by token id
+    """Added to the logits, by token id (as text)."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: none; modulo 2**64
+    """The same seed gives the same tokens; -1 is none, other negative ones count modulo 2^64."""
     n: Samples | None = None
+    """Samples of each prompt."""
     stop: Stops | None = None
+    """The output ends before any of these texts."""
     stop_token_ids: TokenIds | None = None
+    """The output ends at any of these token ids."""
     ignore_eos: bool | None = None
+    """Go on after the end-of-text token."""
     min_tokens: Count | None = None
+    """No end-of-text token and none of `stop_token_ids` before so many tokens."""
     bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = None
+    """Texts that are never generated."""
     bad_words_ids: Annotated[list[TokenIds], Field(max_length=MAX_BAD_WORDS)] | None = None
+    """The same, as lists of token ids."""
     include_stop_str_in_output: bool | None = None
+    """The output includes the `stop` text that ended it."""
     skip_special_tokens: bool | None = None
+    """False shows special tokens in the output; true by default."""
     prompt_logprobs: LogprobCount | None = None
+    """Log-probabilities of the prompt's tokens, with so many alternatives."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Of those that wait, the lower number is admitted first; one step is worth ten seconds."""
     timeout_s: Positive | None = None
+    """The request ends with 408 after so many seconds, waiting included."""
     speculation: Literal["off"] | SpeculationRequest | None = None
+    """`off`: the target alone. An object: chain, depth, width. Null: the router decides."""
     slo: Text | SloRequest | None = None  # a class of the configuration, or values
+    """Latency objectives: the name of a class of the configuration, or values."""
     stream: bool | None = None
+    """Answer with server-sent events; an event may hold several tokens."""
     allowed_token_ids: Refused = None
     ebnf: Refused = None
     grammar: Refused = None

@@ -3,20 +3,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
+from specrouter.http.answer_schemas import (
+    CalibrationAnswer,
+    DecisionsAnswer,
+    HealthAnswer,
+    SloAnswer,
+    StatisticsAnswer,
+)
 from specrouter.http.drain import Drain
 from specrouter.http.errors import error_payload, error_response
-from specrouter.http.openapi import HealthAnswer, answers
+from specrouter.http.openapi import OPERATION, ROUTER, answers
 from specrouter.router import ChainRouter
+
+_Page = Callable[[], Awaitable[Response]]
 
 
 def add_health(app: FastAPI, router: ChainRouter, drain: Drain | None) -> None:
-    @app.get("/health", responses=answers(HealthAnswer, 503))
+    @app.get(
+        "/health",
+        tags=[OPERATION],
+        summary="Whether requests are taken",
+        responses=answers(HealthAnswer, 503),
+    )
     async def health() -> Response:
         if not router.is_healthy:
             return error_response(503, "the engine has stopped", code="engine_stopped")
@@ -27,19 +43,24 @@ def add_health(app: FastAPI, router: ChainRouter, drain: Drain | None) -> None:
 
 
 def add_router_pages(app: FastAPI, router: ChainRouter) -> None:
-    @app.get("/router/decisions")
+    def page(name: str, summary: str, answer: type[BaseModel]) -> Callable[[_Page], _Page]:
+        return app.get(
+            f"/router/{name}", tags=[ROUTER], summary=summary, responses=answers(answer, 401)
+        )
+
+    @page("decisions", "The last changes of chain or tree, oldest first", DecisionsAnswer)
     async def decisions() -> Response:
         return JSONResponse({"decisions": [record.to_json() for record in router.decisions()]})
 
-    @app.get("/router/statistics")
+    @page("statistics", "Totals since the start", StatisticsAnswer)
     async def statistics() -> Response:
         return JSONResponse(asdict(router.statistics()))
 
-    @app.get("/router/calibration")
+    @page("calibration", "How well predicted acceptance holds", CalibrationAnswer)
     async def calibration() -> Response:
         return JSONResponse({"calibration": _calibration(router)})
 
-    @app.get("/router/slo")
+    @page("slo", "Attainment of objectives, by class", SloAnswer)
     async def slo_report() -> Response:
         return JSONResponse(asdict(router.slo_report()))
 

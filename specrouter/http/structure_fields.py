@@ -25,22 +25,31 @@ class NamedSchema(Fields):
     """OpenAI wraps a schema; its name and strictness mean nothing here."""
 
     name: Text | None = None
+    """Ignored."""
     json_schema: JsonSchema | None = Field(default=None, alias="schema")
+    """The schema, as an object or as JSON text."""
 
 
 class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
+    """`json_object`: any JSON object; `json_schema`: one that fits the schema."""
     json_schema: NamedSchema | None = None
+    """Goes with the type `json_schema`."""
 
 
 class StructuredOutputs(Fields):
     """vLLM's; one of them. Further keys, such as `disable_any_whitespace`, mean nothing here."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")
+    """A JSON schema, as an object or as JSON text."""
     regex: Text | None = None
+    """A regular expression that the whole output matches."""
     choice: Choices | None = None
+    """The output is one of these texts."""
     grammar: Text | None = None
+    """A grammar in Lark's notation."""
     json_object: bool | None = None
+    """True: any JSON object."""
 
 
 _FORMS = ", ".join(field.alias or name for name, field in StructuredOutputs.model_fields.items())
@@ -48,11 +57,17 @@ _FORMS = ", ".join(field.alias or name for name, field in StructuredOutputs.mode
 
 class StructureFields(Fields):
     response_format: ResponseFormat | None = None
+    """OpenAI's way to ask for JSON."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's way to ask for JSON, a pattern, a choice or a grammar."""
     guided_json: JsonSchema | None = None
+    """vLLM's older name of `structured_outputs.json`."""
     guided_regex: Text | None = None
+    """vLLM's older name of `structured_outputs.regex`."""
     guided_choice: Choices | None = None
+    """vLLM's older name of `structured_outputs.choice`."""
     guided_grammar: Text | None = None
+    """vLLM's older name of `structured_outputs.grammar`."""
 
     def asked_structure(self) -> tuple[Structure | None, str]:
         """What is asked for, and the name of its field.

@@ -14,14 +14,20 @@ from specrouter.http.texts import Text
 
 class TokenizeText(Fields):
     model: Text | None = None
+    """The target's name; may be left out."""
     prompt: Text
+    """The text to split into tokens."""
     add_special_tokens: bool | None = None
+    """True by default."""
     return_token_strs: bool | None = None
+    """The answer has the tokens' texts too."""
 
 
 class TokenizeChat(Conversation):
     model: Text | None = None
+    """The target's name; may be left out."""
     return_token_strs: bool | None = None
+    """The answer has the tokens' texts too."""
 
 
 def _tokenize_kind(body: Any) -> str:
@@ -36,4 +42,6 @@ TokenizeRequest = Annotated[
 
 class DetokenizeRequest(Fields):
     model: Text | None = None
+    """The target's name; may be left out."""
     tokens: TokenIds
+    """Token ids."""

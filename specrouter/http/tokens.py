@@ -7,7 +7,8 @@ import asyncio
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from specrouter.http.openapi import DetokenizeAnswer, TokenizeAnswer, body_answers
+from specrouter.http.answer_schemas import DetokenizeAnswer, TokenizeAnswer
+from specrouter.http.openapi import TOKENS, body_answers, with_example
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeRequest, TokenizeText
@@ -15,12 +16,24 @@ from specrouter.request.params import RequestError
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", responses=body_answers(TokenizeAnswer, 404))
+    @app.post(
+        "/tokenize",
+        tags=[TOKENS],
+        summary="The tokens of a text or a conversation",
+        responses=body_answers(TokenizeAnswer, 404),
+        openapi_extra=with_example(prompt="def fib(n):"),
+    )
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         return await asyncio.to_thread(_tokenized, service, body)
 
-    @app.post("/detokenize", responses=body_answers(DetokenizeAnswer, 404))
+    @app.post(
+        "/detokenize",
+        tags=[TOKENS],
+        summary="The text of tokens",
+        responses=body_answers(DetokenizeAnswer, 404),
+        openapi_extra=with_example(tokens=[5, 6, 7]),
+    )
     async def detokenize(body: DetokenizeRequest) -> Response:
         service.check_model(body.model)
         known = service.router.pool.vocab_size

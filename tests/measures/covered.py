@@ -38,6 +38,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
     "specrouter/engine": {"request_meter": "../http/test_prometheus"},
     "specrouter/execution": {"group_draft": "test_chain_drafter", "runtime": "test_executor"},
     "specrouter/http": {
+        "answer_schemas": "test_openapi",
         "app": "test_guards",
         "chat_answer": "test_chat",
         "chat_template": "test_chat",
@@ -47,7 +48,6 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "metrics_page": "test_prometheus",
         "openai_answer": "test_completions",
         "openai_fields": "test_any_input",
-        "openapi": "test_any_input",
         "prometheus_models": "test_prometheus",
         "prometheus_vllm": "test_prometheus",
         "request_fields": "test_generate",
