@@ -67,8 +67,8 @@ def draw(record: DecisionRecord, file: Path) -> None:
 
 
 def _label(option: Option) -> str:
-    shape = "" if len(option.chain) == 1 else f"\n{option.depth} deep, {option.width} wide"
-    return " > ".join(option.chain) + shape
+    shape, chain = option.shape, " > ".join(option.chain)
+    return chain if not shape.depth else f"{chain}\n{shape.depth} deep, {shape.width} wide"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -111,8 +111,9 @@ def shift(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _shown(decision: ChainDecision) -> str:
-    shape = f"{decision.depth} x {decision.width}, {decision.nodes} nodes"
-    return f"{'>'.join(decision.chain)} {shape}: {decision.reason}"
+    shape = decision.shape
+    drafted = f"{shape.depth} x {shape.width}, {shape.nodes or 'all'} nodes"
+    return f"{'>'.join(decision.chain)} {drafted}: {decision.reason}"
 
 
 def predict(options: argparse.Namespace) -> dict[str, Any]:

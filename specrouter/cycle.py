@@ -59,6 +59,18 @@ class Candidates:
         return chosen
 
 
+@dataclass(frozen=True)
+class DraftShape:
+    """Draft trees of `depth` levels of `width` nodes; depth 0: nobody drafts.
+
+    `nodes`: of each request's tree, in the mean, that the target verifies; 0: all of them.
+    """
+
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+
+
 # Of the candidate trees of rows [B], where so many nodes of other trees are verified beside them:
 # what the target verifies, [B, W].
 TreeSelector = Callable[[Ints, Candidates, int], Bools]
@@ -66,15 +78,10 @@ TreeSelector = Callable[[Ints, Candidates, int], Bools]
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a cycle, and what is predicted of it.
-
-    `nodes`: of each request's tree, in the mean, that the target verifies.
-    """
+    """One way to run a cycle, and what is predicted of it."""
 
     chain: Chain
-    depth: int = 0
-    width: int = 1
-    nodes: int = 0
+    shape: DraftShape = DraftShape()
     cycle_ms: float = 0.0
     tokens: float = 1.0  # committed per request
     ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
@@ -84,23 +91,22 @@ class Option:
     sampled: bool = True  # of the workload that it is predicted for
 
     @property
-    def route(self) -> tuple[Chain, int, int, int]:
+    def route(self) -> tuple[Chain, DraftShape]:
         """All but the prediction."""
-        return self.chain, self.depth, self.width, self.nodes
+        return self.chain, self.shape
 
 
 @dataclass(frozen=True, eq=False)
 class ChainGroup:
-    """Requests that decode through one chain, with trees of `depth` levels of `width` nodes.
+    """Requests that decode through one chain, with trees of one shape.
 
     `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
     `branching`: of trees of a fixed form, see `DraftProcessor.draft`.
     """
 
     chain: Chain
-    depth: int
+    shape: DraftShape
     rows: Ints  # ascending
-    width: int = 1
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None

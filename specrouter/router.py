@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from modelpool import ModelPool
 from modelpool.config import validate_config
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
+from specrouter.cycle import DraftShape
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
@@ -331,7 +332,7 @@ class ChainRouter:
             nodes: of each tree that the target verifies; None: all.
             requests: that decode together, sampled.
         """
-        return self._engine.predict(tuple(chain), depth, width, nodes, requests)
+        return self._engine.predict(tuple(chain), DraftShape(depth, width, nodes or 0), requests)
 
     def set_learning(self, is_learning: bool) -> None:
         """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
@@ -28,16 +28,14 @@ SCHEDULED: Override = (None, None)
 class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
-    `nodes` None: whole trees. `alternatives`: the best options of other chains, best first, to
+    `alternatives`: the best options of other chains, best first, to
     explain the choice; the target alone is always among them, or chosen. `at_hand`: of the other
     chains' options, what may draft beside it or in its place in one cycle: models that never ran
     and promise too little to be loaded are not among them.
     """
 
     chain: Chain
-    depth: int
-    width: int
-    nodes: int | None = None
+    shape: DraftShape
     hard_rejection: bool = False
     reason: str = "configured"
     predicted: Option | None = None
@@ -48,8 +46,8 @@ class ChainDecision:
     grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
 
     @property
-    def route(self) -> tuple[Chain, int, int, int | None]:
-        return self.chain, self.depth, self.width, self.nodes
+    def route(self) -> tuple[Chain, DraftShape]:
+        return self.chain, self.shape
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
-from specrouter.cycle import Commit, CycleResult, ModelFailure, TargetError
+from specrouter.cycle import Commit, CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.policies import PolicyRegistry
 from specrouter.engine.quarantine import Quarantine
@@ -141,13 +141,11 @@ class Engine:
         alone = target_only(self.profiler.snapshot(), Workload(1), self._pool.target)
         return alone.cycle_ms
 
-    def predict(
-        self, chain: Chain, depth: int, width: int, nodes: int | None, requests: int
-    ) -> float:
+    def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
         """See `ChainRouter.predict`."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests)
         scheduler = self._policies.current.planner.scheduler
-        option = scheduler.predict(snapshot, workload, chain, depth, width, nodes)
+        option = scheduler.predict(snapshot, workload, chain, shape)
         return option.ms_per_token * snapshot.machine
 
     def check_integrity(self) -> None:

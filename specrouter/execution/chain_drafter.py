@@ -94,10 +94,10 @@ class ChainDrafter:
         is_read = self._prefill.has_read(names, group.rows)
         drafting = (limits > 0) & is_read  # a row's last token is the target's own
         rows = group.rows[drafting]
-        depths = np.minimum(group.depth, limits[drafting])
+        depths = np.minimum(group.shape.depth, limits[drafting])
         positions = self._rows.output_positions(rows)
-        request = DraftRequest(rows, positions, depths, group.width, group.branching)
-        cut = group.rows[limits < group.depth]
+        request = DraftRequest(rows, positions, depths, group.shape.width, group.branching)
+        cut = group.rows[limits < group.shape.depth]
         behind = group.rows[(limits > 0) & ~is_read]
         sampled = self._rows.sampled(rows)
         draft = GroupDraft(group, self._rule.shaped(request), sampled, cut, behind)
@@ -122,16 +122,16 @@ class ChainDrafter:
 
     def _look_up(self, name: str, draft: GroupDraft) -> None:
         """Drafts from the rows' own tokens."""
-        group, request, runtime = draft.group, draft.request, self._runtime
+        shape, request, runtime = draft.group.shape, draft.request, self._runtime
         started = time.perf_counter()
         try:
             noise = self._rule.noise_lookup(self._sampler)
             tree = self._ngram.draft(self._rows.ngrams, runtime.manager, noise, request)
         except Exception as error:
             raise StageError(name, error) from error
-        step_ms = (time.perf_counter() - started) * 1000 / group.depth
-        places = len(request.rows) * group.width
-        self._profiler.record_forward(name, places, 0.0, step_ms, group.depth)
+        step_ms = (time.perf_counter() - started) * 1000 / shape.depth
+        places = len(request.rows) * shape.width
+        self._profiler.record_forward(name, places, 0.0, step_ms, shape.depth)
         self._hand_on(draft, DraftResult.without_logits(tree))
 
     def _verify_with(self, name: str, draft: GroupDraft, before: DraftResult) -> None:
@@ -154,9 +154,9 @@ class ChainDrafter:
                 raise NonFiniteLogits(name, rows[result.broken_rows])
             self._states.touch(active.state, rows, _scrubbed(active, result))
         self._feedback.learn_from_intermediate(draft, before, name, result)
-        is_hard, is_path = group.hard_rejection, group.width == 1
+        is_hard, is_path = group.hard_rejection, group.shape.width == 1
         after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
-        size = group.depth * group.width + len(group.chain)
+        size = group.shape.depth * group.shape.width + len(group.chain)
         nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size))
         tree = after.tree.select(nodes, self._rows.remaining(rows) - 1)
         self._hand_on(draft, replace(after, tree=tree))

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.acceptance import (
     SHAPE_DEPTHS,
     SHAPE_NODES,
@@ -160,8 +160,9 @@ class OptionGrid:
 
     def like(self, option: Option) -> Option | None:
         """What is predicted now of an option that was chosen before; None: it is not allowed."""
-        same = np.equal(SHAPE_DEPTHS, option.depth) & np.equal(SHAPE_WIDTHS, option.width)
-        where = np.argwhere(same[:, None] & (self.nodes == option.nodes))
+        wanted = option.shape
+        same = np.equal(SHAPE_DEPTHS, wanted.depth) & np.equal(SHAPE_WIDTHS, wanted.width)
+        where = np.argwhere(same[:, None] & (self.nodes == wanted.nodes))
         if not len(where):
             return None
         found = self.option(where[0][0], where[0][1])
@@ -171,9 +172,9 @@ class OptionGrid:
         """Of a row and a column."""
         return Option(
             self.chain,
-            int(SHAPE_DEPTHS[shape]),
-            int(SHAPE_WIDTHS[shape]),
-            int(self.nodes[shape, place]),
+            DraftShape(
+                int(SHAPE_DEPTHS[shape]), int(SHAPE_WIDTHS[shape]), int(self.nodes[shape, place])
+            ),
             float(self.cycle_ms[shape, place]),
             float(self.tokens[shape, place]),
             float(self.ms_per_token[shape, place]),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.request.params import Chain, Speculation, fitting_width
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
@@ -85,13 +85,14 @@ class CycleRoutes:
     def _named(self, chain: Chain, override: SpeculationOverride, held: frozenset[str]) -> Route:
         if not isinstance(override, Speculation) or not self.scheduler.fit(chain, held):
             return Route((self.scheduler.target,))
-        limits = self.scheduler.limits(override.depth, override.width)
+        limits = self.scheduler.limits((override.depth, override.width))
         depth = limits.depth or FIXED_DEPTH
         hard = self.scheduler.config.policy == "paper"
         # Who names a chain gets its trees whole, unless a selection was configured.
         is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
         whole = is_open or self._is_whole(chain, hard)
-        return Route(chain, depth, fitting_width(depth, limits.width or 1), hard, whole)
+        shape = DraftShape(depth, fitting_width(depth, limits.width or 1))
+        return Route(chain, shape, hard, whole)
 
     def _route_scheduled(
         self, key: Override, requests: Mapping[int, RequestView], held: frozenset[str]
@@ -118,11 +119,13 @@ class CycleRoutes:
 
     def _route(self, key: Override, option: Option, decision: ChainDecision) -> Route:
         # Options are of the shapes that are known, of which the next larger one may be predicted.
-        limits = self.scheduler.limits(*key)
+        limits, shape = self.scheduler.limits(key), option.shape
         return Route(
             option.chain,
-            min(option.depth, limits.depth or option.depth) or 1,
-            min(option.width, limits.width or option.width),
+            DraftShape(
+                min(shape.depth, limits.depth or shape.depth) or 1,
+                min(shape.width, limits.width or shape.width),
+            ),
             decision.hard_rejection,
             self._is_whole(option.chain, decision.hard_rejection),
             # Who asks for another depth or width gets no tree of the fixed form.
@@ -207,13 +210,11 @@ class CycleRoutes:
             self.view.performance,
             replace(workload, others=others),
             route.chain,
-            route.depth,
-            route.width,
-            self.scheduler.config.nodes,
+            replace(route.shape, nodes=self.scheduler.config.nodes or 0),
             route.whole,
         )
 
 
 def _unpredicted(decision: ChainDecision) -> Option:
     """Of a policy that predicts nothing."""
-    return Option(decision.chain, decision.depth, decision.width, decision.nodes or 0)
+    return Option(decision.chain, decision.shape)

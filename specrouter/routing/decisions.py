@@ -72,7 +72,7 @@ class CycleDecisions:
             return before.decision
         current = None if before is None else before.decision
         workload = self._workload(requests, count, load.others)
-        decision = self.scheduler.choose(self.view.performance, workload, models, current, *key)
+        decision = self.scheduler.choose(self.view.performance, workload, models, current, key)
         if before is None:
             self._forget_unused()
         cycle = self.view.cycle

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import ChainGroup, CyclePlan, Option, ShadowEvaluation, TreeSelector
+from specrouter.cycle import (
+    ChainGroup,
+    CyclePlan,
+    DraftShape,
+    Option,
+    ShadowEvaluation,
+    TreeSelector,
+)
 from specrouter.profile.prediction import Workload
 from specrouter.profile.snapshot import load_of, outcome_of
 from specrouter.routing.catch_up import CycleCatchUp
@@ -86,7 +93,7 @@ class Planner:
     ) -> list[ChainGroup]:
         if not len(prefill.first_tokens):
             return list(groups)
-        return [*groups, ChainGroup((self.scheduler.target,), 1, prefill.first_tokens)]
+        return [*groups, ChainGroup((self.scheduler.target,), DraftShape(1), prefill.first_tokens)]
 
     def _routes(
         self, view: EngineView, requests: Mapping[int, RequestView], prefill: _Prefill
@@ -173,7 +180,7 @@ class Planner:
         budget_tokens = self.trees.config.budget_tokens
         if budget_tokens is not None:
             return max(0, budget_tokens - active - prompt_tokens)
-        return sum(option.nodes * len(rows) for option, rows in known)
+        return sum(option.shape.nodes * len(rows) for option, rows in known)
 
 
 def _prefill(view: EngineView, admission: Admission) -> _Prefill:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specrouter.cycle import ChainGroup, Option
+from specrouter.cycle import ChainGroup, DraftShape, Option
 from specrouter.request.params import Chain, Speculation
 from specrouter.view import SCHEDULED, Override, RequestView
 
@@ -17,8 +17,7 @@ class Route(NamedTuple):
     """What requests share that form a group."""
 
     chain: Chain
-    depth: int = 1
-    width: int = 1
+    shape: DraftShape = DraftShape(1)
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
@@ -26,9 +25,8 @@ class Route(NamedTuple):
     def group(self, rows: Sequence[int], predicted: Option | None) -> ChainGroup:
         return ChainGroup(
             self.chain,
-            self.depth,
+            self.shape,
             np.array(sorted(rows), dtype=np.int64),
-            self.width,
             self.hard_rejection,
             self.whole,
             self.branching,

@@ -23,7 +23,7 @@ from functools import cache
 
 from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.prediction import (
     Limits,
     OptionGrid,
@@ -34,7 +34,7 @@ from specrouter.profile.prediction import (
 )
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
-from specrouter.view import ChainDecision
+from specrouter.view import SCHEDULED, ChainDecision, Override
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
 # Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
@@ -133,25 +133,22 @@ class ModelChainScheduler:
         workload: Workload,
         models: Models,
         current: ChainDecision | None = None,
-        depth: int | None = None,
-        width: int | None = None,
+        asked: Override = SCHEDULED,
     ) -> ChainDecision:
         """How the requests of a workload go through the next cycles.
 
         Args:
             current: what is in use, for hysteresis.
-            depth, width: of one request's override; None takes the configured ones.
+            asked: depth and width of the requests' override; None takes the configured ones.
         """
         policy = self.config.policy
-        limits = self.limits(depth, width)
+        limits = self.limits(asked)
         if policy == "adaptive":
             return self._adaptive(snapshot, workload, models, current, limits)
         deep = limits.depth or FIXED_DEPTH
         fixed = ChainDecision(
             (self.target,),
-            deep,
-            fitting_width(deep, limits.width or 1),
-            limits.nodes,
+            DraftShape(deep, fitting_width(deep, limits.width or 1), limits.nodes or 0),
         )
         if policy == "target-only":
             return fixed
@@ -181,9 +178,9 @@ class ModelChainScheduler:
         names = dict.fromkeys(name for chain in chains for name in chain)
         return tuple(name for name in names if name != self.target)
 
-    def limits(self, depth: int | None, width: int | None) -> Limits:
+    def limits(self, asked: Override) -> Limits:
         """What is left open of a cycle's shape."""
-        config = self.config
+        config, (depth, width) = self.config, asked
         return Limits(
             depth or config.depth,
             1 if self._only_paths else width or config.width,
@@ -198,7 +195,8 @@ class ModelChainScheduler:
         fixed: ChainDecision,
     ) -> ChainDecision:
         predicted = {
-            chain: predict_paper(chain, snapshot, fixed.depth) for chain in self._reachable(models)
+            chain: predict_paper(chain, snapshot, fixed.shape.depth)
+            for chain in self._reachable(models)
         }
         best = min(predicted, key=lambda chain: predicted[chain])
         return replace(fixed, chain=best, predicted_ms=predicted, reason="least by Equation 7")
@@ -239,9 +237,7 @@ class ModelChainScheduler:
         others = [option for option in ranked if option.chain != best.chain]
         return ChainDecision(
             best.chain,
-            best.depth,
-            best.width,
-            best.nodes or None,
+            best.shape,
             reason=reason,
             predicted=best,
             alternatives=_explained(others, alone),
@@ -287,20 +283,24 @@ class ModelChainScheduler:
         snapshot: PerformanceSnapshot,
         workload: Workload,
         chain: Chain,
-        depth: int,
-        width: int,
-        nodes: int | None = None,
+        shape: DraftShape,
         whole: bool = True,
     ) -> Option:
         """What one way to run a cycle is predicted to cost.
 
-        `nodes` None: whole trees, or as many nodes as promise most where not `whole`.
+        Where the shape does not say how many nodes are verified, it is whole trees, or where not
+        `whole` as many as promise most.
         """
         if len(chain) == 1:
             return target_only(snapshot, workload, self.target)
         # Somebody asked for it: it is predicted whether or not it would be chosen.
-        is_whole = nodes is None and whole
-        limits = Limits(depth, width, nodes, whole_trees=is_whole, max_depth=MAX_TREE_TOKENS)
+        limits = Limits(
+            shape.depth,
+            shape.width,
+            shape.nodes or None,
+            whole_trees=whole and not shape.nodes,
+            max_depth=MAX_TREE_TOKENS,
+        )
         return OptionGrid(chain, snapshot, workload, limits).best()
 
     def at_hand(self, decision: ChainDecision, models: Models) -> list[Option]:

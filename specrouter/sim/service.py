@@ -196,7 +196,7 @@ class SimulatedService:
             return [], self._target_ms(0, 0, prompt_tokens)
         progress = self._progress(decoding)
         decision = self._decision(len(self._runs))
-        main = decision.predicted or Option(decision.chain, decision.depth, decision.width)
+        main = decision.predicted or Option(decision.chain, decision.shape)
         grid = decision.grids.get(self.machine.chain)
         choice = self._planner.choose(self._snapshot, main, grid, progress, Beside(prompt_tokens))
         active = [decoding[at] for at in np.flatnonzero(choice.active)]
@@ -215,13 +215,15 @@ class SimulatedService:
     ) -> tuple[Ints, float]:
         """[A] tokens, and milliseconds."""
         active = len(progress.rows)
-        drawn = self.text.draw(active, option.depth, option.width, self._draws)
+        drawn = self.text.draw(active, option.shape.depth, option.shape.width, self._draws)
         levels_ms = self._levels_ms(active)[_shape_for(option)]
         if self._planner.selection == "whole":
             chosen = whole(drawn.candidates)
         else:
             budget = self.trees.budget_tokens
-            nodes = option.nodes * active if budget is None else budget - active - prompt_tokens
+            nodes = (
+                option.shape.nodes * active if budget is None else budget - active - prompt_tokens
+            )
             nodes = max(0, nodes)
             cost = cycle_cost(
                 self._snapshot,
@@ -268,5 +270,6 @@ class SimulatedService:
 
 def _shape_for(option: Option) -> int:
     """The smallest known one that holds an option's drafts."""
-    holds = (option.depth <= SHAPE_DEPTHS) & (option.width <= SHAPE_WIDTHS)
+    shape = option.shape
+    holds = (shape.depth <= SHAPE_DEPTHS) & (shape.width <= SHAPE_WIDTHS)
     return int(np.argmin(np.where(holds, SHAPE_NODES, MAX_TREE_TOKENS + 1)))

@@ -100,11 +100,10 @@ def choose_cycle(
     if not entry:
         return CycleChoice(takes, None, best)
     found = grid.option(menu.rows[entry - 1], menu.columns[entry - 1])
-    nodes_each = max(1, round(found.nodes * float(drafting[row, who] / active[row])))
+    nodes_each = max(1, round(found.shape.nodes * float(drafting[row, who] / active[row])))
     cycle_ms = float(ms[row, who, entry])
-    return CycleChoice(
-        takes, replace(found, cycle_ms=cycle_ms, nodes=nodes_each, plain_ms=0.0), best
-    )
+    shape = replace(found.shape, nodes=nodes_each)
+    return CycleChoice(takes, replace(found, shape=shape, cycle_ms=cycle_ms, plain_ms=0.0), best)
 
 
 def _service_order(rates: Floats, attainable: Floats, waited: Ints) -> Ints:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cycle import Candidates, Option, TreeSelector
+from specrouter.cycle import Candidates, DraftShape, Option, TreeSelector
 from specrouter.profile.prediction import OptionGrid, Workload, curve_of, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
@@ -136,12 +136,8 @@ class TreePlanner:
             return option
         target = curve_of(snapshot, option.chain[-1], option.chain[-1])
         depth, width = self._adaserve(target, requests)
-        return replace(
-            option,
-            depth=depth,
-            width=1 if self._only_paths else width,
-            plain_ms=0.0,
-        )
+        shape = DraftShape(depth, 1 if self._only_paths else width, option.shape.nodes)
+        return replace(option, shape=shape, plain_ms=0.0)
 
     def _adaserve(self, target: TimeCurve, requests: int) -> tuple[int, int]:
         """Without a configured budget, it is what a pass reads in twice the time of the roots

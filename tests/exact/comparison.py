@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
+from specrouter.cycle import DraftShape
 from specrouter.request.objective import SloLike
 from specrouter.request.params import Chain
 from tests.exact.arrangement import Arrangement, Override
 
 Tokens = tuple[int, ...]
-Route = tuple[Chain, int, int, int | None]  # depth, width, nodes
+Route = tuple[Chain, DraftShape]
 
 
 @dataclass(frozen=True)

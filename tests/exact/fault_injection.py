@@ -21,7 +21,7 @@ from torch import Tensor
 from modelpool.attention.packed import KVView
 from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
-from specrouter.cycle import Candidates, TreeSelector
+from specrouter.cycle import Candidates, DraftShape, TreeSelector
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.tree_planner import TreePlanner
@@ -126,24 +126,17 @@ def _restless_choices(rng: np.random.Generator) -> Iterator[None]:
         chain = candidates[int(rng.integers(len(candidates)))]
         width = int(rng.integers(1, 5))
         depth = int(rng.integers(1, min(MAX_DEPTH, MAX_TREE_TOKENS // width) + 1))
-        nodes = None if rng.random() < 0.5 else int(rng.integers(1, depth * width + 1))
-        found = dataclasses.replace(
-            decision,
-            chain=chain,
-            depth=depth,
-            width=width,
-            nodes=nodes,
-            grids={},  # by which a cycle would have other trees
-        )
+        nodes = 0 if rng.random() < 0.5 else int(rng.integers(1, depth * width + 1))
+        shape = DraftShape(depth, width, nodes)
+        # Without grids, by which a cycle would have other trees.
+        found = dataclasses.replace(decision, chain=chain, shape=shape, grids={})
         if decision.predicted is None:
             return found
         # The planner goes by the prediction where there is one.
         predicted = dataclasses.replace(
             decision.predicted,
             chain=chain,
-            depth=depth,
-            width=width,
-            nodes=nodes or 0,
+            shape=shape,
             cycle_ms=1e-3,  # so that it pays to catch up
         )
         return dataclasses.replace(found, predicted=predicted)

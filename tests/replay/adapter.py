@@ -79,7 +79,7 @@ class Decider:
             frozenset(question["held"]),
         )
         scheduler = self._schedulers[question["who"]]
-        decision = scheduler.choose(view, workload, models, current, *question["asked"][:2])
+        decision = scheduler.choose(view, workload, models, current, tuple(question["asked"][:2]))
         return Answer(route_of_decision(decision), decision.reason, decision)
 
 
@@ -102,9 +102,9 @@ def _times(kept: Any) -> TimeEstimator:
 def route_of_decision(decision: ChainDecision) -> Route:
     return (
         decision.chain,
-        decision.depth,
-        decision.width,
-        decision.nodes or 0,
+        decision.shape.depth,
+        decision.shape.width,
+        decision.shape.nodes,
         1,
     )
 

@@ -23,7 +23,7 @@ from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import ModelChainScheduler, Models
-from specrouter.view import ChainDecision
+from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.replay.adapter import LEARN, route_of_decision
 from tests.replay.facts import Fact, rounded
 from tests.replay.recording import Recording
@@ -173,15 +173,13 @@ class _Scheduler(ModelChainScheduler):
         workload: Workload,
         models: Models,
         current: ChainDecision | None = None,
-        depth: int | None = None,
-        width: int | None = None,
+        asked: Override = SCHEDULED,
     ) -> ChainDecision:
-        asked = (depth, width)
         if self.config.policy not in ("adaptive", "paper"):
-            return super().choose(snapshot, workload, models, current, *asked)
+            return super().choose(snapshot, workload, models, current, asked)
         lags = {name: float(np.float32(lag)) for name, lag in workload.lags.items()}
         workload = replace(workload, remaining=float(np.float32(workload.remaining)), lags=lags)
-        decision = super().choose(snapshot, workload, models, current, *asked)
+        decision = super().choose(snapshot, workload, models, current, asked)
         chain, deep, wide, nodes, rounds = route_of_decision(decision)
         with self.tape.lock:
             self.tape.add(
@@ -210,12 +208,12 @@ class _Scheduler(ModelChainScheduler):
                     reason=decision.reason,
                 )
             )
-            if decision.predicted is not None and asked == (None, None):
+            if decision.predicted is not None and asked == SCHEDULED:
                 self.tape.promised = {
                     option.chain: {
-                        "depth": option.depth,
-                        "width": option.width,
-                        "nodes": option.nodes,
+                        "depth": option.shape.depth,
+                        "width": option.shape.width,
+                        "nodes": option.shape.nodes,
                     }
                     for option in (decision.predicted, *decision.at_hand)
                 }

@@ -27,7 +27,7 @@ from specrouter import (
     RouterConfig,
     TokenLogprobs,
 )
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
@@ -59,16 +59,14 @@ BASELINE_TPOT_MS = 40.0
 _FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None, None)
 SLO_REPORT = SloReport(2.0, _FIGURES, {"interactive": _FIGURES})
 STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
-_CHOSEN = Option(("small", "big"), 4, 2, 6, 30.0, 2.5, 12.0)
+_CHOSEN = Option(("small", "big"), DraftShape(4, 2, 6), 30.0, 2.5, 12.0)
 DECISION = DecisionRecord(
     cycle=3,
     unix_s=1e9,
     requests=2,
     decision=ChainDecision(
         _CHOSEN.chain,
-        4,
-        2,
-        6,
+        _CHOSEN.shape,
         reason="first decision",
         predicted=_CHOSEN,
         alternatives=(Option(("big",), cycle_ms=20.0, ms_per_token=20.0),),

@@ -13,7 +13,7 @@ from torch import Tensor
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import AcceptanceRule, RejectionSampling, SharedNoise
-from specrouter.cycle import ChainGroup
+from specrouter.cycle import ChainGroup, DraftShape
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.group_draft import GroupDraft
@@ -57,7 +57,7 @@ class Bench:
             self.runtime.rows.open(row, RequestSpec(tuple(prompt), (), params, None, seed=row))
 
     def draft(self, chain: Chain, depth: int = 3, width: int = 1, **given: Any) -> GroupDraft:
-        group = ChainGroup(chain, depth, np.arange(len(PROMPTS)), width, **given)
+        group = ChainGroup(chain, DraftShape(depth, width), np.arange(len(PROMPTS)), **given)
         with torch.inference_mode(), self.runtime.states.cycle():
             self._drafter.begin([group])
             return self._drafter.draft(group)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelpool import ModelPool
 from processors import ActiveModel, PrefillProcessor
-from specrouter.cycle import CATCH_UP_TOKENS, ChainGroup, CycleResult
+from specrouter.cycle import CATCH_UP_TOKENS, ChainGroup, CycleResult, DraftShape
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import ModelStates
 from specrouter.request.params import Chain, SamplingParams
@@ -91,7 +91,9 @@ def test_no_model_reads_more_than_a_chunk_a_cycle_and_texts_are_the_targets(
         groups: dict[Chain, list[int]] = {}
         for row in range(len(prompts)):
             groups.setdefault(data.draw(chains), []).append(row)
-        asked = [ChainGroup(chain, 2, np.array(rows), 2) for chain, rows in groups.items()]
+        asked = [
+            ChainGroup(chain, DraftShape(2, 2), np.array(rows)) for chain, rows in groups.items()
+        ]
         result = bench.run(asked)
         assert sorted(commit.row for commit in result.commits) == list(range(len(prompts)))
         assert not result.failures

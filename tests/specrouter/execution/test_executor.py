@@ -28,6 +28,7 @@ from specrouter.cycle import (
     ChainGroup,
     CyclePlan,
     CycleResult,
+    DraftShape,
     TargetError,
     TreeSelector,
 )
@@ -97,7 +98,7 @@ class Bench:
     ) -> CycleResult:
         """`nodes`: of a tree, in the mean, that the target verifies; None: whole trees."""
         which = np.array(range(len(self.prompts)) if rows is None else rows, dtype=np.int64)
-        group = ChainGroup(chain, depth, which, width, whole=nodes is None)
+        group = ChainGroup(chain, DraftShape(depth, width), which, whole=nodes is None)
         return self.run([group], None if nodes is None else best(nodes))
 
     def run(
@@ -164,7 +165,8 @@ def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
 
 def test_groups_with_different_chains_share_a_cycle(bench: Bench, target: Any) -> None:
     groups = [
-        ChainGroup(chain, 3, np.array([row], dtype=np.int64)) for row, chain in enumerate(CHAINS)
+        ChainGroup(chain, DraftShape(3), np.array([row], dtype=np.int64))
+        for row, chain in enumerate(CHAINS)
     ]
     result = bench.executor.run(CyclePlan(groups, NOBODY, NOBODY))
     bench.manager.check_integrity()
@@ -398,9 +400,9 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     return seen
 
 
-def group(chain: Chain, rows: Sequence[int], whole: bool = False, **shape: Any) -> ChainGroup:
-    depth, width = shape.pop("depth", 4), shape.pop("width", 3)
-    return ChainGroup(chain, depth, np.array(rows), width, whole=whole, **shape)
+def group(chain: Chain, rows: Sequence[int], whole: bool = False, **given: Any) -> ChainGroup:
+    shape = DraftShape(given.pop("depth", 4), given.pop("width", 3))
+    return ChainGroup(chain, shape, np.array(rows), whole=whole, **given)
 
 
 def assert_target_alone(bench: Bench, target: Any) -> None:

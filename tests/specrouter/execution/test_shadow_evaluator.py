@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from modelpool import ModelPool
 from processors import gumbel
 from specrouter import ChainRouter, Speculation
-from specrouter.cycle import ChainGroup, CyclePlan, ShadowEvaluation
+from specrouter.cycle import ChainGroup, CyclePlan, DraftShape, ShadowEvaluation
 from specrouter.request.params import SamplingParams
 from specrouter.routing import planner, shadow_policy
 from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, _break
@@ -103,7 +103,7 @@ def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool)
 
 def test_the_cycle_of_an_evaluation_goes_on_as_ever(pool: ModelPool) -> None:
     plain, bench = with_text(pool, SAMPLED), with_text(pool, SAMPLED)
-    groups = [ChainGroup(("small", "target"), 3, ALL_ROWS)]
+    groups = [ChainGroup(("small", "target"), DraftShape(3), ALL_ROWS)]
     bench.executor.run(
         CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 2, 8))
     )
@@ -121,7 +121,7 @@ def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(
     bench = with_text(pool, SAMPLED)
     before = bench.manager.counts.copy()
     _break(monkeypatch, "small", after=0)
-    groups = [ChainGroup(("target",), 1, ALL_ROWS)]
+    groups = [ChainGroup(("target",), DraftShape(1), ALL_ROWS)]
     result = bench.executor.run(
         CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 0, 8))
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
 from specrouter.profile.prediction import (
     Limits,
@@ -77,7 +77,7 @@ def test_attention_costs_by_the_slots_that_it_reads() -> None:
 def test_a_pair_costs_its_drafts_and_one_verification() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known)
-    assert option.route == (PAIR, 4, 1, 4)
+    assert option.route == (PAIR, DraftShape(4, 1, 4))
     assert option.tokens == pytest.approx(HALVES)
     assert option.levels_ms == pytest.approx(4)
     assert option.cycle_ms == pytest.approx(4 + 14)
@@ -107,7 +107,7 @@ def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_e
 def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verifying() -> None:
     known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known, Limits(depth=3, width=2, nodes=4))
-    assert option.route == (PAIR, 3, 2, 4)
+    assert option.route == (PAIR, DraftShape(3, 2, 4))
     assert option.levels_ms == pytest.approx(2 + 2 * 2.0)
     assert option.cycle_ms == pytest.approx(6 + 14)
     second = 1.0 - 0.5 ** (2**0.64) - 0.5  # chance of a second choice, by the law
@@ -117,7 +117,7 @@ def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verif
 def test_a_whole_tree_has_all_its_nodes_verified() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known, Limits(depth=3, width=2, whole_trees=True))
-    assert option.nodes == 6
+    assert option.shape.nodes == 6
     assert option.cycle_ms == pytest.approx(3 + 16)
 
 
@@ -175,7 +175,7 @@ def triple(**others: float) -> PerformanceSnapshot:
 def test_an_intermediate_offers_what_it_accepts_and_its_own_token() -> None:
     option = best(TRIPLE, triple(), DEPTH_2)
     # Of 2 drafts 0.75 pass, so 1.75 are offered; each succeeds in 0.8 of the cases.
-    assert option.nodes == 2
+    assert option.shape.nodes == 2
     assert option.tokens == pytest.approx(1 + 0.8 + 0.75 * 0.8**2)
     assert option.levels_ms == pytest.approx(2 + 5)
     assert option.cycle_ms == pytest.approx(7 + 12)
@@ -190,17 +190,17 @@ def test_what_was_seen_of_a_whole_chain_outweighs_what_its_parts_promise() -> No
 
 def test_in_a_wide_tree_the_drafters_nodes_go_on_to_the_target() -> None:
     option = best(TRIPLE, triple(), Limits(2, 2, whole_trees=True))
-    assert option.nodes == 4
+    assert option.shape.nodes == 4
 
 
 def test_drafts_are_never_deeper_than_allowed() -> None:
-    assert OptionGrid(TRIPLE, triple(), ONE, Limits(max_depth=8)).best().depth <= 8
+    assert OptionGrid(TRIPLE, triple(), ONE, Limits(max_depth=8)).best().shape.depth <= 8
 
 
 @pytest.mark.parametrize("depth", [16, 7, 5, 4])
 def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int) -> None:
     grid = OptionGrid(TRIPLE, triple(), ONE, Limits(depth=depth))
-    assert depth <= grid.best().depth <= depth + 1  # the shape that stands for it
+    assert depth <= grid.best().shape.depth <= depth + 1  # the shape that stands for it
     assert np.isfinite(grid.best().ms_per_token)
 
 
@@ -242,7 +242,7 @@ def test_a_cycle_may_have_as_many_nodes_as_its_trees_where_they_cost_nothing(
 ) -> None:
     known = snapshot({"small": flat(1e-3), "big": flat(50.0)}, {PAIR: 0.9})
     workload = replace(ONE, requests=requests)
-    assert OptionGrid(PAIR, known, workload, Limits()).best().nodes == MAX_TREE_TOKENS
+    assert OptionGrid(PAIR, known, workload, Limits()).best().shape.nodes == MAX_TREE_TOKENS
     steep = snapshot({"small": flat(1e-3), "big": rising(1.0, 1.0)}, {PAIR: 0.9})
     grid = OptionGrid(PAIR, steep, workload, Limits())
     dearest_ms = grid.cycle_ms[grid.allowed].max() - grid.levels_ms.max()
@@ -267,7 +267,12 @@ def test_there_is_no_prediction_like_an_option_that_is_not_allowed() -> None:
     option = best(PAIR, known)
     assert OptionGrid(PAIR, known, ONE, Limits(depth=2)).like(option) is None
     assert OptionGrid(PAIR, known, ONE, Limits(nodes=3)).like(option) is None
-    assert OptionGrid(PAIR, known, ONE, Limits()).like(replace(option, depth=7)) is None
+    assert (
+        OptionGrid(PAIR, known, ONE, Limits()).like(
+            replace(option, shape=replace(option.shape, depth=7))
+        )
+        is None
+    )
 
 
 @given(
@@ -360,7 +365,7 @@ def test_what_is_on_the_menu_stands_in_the_grid() -> None:
         menu.rows, menu.columns, menu.nodes, menu.tokens, menu.levels_ms, strict=True
     ):
         option = grid.option(row, column)
-        assert (option.nodes, option.tokens, option.levels_ms) == (nodes, tokens, levels_ms)
+        assert (option.shape.nodes, option.tokens, option.levels_ms) == (nodes, tokens, levels_ms)
         assert option.chain == PAIR
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrouter.cycle import CATCH_UP_TOKENS, Option, share_shortest_first
+from specrouter.cycle import CATCH_UP_TOKENS, DraftShape, Option, share_shortest_first
 from specrouter.profile.prediction import Workload
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, payable, reading_ms
 from specrouter.view import RequestView
@@ -125,7 +125,11 @@ def test_chains_share_what_a_model_may_read_in_a_cycle() -> None:
 
 
 def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
-    drafts, later, alone = Option(PAIR, 4, 2), Option(PAIR, 3), Option(("big",))
+    drafts, later, alone = (
+        Option(PAIR, DraftShape(4, 2)),
+        Option(PAIR, DraftShape(3)),
+        Option(("big",)),
+    )
     found = Drafting(able=frozenset({0, 1}), reads=frozenset({1, 2}))
     assert found.options(range(4), drafts, later, alone) == {
         **dict.fromkeys((0, 1, 2), drafts),

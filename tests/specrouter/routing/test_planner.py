@@ -19,6 +19,7 @@ from specrouter.cycle import (
     Commit,
     CyclePlan,
     CycleResult,
+    DraftShape,
     ModelFailure,
     ShadowEvaluation,
     TreeSelector,
@@ -366,7 +367,7 @@ def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:
 def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
     plan = Planned(Request(), policy="static", chain=TRIPLE)
     [group] = plan.groups()
-    assert (group.chain, group.depth, group.width, group.whole) == (TRIPLE, 4, 1, True)
+    assert (group.chain, group.shape.depth, group.shape.width, group.whole) == (TRIPLE, 4, 1, True)
     [record] = plan.records
     assert record.to_json()["predicted"] is None
     assert record.to_json()["reason"] == "configured"
@@ -393,7 +394,7 @@ def test_requests_are_grouped_by_what_they_ask_for() -> None:
     assert set(groups) == {(0, 3), (1,), (2, 4)}
     assert groups[1,].chain == ALONE
     asked = groups[2, 4]
-    assert (asked.chain, asked.depth, asked.width) == (TRIPLE, 2, 3)
+    assert (asked.chain, asked.shape.depth, asked.shape.width) == (TRIPLE, 2, 3)
     assert asked.whole
 
 
@@ -401,7 +402,7 @@ def test_a_named_chain_goes_without_the_models_that_rest() -> None:
     plan = Planned(Request(Speculation(chain=TRIPLE)))
     plan.available = ALL - {"middle"}
     [group] = plan.groups()
-    assert (group.chain, group.depth, group.width) == (PAIR, 4, 1)
+    assert (group.chain, group.shape.depth, group.shape.width) == (PAIR, 4, 1)
 
 
 def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> None:
@@ -411,16 +412,16 @@ def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> No
         depth=16,
     )
     wide, long = plan.groups()
-    assert (wide.depth, wide.width) == (16, 4)
-    assert long.depth == 16
+    assert (wide.shape.depth, wide.shape.width) == (16, 4)
+    assert long.shape.depth == 16
 
 
 def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() -> None:
     plan = Planned(Request(Speculation(depth=3, width=1)), Request(Speculation(depth=7)), Request())
     depths = {int(group.rows[0]): group for group in plan.groups()}
-    assert (depths[0].chain, depths[0].depth, depths[0].width) == (PAIR, 3, 1)
+    assert (depths[0].chain, depths[0].shape.depth, depths[0].shape.width) == (PAIR, 3, 1)
     assert depths[1].chain == PAIR
-    assert depths[1].depth == 7  # between the shapes that are predicted
+    assert depths[1].shape.depth == 7  # between the shapes that are predicted
     assert len(plan.records) == 3
 
 
@@ -428,8 +429,8 @@ def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() ->
 def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> None:
     [group] = Planned(Request(), **limits).groups()
     assert group.chain == PAIR
-    assert group.depth == limits["depth"]
-    assert group.width <= limits.get("width", 8)
+    assert group.shape.depth == limits["depth"]
+    assert group.shape.width <= limits.get("width", 8)
 
 
 # Probes
@@ -576,17 +577,17 @@ def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_
         found = {chain: rest for chain, *rest in plan.profiler.outcomes}
         requests, predicted_ms, elapsed_ms, *_ = found[PAIR]
         [group] = [group for group in plan.groups() if group.chain == PAIR]
-        nodes = drafted(group) if named else plan.records[0].decision.nodes
+        nodes = drafted(group) if named else plan.records[0].decision.shape.nodes
         assert nodes is not None
         assert (requests, elapsed_ms) == (4, 70.0)
-        assert predicted_ms == pytest.approx(group.depth * 1.0 + 50.0 + (3 + nodes))
+        assert predicted_ms == pytest.approx(group.shape.depth * 1.0 + 50.0 + (3 + nodes))
         assert found[ALONE][1] == 0.0
 
 
 def test_prompts_that_end_beside_a_group_leave_its_time_untold() -> None:
     plan = Planned(Request())
     plan.prefill = Prefill(tokens=8, requests=1)
-    groups = [*plan.groups(), ChainGroup(ALONE, 1, np.array([1]))]
+    groups = [*plan.groups(), ChainGroup(ALONE, DraftShape(1), np.array([1]))]
     plan.learn(groups, {0: 2, 1: 1})
     assert [outcome[2] for outcome in plan.profiler.outcomes] in ([], [0.0])
 
@@ -712,11 +713,11 @@ def crowd(
 
 
 def of(group: ChainGroup) -> tuple[Chain, int, int, bool]:
-    return group.chain, group.depth, group.width, group.whole
+    return group.chain, group.shape.depth, group.shape.width, group.whole
 
 
 def drafted(group: ChainGroup) -> int:
-    return group.depth * group.width
+    return group.shape.depth * group.shape.width
 
 
 def paths(requests: int) -> NDArray[np.float64]:
@@ -908,14 +909,14 @@ def test_adaserves_shapes_go_by_the_number_of_requests(
     many = [Request() for _ in range(requests)]
     plan = pairs(*many, trees={"shape": shape, "budget_tokens": 32}, policy="static", chain=PAIR)
     [group] = plan.groups()
-    assert (group.depth, group.width) == expected
+    assert (group.shape.depth, group.shape.width) == expected
 
 
 def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
     plan = pairs(*(Request() for _ in range(4)), trees={"shape": "adaserve", "budget_tokens": 8})
     [group] = plan.groups()
-    assert (group.depth, group.width) == (1, 2)
-    asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 1, 2, whole=False)
+    assert (group.shape.depth, group.shape.width) == (1, 2)
+    asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, DraftShape(1, 2), whole=False)
     plan.learn([group], dict.fromkeys(range(4), 2))
     [(chain, requests, predicted_ms, _, expected, *_)] = plan.profiler.outcomes
     assert (chain, requests) == (PAIR, 4)
@@ -958,8 +959,8 @@ def test_who_asks_for_a_depth_or_width_gets_no_tree_of_the_fixed_form(asked: Spe
     assert groups[0].branching == SPECINFER_TREE
     assert groups[1].branching is None
     assert groups[1].chain == PAIR
-    assert asked.depth in (None, groups[1].depth)
-    assert asked.width in (None, groups[1].width)
+    assert asked.depth in (None, groups[1].shape.depth)
+    assert asked.width in (None, groups[1].shape.width)
 
 
 # Who sits out
@@ -1118,9 +1119,9 @@ def test_a_fixed_chain_has_its_budget_by_prediction(selection: str) -> None:
     fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8}
     plan = pairs(*requests, trees={"selection": selection, "shape": "fixed"}, **fixed)
     [group] = plan.groups()
-    assert (group.depth, group.width, group.whole) == (8, 1, False)
+    assert (group.shape.depth, group.shape.width, group.whole) == (8, 1, False)
     # A place costs 1 ms of the about 60 that a cycle takes; only the first few nodes are worth it.
-    best = plan.scheduler.predict(CHEAP, Workload(4), PAIR, 8, 1, whole=False).nodes
+    best = plan.scheduler.predict(CHEAP, Workload(4), PAIR, DraftShape(8), whole=False).shape.nodes
     assert 1 < best < 8
     assert sum(plan.selected(paths(4), np.arange(4))) == 4 * best
 
@@ -1175,8 +1176,8 @@ def test_the_same_view_is_planned_the_same(tpot_ms: float | None) -> None:
     one, other = (plan.planner.plan(view, Admission((), {-1: 8})) for _ in range(2))
     for first, second in zip(one.groups, other.groups, strict=True):
         assert first.rows.tolist() == second.rows.tolist()
-        shape = first.chain, first.depth, first.width, first.predicted
-        assert shape == (second.chain, second.depth, second.width, second.predicted)
+        shape = first.chain, first.shape.depth, first.shape.width, first.predicted
+        assert shape == (second.chain, second.shape.depth, second.shape.width, second.predicted)
     assert one.budget_nodes == other.budget_nodes
     assert one.shadow_evaluation == other.shadow_evaluation
     assert one.standing.waited == other.standing.waited

@@ -12,13 +12,13 @@ import pytest
 
 from modelpool import ConfigError
 from specrouter.config import SchedulerConfig
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.prediction import Limits, Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.scheduler import ModelChainScheduler, Models, _explained, candidate_chains
-from specrouter.view import ChainDecision
+from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
     ALL,
     NAMES,
@@ -117,7 +117,7 @@ def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> Non
     many, known = of_many()
     chain = ("m1", "m2", "big")
     assert chain not in many.choose(known, ONE, Models(frozenset(MANY))).predicted_ms
-    current = ChainDecision(chain, 1, 1)
+    current = ChainDecision(chain, DraftShape(1))
     assert chain in many.choose(known, ONE, Models(frozenset(MANY)), current).predicted_ms
 
 
@@ -185,7 +185,7 @@ def test_the_target_decodes_alone_where_drafts_are_random() -> None:
     chains = dict.fromkeys(scheduler().candidates, 1e-3)
     decision = choose(snapshot(times, chains, all_pairs(1e-3)))
     assert decision.chain == ALONE
-    assert decision.nodes is None
+    assert decision.shape.nodes == 0
 
 
 def test_more_requests_make_smaller_trees() -> None:
@@ -193,7 +193,7 @@ def test_more_requests_make_smaller_trees() -> None:
     sizes = []
     for requests in (1, 8, 32):
         decision = choose(known, workload=Workload(requests), available=frozenset({"small"}))
-        sizes.append(decision.nodes or 0)
+        sizes.append(decision.shape.nodes)
     assert sizes[0] > sizes[1] > sizes[2]
 
 
@@ -284,7 +284,7 @@ def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> Non
 
 
 def test_the_target_alone_is_kept_too() -> None:
-    alone = ChainDecision(ALONE, 1, 1)
+    alone = ChainDecision(ALONE, DraftShape(1))
     times = {"small": flat(1.0), "big": rising(10.0)}
     mine = frozenset({"small"})
     for alpha in (0.1, 0.15, 0.2, 0.25, 0.3):
@@ -311,8 +311,8 @@ def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> No
     known = snapshot({})
     static: dict[str, Any] = {"policy": "static", "chain": TRIPLE}
     decision = choose(known, **static)
-    assert (decision.chain, decision.depth, decision.width) == (TRIPLE, 4, 1)
-    assert decision.nodes is None
+    assert (decision.chain, decision.shape.depth, decision.shape.width) == (TRIPLE, 4, 1)
+    assert decision.shape.nodes == 0
     assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
 
 
@@ -361,40 +361,40 @@ def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) 
     chain = PAIR if policy == "static" else None
     fixed, mine = scheduler(policy, depth=4, width=2, chain=chain), frozenset({"small"})
 
-    def shape(**asked: int) -> tuple[int, int]:
-        decision = fixed.choose(known, ONE, Models(mine), None, **asked)
-        return decision.depth, decision.width
+    def shape(asked: Override = SCHEDULED) -> tuple[int, int]:
+        decision = fixed.choose(known, ONE, Models(mine), None, asked)
+        return decision.shape.depth, decision.shape.width
 
     assert shape() == (4, 2)
-    assert shape(depth=6) == (6, 2)
-    assert shape(width=3) == (4, 3)
-    assert shape(depth=16, width=8) == (16, 4)  # as wide as a tree of that depth may be
+    assert shape((6, None)) == (6, 2)
+    assert shape((None, 3)) == (4, 3)
+    assert shape((16, 8)) == (16, 4)  # as wide as a tree of that depth may be
 
 
 def test_configured_nodes_are_verified() -> None:
     known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
     mine = frozenset({"small"})
-    assert choose(known, available=mine, nodes=5).nodes == 5
-    assert choose(known, "static", chain=PAIR, nodes=5).nodes == 5
-    assert choose(known, "static", chain=PAIR).nodes is None
+    assert choose(known, available=mine, nodes=5).shape.nodes == 5
+    assert choose(known, "static", chain=PAIR, nodes=5).shape.nodes == 5
+    assert choose(known, "static", chain=PAIR).shape.nodes == 0
 
 
 def test_strict_trees_have_width_1() -> None:
     config = SchedulerConfig(width=3)
     strict = ModelChainScheduler(config, NAMES, PARAMETERS, "big", only_paths=True)
     known = snapshot({"big": flat(100.0)})
-    assert strict.choose(known, ONE, Models(ALL), None, width=2).width == 1
-    assert scheduler(width=3).choose(known, ONE, Models(ALL)).width == 3
+    assert strict.choose(known, ONE, Models(ALL), None, (None, 2)).shape.width == 1
+    assert scheduler(width=3).choose(known, ONE, Models(ALL)).shape.width == 3
 
 
 def test_rejection_verifies_whole_paths() -> None:
     config = SchedulerConfig(nodes=2, depth=6)
     reject = ModelChainScheduler(config, NAMES, PARAMETERS, "big", rejection=True)
-    limits = reject.limits(None, 3)
+    limits = reject.limits((None, 3))
     assert limits.whole_trees
     assert (limits.width, limits.nodes) == (1, None)
     decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, Models(frozenset({"small"})))
-    assert decision.route == (PAIR, 6, 1, 6)
+    assert decision.route == (PAIR, DraftShape(6, 1, 6))
 
 
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
@@ -402,11 +402,10 @@ def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     mine, config = frozenset({"small"}), SchedulerConfig()
     free = scheduler().choose(known, Workload(4), Models(mine))
     whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
-    assert whole.limits(None, None).whole_trees
+    assert whole.limits(SCHEDULED).whole_trees
     decision = whole.choose(known, Workload(4), Models(mine))
-    assert decision.nodes == decision.depth * decision.width
-    assert free.nodes is not None
-    assert free.nodes < free.depth * free.width
+    assert decision.shape.nodes == decision.shape.depth * decision.shape.width
+    assert free.shape.nodes < free.shape.depth * free.shape.width
     assert decision.predicted_ms[PAIR] >= free.predicted_ms[PAIR]
 
 
@@ -420,25 +419,25 @@ def test_a_tree_stays_within_the_most_tokens(depth: int, width: int, fitting: in
 
 def test_a_route_that_somebody_asked_for_is_predicted() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-    assert scheduler().predict(known, ONE, ALONE, 1, 1).ms_per_token == 10.0
-    whole = scheduler().predict(known, ONE, PAIR, 4, 1)
-    assert whole.nodes == 4
+    assert scheduler().predict(known, ONE, ALONE, DraftShape(1)).ms_per_token == 10.0
+    whole = scheduler().predict(known, ONE, PAIR, DraftShape(4))
+    assert whole.shape.nodes == 4
     assert whole.cycle_ms == pytest.approx(18.0)
-    some = scheduler().predict(known, ONE, PAIR, 4, 1, nodes=2)
-    assert some.nodes == 2
+    some = scheduler().predict(known, ONE, PAIR, DraftShape(4, 1, 2))
+    assert some.shape.nodes == 2
     assert some.cycle_ms == pytest.approx(16.0)
-    deep = scheduler().predict(known, ONE, TRIPLE, 16, 1)
-    assert (deep.chain, deep.depth) == (TRIPLE, 16)
+    deep = scheduler().predict(known, ONE, TRIPLE, DraftShape(16))
+    assert (deep.chain, deep.shape.depth) == (TRIPLE, 16)
     assert deep.ms_per_token < 1e6
 
 
 def test_a_route_without_a_number_of_nodes_has_as_many_as_promise_most() -> None:
     known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-    found = scheduler().predict(known, ONE, PAIR, 8, 1, whole=False)
-    each = [scheduler().predict(known, ONE, PAIR, 8, 1, nodes) for nodes in range(1, 9)]
+    found = scheduler().predict(known, ONE, PAIR, DraftShape(8), whole=False)
+    each = [scheduler().predict(known, ONE, PAIR, DraftShape(8, 1, nodes)) for nodes in range(1, 9)]
     assert found == min(each, key=lambda option: option.ms_per_token)
-    assert 1 < found.nodes < 8
-    assert scheduler().predict(known, ONE, PAIR, 8, 1).nodes == 8
+    assert 1 < found.shape.nodes < 8
+    assert scheduler().predict(known, ONE, PAIR, DraftShape(8)).shape.nodes == 8
 
 
 @pytest.mark.parametrize(("depth", "width"), [(16, 4), (12, 5), (9, 7), (7, 8), (5, 5)])
@@ -446,15 +445,12 @@ def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> No
     known = snapshot({"small": flat(0.1), "big": flat(100.0)}, {PAIR: 0.8})
     decision = choose(known, available=frozenset({"small"}), depth=depth, width=width)
     assert decision.chain == PAIR
-    assert decision.depth >= depth
+    assert decision.shape.depth >= depth
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [{"depth": 16}, {"depth": 4}, {"depth": 5}],
-)
-def test_chains_of_three_take_part_however_deep_drafts_are_to_be(asked: dict[str, int]) -> None:
-    decision = scheduler().choose(two_pairs(0.7), ONE, Models(ALL), None, **asked)
+@pytest.mark.parametrize("depth", [16, 4, 5])
+def test_chains_of_three_take_part_however_deep_drafts_are_to_be(depth: int) -> None:
+    decision = scheduler().choose(two_pairs(0.7), ONE, Models(ALL), None, (depth, None))
     assert set(decision.predicted_ms) == set(scheduler().candidates)
     assert all(map(math.isfinite, decision.predicted_ms.values()))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specrouter.cycle import Option, ShadowEvaluation
+from specrouter.cycle import DraftShape, Option, ShadowEvaluation
 from specrouter.profile.prediction import Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
@@ -19,7 +19,7 @@ TWIN, MIDDLE = ("twin", "big"), ("middle", "big")
 TIMES = {"small": flat(1.0), "twin": rising(1.0, 0.01), "middle": flat(10.0), "big": flat(50.0)}
 IDLE = {"small": 0, "twin": 20, "middle": 30}
 USUAL = snapshot(TIMES, {PAIR: 0.6}, idle_cycles=IDLE, learning_ms=100_000.0)
-MAIN = Option(PAIR, 3, 2, cycle_ms=60.0, ms_per_token=20.0)
+MAIN = Option(PAIR, DraftShape(3, 2), cycle_ms=60.0, ms_per_token=20.0)
 PREDICTED = {("big",): 50.0, PAIR: 20.0, TWIN: 21.0, MIDDLE: 22.0, TRIPLE: 20.5}
 ROWS = np.array([2, 5])
 KEY = (("small",), "big", True)

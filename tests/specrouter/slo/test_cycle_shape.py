@@ -100,5 +100,5 @@ def test_the_predicted_time_is_that_of_the_cycle(others: int) -> None:
     found = choose(known, [0.05] * 4, None, Beside(others=others)).option
     assert found is not None
     assert found.cycle_ms == pytest.approx(
-        found.levels_ms + known.times["big"].at(4 + others + 4 * found.nodes)
+        found.levels_ms + known.times["big"].at(4 + others + 4 * found.shape.nodes)
     )

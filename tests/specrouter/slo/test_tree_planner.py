@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
-from specrouter.cycle import Candidates, Option
+from specrouter.cycle import Candidates, DraftShape, Option
 from specrouter.profile.prediction import Limits, OptionGrid, Workload, verification_ms
 from specrouter.profile.snapshot import Outcome
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
@@ -90,7 +90,7 @@ def test_progress_of_some_requests_is_theirs() -> None:
 
 # What a cycle does
 
-CHOSEN = Option(PAIR, depth=5, width=2, nodes=4, cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
+CHOSEN = Option(PAIR, DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
 ALONE = Option(("big",), cycle_ms=25.0)
 SHAPES = ("adaptive", "adaserve", "fixed", "static")
 # Sixteen requests, for all of which drafts do not pay, and four that would be late without.
@@ -193,14 +193,14 @@ def test_adaserves_shapes_are_its_equations() -> None:
         found = choice.option
         assert found is not None
         assert choice.active.all()
-        assert (found.chain, found.nodes, found.plain_ms) == (PAIR, CHOSEN.nodes, 0.0)
-        return found.depth, found.width
+        assert (found.chain, found.shape.nodes, found.plain_ms) == (PAIR, CHOSEN.shape.nodes, 0.0)
+        return found.shape.depth, found.shape.width
 
     beside = planner(budget_tokens=60, max_depth=12, shape="adaserve").choose(
         KNOWN, CHOSEN, grid(), progress([0.0] * 6), Beside(0, 14)
     )
     assert beside.option is not None
-    assert beside.option.depth == 60 // 20 - 1  # the budget is for all who decode
+    assert beside.option.shape.depth == 60 // 20 - 1  # the budget is for all who decode
     assert shape(6, shape="adaserve") == (60 // 6 - 1, 5)
     assert shape(20, shape="adaserve") == (60 // 20 - 1, 60 // 20)
     assert shape(20, shape="adaserve", min_depth=4) == (4, 3)
@@ -224,8 +224,8 @@ def test_without_a_configured_budget_adaserves_shapes_follow_the_targets_curve()
         found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside()).option
         assert found is not None
         budget = requests + 49 + requests  # twice the time of `requests` tokens
-        assert found.depth == min(12, budget // requests - 1)
-        assert found.width == min(5, budget // requests)
+        assert found.shape.depth == min(12, budget // requests - 1)
+        assert found.shape.width == min(5, budget // requests)
 
 
 @pytest.mark.parametrize("shape", ["adaserve"])
@@ -235,18 +235,17 @@ def test_adaserves_shapes_keep_to_the_longest_path(shape: str) -> None:
     for requests in (1, 6, 20):
         found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), Beside(0)).option
         assert found is not None
-        assert found.depth <= MAX_DEPTH
+        assert found.shape.depth <= MAX_DEPTH
 
 
 @pytest.mark.parametrize("shape", ["adaserve"])
 def test_where_only_paths_are_exact_no_shape_is_wider(shape: str) -> None:
     strict = planner(only_paths=True, shape=shape, budget_tokens=60, max_width=5)
-    found = strict.choose(
-        KNOWN, replace(CHOSEN, width=1), grid(), progress([0.0] * 4), Beside(0)
-    ).option
+    path = replace(CHOSEN, shape=DraftShape(5, 1, 4))
+    found = strict.choose(KNOWN, path, grid(), progress([0.0] * 4), Beside(0)).option
     assert found is not None
-    assert found.width == 1
-    assert found.depth > 1
+    assert found.shape.width == 1
+    assert found.shape.depth > 1
     assert planner(only_paths=True, shape="static").branching is None
 
 
@@ -408,6 +407,6 @@ def test_a_cycles_cost_is_that_of_its_prediction() -> None:
     option = OptionGrid(PAIR, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
     factor = option.cycle_ms / option.plain_ms
     cost = cycle_cost(known, Workload(2), "big", option.levels_ms, 0, factor)
-    assert cost.ms[2 * option.nodes] == pytest.approx(option.cycle_ms)
-    places = np.array([2 + 2 * option.nodes])
+    assert cost.ms[2 * option.shape.nodes] == pytest.approx(option.cycle_ms)
+    places = np.array([2 + 2 * option.shape.nodes])
     assert verification_ms(known, Workload(2), "big", places)[0] == pytest.approx(19.0)
