@@ -34,23 +34,25 @@ class Run:
 
 RUNS: Mapping[str, Run] = {
     "tiny-chains": Run(
-        "tiny.yaml", 1.0, lambda s, f: chains(s, (1, 4, 8, 16), (3, 3, 2, 2), 48, 24)
+        "tiny.yaml", 1.0, lambda s, f: chains(s, (1, 4, 8, 16), (3, 3, 2, 2), 48, 48)
     ),
-    "tiny-greedy": Run("tiny.yaml", 0.0, lambda s, f: chains(s, (1, 4), (1, 1), 48, 24)),
+    "tiny-greedy": Run("tiny.yaml", 0.0, lambda s, f: chains(s, (1, 4), (3, 3), 48, 48)),
     "tiny-shift": Run("tiny.yaml", 1.0, lambda s, f: shift(s, 5, 64, 32)),
     "tiny-load": Run(
         "tiny.yaml",
         1.0,
-        lambda s, f: load(s, f, ("costmodel", "slo", "global-greedy"), 4.0, 80, 24),
+        lambda s, f: load(s, f, ("goodput", "slo", "global-greedy"), 4.0, 80, 24),
     ),
     "tiny-overrides": Run("tiny-ngram.yaml", 1.0, lambda s, f: overrides(s, 3, 48)),
     "tiny-many-overrides": Run("tiny.yaml", 1.0, lambda s, f: overrides(s, 12, 40)),
     "tiny-paper": Run("tiny.yaml", 1.0, lambda s, f: paper(s, (1, 8), 32)),
-    "cpu-chains": Run("bench-cpu.yaml", 1.0, lambda s, f: chains(s, (1, 4, 8), (1, 1, 1), 40, 16)),
+    "cpu-chains": Run(
+        "bench-cpu.yaml", 1.0, lambda s, f: chains(s, (1, 4, 8, 16), (3, 3, 2, 1), 40, 40)
+    ),
     "cpu-greedy": Run("bench-cpu.yaml", 0.0, lambda s, f: chains(s, (1,), (1,), 40, 16)),
     "cpu-shift": Run("bench-cpu.yaml", 1.0, lambda s, f: shift(s, 3, 48, 16)),
     "cpu-load": Run(
-        "bench-cpu.yaml", 1.0, lambda s, f: load(s, f, ("costmodel", "slo"), 1.5, 60, 24)
+        "bench-cpu.yaml", 1.0, lambda s, f: load(s, f, ("goodput", "slo"), 1.5, 60, 24)
     ),
     "cpu-overrides": Run("bench-cpu.yaml", 1.0, lambda s, f: overrides(s, 3, 48)),
     "cpu-greedy-overrides": Run("bench-cpu.yaml", 0.0, lambda s, f: overrides(s, 4, 40)),

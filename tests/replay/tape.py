@@ -152,6 +152,9 @@ class _Profiler(PerformanceProfiler):
         self._note(
             "trees",
             key=_told(key),
+            exact=None,
+            width=1,
+            heights=np.zeros(len(trees.parents[few])),
             parents=trees.parents[few],
             depths=trees.depths[few],
             log_probs=trees.log_probs[few],

@@ -11,7 +11,7 @@ import pytest
 
 from tests.replay.__main__ import main
 from tests.replay.adapter import Answer, Decider
-from tests.replay.compare import Compared, Figures, Measured, decide_again, loss
+from tests.replay.compare import Compared, Figures, Measured, decide_again, loss, oracle_loss
 from tests.replay.facts import SCHEMA, Fact, rounded
 from tests.replay.recording import FOLDER, SUFFIX, Phase, Recording, Round
 
@@ -44,6 +44,16 @@ def test_a_broken_scheduler_is_caught(recording: Recording) -> None:
     figures = Figures.of(decide_again(recording, most=MOST, decider_of=Broken))
     assert figures.loss_now > figures.loss + 0.01
     assert figures.same_chain < 0.95
+
+
+def test_the_oracle_loses_what_rounds_differ_by() -> None:
+    phases = [Phase("static", ("a", "b"), 1, "code"), Phase("static", ("b",), 1, "code")]
+    steady = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0))] * 2
+    assert oracle_loss(Recording("same", {}, [], phases, steady, [])) == 0.0
+    # Who is best in one round is worst in the other: the oracle chooses wrongly both times.
+    swapped = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0), (0, 20.0), (1, 10.0))]
+    assert oracle_loss(Recording("swapped", {}, [], phases, swapped, [])) == 0.5
+    assert oracle_loss(Recording("once", {}, [], phases, steady[:2], [])) is None
 
 
 def test_recordings_stay_small() -> None:
