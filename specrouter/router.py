@@ -12,6 +12,7 @@ import logging
 import queue
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from specrouter.profile.decode_counts import DecodeFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.handle import Listener, RequestHandle
+from specrouter.request.lanes import LONG_CHARACTERS, Lane, Lanes
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
@@ -58,6 +60,7 @@ class ChainRouter:
         thread = EngineThread(Engine(config, self.pool), self.pool, config.engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
+        self.lanes = Lanes()
         self._ids = itertools.count(1)
         self._thread = thread
         thread.start()  # raises what is wrong with the target
@@ -165,8 +168,8 @@ class ChainRouter:
         """
         asked = [RequestArgs(one, params, speculation, slo, priority, timeout_s) for one in prompts]
         self.check_room(max_waiting)  # before anything is done for it, and again at the end
-        # A long prompt, or a structure, takes long, and other streams must go on meanwhile.
-        accepted = await asyncio.to_thread(self._validation.accept_all, asked)
+        lane, is_large = _lane(prompts, params)
+        accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
 
@@ -240,6 +243,19 @@ class ChainRouter:
         """
         self._thread.check_room(max_waiting)
 
+    def check_text(self, field: str, text: str) -> None:
+        """For who tokenizes prompts itself: refuses, unread, what is longer than any prompt.
+
+        Raises:
+            RequestError: of `field`.
+        """
+        self._validation.context.check_text(field, text)
+
+    @property
+    def max_prompt_characters(self) -> int:
+        """More than any prompt has that a request may have."""
+        return self._validation.context.max_characters
+
     @property
     def is_healthy(self) -> bool:
         return self._thread.is_healthy
@@ -247,8 +263,7 @@ class ChainRouter:
     @property
     def max_request_tokens(self) -> int:
         """The most tokens that a request may have, prompt and output."""
-        limit, budget = self._engine.max_request_tokens, self.config.engine.kv_budget_tokens
-        return limit if budget is None else min(limit, budget)
+        return self._validation.context.max_tokens
 
     @property
     def failure(self) -> str | None:
@@ -356,6 +371,7 @@ class ChainRouter:
         A forward of the target that goes on for `patience_s` longer is left behind: its requests
         end with an error, and its thread with the process.
         """
+        self.lanes.close()
         self._thread.close(patience_s)
 
     def __enter__(self) -> "ChainRouter":
@@ -387,3 +403,14 @@ class ChainRouter:
         ]
         self._thread.enqueue(requests, max_waiting)
         return [request.handle for request in requests]
+
+
+def _lane(prompts: Sequence[PromptLike], params: SamplingParams | None) -> tuple[Lane, bool]:
+    """In which a request's prompts are read, and whether that leaves much memory behind.
+
+    A long prompt, or a structure, takes long, and other streams must go on meanwhile.
+    """
+    is_large = sum(map(length_hint, prompts)) > LONG_CHARACTERS
+    if params is not None and params.structure is not None:
+        return "structures", is_large
+    return ("long_texts" if is_large else "texts"), is_large

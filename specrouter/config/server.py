@@ -22,6 +22,11 @@ class ServerConfig(Strict):
         max_waiting: requests that may wait for a row; beyond it the answer is 503.
         max_choices: texts that one HTTP request may ask for: prompts times samples of each.
         max_body_bytes: of an HTTP request.
+        max_inflight_body_bytes: of the bodies of all requests together that have no answer yet;
+            beyond it the answer is 503. Those of up to 64 KiB do not count.
+        limit_concurrency: connections, and requests that are being answered; beyond it,
+            connections whose request has not arrived are closed, oldest first, and requests but
+            those for `/health` and `/metrics` are answered with 503.
         request_timeout_s: after which a request ends, waiting or running.
         drain_s: how long running requests may go on after the signal to stop.
         api_keys: any of them opens the service, as `Authorization: Bearer KEY`; so does the one in
@@ -36,6 +41,8 @@ class ServerConfig(Strict):
     max_waiting: int = Field(default=256, ge=1)
     max_choices: int = Field(default=128, ge=1)
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    max_inflight_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    limit_concurrency: int = Field(default=512, ge=1)
     request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     api_keys: tuple[str, ...] = Field(default=(), repr=False)

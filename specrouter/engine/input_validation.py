@@ -12,10 +12,12 @@ import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import length_hint
 from typing import Any
 
 from modelpool import ModelPool
 from specrouter.config import RouterConfig
+from specrouter.engine.context_limit import ContextLimit
 from specrouter.engine.engine import Engine
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, SloLike, check_positive, resolve
@@ -29,10 +31,6 @@ MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at afte
 
 _KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call share theirs
 _PROMPT_FIELDS = ("prompt", "input_ids")
-
-
-class ContextLengthError(RequestError):
-    """A request for more tokens than one may have."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class InputValidation:
         self.slo_classes: Mapping[str, SLO] = {
             name: one.slo() for name, one in config.slo_classes.items()
         }
-        self._kv_budget_tokens = config.engine.kv_budget_tokens
+        self.context = ContextLimit(pool.tokenizer, config.engine.kv_budget_tokens, engine)
         self._pool = pool
         self._engine = engine
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
@@ -93,7 +91,7 @@ class InputValidation:
         made = self._checked_ids("generated", asked.generated)
         if len(made) >= params.max_new_tokens:
             raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
-        self._check_length(tokens, params)
+        self.context.check_request(len(tokens), params.max_new_tokens)
         self._check_vocabulary(params)
         bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
         grammar = None
@@ -127,10 +125,12 @@ class InputValidation:
 
     def _token_ids(self, prompt: PromptLike) -> tuple[int, ...]:
         if not isinstance(prompt, str):
+            self.context.check_prompt(length_hint(prompt))
             tokens = self._checked_ids("input_ids", prompt)
             if not tokens:
                 raise RequestError("input_ids", "is empty")
             return tokens
+        self.context.check_text("prompt", prompt)
         try:
             prompt.encode()
         except UnicodeEncodeError:
@@ -154,24 +154,6 @@ class InputValidation:
         if any(not 0 <= token < vocabulary for token in tokens):
             raise RequestError(field, f"token ids must be from 0 to {vocabulary - 1}")
         return tokens
-
-    def _check_length(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        asked, engine = len(tokens) + params.max_new_tokens, self._engine()
-        if engine.can_ever_fit(asked):
-            return
-        limit, budget, source = engine.max_request_tokens, self._kv_budget_tokens, ""
-        if budget is not None and budget < limit:
-            limit, source = budget, " (engine.kv_budget_tokens: more never fit in the KV memory)"
-        # OpenAI's words: LiteLLM and others know by them that a conversation has to be cut.
-        known = f"This model's maximum context length is {limit} tokens{source}. However, "
-        if len(tokens) >= limit:
-            reason = f"the prompt has {len(tokens)}: at most {limit - 1} leave room for a new one"
-            raise ContextLengthError("prompt", known + reason)
-        reason = (
-            f"you requested {asked} tokens ({len(tokens)} in the prompt, {params.max_new_tokens} "
-            f"in the completion): at most {limit - len(tokens)} new ones fit"
-        )
-        raise ContextLengthError("max_new_tokens", known + reason)
 
     def _check_vocabulary(self, params: SamplingParams) -> None:
         vocabulary = self._pool.vocab_size

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from specrouter.http.bodies import BodyRoute
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
 from specrouter.http.conversation_fields import ContentPart, Message
@@ -71,7 +72,10 @@ def create_app(router: ChainRouter, drain: Drain | None = None) -> FastAPI:
         openapi_tags=TAGS,
         docs_url=None,  # FastAPI's pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever host the client has named
     )
+    app.router.route_class = BodyRoute
+    app.state.lanes = router.lanes
     service = Service(router)
     add_error_handlers(app, frozenset(_field_names()))
     add_completions(app, service)

@@ -6,8 +6,6 @@ of it, and none can be forced.
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -39,7 +37,9 @@ def add_chat(app: FastAPI, service: Service) -> None:
             service.check_choices(1, body.samples)
             service.check_room()
             with_tools = body.tool_choice != "none"
-            ids = await asyncio.to_thread(service.template.token_ids, body, with_tools)
+            ids = await service.tokenized(
+                body.characters, service.template.token_ids, body, with_tools, service.check_chat
+            )
             room = service.router.max_request_tokens - len(ids)
             params = sampling_params(body, max(1, room))  # the router refuses what has no room
             envelope = service.envelope(request, "chatcmpl")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,17 @@ class ChatTemplate:
             self._try_out()
         self._knows_developers = "developer" in str(self._template or own)
 
-    def token_ids(self, conversation: Conversation, with_tools: bool = True) -> list[int]:
-        """Raises `RequestError`, naming a message or another field of the conversation."""
+    def token_ids(
+        self,
+        conversation: Conversation,
+        with_tools: bool,
+        check: Callable[[str], None],
+    ) -> list[int]:
+        """Raises `RequestError`, naming a message or another field of the conversation.
+
+        Args:
+            check: raises it for a text that is not to be tokenized, since it is too long.
+        """
         goes_on = bool(conversation.continue_final_message)
         answers = conversation.add_generation_prompt
         if goes_on and answers:
@@ -60,6 +70,7 @@ class ChatTemplate:
             "continue_final_message": goes_on,
         }
         text = self._text(conversation, variables)
+        check(text)
         special = conversation.add_special_tokens
         if special is None:
             special = self._adds_special_tokens

@@ -6,7 +6,6 @@ reads the prompt only: the router makes one token, which nobody sees.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -43,7 +42,10 @@ def add_completions(app: FastAPI, service: Service) -> None:
             service.check_choices(len(body.prompts), body.samples)
             params = sampling_params(body)
             service.check_room()
-            prompts = await asyncio.to_thread(_prompts, service.tokenizer, body)
+            for field, text in body.texts():
+                service.router.check_text(field, text)
+            characters = sum(len(text) for _, text in body.texts())
+            prompts = await service.tokenized(characters, _prompts, service.tokenizer, body)
             envelope = service.envelope(request, "cmpl")
             answer = CompletionAnswer(body, envelope, prompts, service.texts)
             ids = [prompt.token_ids for prompt in prompts]

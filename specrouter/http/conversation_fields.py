@@ -12,6 +12,9 @@ from specrouter.http.request_fields import Refused
 from specrouter.http.texts import Text
 from specrouter.request.params import RequestError
 
+MAX_MESSAGES = 16_384
+MAX_PARTS = 4096  # of a message's content
+
 
 class ContentPart(BaseModel):
     """A part of another type than text is refused, by its place."""
@@ -35,7 +38,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who says it."""
-    content: Text | list[ContentPart] | None = None
+    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
     """A text, or a list of text parts; may be null beside tool calls."""
     name: Text | None = None
     """Handed to the template."""
@@ -48,7 +51,7 @@ class Message(BaseModel):
 class Conversation(Fields):
     """What a chat's prompt is made of."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, which the chat template turns into a prompt."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call, as OpenAI has them; handed to the template."""
@@ -65,6 +68,11 @@ class Conversation(Fields):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the template, such as `enable_thinking`."""
     chat_template: Refused = None
+
+    @property
+    def characters(self) -> int:
+        """Of all messages."""
+        return sum(map(_characters, self.messages))
 
     def turns(
         self, null_contents: bool = False, text_arguments: bool = False
@@ -85,6 +93,12 @@ class Conversation(Fields):
             _turn(f"messages[{at}]", message, null_contents, text_arguments)
             for at, message in enumerate(self.messages)
         ]
+
+
+def _characters(message: Message) -> int:
+    if isinstance(message.content, list):
+        return sum(len(part.text or "") for part in message.content)
+    return len(message.content or "")
 
 
 def _turn(

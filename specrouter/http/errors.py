@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from specrouter.engine.input_validation import ContextLengthError
+from specrouter.engine.context_limit import ContextLengthError
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 from specrouter.request.errors import OverloadedError, UnavailableError
@@ -93,6 +93,15 @@ def error_response(
 ) -> Response:
     payload = error_payload(status, message, param, code)
     return JSONResponse(payload, status_code=status, headers=dict(headers or {}))
+
+
+def shutting_down() -> Response:
+    return error_response(
+        503,
+        "the service is shutting down and takes no new requests",
+        code="shutting_down",
+        headers={"Retry-After": "1", "Connection": "close"},  # the next try meets another server
+    )
 
 
 @contextmanager

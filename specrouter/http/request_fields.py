@@ -39,6 +39,8 @@ _MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
 MAX_STOPS = 64  # texts: each is looked for after every token
 MAX_STOP_CHARACTERS = 4096  # of all of them: to look for a beginning takes a square of its length
 MAX_BAD_WORDS = 1024
+MAX_BIASES = 16_384  # ids of `logit_bias`
+MAX_STOP_IDS = 16_384
 
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Tokens = Annotated[int, Field(ge=1, le=_MOST)]
@@ -143,7 +145,7 @@ class RequestFields(StructureFields):
     """Subtracted once from tokens that are in the output."""
     frequency_penalty: Penalty | None = None
     """Subtracted from tokens of the output as often as they are in it."""
-    logit_bias: dict[str, Bias] | None = None  # by token id
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None  # by id
     """Added to the logits, by token id (as text)."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: none; modulo 2**64
     """The same seed gives the same tokens; -1 is none, other negative ones count modulo 2^64."""
@@ -151,7 +153,7 @@ class RequestFields(StructureFields):
     """Samples of each prompt."""
     stop: Stops | None = None
     """The output ends before any of these texts."""
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] | None = None
     """The output ends at any of these token ids."""
     ignore_eos: bool | None = None
     """Go on after the end-of-text token."""

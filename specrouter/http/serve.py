@@ -26,6 +26,7 @@ from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from specrouter.http.guards import add_guards, api_keys
 from specrouter.http.request_log import RequestLog
+from specrouter.http.transport import protocol_settings
 from specrouter.router import ChainRouter
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,11 @@ class _Server(uvicorn.Server):
         app = _application(router, config, self._drain)
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSE_S
+                app,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=_CLOSE_S,
+                **protocol_settings(config),
             )
         )
         self.failure: str | None = None

@@ -11,7 +11,8 @@ import hashlib
 import importlib.metadata
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -22,8 +23,11 @@ from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
 from specrouter.http.token_texts import TokenTexts
+from specrouter.request.lanes import text_lane
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.router import ChainRouter
+
+Result = TypeVar("Result")
 
 
 def version() -> str:
@@ -66,6 +70,18 @@ class Service:
         For before its prompts are read: a service with too much to do does nothing for it.
         """
         self.router.check_room(self.config.max_waiting)
+
+    def check_chat(self, text: str) -> None:
+        """Of a template's text. Raises `RequestError` for one that cannot fit."""
+        self.router.check_text("messages", text)
+
+    async def tokenized(
+        self, characters: int, job: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """What `job` makes of texts of so many characters in all, beside the event loop."""
+        lane = text_lane(characters)
+        is_large = lane == "long_texts"
+        return await self.router.lanes.run(lane, job, *arguments, is_large=is_large)
 
     def envelope(self, request: Request, prefix: str) -> Envelope:
         known = getattr(request.state, "request_id", None)

@@ -31,7 +31,8 @@ class TokenizeChat(Conversation):
 
 
 def _tokenize_kind(body: Any) -> str:
-    return "conversation" if isinstance(body, dict) and "messages" in body else "one_text"
+    is_chat = "messages" in body if isinstance(body, dict) else isinstance(body, TokenizeChat)
+    return "conversation" if is_chat else "one_text"
 
 
 TokenizeRequest = Annotated[

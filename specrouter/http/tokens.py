@@ -1,8 +1,14 @@
-"""`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+"""`POST /tokenize` and `POST /detokenize`, as vLLM has them.
+
+Contract: they have a thread of their own, so that no amount of such work holds up a request for a
+text; more than `MAX_WAITING_TOKENIZE` that wait for it are refused with 503. A text may be as long
+as a prompt's, and `LONG_CHARACTERS` in any case.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -12,6 +18,7 @@ from specrouter.http.openapi import TOKENS, body_answers, with_example
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeRequest, TokenizeText
+from specrouter.request.lanes import LONG_CHARACTERS, MAX_WAITING_TOKENIZE
 from specrouter.request.params import RequestError
 
 
@@ -25,7 +32,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     )
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
-        return await asyncio.to_thread(_tokenized, service, body)
+        return await _run(service, _tokenized, service, body)
 
     @app.post(
         "/detokenize",
@@ -36,11 +43,23 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     )
     async def detokenize(body: DetokenizeRequest) -> Response:
         service.check_model(body.model)
-        known = service.router.pool.vocab_size
-        if any(token >= known for token in body.tokens):
-            raise RequestError("tokens", f"must be from 0 to {known - 1}")
-        text = await asyncio.to_thread(service.texts.of, body.tokens)
-        return JSONResponse({"prompt": text})
+        return await _run(service, _detokenized, service, body)
+
+
+async def _run(service: Service, job: Callable[..., Response], *arguments: Any) -> Response:
+    return await service.router.lanes.run(
+        "tokenize", job, *arguments, is_large=True, max_waiting=MAX_WAITING_TOKENIZE
+    )
+
+
+def _detokenized(service: Service, body: DetokenizeRequest) -> Response:
+    most = _most(service.router.max_request_tokens)
+    if len(body.tokens) > most:
+        raise RequestError("tokens", f"has {len(body.tokens)} ids, more than {most}")
+    known = service.router.pool.vocab_size
+    if any(token >= known for token in body.tokens):
+        raise RequestError("tokens", f"must be from 0 to {known - 1}")
+    return JSONResponse({"prompt": service.texts.of(body.tokens)})
 
 
 def _tokenized(service: Service, body: TokenizeRequest) -> Response:
@@ -60,7 +79,19 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Response:
 
 
 def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    most = _most(service.router.max_prompt_characters)
+
+    def check(text: str) -> None:
+        if len(text) > most:
+            field = "prompt" if isinstance(body, TokenizeText) else "messages"
+            raise RequestError(field, f"has {len(text)} characters, more than {most}")
+
     if not isinstance(body, TokenizeText):
-        return service.template.token_ids(body)
+        return service.template.token_ids(body, True, check)
+    check(body.prompt)
     special = body.add_special_tokens is not False
     return list(service.tokenizer(body.prompt, add_special_tokens=special)["input_ids"])
+
+
+def _most(of_a_prompt: int) -> int:
+    return max(of_a_prompt, LONG_CHARACTERS)

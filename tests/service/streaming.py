@@ -32,6 +32,7 @@ from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from specrouter.http.guards import add_guards
 from specrouter.http.request_log import RequestLog
+from specrouter.http.transport import protocol_settings
 from tests.service.load import Asked, ask, new_client
 from tests.service.service import ROOT
 
@@ -139,8 +140,9 @@ def served(router: ChainRouter) -> Iterator[str]:
     drain = Drain()
     app = create_app(router, drain)
     add_guards(app, router.config.server, drain)
+    settings = protocol_settings(router.config.server)
     server = uvicorn.Server(
-        uvicorn.Config(RequestLog(app), port=0, log_config=None, access_log=False)
+        uvicorn.Config(RequestLog(app), port=0, log_config=None, access_log=False, **settings)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -32,6 +32,7 @@ from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import TreeKey
+from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SloLike, resolve
 from specrouter.request.output import FinishReason
 from specrouter.request.running import RunningRequest
@@ -160,6 +161,8 @@ class FakeRouter:
         )
         self.config = RouterConfig.load({"pool": _POOL, "server": server or {}})
         self.max_request_tokens = 64
+        self.max_prompt_characters = 64 * 100
+        self.lanes = Lanes()
         self.is_healthy = True
         self.calls: list[tuple[Any, Any, Any]] = []
         self.slo_classes = {
@@ -184,6 +187,10 @@ class FakeRouter:
     def check_room(self, max_waiting: int | None = None) -> None:
         if self._refuses is not None:
             raise self._refuses
+
+    def check_text(self, field: str, text: str) -> None:
+        if len(text) > self.max_prompt_characters:
+            raise RequestError(field, f"has {len(text)} characters")
 
     async def astream_all(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams, Speculation
-from specrouter.engine.input_validation import ContextLengthError
+from specrouter.engine.context_limit import ContextLengthError
 from tests.exact.comparison import assert_whole
 from tests.modelpool.factories import VOCAB_SIZE
 

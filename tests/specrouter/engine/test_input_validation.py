@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import SLO, RequestError, RouterConfig, SamplingParams, Speculation
+from specrouter.engine.context_limit import ContextLengthError
 from specrouter.engine.input_validation import (
     MAX_BAD_WORD_IDS,
-    ContextLengthError,
     InputValidation,
     PromptLike,
     RequestArgs,

@@ -19,7 +19,7 @@ from specrouter import ChainRouter, OverloadedError, UnavailableError
 from specrouter.config import ServerConfig
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
-from specrouter.http.guards import API_KEY_VARIABLE, OPEN_PATHS, add_guards
+from specrouter.http.guards import API_KEY_VARIABLE, OPEN_PATHS, PROBE_PATHS, add_guards
 from tests.specrouter.fake_router import FakeRouter
 
 KEY, OTHER_KEY = "first-key", "second-key"
@@ -73,11 +73,6 @@ def error_code(response: httpx.Response) -> str:
     assert error["type"] == ("invalid_request_error" if is_clients_fault else "server_error")
     code: str = error["code"]
     return code
-
-
-async def in_chunks(size: int, count: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield b"x" * size
 
 
 # Keys
@@ -216,93 +211,34 @@ def test_refusals_too_can_be_read_by_a_page() -> None:
     assert {"x-request-id", "retry-after", "x-should-retry"} <= set(exposed.split(", "))
 
 
-# Bodies
+# Concurrency
 
 
-@pytest.mark.parametrize("size", [0, 1, LIMIT])
-def test_body_within_the_limit_arrives_whole(size: int) -> None:
-    app = guarded(max_body_bytes=LIMIT)
-    assert call(app, content=b"x" * size).text == "x" * size
+def test_requests_beyond_the_limit_are_refused_but_probes_pass() -> None:
+    app = guarded(limit_concurrency=1)
+
+    async def test() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            first = asyncio.ensure_future(client.post("/generate", content=half_sent(0.05)))
+            await asyncio.sleep(0)
+            refused = await client.get("/v1/models")
+            assert (refused.status_code, error_code(refused)) == (503, "overloaded")
+            assert int(refused.headers["Retry-After"]) >= 1
+            for path in PROBE_PATHS:
+                assert (await client.get(path)).status_code == 200
+            assert (await first).status_code == 200
+            assert (await client.get("/v1/models")).status_code == 200
+
+    asyncio.run(test())
 
 
-def test_body_in_chunks_arrives_whole() -> None:
-    app = guarded(max_body_bytes=LIMIT)
-    assert call(app, content=in_chunks(LIMIT // 10, 10)).text == "x" * LIMIT
-
-
-@pytest.mark.parametrize("is_declared", [True, False])
-def test_larger_body_is_refused_before_the_application_sees_it(is_declared: bool) -> None:
-    app = guarded(max_body_bytes=LIMIT)
-    content = b"x" * (LIMIT + 1) if is_declared else in_chunks(LIMIT // 2, 5)
-    response = call(app, content=content)
-    assert response.status_code == 413
-    assert error_code(response) == "request_too_large"
-    assert str(LIMIT) in response.json()["error"]["message"]
-    assert app.state.calls == 0
-
-
-def test_endless_body_is_refused_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrouter.http.guards._DISCARDED_BYTES", LIMIT)
-    sent = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while True:
-            sent += 1
-            yield b"x" * LIMIT
-
-    assert call(guarded(max_body_bytes=LIMIT), content=endless()).status_code == 413
-    assert sent < 10
-
-
-def test_false_length_does_not_let_a_larger_body_in() -> None:
-    headers = [("Content-Length", "5")]
-    app = guarded(max_body_bytes=LIMIT)
-    assert call(app, content=in_chunks(LIMIT, 2), headers=headers).status_code == 413
-
-
-def test_client_that_leaves_while_it_sends_reaches_nothing() -> None:
-    app = guarded()
-    sent: list[Any] = []
-    messages = iter(
-        [
-            {"type": "http.request", "body": b"x", "more_body": True},
-            {"type": "http.disconnect"},
-        ]
-    )
-
-    async def receive() -> Any:
-        return next(messages)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/generate",
-        "headers": [],
-        "query_string": b"",
-    }
-    asyncio.run(app(scope, receive, send))
-    assert (sent, app.state.calls) == ([], 0)
+# Drain
 
 
 async def half_sent(seconds: float = 3600.0) -> AsyncIterator[bytes]:
     yield b"x"
     await asyncio.sleep(seconds)
-
-
-def test_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrouter.http.guards._BODY_S", 0.01)
-    app = guarded()
-    response = call(app, content=half_sent())
-    assert (response.status_code, error_code(response)) == (408, "body_timeout")
-    assert response.headers["Connection"] == "close"
-    assert app.state.calls == 0
-
-
-# Drain
 
 
 def test_who_has_sent_half_a_request_is_told_that_the_service_stops(

@@ -1,0 +1,180 @@
+"""BodyLimit: a request's body is read whole before anything else looks at it, within bounds.
+
+Contract: a body of more than `max_bytes` is refused with 413, one that does not come in time with
+408, and one for which all bodies together would be too large with 503. A refused body is read to
+its end where that is near, and thrown away: a client that still sends would miss the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from fastapi import Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specrouter.http.drain import Drain
+from specrouter.http.errors import error_response, shutting_down
+from specrouter.http.metrics_page import Refusal
+
+SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections
+_DISCARDED_BYTES = 64 * 2**20  # read and thrown away before a body is refused, at most
+_BODY_S = 60.0  # for a body to arrive
+_RETRY_AFTER_S = 1
+_Missing = Literal["too large", "no room", "gone"]
+Count = Callable[[Refusal], None]  # told why a request was refused
+
+
+class InflightBytes:
+    """Bytes of all bodies that are read or wait for an answer, `most` of them. For one thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    def take(self, count: int) -> bool:
+        """Whether there was room for so many more."""
+        if self.held + count > self._most:
+            return False
+        self.held += count
+        return True
+
+    def give(self, count: int) -> None:
+        self.held -= count
+
+
+class BodyLimit:
+    """It is in nobody's way: the service stops without it, with 503 for its client."""
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_inflight_bytes: int, drain: Drain, count: Count
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._inflight = InflightBytes(max_inflight_bytes)
+        self._drain = drain
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arriving = _Arriving(self._max_bytes, self._inflight)
+        try:
+            await self._serve(arriving, scope, receive, send)
+        finally:
+            arriving.release()
+
+    async def _serve(self, arriving: _Arriving, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._drain.arrival(_BODY_S):
+                body = await arriving.read(scope, receive)
+        except TimeoutError:
+            await self._late()(scope, receive, send)
+            return
+        if isinstance(body, bytes):
+            answer = arriving.released_by(send) if arriving.held else send
+            await self._app(scope, _replay(body, receive), answer)
+        elif body != "gone":
+            await self._refusal(body)(scope, receive, send)
+
+    def _refusal(self, reason: Literal["too large", "no room"]) -> Response:
+        if reason == "no room":
+            self._count("overloaded")
+            return error_response(
+                503,
+                "the bodies of all requests together are too large now "
+                "(server.max_inflight_body_bytes)",
+                code="overloaded",
+                headers={"Retry-After": str(_RETRY_AFTER_S)},
+            )
+        self._count("bad_request")
+        return error_response(
+            413,
+            f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)",
+            code="request_too_large",
+            headers={"Connection": "close"},
+        )
+
+    def _late(self) -> Response:
+        if self._drain.is_draining:
+            self._count("unavailable")
+            return shutting_down()
+        self._count("bad_request")
+        return error_response(
+            408,
+            f"the body did not arrive within {_BODY_S:g} s",
+            code="body_timeout",
+            headers={"Connection": "close"},
+        )
+
+
+class _Arriving:
+    """One body; `held`: bytes that were taken of `inflight` for it."""
+
+    def __init__(self, limit: int, inflight: InflightBytes) -> None:
+        self._limit = limit
+        self._inflight = inflight
+        self.held = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes | _Missing:
+        """The whole body, or why there is none; "gone" is the client."""
+        chunks, count = list[bytes](), 0
+        missing: _Missing | None = None
+        declared = _declared_bytes(scope)
+        if declared is not None and declared > self._limit + _DISCARDED_BYTES:
+            return "too large"
+        while count <= self._limit + _DISCARDED_BYTES:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return "gone"
+            chunk = message.get("body", b"")
+            count += len(chunk)
+            missing = missing or self._objection(count)
+            if missing is None:
+                chunks.append(chunk)
+            elif chunks:
+                chunks.clear()
+                self.release()
+            if not message.get("more_body", False):
+                return missing or b"".join(chunks)
+        return "too large"
+
+    def _objection(self, count: int) -> _Missing | None:
+        """What is against a body that has `count` bytes so far."""
+        if count > self._limit:
+            return "too large"
+        if count > SMALL_BYTES:
+            if not self._inflight.take(count - self.held):
+                return "no room"
+            self.held = count
+        return None
+
+    def release(self) -> None:
+        self._inflight.give(self.held)
+        self.held = 0
+
+    def released_by(self, send: Send) -> Send:
+        """As `send`: once an answer begins, its request has been read."""
+
+        async def answered(message: Message) -> None:
+            self.release()
+            await send(message)
+
+        return answered
+
+
+def _declared_bytes(scope: Scope) -> int | None:
+    declared = Headers(scope=scope).get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body has been read: the body, then what comes next."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed

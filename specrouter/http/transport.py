@@ -1,0 +1,198 @@
+"""Connections before there is a request: how large a header may be, how long it may take to come,
+and how many connections there may be.
+
+Contract: nothing here depends on what the application does, so that it holds while the application
+is busy. A header (the request line included, and trailers behind a chunked body) of more than
+`MAX_HEADER_BYTES` is answered with 431, one that has not ended after `HEADER_S` seconds with 408,
+and what is no HTTP with 400, each in the service's error shape; the connection is closed then.
+Beyond `limit_concurrency` connections, the one that has waited longest for its request to arrive is
+closed without an answer: one whose request is being answered never is.
+
+A subclass of uvicorn's protocol, since uvicorn with httptools has no such limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from specrouter.config import ServerConfig
+from specrouter.http.errors import error_payload
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 2**16
+HEADER_S = 15.0  # for a header to arrive, from the connection's or the header's beginning on
+_SLICE = 2**16  # bytes that are parsed at once: httptools joins a header's pieces anew at each
+_LINGER_S = 2.0  # a client that still sends would miss the answer if the connection were closed
+_OTHER_FILES = 128  # that the process may have open beside connections
+
+
+def protocol_settings(config: ServerConfig) -> dict[str, Any]:
+    """Arguments of `uvicorn.Config`."""
+    return {
+        "http": BoundedProtocol,
+        "ws": "none",
+        "limit_concurrency": _within_file_limit(config.limit_concurrency),
+    }
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. See the module."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # uvicorn would answer 503 beyond it, also to probes.
+        self._most_connections, self.limit_concurrency = self.limit_concurrency, None
+        self._clock: asyncio.TimerHandle | None = None
+        self._waits_since_s = 0.0
+        self._is_in_header = False
+        self._is_refused = False
+        self._field_bytes = 0  # of the header, as far as it was parsed
+        self._steps = 0  # that the parser has told of
+        self._quiet_bytes = 0  # parsed since the last step
+
+    @property
+    def is_waiting(self) -> bool:
+        """No whole request is here that has not been answered."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        return cycle.more_body and not cycle.response_started
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._waits_since_s = self.loop.time()
+        self._start_clock()
+        self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _SLICE):
+            if self._is_refused or self.transport.is_closing():
+                return
+            piece = data[start : start + _SLICE]
+            steps = self._steps
+            super().data_received(piece)
+            self._quiet_bytes = self._quiet_bytes + len(piece) if steps == self._steps else 0
+            if self._quiet_bytes > MAX_HEADER_BYTES and not self._is_refused:
+                self._refuse_header()
+        if not self._is_refused and (self._is_in_header or self._is_answered()):
+            self._start_clock()
+
+    def on_message_begin(self) -> None:
+        self._steps += 1
+        self._is_in_header, self._field_bytes = True, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._steps += 1
+        self._is_in_header = False
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._steps += 1
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        self._waits_since_s = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """For what the parser refuses, and what `_count` does."""
+        if self._field_bytes > MAX_HEADER_BYTES:
+            self._refuse_header()
+        else:
+            self._refuse(400, "invalid_http", msg)
+
+    def _count(self, size: int) -> None:
+        self._field_bytes += size
+        if self._field_bytes > MAX_HEADER_BYTES:
+            raise ValueError("the header is too large")  # the parser stops, and tells uvicorn
+
+    def _refuse_header(self) -> None:
+        message = f"the header has more than {MAX_HEADER_BYTES} bytes"
+        self._refuse(431, "header_too_large", message)
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        self._is_refused = True
+        self._stop_clock()
+        logger.info("%s: %d, %s", self.client, status, message)
+        if not self._is_answered():  # an answer is on its way, and would be torn by another one
+            self.transport.close()
+            return
+        body = json.dumps(error_payload(status, message, code=code)).encode()
+        head = (
+            b"content-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(STATUS_LINE[status] + head + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def _is_answered(self) -> bool:
+        """Every request so far."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_clock(self) -> None:
+        if self._clock is None:
+            self._clock = self.loop.call_later(HEADER_S, self._late)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _late(self) -> None:
+        self._clock = None
+        if not self._is_answered():  # reading rests while an earlier request is answered
+            return
+        if self._is_in_header:
+            self._refuse(408, "header_timeout", f"the header did not arrive within {HEADER_S:g} s")
+        else:
+            self.transport.close()
+
+    def _make_room(self) -> None:
+        """Closes the connection that waits longest, where there are too many."""
+        most = self._most_connections
+        if most is None or len(self.connections) <= most:
+            return
+        others = (one for one in self.connections if isinstance(one, BoundedProtocol))
+        waiting = [one for one in others if one.is_waiting and one is not self]
+        if waiting:
+            min(waiting, key=lambda one: one._waits_since_s).transport.abort()
+
+
+def _within_file_limit(connections: int) -> int:
+    """So many, or as many as the process may have files; raises its own limit as far as it may."""
+    try:
+        import resource  # not everywhere
+    except ImportError:
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    allowed = max(soft - _OTHER_FILES, 1)
+    logger.warning("at most %d connections: the process may open %d files only", allowed, soft)
+    return allowed
