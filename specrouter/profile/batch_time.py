@@ -1,0 +1,171 @@
+"""BatchTime: how long a batch of tokens takes, and how many tokens fit in a time.
+
+Contract: all that admission knows of a machine. A batch is its tokens, of prompts and of decoding
+requests together, and the drafting steps before it. Neither more tokens nor more steps take less
+time, and `tokens_within` is the inverse of `ms`: with the most tokens that fit, one more does not.
+
+Two forms: `RooflineTime`, SLOs-Serve's, and `CurveTime`, over the curves measured here.
+Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.time_curve import TimeCurve
+
+Floats = NDArray[np.float64]
+
+MOST_TOKENS = 1 << 20  # of a batch; more are as many
+
+Term = tuple[float, float, float]  # k1, k2, b: ms per token, per drafting step, and at least
+
+
+class BatchTime(Protocol):
+    def ms(self, tokens: float, steps: int = 0) -> float:
+        """Of a batch of so many tokens, drafted in so many steps; 0 where nobody drafts."""
+
+    def tokens_within(self, ms: float, steps: int = 0) -> int:
+        """The most tokens whose batch takes at most `ms`, at most `MOST_TOKENS`; 0 where even a
+        batch of one takes longer. The paper's time2bs."""
+
+
+@dataclass(frozen=True)
+class RooflineTime:
+    """`max over terms of (k1 * tokens + k2 * steps + b)`; coefficients are at least 0."""
+
+    terms: tuple[Term, ...]
+
+    def __post_init__(self) -> None:
+        assert self.terms, "a machine without terms takes no time"
+        assert all(each >= 0.0 for term in self.terms for each in term), "times do not fall"
+
+    def ms(self, tokens: float, steps: int = 0) -> float:
+        return max(k1 * tokens + k2 * steps + b for k1, k2, b in self.terms)
+
+    def tokens_within(self, ms: float, steps: int = 0) -> int:
+        left = [(ms - k2 * steps - b, k1) for k1, k2, b in self.terms]
+        if min(spare for spare, _ in left) < 0.0:
+            return 0
+        most = min((spare / k1 for spare, k1 in left if k1 > 0.0), default=math.inf)
+        return _adjusted(self, min(most, MOST_TOKENS), ms, steps)
+
+    @classmethod
+    def fitted(
+        cls, tokens: Sequence[float], steps: Sequence[float], ms: Sequence[float], terms: int = 2
+    ) -> "RooflineTime":
+        """By regression on measured batches, least squares of relative errors.
+
+        Every batch belongs to the term that is largest there; terms are fitted to their batches,
+        and batches given to terms, in turn (Magnani and Boyd, 2009), from several beginnings.
+        """
+        batches = np.column_stack((tokens, steps, np.ones(len(ms))))
+        times = np.asarray(ms, dtype=np.float64)
+        assert len(times), "no batch was measured"
+        assert (times > 0.0).all(), "batches take time"
+        found = [_alternated(batches, times, first) for first in _beginnings(batches, terms)]
+        best = min(found, key=lambda each: _error(batches, times, each))
+        return cls(tuple((float(k1), float(k2), float(b)) for k1, k2, b in best))
+
+
+@dataclass(frozen=True)
+class CurveTime:
+    """Of measured curves: the target's pass, the drafting steps before it, and the work around.
+
+    Attributes:
+        target: ms of a pass by its tokens.
+        step_ms: of a drafting step.
+        around_ms: of a cycle, whatever is in it.
+        slots: KV slots that a token attends to, in the mean.
+    """
+
+    target: TimeCurve
+    step_ms: float = 0.0
+    around_ms: float = 0.0
+    slots: float = 0.0
+
+    def ms(self, tokens: float, steps: int = 0) -> float:
+        return self.around_ms + self.step_ms * steps + self.target.at(tokens, self.slots * tokens)
+
+    def tokens_within(self, ms: float, steps: int = 0) -> int:
+        left_ms = ms - self.around_ms - self.step_ms * steps
+        most = self.target.tokens_within(left_ms, slots=self.slots)
+        return _adjusted(self, min(most, MOST_TOKENS), ms, steps)
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Another machine's times, where so many tokens of every batch are taken already."""
+
+    times: BatchTime
+    tokens: int
+
+    def ms(self, tokens: float, steps: int = 0) -> float:
+        return self.times.ms(tokens + self.tokens, steps)
+
+    def tokens_within(self, ms: float, steps: int = 0) -> int:
+        return max(0, self.times.tokens_within(ms, steps) - self.tokens)
+
+
+def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
+    """Rounding may have led one astray."""
+    found = math.floor(tokens)
+    if found < MOST_TOKENS and times.ms(found + 1, steps) <= ms:
+        return found + 1
+    return found - 1 if found and times.ms(found, steps) > ms else found
+
+
+def _beginnings(batches: Floats, terms: int) -> list[NDArray[np.int64]]:
+    """Terms of batches to begin with: split by each quantity, and by their ratio."""
+    tokens, steps = batches[:, 0], batches[:, 1]
+    keys = (tokens, steps, tokens - steps * tokens.max() / max(float(steps.max()), 1.0))
+    places = [np.argsort(np.argsort(key, kind="stable")) for key in keys]
+    cuts = (0.25, 0.5, 0.75) if terms == 2 else (0.5,)
+    found = []
+    for place in places:
+        share = (place + 0.5) / len(place)
+        found += [
+            np.minimum((share / (2.0 * cut) * terms).astype(np.int64), terms - 1) for cut in cuts
+        ]
+    return found
+
+
+def _alternated(batches: Floats, times: Floats, owner: NDArray[np.int64]) -> Floats:
+    """[terms, 3] after the batches have found their terms."""
+    terms = int(owner.max()) + 1
+    found = np.stack([_regression(batches, times) for _ in range(terms)])
+    for _ in range(50):
+        for term in range(terms):
+            own = owner == term
+            if own.any():
+                found[term] = _regression(batches[own], times[own])
+        largest = np.argmax(batches @ found.T, axis=1)
+        if (largest == owner).all():
+            break
+        owner = largest
+    return found
+
+
+def _regression(batches: Floats, times: Floats) -> Floats:
+    """[3] k1, k2, b, none below 0, with the least squared relative error."""
+    weighted, ones = batches / times[:, None], np.ones(len(times))
+    best, least = np.zeros(3), math.inf
+    for count in (1, 2, 3):
+        for columns in map(list, combinations(range(3), count)):
+            part = np.linalg.lstsq(weighted[:, columns], ones, rcond=None)[0]
+            if (part < 0.0).any():
+                continue
+            error = float(((weighted[:, columns] @ part - ones) ** 2).sum())
+            if error < least * (1.0 - 1e-9):
+                best, least = np.zeros(3), error
+                best[columns] = part
+    return best
+
+
+def _error(batches: Floats, times: Floats, terms: Floats) -> float:
+    return float((((batches @ terms.T).max(axis=1) / times - 1.0) ** 2).sum())

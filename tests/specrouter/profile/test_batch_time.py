@@ -1,0 +1,107 @@
+"""Times of batches, and their inverses."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrouter.profile.batch_time import (
+    MOST_TOKENS,
+    BatchTime,
+    CurveTime,
+    Reserved,
+    RooflineTime,
+)
+from specrouter.profile.time_curve import TimeCurve
+from tests.specrouter.predictions import flat, rising
+from tests.specrouter.slo_machines import OPT_7B, OPT_13B, OPT_30B
+
+coefficients = st.floats(0.0, 100.0)
+rooflines = st.lists(st.tuples(coefficients, coefficients, coefficients), min_size=1, max_size=3)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> CurveTime:
+    tokens = sorted(draw(st.sets(st.integers(1, 2000), min_size=1, max_size=5)))
+    ms = sorted(draw(st.lists(st.floats(0.1, 500.0), min_size=len(tokens), max_size=len(tokens))))
+    curve = TimeCurve(tuple(zip(map(float, tokens), ms, strict=True)), draw(st.floats(0.0, 5.0)))
+    small = st.floats(0.0, 20.0)
+    return CurveTime(curve, draw(small), draw(small), draw(st.floats(0.0, 4096.0)))
+
+
+def is_inverse(times: BatchTime, ms: float, steps: int) -> bool:
+    found = times.tokens_within(ms, steps)
+    fits = found == 0 or times.ms(found, steps) <= ms
+    return fits and (found == MOST_TOKENS or times.ms(found + 1, steps) > ms)
+
+
+@given(rooflines.map(tuple).map(RooflineTime), st.floats(0.0, 1e4), st.integers(0, 16))
+def test_no_batch_within_a_time_is_larger(times: RooflineTime, ms: float, steps: int) -> None:
+    assert is_inverse(times, ms, steps)
+
+
+@given(curves(), st.floats(0.0, 1e4), st.integers(0, 16))
+def test_so_it_is_over_measured_curves(times: CurveTime, ms: float, steps: int) -> None:
+    assert is_inverse(times, ms, steps)
+
+
+@given(st.integers(1, 5000), st.integers(0, 10), st.sampled_from([OPT_7B, OPT_13B, OPT_30B]))
+def test_what_a_batch_takes_leads_back_to_it(tokens: int, steps: int, times: RooflineTime) -> None:
+    back = times.tokens_within(times.ms(tokens, steps), steps)
+    assert back >= tokens
+    assert times.ms(back, steps) == pytest.approx(times.ms(tokens, steps))
+
+
+@pytest.mark.parametrize(
+    ("times", "steps", "within_50", "within_100"),
+    [(OPT_7B, 1, 366, 1093), (OPT_13B, 0, 253, 946), (OPT_30B, 0, 130, 666)],
+)
+def test_published_machines_read_as_many_tokens_as_their_coefficients_say(
+    times: RooflineTime, steps: int, within_50: int, within_100: int
+) -> None:
+    assert times.tokens_within(50.0, steps) == within_50
+    assert times.tokens_within(100.0, steps) == within_100
+
+
+def test_a_term_that_takes_too_long_by_itself_leaves_no_token() -> None:
+    assert OPT_13B.tokens_within(40.0, steps=14) == 0
+    assert RooflineTime(((0.0, 1.0, 5.0),)).tokens_within(6.0, 1) == MOST_TOKENS
+    assert RooflineTime(((0.0, 1.0, 5.0),)).tokens_within(5.9, 1) == 0
+
+
+def test_what_is_reserved_of_every_batch_is_not_left() -> None:
+    times = Reserved(OPT_7B, 66)
+    assert times.tokens_within(50.0) == 300
+    assert times.tokens_within(26.0) == 0
+    assert times.ms(300) == OPT_7B.ms(366)
+
+
+def test_a_curve_adds_drafting_steps_and_the_work_around() -> None:
+    times = CurveTime(rising(10.0), step_ms=2.0, around_ms=1.0)
+    assert times.ms(21, steps=3) == 10.0 + 20.0 + 6.0 + 1.0
+    assert times.tokens_within(37.0, steps=3) == 21
+    assert CurveTime(flat(10.0)).tokens_within(10.0) == MOST_TOKENS
+    assert CurveTime(flat(10.0)).tokens_within(9.9) == 0
+
+
+@pytest.mark.parametrize("times", [OPT_7B, OPT_13B])
+def test_a_regression_finds_the_terms_that_made_the_times(times: RooflineTime) -> None:
+    tokens, steps = (each.ravel() for each in np.mgrid[16:2048:64, 0:11])
+    ms = [times.ms(*each) for each in zip(tokens.tolist(), steps.tolist(), strict=True)]
+    found = RooflineTime.fitted(tokens.tolist(), steps.tolist(), ms)
+    errors = [
+        found.ms(*each) / took - 1.0
+        for each, took in zip(zip(tokens, steps, strict=True), ms, strict=True)
+    ]
+    assert float(np.abs(errors).max()) < 0.01
+
+
+def test_a_regression_bears_noise_and_never_finds_times_that_fall() -> None:
+    draws = np.random.default_rng(3)
+    tokens, steps = draws.integers(1, 1500, 300), draws.integers(0, 9, 300)
+    exact = [OPT_7B.ms(*each) for each in zip(tokens.tolist(), steps.tolist(), strict=True)]
+    ms = np.array(exact) * draws.lognormal(0.0, 0.05, 300)
+    found = RooflineTime.fitted(tokens.tolist(), steps.tolist(), ms.tolist())
+    again = [found.ms(*each) for each in zip(tokens.tolist(), steps.tolist(), strict=True)]
+    assert float(np.median(np.abs(np.array(again) / exact - 1.0))) < 0.02
+    assert min(min(term) for term in found.terms) >= 0.0
