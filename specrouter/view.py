@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.objective import Stage
 from specrouter.request.params import Chain
 from specrouter.request.spec import SpeculationOverride
 
@@ -101,6 +102,12 @@ class RequestView:
         repeatable: output tokens whose choice could be made again, as shadow evaluations do.
         slots: KV slots that attention reads for it.
         reserve_tokens: KV tokens that it needs at most.
+        e2e_ms: objective of the end-to-end latency.
+        stages: that are left, the current one first. `tpot_ms` is then the current one's, and
+            `decoded` and `decode_ms` are since the end of the one before.
+        run_ms: since `decoded` was a multiple of ten; None: not known.
+        output_tokens: length of its output, where it is known, as in a simulation.
+        declined: it is served as if it had no objective.
     """
 
     id: int
@@ -121,6 +128,11 @@ class RequestView:
     missed: Mapping[str, int] = field(default_factory=dict)
     repeatable: int = 0
     slots: int = 0
+    e2e_ms: float | None = None
+    stages: tuple[Stage, ...] = ()
+    run_ms: float | None = None
+    output_tokens: int | None = None
+    declined: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +146,7 @@ class EngineView:
         kv_free_tokens: that may still be reserved; None: without bound.
         available: models that are not in quarantine.
         loaded: models that could draft at once.
+        output_tokens: usual lengths of outputs by SLO class, None: of those without one.
     """
 
     cycle: int
@@ -146,6 +159,7 @@ class EngineView:
     loaded: frozenset[str]
     performance: PerformanceSnapshot
     standing: Standing = field(default_factory=Standing)
+    output_tokens: Mapping[str | None, float] = field(default_factory=dict)
 
     @cached_property
     def by_row(self) -> dict[int, RequestView]:

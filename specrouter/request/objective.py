@@ -2,15 +2,18 @@
 
 Contract: an `SLO` is checked when it is made, and becomes an `Objective` in absolute milliseconds
 when its request is accepted. TPOT, TTFT and end-to-end objectives are recorded and judged; so far
-only TPOT objectives change what is scheduled. A request without an objective is throughput traffic.
+only TPOT objectives change what the engine schedules. Objectives of stages are data that admission
+plans with (`specrouter.slo.serve`); the engine does not follow them yet. A request without an
+objective is throughput traffic.
 Pure: no clock, no state.
 Sources: AdaServe (EuroSys '26), section 6.1, "Metrics", for TPOT; SpecRouter, section 6 ("P95
-request latency < 5 s"), for the end-to-end latency.
+request latency < 5 s"), for the end-to-end latency; SLOs-Serve (arXiv 2504.08784), section 2.1, for
+stages.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +21,28 @@ import numpy as np
 from specrouter.request.params import RequestError
 
 QUANTITIES = ("tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio")
+STAGE_ENDS = ("until_tokens", "until_token")
 BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
 RUN_TOKENS = 10  # over so many tokens TPOT is reported along a request
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of an output with a TPOT of its own, such as thinking.
+
+    It ends after so many output tokens, or with a token such as the end of thinking. The last
+    stage ends with the output, and says neither.
+
+    Attributes:
+        tpot_ms: mean time of its output tokens, in milliseconds; the request's first one excluded.
+        until_tokens: that the stage has; of the first stage the request's first token is one.
+        until_token: id of the token that ends it, and belongs to it.
+    """
+
+    tpot_ms: float
+    until_tokens: int | None = None
+    until_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,10 +56,12 @@ class SLO:
             alone on the target only (AdaServe, Table 2). Not together with `tpot_ms`.
         slo_class: under which class of the configuration it is counted; it brings no values.
         e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
+        stages: of the output, in their order; not together with `tpot_ms` or `tpot_ratio`.
 
     Raises:
         RequestError: names one of `QUANTITIES`, such as `slo.tpot_ms`, which must be a finite
-            number above 0, or `slo`, if there is none of them.
+            number above 0, a field of a stage, such as `slo.stages[0].until_tokens`, or `slo`, if
+            it asks for nothing.
     """
 
     tpot_ms: float | None = None
@@ -45,6 +69,7 @@ class SLO:
     tpot_ratio: float | None = None
     slo_class: str | None = None
     e2e_ms: float | None = None
+    stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         given = [name for name in QUANTITIES if getattr(self, name) is not None]
@@ -52,8 +77,13 @@ class SLO:
             check_positive(f"slo.{name}", getattr(self, name))
         if self.tpot_ms is not None and self.tpot_ratio is not None:
             raise RequestError("slo.tpot_ratio", "give either tpot_ms or tpot_ratio, not both")
-        if not given:
-            raise RequestError("slo", f"must give one of {', '.join(QUANTITIES)}")
+        check_stages("slo.stages", self.stages)
+        if self.stages:
+            for name in ("tpot_ms", "tpot_ratio"):
+                if name in given:
+                    raise RequestError(f"slo.{name}", "give either stages or one TPOT, not both")
+        if not (given or self.stages):
+            raise RequestError("slo", f"must give one of {', '.join(QUANTITIES)}, stages")
 
 
 SloLike = SLO | str | None  # a string is the name of a class
@@ -63,13 +93,15 @@ SloLike = SLO | str | None  # a string is the name of a class
 class Objective:
     """What a request is judged by, in milliseconds; None where nothing was asked.
 
-    `slo_class` is the class by whose name it was asked for, None if by value.
+    `slo_class` is the class by whose name it was asked for, None if by value. With `stages` there
+    is no `tpot_ms`.
     """
 
     tpot_ms: float | None
     ttft_ms: float | None
     slo_class: str | None = None
     e2e_ms: float | None = None
+    stages: tuple[Stage, ...] = ()
 
     def is_attained(self, ttft_ms: float | None, decode_ms: float, decoded_tokens: int) -> bool:
         """Of a request that ended by itself.
@@ -104,7 +136,13 @@ def resolve(
     if asked.tpot_ratio is not None:
         tpot_ms = float(asked.tpot_ratio) * baseline_tpot_ms()
         check_positive("slo.tpot_ratio", tpot_ms, "times the baseline latency ")
-    return Objective(_float(tpot_ms), _float(asked.ttft_ms), asked.slo_class, _float(asked.e2e_ms))
+    return Objective(
+        _float(tpot_ms),
+        _float(asked.ttft_ms),
+        asked.slo_class,
+        _float(asked.e2e_ms),
+        asked.stages,
+    )
 
 
 def joined(
@@ -129,15 +167,52 @@ def joined(
     asked = _asked(slo, classes)
     if not added:
         return slo
-    values: dict[str, Any] = {} if asked is None else asdict(asked)
+    values: dict[str, Any] = {} if asked is None else _values(asked)
     for name, value in added.items():
         present = values.get(name)
         ratio = values.get("tpot_ratio")
         if name == "tpot_ms" and ratio is not None:
             raise RequestError(spelling[name], f"slo gives a tpot_ratio already, {ratio}")
+        if name == "tpot_ms" and values.get("stages"):
+            raise RequestError(spelling[name], "slo gives stages already")
         if present is not None and present != value:
             raise RequestError(spelling[name], f"is {value}, and slo gives {name} {present}")
     return SLO(**{**values, **added})
+
+
+def stage_ends(stages: Sequence[Stage], token_ids: Sequence[int]) -> tuple[int, ...]:
+    """After how many output tokens each stage ended, of those that have; the next one goes on."""
+    ends: list[int] = []
+    for stage in stages[:-1]:
+        began = ends[-1] if ends else 0
+        if stage.until_tokens is not None:
+            end = began + stage.until_tokens
+        elif stage.until_token is not None and stage.until_token in token_ids[began:]:
+            end = began + list(token_ids[began:]).index(stage.until_token) + 1
+        else:
+            break
+        if end > len(token_ids):
+            break
+        ends.append(end)
+    return tuple(ends)
+
+
+def attained_stages(
+    stages: Sequence[Stage], ends: Sequence[int], came_ms: Sequence[float]
+) -> tuple[bool, ...]:
+    """Of the stages that had tokens, which kept their TPOT.
+
+    Args:
+        ends: of `stage_ends`.
+        came_ms: when each output token came.
+    """
+    bounds = [1, *ends, len(came_ms)]
+    kept = []
+    for stage, began, ended in zip(stages, bounds, bounds[1:], strict=False):
+        tokens = min(ended, len(came_ms)) - began
+        took_ms = came_ms[began + tokens - 1] - came_ms[began - 1] if tokens > 0 else 0.0
+        kept.append(took_ms <= stage.tpot_ms * max(tokens, 0) * (1.0 + 1e-9))
+    return tuple(kept)
 
 
 def tpot_of_runs(commits: Sequence[tuple[float, int]], tokens: int = RUN_TOKENS) -> list[float]:
@@ -168,6 +243,38 @@ def check_positive(field: str, value: object, what: str = "") -> None:
     if not finite or value <= 0:
         shown = value if finite or isinstance(value, float) else "such a large number"
         raise RequestError(field, f"{what}must be finite and above 0, not {shown}")
+
+
+def check_stages(field: str, stages: object) -> None:
+    """Raises `RequestError` for the field of a stage, such as `field[0].tpot_ms`."""
+    if not isinstance(stages, tuple):
+        raise RequestError(field, f"must be a tuple of stages, not {stages!r}")
+    for place, stage in enumerate(stages):
+        name, is_last = f"{field}[{place}]", place == len(stages) - 1
+        if not isinstance(stage, Stage):
+            raise RequestError(name, f"must be a Stage, not {stage!r}")
+        check_positive(f"{name}.tpot_ms", stage.tpot_ms)
+        given = [each for each in STAGE_ENDS if getattr(stage, each) is not None]
+        for each in given:
+            _check_end(f"{name}.{each}", getattr(stage, each), 1 if each == "until_tokens" else 0)
+        if len(given) > 1:
+            raise RequestError(f"{name}.until_token", "give either until_tokens or until_token")
+        if is_last and given:
+            raise RequestError(f"{name}.{given[0]}", "the last stage ends with the output")
+        if not is_last and not given:
+            raise RequestError(name, "must say where it ends: until_tokens or until_token")
+
+
+def _check_end(field: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(field, f"must be a whole number, not {value!r}")
+    if value < least:
+        raise RequestError(field, f"must be at least {least}, not {value}")
+
+
+def _values(asked: SLO) -> dict[str, Any]:
+    """Its fields; stages as they are."""
+    return {each.name: getattr(asked, each.name) for each in fields(asked)}
 
 
 def _asked(slo: object, classes: Mapping[str, SLO]) -> SLO | None:

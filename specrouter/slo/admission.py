@@ -18,17 +18,35 @@ from specrouter.view import EngineView, RequestView
 
 @dataclass(frozen=True)
 class Admission:
-    """What a cycle does for requests that do not decode yet.
+    """What a cycle does for whom. `fcfs` gives the first three.
+
+    The engine follows these so far; a policy that gives more must not be selectable there before
+    the engine does what stands here.
 
     Attributes:
         admitted: ids, in the order in which they are given rows.
         chunks: prompt tokens by id. One more than are left means the first token as well.
         waits_for_memory: a row is free, and the next request does not fit.
+        preempted: ids of running requests that lose row and KV before `admitted` are given theirs.
+            They keep their tokens and go back to the queue, under the key that they had; when
+            admitted again they read prompt and tokens in one prefill, and go on with the same text.
+        declined: ids of waiting requests whose objectives will not be attained. From then on
+            `RequestView.declined` is true of them.
+        paused: ids of decoding requests that sit this cycle out.
+        depths: tokens that may be drafted for a decoding request, by id; without bound for others.
+        budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
+        budget_ms: what the cycle may take; None: without bound.
     """
 
     admitted: tuple[int, ...] = ()
     chunks: Mapping[int, int] = field(default_factory=dict)
     waits_for_memory: bool = False
+    preempted: tuple[int, ...] = ()
+    declined: tuple[int, ...] = ()
+    paused: frozenset[int] = frozenset()
+    depths: Mapping[int, int] = field(default_factory=dict)
+    budget_nodes: int | None = None
+    budget_ms: float | None = None
 
 
 AdmissionPolicy = Callable[[EngineView], Admission]

@@ -1,0 +1,90 @@
+"""Stages of an output: refused by the field, found in the tokens, judged by the clock."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from specrouter import SLO, RequestError
+from specrouter.request.objective import (
+    Objective,
+    Stage,
+    attained_stages,
+    joined,
+    resolve,
+    stage_ends,
+)
+
+END_OF_THINKING = 7
+THINKING = Stage(20.0, until_token=END_OF_THINKING)
+ANSWER = Stage(50.0)
+
+
+def refused_field(*stages: Any, **others: Any) -> str:
+    with pytest.raises(RequestError) as caught:
+        SLO(stages=stages, **others)
+    return caught.value.field
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "20", None])
+def test_a_stage_has_a_tpot(value: Any) -> None:
+    assert refused_field(Stage(value, 5), ANSWER) == "slo.stages[0].tpot_ms"
+    assert refused_field(THINKING, Stage(value)) == "slo.stages[1].tpot_ms"
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.0, True, "5"])
+def test_a_stage_ends_after_a_whole_number_of_tokens(value: Any) -> None:
+    assert refused_field(Stage(20.0, value), ANSWER) == "slo.stages[0].until_tokens"
+
+
+@pytest.mark.parametrize("value", [-3, 2.0, True, "</think>"])
+def test_or_with_a_token(value: Any) -> None:
+    found = refused_field(Stage(20.0, until_token=value), ANSWER)
+    assert found == "slo.stages[0].until_token"
+
+
+def test_every_stage_but_the_last_ends_somewhere() -> None:
+    assert refused_field(ANSWER, ANSWER) == "slo.stages[0]"
+    assert refused_field(Stage(20.0, 5, 7), ANSWER) == "slo.stages[0].until_token"
+    assert refused_field(THINKING) == "slo.stages[0].until_token"
+    assert refused_field(THINKING, Stage(20.0, 5)) == "slo.stages[1].until_tokens"
+
+
+def test_stages_stand_for_one_tpot() -> None:
+    assert refused_field(THINKING, ANSWER, tpot_ms=20) == "slo.tpot_ms"
+    assert refused_field(THINKING, ANSWER, tpot_ratio=1.5) == "slo.tpot_ratio"
+    assert refused_field("thinking") == "slo.stages[0]"
+    with pytest.raises(RequestError) as caught:
+        SLO(stages=[ANSWER])  # type: ignore[arg-type]
+    assert caught.value.field == "slo.stages"
+    asked = SLO(ttft_ms=900, stages=(THINKING, ANSWER))
+    with pytest.raises(RequestError) as caught:
+        joined(asked, {"tpot_ms": 20.0}, {}, {"tpot_ms": "x-slo-tpot-ms"})
+    assert caught.value.field == "x-slo-tpot-ms"
+
+
+def test_stages_are_kept_when_an_objective_is_joined_and_resolved() -> None:
+    asked = joined(SLO(stages=(THINKING, ANSWER)), {"ttft_ms": 9.0}, {}, {"ttft_ms": "--ttft"})
+    found = resolve(asked, {}, lambda: 1.0)
+    assert found == Objective(None, 9.0, None, None, (THINKING, ANSWER))
+
+
+def test_a_stage_ends_with_its_token_or_its_count() -> None:
+    stages = (THINKING, Stage(30.0, until_tokens=2), ANSWER)
+    assert stage_ends(stages, [1, 2, 3]) == ()
+    assert stage_ends(stages, [1, 7, 3]) == (2,)
+    assert stage_ends(stages, [1, 7, 7, 3, 9]) == (2, 4)
+    assert stage_ends((Stage(5.0, 3), ANSWER), [1, 7]) == ()
+    assert stage_ends((ANSWER,), [1, 7]) == ()
+
+
+def test_each_stage_is_judged_by_the_time_of_its_own_tokens() -> None:
+    stages = (THINKING, ANSWER)
+    came_ms = [100.0, 120.0, 140.0, 240.0, 290.0]
+    assert attained_stages(stages, [3], came_ms) == (True, False)
+    assert attained_stages(stages, [2], came_ms) == (True, False)
+    assert attained_stages(stages, [4], came_ms) == (False, True)
+    assert attained_stages(stages, [], [100.0]) == (True,), "nothing after the first token"
+    assert attained_stages((ANSWER,), [], came_ms) == (True,)
