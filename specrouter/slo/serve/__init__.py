@@ -1,0 +1,1 @@
+"""SLOs-Serve: who is admitted, and what each cycle reads and decodes for whom."""

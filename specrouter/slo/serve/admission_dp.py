@@ -1,0 +1,182 @@
+"""The dynamic program: the most new requests whose prompts are read by their deadlines.
+
+`best[i][m, n]` is the largest prefill budget that is left at the deadline of prompt i, if that is
+the last one admitted so far, `m` units of memory are taken and `n` new requests of each tier are
+admitted; -inf where that cannot be. A prompt that was begun is never left out.
+
+    best[i][m, n] = max over j < i of best[j][m - m_i, n - 1] + PB*(deadline_i - deadline_j) - p_i
+
+Where several sets are as large, the one that leaves most budget is taken.
+Pure, on arrays. Source: SLOs-Serve (arXiv 2504.08784), section 3.2.1 and Appendix C, Equation 5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.slo.serve.prefill_budget import PrefillBudget
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PromptDemand:
+    """A request whose prompt has to be read.
+
+    Attributes:
+        deadline_ms: from now.
+        tokens: of its prompt that are left, with the one that brings the first token.
+        tier: that it decodes in afterwards.
+        memory: units that it needs; 0 for one that has them.
+        is_running: it was admitted before.
+    """
+
+    deadline_ms: float
+    tokens: int
+    tier: int
+    memory: int = 0
+    is_running: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """What new requests may take, and what is there already.
+
+    Attributes:
+        decoding: [L] requests of each tier.
+        memory: units.
+        rows: for new requests.
+        begin_ms, begin_tokens: from when on budgets count, and the prefill budget until then.
+    """
+
+    decoding: tuple[int, ...]
+    memory: int = 0
+    rows: int = 1 << 30
+    begin_ms: float = 0.0
+    begin_tokens: int = 0
+
+
+def left_at_deadlines(
+    prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
+) -> list[float]:
+    """The prefill budget left at each deadline if all are read; they come by rising deadline."""
+    left, since, found = float(room.begin_tokens), room.begin_ms, []
+    counts = np.array(room.decoding, dtype=np.int64)
+    for prompt in prompts:
+        if prompt.deadline_ms < since:
+            left = -np.inf
+        span = np.array(max(0.0, prompt.deadline_ms - since))
+        left += float(budget.over(span, counts)) - prompt.tokens
+        found.append(left)
+        counts[prompt.tier] += 1
+        since = prompt.deadline_ms
+    return found
+
+
+def most_admitted(
+    prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
+) -> tuple[int, ...] | None:
+    """Which new prompts are admitted, as places in `prompts`, which come by rising deadline.
+
+    None: not even those that run can be served in time.
+    """
+    prompts, memory = _without_memory_if_all_fit(prompts, room.memory)
+    table = _Table(prompts, room, memory, budget)
+    for place in range(len(prompts)):
+        table.fill(place)
+    return table.admitted()
+
+
+def _without_memory_if_all_fit(
+    prompts: Sequence[PromptDemand], memory: int
+) -> tuple[Sequence[PromptDemand], int]:
+    if sum(prompt.memory for prompt in prompts) > memory:
+        return prompts, memory
+    free = [PromptDemand(p.deadline_ms, p.tokens, p.tier, 0, p.is_running) for p in prompts]
+    return free, 0
+
+
+class _Table:
+    """States [M + 1, N_1 + 1, ..., N_L + 1] of every prompt; the first entry is the beginning."""
+
+    def __init__(
+        self, prompts: Sequence[PromptDemand], room: Room, memory: int, budget: PrefillBudget
+    ) -> None:
+        self._prompts, self._room, self._budget = prompts, room, budget
+        tiers = len(room.decoding)
+        self._most = [
+            sum(p.tier == tier and not p.is_running for p in prompts) for tier in range(tiers)
+        ]
+        sizes = [most + 1 for most in self._most]
+        grid = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), axis=-1)
+        self._new: Ints = grid  # [N_1 + 1, ..., L] of new requests
+        self._has_rows = grid.sum(axis=-1) <= room.rows
+        self._base = np.array(room.decoding, dtype=np.int64)  # grows with the running ones
+        start = np.full((memory + 1, *sizes), -np.inf)
+        start[(0,) * start.ndim] = room.begin_tokens
+        self._best: list[Floats] = [start]
+        self._from: list[NDArray[np.int64]] = []  # entry that each state came from
+        self._ends_ms = [room.begin_ms]
+        self._first = 0  # entry before which none may be the last: a running one follows it
+
+    def fill(self, place: int) -> None:
+        prompt = self._prompts[place]
+        spans = np.array([prompt.deadline_ms - each for each in self._ends_ms[self._first :]])
+        shape = (len(spans), *(1,) * len(self._most))
+        counts = np.broadcast_to(
+            self._base + self._new, (len(spans), *self._new.shape)
+        )  # [J, N_1 + 1, ..., L]
+        gained = self._budget.over(np.maximum(spans, 0.0).reshape(shape), counts)
+        gained = np.where(spans.reshape(shape) < 0.0, -np.inf, gained)
+        before = np.stack(self._best[self._first :]) + gained[:, None] - prompt.tokens
+        best = before.max(axis=0)
+        origin = before.argmax(axis=0) + self._first
+        best[best < 0.0] = -np.inf
+        if not prompt.is_running:
+            best = _shifted(best, prompt.memory, prompt.tier, -np.inf)
+            origin = _shifted(origin, prompt.memory, prompt.tier, 0)
+            best[:, ~self._has_rows] = -np.inf
+        self._best.append(best)
+        self._from.append(origin)
+        self._ends_ms.append(prompt.deadline_ms)
+        if prompt.is_running:
+            self._first = place + 1
+            self._base[prompt.tier] += 1
+
+    def admitted(self) -> tuple[int, ...] | None:
+        last = np.stack(self._best[self._first :])
+        holds = self._budget.holds(self._base + self._new)
+        last = np.where(holds, last, -np.inf)
+        is_possible = last > -np.inf
+        if not is_possible.any():
+            return None
+        number = np.where(is_possible, self._new.sum(axis=-1), -1)
+        number = np.where(number == number.max(), last, -np.inf)
+        entry, *state = (int(each) for each in np.unravel_index(np.argmax(number), number.shape))
+        entry += self._first
+        found = []
+        while entry:
+            prompt = self._prompts[entry - 1]
+            origin = int(self._from[entry - 1][tuple(state)])
+            if not prompt.is_running:
+                found.append(entry - 1)
+                state[0] -= prompt.memory
+                state[1 + prompt.tier] -= 1
+            entry = origin
+        return tuple(reversed(found))
+
+
+def _shifted(states: NDArray, memory: int, tier: int, empty: float) -> NDArray:  # type: ignore[type-arg]
+    """The same for one request more: `memory` units and one of the tier further on."""
+    moved = np.full_like(states, empty)
+    to = [slice(None)] * states.ndim
+    since = [slice(None)] * states.ndim
+    if memory >= states.shape[0]:
+        return moved
+    to[0], since[0] = slice(memory, None), slice(None, states.shape[0] - memory)
+    to[1 + tier], since[1 + tier] = slice(1, None), slice(None, -1)
+    moved[tuple(to)] = states[tuple(since)]
+    return moved

@@ -1,0 +1,207 @@
+"""PB*: prompt tokens that can be read in a time, beside requests that decode at their pace.
+
+Requests that decode are known by how many there are of each tier; a tier is a TPOT, infinite where
+decoding has no objective. Two ways to form batches:
+
+`AutoregressiveBudget`: batches of the tightest TPOT of those that decode, as large as it allows;
+looser tiers take part in some of them only (Algorithm 2).
+`SpeculativeBudget`: batches in which every request verifies as many tokens as suit its tier, so
+that they may take longer than a TPOT and read more (section 3.2.3, Appendix D).
+
+Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/decisions.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.batch_time import BatchTime
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+MOST_SPECULATED = 10  # tokens that a request verifies at most, the root included (Appendix D)
+_ROUNDING = 1e-9
+
+
+class PrefillBudget(Protocol):
+    """Counts are [..., L], of the requests of each tier that decode; times are milliseconds."""
+
+    def over(self, spans_ms: Floats, counts: Ints) -> Floats:
+        """[...] prompt tokens in each time; -inf where the decoding requests alone are too many."""
+
+    def holds(self, counts: Ints) -> Bools:
+        """[...] can so many requests decode at their pace?"""
+
+
+def whole_batches(spans_ms: Floats, batch_ms: Floats | float) -> Floats:
+    """How many batches end in a time."""
+    batches: Floats = np.floor(spans_ms / batch_ms + _ROUNDING)
+    return batches
+
+
+@dataclass(frozen=True, eq=False)
+class AutoregressiveBudget:
+    """Attributes:
+    tiers_ms: [L] TPOT of each, rising.
+    idle_ms: what a batch may take while nobody decodes who has an objective.
+    most_ms: what a batch may take at most.
+    """
+
+    times: BatchTime
+    tiers_ms: tuple[float, ...]
+    idle_ms: float
+    most_ms: float = np.inf
+
+    @cached_property
+    def _sizes(self) -> tuple[Floats, Floats]:
+        """[L + 1] what a batch takes, and reads, if a tier is the tightest; last: if none is."""
+        paces = np.where(np.isinf(self.tiers_ms), self.idle_ms, self.tiers_ms)
+        batch_ms = np.minimum([*paces, self.idle_ms], self.most_ms)
+        tokens = [float(self.times.tokens_within(float(each))) for each in batch_ms]
+        return batch_ms, np.array(tokens)
+
+    @cached_property
+    def _is_paced(self) -> Bools:
+        return np.isfinite(self.tiers_ms)
+
+    def _tightest(self, counts: Ints) -> Ints:
+        present = (counts > 0) & self._is_paced
+        place = np.argmax(present, axis=-1)
+        tightest: Ints = np.where(present.any(axis=-1), place, len(self.tiers_ms))
+        return tightest
+
+    def over(self, spans_ms: Floats, counts: Ints) -> Floats:
+        tightest = self._tightest(counts)
+        batch_ms, tokens = (each[tightest] for each in self._sizes)
+        batches = whole_batches(spans_ms, batch_ms)
+        paces = np.array(self.tiers_ms)
+        each = np.ceil((batches * batch_ms)[..., None] / paces - _ROUNDING)
+        left = batches * tokens - (counts * each).sum(axis=-1)
+        return np.where(self.holds(counts), left, -np.inf)
+
+    def holds(self, counts: Ints) -> Bools:
+        tokens = self._sizes[1][self._tightest(counts)]
+        return np.asarray((counts * self._is_paced).sum(axis=-1) <= tokens)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a batch speculates.
+
+    Attributes:
+        lengths: tokens that a request of each tier verifies, its root included; 0: a tier that
+            has no objective, or nobody.
+        steps: of drafting.
+        ms: what the batch takes, which no tier's TPOT forbids.
+        tokens: that it reads, those of decoding requests included.
+    """
+
+    lengths: tuple[int, ...]
+    steps: int
+    ms: float
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class SpeculativeBudget:
+    """Attributes:
+    tiers_ms: [L] TPOT of each, rising.
+    alpha: chance that a drafted token is accepted, given that the one before it is.
+    idle_ms, most_ms: as in `AutoregressiveBudget`.
+    margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
+    steps_as_printed: as many drafting steps as the longest speculation has tokens, as the paper
+        has it; else one less, since nobody drafts the root.
+    """
+
+    times: BatchTime
+    tiers_ms: tuple[float, ...]
+    alpha: float
+    idle_ms: float
+    most_ms: float = np.inf
+    margin: float = 0.0
+    steps_as_printed: bool = False
+
+    @cached_property
+    def candidates(self) -> dict[tuple[bool, ...], tuple[Speculation, ...]]:
+        """By which tiers are present."""
+        tiers = [(False,) if np.isinf(each) else (False, True) for each in self.tiers_ms]
+        return {present: tuple(self._speculations(present)) for present in product(*tiers)}
+
+    def _speculations(self, present: Sequence[bool]) -> list[Speculation]:
+        """One for each tier that may bound the batch, and each length that it may have there."""
+        if not any(present):
+            ms = min(self.idle_ms, self.most_ms)
+            none = (0,) * len(self.tiers_ms)
+            return [Speculation(none, 0, ms, self.times.tokens_within(ms))]
+        paces = np.array(self.tiers_ms) * (1.0 - self.margin)
+        reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
+        found = []
+        for tier in np.flatnonzero(present):
+            for ms in np.unique(np.minimum(paces[tier] * reach, self.most_ms)):
+                enough = paces[:, None] * reach >= ms * (1.0 - _ROUNDING)  # [L, MOST]
+                if not enough[np.array(present), -1].all():
+                    continue
+                lengths = np.where(present, np.argmax(enough, axis=1) + 1, 0)
+                longest = int(lengths.max())
+                steps = longest - (0 if self.steps_as_printed else 1) if longest > 1 else 0
+                tokens = self.times.tokens_within(float(ms), steps)
+                found.append(Speculation(tuple(lengths.tolist()), steps, float(ms), tokens))
+        return found
+
+    @cached_property
+    def _tables(self) -> dict[tuple[bool, ...], tuple[Ints, Floats, Floats]]:
+        """Lengths [C, L], ms [C] and tokens [C] of the candidates, by which tiers are present."""
+        return {
+            present: (
+                np.array([each.lengths for each in those]),
+                np.array([each.ms for each in those]),
+                np.array([each.tokens for each in those], dtype=np.float64),
+            )
+            for present, those in self.candidates.items()
+        }
+
+    def _present(self, counts: Ints) -> tuple[bool, ...]:
+        held = (counts > 0) & np.isfinite(self.tiers_ms)
+        return tuple(held.tolist())
+
+    def best(self, counts: Ints) -> Speculation:
+        """[L] -> the batch that reads most prompt tokens per millisecond."""
+        present = self._present(counts)
+        lengths, ms, tokens = self._tables[present]
+        return self.candidates[present][int(np.argmax((tokens - lengths @ counts) / ms))]
+
+    def over(self, spans_ms: Floats, counts: Ints) -> Floats:
+        ms, left = self._best_of_all(counts)
+        return np.where(left >= 0.0, whole_batches(spans_ms, ms) * left, -np.inf)
+
+    def holds(self, counts: Ints) -> Bools:
+        return np.asarray(self._best_of_all(counts)[1] >= 0.0)
+
+    def _best_of_all(self, counts: Ints) -> tuple[Floats, Floats]:
+        """[...] what the best batch takes, and its prompt tokens."""
+        flat = counts.reshape(-1, counts.shape[-1])
+        ms, left = np.empty(len(flat)), np.empty(len(flat))
+        held = (flat > 0) & np.isfinite(self.tiers_ms)
+        for present, (lengths, those_ms, tokens) in self._tables.items():
+            of = (held == np.array(present)).all(axis=1)
+            spare = tokens - flat[of] @ lengths.T  # [K, C]
+            best = np.argmax(spare / those_ms, axis=1)
+            ms[of] = those_ms[best]
+            left[of] = np.take_along_axis(spare, best[:, None], axis=1)[:, 0]
+        shape = counts.shape[:-1]
+        return ms.reshape(shape), left.reshape(shape)
+
+
+def accepted(alpha: float, lengths: Ints) -> Floats:
+    """Acc(s) = (1 - alpha^s) / (1 - alpha): tokens that verifying s brings, the root included."""
+    if alpha >= 1.0:
+        return lengths.astype(np.float64)
+    found: Floats = (1.0 - np.power(alpha, lengths.astype(np.float64))) / (1.0 - alpha)
+    return found

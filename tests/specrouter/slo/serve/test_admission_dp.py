@@ -1,0 +1,218 @@
+"""The dynamic program against all subsets, and against what an exact execution does of its sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from specrouter.profile.batch_time import RooflineTime
+from specrouter.slo.serve.admission_dp import (
+    PromptDemand,
+    Room,
+    left_at_deadlines,
+    most_admitted,
+)
+from specrouter.slo.serve.prefill_budget import (
+    AutoregressiveBudget,
+    PrefillBudget,
+    SpeculativeBudget,
+)
+from tests.specrouter.slo.serve.exact_execution import misses_nothing
+from tests.specrouter.slo_machines import OPT_7B
+
+Case = tuple[list[PromptDemand], Room, AutoregressiveBudget]
+
+# 6 tokens a unit of time, whatever the batch.
+SIX_A_UNIT = RooflineTime(((1.0 / 6.0, 0.0, 0.0),))
+
+
+def subsets(prompts: Sequence[PromptDemand], room: Room) -> Iterator[tuple[int, ...]]:
+    """Places of new prompts that memory and rows allow, most first."""
+    new = [place for place, prompt in enumerate(prompts) if not prompt.is_running]
+    for count in range(min(len(new), room.rows), -1, -1):
+        for chosen in combinations(new, count):
+            if sum(prompts[place].memory for place in chosen) <= room.memory:
+                yield chosen
+
+
+def kept(prompts: Sequence[PromptDemand], chosen: Sequence[int]) -> list[PromptDemand]:
+    return [p for place, p in enumerate(prompts) if p.is_running or place in chosen]
+
+
+def is_feasible(prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget) -> bool:
+    """By PB*, one prompt after the other, and when all decode."""
+    counts = np.array(room.decoding)
+    for prompt in prompts:
+        counts[prompt.tier] += 1
+    left = left_at_deadlines(prompts, room, budget)
+    return all(each >= 0.0 for each in left) and bool(budget.holds(counts))
+
+
+def best_by_search(case: Case) -> int | None:
+    prompts, room, budget = case
+    for chosen in subsets(prompts, room):
+        if is_feasible(kept(prompts, chosen), room, budget):
+            return len(chosen)
+    return None
+
+
+def executes(case: Case, chosen: Sequence[int]) -> bool:
+    prompts, room, budget = case
+    tiers = budget.tiers_ms
+    decoding = [tpot for tpot, n in zip(tiers, room.decoding, strict=True) for _ in range(n)]
+    those = [(p.deadline_ms, p.tokens, tiers[p.tier]) for p in kept(prompts, chosen)]
+    return misses_nothing(decoding, those, budget.times, budget.idle_ms)
+
+
+def drawn(draws: np.random.Generator, grid_ms: float | None = None, tiers: int = 2) -> Case:
+    """Six prompts at most, running ones among them, memory, and small batches.
+
+    `grid_ms`: deadlines are multiples of it; a request of the tightest tier then decodes, so that
+    all batches take one time.
+    """
+    tight = 10.0
+    paces = (tight, 2.0 * tight)[:tiers] if grid_ms else (tight, float(draws.uniform(10.0, 35.0)))
+    batch = int(draws.integers(4, 13))  # tokens of a batch of 10 ms
+    times = RooflineTime(((8.0 / batch, 0.0, 2.0 - 1e-9),))
+    decoding = [int(draws.integers(0, 4)) for _ in paces]
+    if grid_ms:
+        decoding[0] = max(1, decoding[0])
+    prompts = []
+    for _ in range(int(draws.integers(1, 7))):
+        deadline = float(draws.uniform(0.0, 120.0))
+        if grid_ms:
+            deadline = grid_ms * int(draws.integers(0, int(120.0 / grid_ms) + 1))
+        is_running = bool(draws.random() < 0.15)
+        tokens, tier = int(draws.integers(1, 25)), int(draws.integers(0, len(paces)))
+        memory = 0 if is_running else int(draws.integers(0, 4))
+        prompts.append(PromptDemand(deadline, tokens, tier, memory, is_running))
+    prompts.sort(key=lambda prompt: prompt.deadline_ms)
+    room = Room(tuple(decoding), int(draws.integers(0, 9)), int(draws.integers(1, 7)))
+    idle = tight if grid_ms else max(paces)
+    return prompts, room, AutoregressiveBudget(times, paces, idle)
+
+
+def cases(count: int, seed: int, grid_ms: float | None = None, tiers: int = 2) -> Iterator[Case]:
+    draws = np.random.default_rng(seed)
+    for _ in range(count):
+        yield drawn(draws, grid_ms, tiers)
+
+
+def test_no_subset_is_larger_and_the_set_is_one_of_them() -> None:
+    declining = 0
+    for case in cases(2500, seed=1):
+        found, best = most_admitted(*case), best_by_search(case)
+        assert (found is None) == (best is None)
+        if found is None or best is None:
+            continue
+        prompts, room, budget = case
+        assert len(found) == best
+        assert sum(prompts[place].memory for place in found) <= room.memory
+        assert len(found) <= room.rows
+        assert is_feasible(kept(prompts, found), room, budget)
+        declining += 0 < best < sum(not prompt.is_running for prompt in prompts)
+    assert declining > 500, "cases that decide nothing"
+
+
+def test_no_subset_is_larger_where_batches_speculate() -> None:
+    for prompts, room, plain in cases(500, seed=2):
+        budget = SpeculativeBudget(plain.times, plain.tiers_ms, 0.7, plain.idle_ms)
+        found = most_admitted(prompts, room, budget)
+        best = next(
+            (
+                len(chosen)
+                for chosen in subsets(prompts, room)
+                if is_feasible(kept(prompts, chosen), room, budget)
+            ),
+            None,
+        )
+        assert (None if found is None else len(found)) == best
+
+
+def test_an_exact_execution_of_the_set_misses_nothing() -> None:
+    admitted = 0
+    for case in cases(2500, seed=3):
+        found = most_admitted(*case)
+        if found is not None:
+            assert executes(case, found)
+            admitted += len(found)
+    assert admitted > 2000
+
+
+@pytest.mark.parametrize(("tiers", "grid_ms"), [(1, 10.0), (2, 20.0)])
+def test_no_exact_execution_serves_more_where_all_times_are_whole_batches(
+    tiers: int, grid_ms: float
+) -> None:
+    """Deadlines and TPOTs are multiples of the time of a batch, deadlines of every TPOT."""
+    for case in cases(700, 4, grid_ms, tiers):
+        prompts, room, _ = case
+        found = most_admitted(*case)
+        best = next((len(s) for s in subsets(prompts, room) if executes(case, s)), None)
+        assert (None if found is None else len(found)) == best
+
+
+def test_of_four_requests_three_are_admitted_and_no_old_one_is_broken() -> None:
+    """Figure 3: 6 tokens a unit, three decode with a TPOT of 1, four prompts of 6 within 6."""
+    budget = AutoregressiveBudget(SIX_A_UNIT, (1.0,), 1.0)
+    prompts = [PromptDemand(6.0, 6, 0) for _ in range(4)]
+    case = prompts, Room((3,)), budget
+    found = most_admitted(*case)
+    assert found is not None
+    assert len(found) == 3
+    assert float(budget.over(np.array(6.0), np.array([3]))) == 18
+    assert executes(case, found)
+    assert not executes(case, range(4))
+
+
+def test_a_prompt_that_was_begun_is_not_left_out_for_newer_ones() -> None:
+    budget = AutoregressiveBudget(SIX_A_UNIT, (1.0,), 1.0)
+    begun = PromptDemand(3.0, 15, 0, is_running=True)
+    new = [PromptDemand(1.0, 2, 0), PromptDemand(2.0, 2, 0), PromptDemand(5.0, 2, 0)]
+    prompts = sorted([begun, *new], key=lambda prompt: prompt.deadline_ms)
+    found = most_admitted(prompts, Room((0,)), budget)
+    assert found is not None
+    assert len(found) == 2
+    alone = [replace(p, is_running=False) for p in prompts]
+    assert len(most_admitted(alone, Room((0,)), budget) or ()) == 3
+    assert most_admitted([replace(begun, deadline_ms=2.0)], Room((0,)), budget) is None
+
+
+def test_budget_counts_from_the_end_of_the_batch_that_runs() -> None:
+    budget = AutoregressiveBudget(SIX_A_UNIT, (1.0,), 1.0)
+    prompt = PromptDemand(1.5, 8, 0)
+    assert most_admitted([prompt], Room((0,)), budget) == ()
+    assert most_admitted([prompt], Room((0,), begin_ms=0.5, begin_tokens=2), budget) == (0,)
+    early = replace(prompt, deadline_ms=0.2, tokens=1)
+    assert most_admitted([early], Room((0,), begin_ms=0.5, begin_tokens=2), budget) == ()
+
+
+@pytest.mark.timing
+def test_ten_new_and_two_hundred_running_requests_take_at_most_five_milliseconds() -> None:
+    draws = np.random.default_rng(5)
+    took_ms = []
+    for _ in range(100):
+        new = [
+            PromptDemand(float(d), int(p), int(t), int(m))
+            for d, p, t, m in zip(
+                draws.uniform(100.0, 6000.0, 10),
+                draws.integers(100, 2000, 10),
+                draws.integers(0, 2, 10),
+                draws.integers(4, 12, 10),
+                strict=True,
+            )
+        ]
+        half_read = [
+            replace(p, is_running=True, memory=0, tokens=int(draws.integers(1, 400)))
+            for p in (new[place] for place in draws.integers(0, 10, 8))
+        ]
+        prompts = sorted([*new, *half_read], key=lambda prompt: prompt.deadline_ms)
+        budget = AutoregressiveBudget(OPT_7B, (50.0, 100.0), 100.0)
+        began = time.perf_counter()
+        most_admitted(prompts, Room((40, 152), 48, 64), budget)
+        took_ms.append((time.perf_counter() - began) * 1000)
+    assert float(np.median(took_ms)) <= 5.0, f"{np.percentile(took_ms, [50, 90, 100])} ms"

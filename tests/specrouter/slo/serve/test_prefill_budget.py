@@ -1,0 +1,131 @@
+"""What is left for prompts beside requests that decode: against the paper's algorithm and table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrouter.profile.batch_time import RooflineTime
+from specrouter.slo.serve.prefill_budget import (
+    AutoregressiveBudget,
+    SpeculativeBudget,
+    accepted,
+)
+from tests.specrouter.slo_machines import OPT_7B, OPT_13B
+
+TIERS = (50.0, 100.0)
+
+
+def algorithm_2(span_ms: float, tpots_ms: Sequence[float], tokens: int) -> float:
+    """As printed, but for the comparison: a token is due at `schDDL <= i * t0`."""
+    batch_ms = min(tpots_ms)
+    due, left = [0.0] * len(tpots_ms), 0.0
+    for batch in range(int(span_ms / batch_ms + 1e-9)):
+        budget = tokens
+        for each, tpot_ms in enumerate(tpots_ms):
+            while due[each] <= batch * batch_ms:
+                budget -= 1
+                due[each] += tpot_ms
+        left += budget
+    return left
+
+
+@given(st.integers(0, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 40))
+def test_it_is_the_sum_of_algorithm_2_where_tpots_are_multiples(
+    tight: int, loose: int, times: int, batches: int
+) -> None:
+    machine = RooflineTime(((0.2, 0.0, 5.0),))
+    tiers = (10.0, 10.0 * times) if times > 1 else (10.0,)
+    counts = np.array([tight, loose][: len(tiers)])
+    if not counts.sum():
+        return
+    tpots = [tpot for tpot, n in zip(tiers, counts, strict=True) for _ in range(n)]
+    span = batches * 10.0 + 3.0
+    found = AutoregressiveBudget(machine, tiers, 100.0).over(np.array(span), counts)
+    tokens = machine.tokens_within(min(tpots))
+    assert float(found) == algorithm_2(span, tpots, tokens)
+
+
+def test_batches_are_as_long_as_the_tightest_tier_that_decodes_allows() -> None:
+    budget = AutoregressiveBudget(OPT_7B, TIERS, 100.0)
+    span = np.array(200.0)
+    assert budget.over(span, np.array([0, 0])) == 2 * 1093
+    assert budget.over(span, np.array([0, 10])) == 2 * 1093 - 2 * 10
+    assert budget.over(span, np.array([1, 10])) == 4 * 366 - 4 - 2 * 10
+    capped = AutoregressiveBudget(OPT_7B, TIERS, 100.0, most_ms=50.0)
+    assert capped.over(span, np.array([0, 10])) == 4 * 366 - 2 * 10
+
+
+def test_more_requests_than_fit_into_a_batch_cannot_decode() -> None:
+    budget = AutoregressiveBudget(OPT_7B, (*TIERS, np.inf), 100.0)
+    assert budget.holds(np.array([[1, 365, 900], [1, 366, 0], [0, 1093, 0]])).tolist() == [
+        True,
+        False,
+        True,
+    ]
+    assert np.isinf(budget.over(np.array(10.0), np.array([1, 366, 0])))
+    assert budget.over(np.array(100.0), np.array([0, 0, 5000])) == 1093, "no objective, no claim"
+
+
+# The table of published coefficients: OPT-6.7B, alpha 0.7, TPOT 50 ms, 20 requests decode.
+TABLE_MS = (50, 85, 110, 127, 139, 147)
+AS_PRINTED = (6.9, 9.8, 10.7, 10.9, 10.6, 10.3)  # thousands of prompt tokens per second
+ONE_LESS = (6.9, 9.8, 10.7, 11.1, 10.9, 10.6)
+
+
+@pytest.mark.parametrize(("as_printed", "table"), [(True, AS_PRINTED), (False, ONE_LESS)])
+def test_speculation_reads_as_much_as_the_table_of_lengths_says(
+    as_printed: bool, table: Sequence[float]
+) -> None:
+    budget = SpeculativeBudget(OPT_7B, (50.0,), 0.7, 50.0, steps_as_printed=as_printed)
+    counts = np.array([20])
+    those = {each.lengths[0]: each for each in budget.candidates[(True,)]}
+    found = [(those[s].tokens - 20 * s) / those[s].ms for s in range(1, 7)]
+    assert [round(each, 1) for each in found] == list(table)
+    assert [round(those[s].ms) for s in range(1, 7)] == list(TABLE_MS)
+    assert budget.best(counts).lengths == (4,)
+    assert budget.best(counts).steps == (4 if as_printed else 3)
+
+
+def test_each_tier_verifies_no_more_than_its_pace_needs() -> None:
+    budget = SpeculativeBudget(OPT_7B, TIERS, 0.7, 100.0)
+    best = budget.best(np.array([10, 10]))
+    tight, loose = best.lengths
+    reach = accepted(0.7, np.arange(11))
+    assert best.ms == pytest.approx(min(50.0 * reach[tight], 100.0 * reach[loose]))
+    assert 100.0 * reach[loose - 1] < best.ms, "one token less would be too slow"
+    assert budget.best(np.array([0, 10])).lengths[0] == 0
+    assert budget.best(np.array([0, 0])).ms == 100.0
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.floats(0.0, 0.99), st.floats(0.0, 0.3))
+def test_speculation_keeps_every_pace_in_the_mean_and_never_reads_less_than_without(
+    tight: int, loose: int, alpha: float, margin: float
+) -> None:
+    counts = np.array([tight, loose])
+    budget = SpeculativeBudget(OPT_7B, TIERS, alpha, 100.0, margin=margin)
+    best = budget.best(counts)
+    for length, tpot_ms, n in zip(best.lengths, TIERS, counts, strict=True):
+        reach = accepted(alpha, np.array(length))
+        assert not n or best.ms <= tpot_ms * (1.0 - margin) * reach * (1.0 + 1e-9)
+    assert OPT_7B.ms(best.tokens, best.steps) <= best.ms
+    span = np.array(best.ms)
+    assert budget.over(span, counts) == best.tokens - counts @ best.lengths
+    if tight + loose:
+        shortest = 50.0 * (1.0 - margin) if tight else 100.0 * (1.0 - margin)
+        plain = OPT_7B.tokens_within(shortest) - tight - loose
+        assert float(budget.over(span, counts)) / best.ms >= plain / shortest - 1e-9
+
+
+def test_counts_of_any_shape_are_judged_alike() -> None:
+    budget = SpeculativeBudget(OPT_13B, (*TIERS, np.inf), 0.8, 100.0)
+    counts = np.stack(np.meshgrid(*map(np.arange, (3, 4, 2)), indexing="ij"), axis=-1)
+    spans = np.full(counts.shape[:-1], 1000.0)
+    found = budget.over(spans, counts)
+    for place in np.ndindex(*found.shape):
+        assert found[place] == budget.over(np.array(1000.0), counts[place])
+        assert budget.holds(counts[place])
