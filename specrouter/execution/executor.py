@@ -37,7 +37,7 @@ from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
-from specrouter.request.output import TokenLogprobs
+from specrouter.request.output import STRUCTURE_FAILED, TokenLogprobs
 from specrouter.request.params import Chain
 from specrouter.request.spec import RequestSpec
 
@@ -218,7 +218,7 @@ class Executor:
         if row in failed:
             error = failed[row]
             if isinstance(error, GrammarError):
-                return f"the structure cannot go on: {error}"
+                return f"{STRUCTURE_FAILED}: {error}"
             return f"a logits processor failed: {type(error).__name__}: {error}"
         if is_broken:
             return f"{self._target} gave logits that are not numbers"

@@ -36,6 +36,7 @@ class Failure:
     """Why an accepted request has no answer.
 
     Attributes:
+        param: the field that is to blame, if one is.
         is_final: nothing is gained by asking again, which OpenAI's clients do after 408 and 5xx.
     """
 
@@ -43,17 +44,21 @@ class Failure:
     code: str
     message: str
     is_final: bool
+    param: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         return {SHOULD_RETRY_HEADER: "false"} if self.is_final else {}
 
     def payload(self) -> dict[str, Any]:
-        return error_payload(self.status, self.message, code=self.code)
+        return error_payload(self.status, self.message, self.param, self.code)
 
 
 def failure_of(output: RequestOutput) -> Failure | None:
     """None for a text that ended as texts do."""
+    if output.finish_reason == "error" and output.error_field is not None:
+        message = f"{output.error_field}: {output.error}"
+        return Failure(400, "invalid_value", message, True, output.error_field)
     if output.finish_reason == "error":
         return Failure(500, "generation_failed", output.error or "generation failed", True)
     if output.finish_reason == "unserved":  # nothing of it has run: as if it had come later

@@ -12,6 +12,8 @@ import importlib.metadata
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -97,7 +99,7 @@ class Service:
     ) -> Deltas:
         """Nothing is queued, nor refused by the router, before the first one is asked for."""
         limit_s = self.config.request_timeout_s
-        return self.router.astream_all(
+        deltas = self.router.astream_all(
             prompts,
             params,
             body.speculation_override(),
@@ -106,6 +108,20 @@ class Service:
             limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
             self.config.max_waiting,
         )
+        if params.structure is None:
+            return deltas
+        asked, field = body.asked_structure()
+        return _blaming(deltas, "tools" if asked is None else field)
+
+
+async def _blaming(deltas: Deltas, field: str) -> Deltas:
+    """The same; a request whose structure has failed blames the client's `field`."""
+    async with aclosing(deltas):
+        async for number, delta in deltas:
+            output = delta.output
+            if output is not None and output.error_field == "structure":
+                delta = replace(delta, output=replace(output, error_field=field))
+            yield number, delta
 
 
 def _fingerprint(router: ChainRouter) -> str:

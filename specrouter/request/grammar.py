@@ -1,7 +1,8 @@
 """Structures as grammars over token ids, by llguidance.
 
 Contract: a structure is compiled in the caller's thread, before its request is queued, and what
-cannot be compiled, allows no text, or is too large is refused with `RequestError`. A compiled
+cannot be compiled, allows no text, or is too large is refused with `RequestError`
+(`grammar_start`). A compiled
 grammar is shared and never changed; each row goes through a copy of its own. llguidance's limits
 bound the time of every step, so a hostile grammar ends its own request with `GrammarError`.
 
@@ -13,41 +14,26 @@ Source: https://github.com/guidance-ai/llguidance
 
 import functools
 import json
-import threading
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import PreTrainedTokenizerBase
 
 from processors.grammar import Bits, GrammarError, Path, allows
+from specrouter.request.grammar_start import started
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure, StructureKind
 
-Result = TypeVar("Result")
-
 _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
-# llguidance follows references by recursion: 3,000 of them overflow the usual 8 MiB.
-_STACK_BYTES = 2**28
-_STACK_SIZE = threading.Lock()  # the stack size is one of the whole process
 _LONGEST_REASON = 300  # characters of llguidance's message
 _WHITE_SPACE = r"( |\n {0,16})?"
-# Of the worst grammars that were found: under a second to compile, a tenth of one for a step.
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=50_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +80,7 @@ class GrammarCompiler:
 
     def _compile(self, structure: Structure) -> CompiledGrammar:
         definition, tokens = _definition(structure), self._tokens
-        matcher = _on_deep_stack(lambda: _begun(tokens, definition))
+        matcher = started(tokens, definition, self._end_token_ids)
         if matcher.is_error():
             raise RequestError("structure", _reason(matcher))
         return CompiledGrammar(matcher, self._vocab_size, self._end_token_ids)
@@ -190,31 +176,6 @@ class RowGrammar:
 
     def _is_end(self, token: int) -> bool:
         return token in self._compiled.end_token_ids
-
-
-def _begun(tokens: LLTokenizer, definition: str) -> LLMatcher:
-    matcher = LLMatcher(tokens, definition, log_level=0, limits=_LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # a grammar without any text is noticed only now
-    return matcher
-
-
-def _on_deep_stack(call: Callable[[], Result]) -> Result:
-    result: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    with _STACK_SIZE:
-        usual = threading.stack_size(_STACK_BYTES)  # of all that begin before it is set back
-        try:
-            threading.Thread(target=run, name="specrouter-grammar", daemon=True).start()
-        finally:
-            threading.stack_size(usual)
-    return result.result()
 
 
 def _check(structure: Structure) -> None:

@@ -8,6 +8,9 @@ from specrouter.request.objective import Objective
 # "unserved": the engine has stopped for good before the request had a row.
 FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
 
+# How the `error` of a request begins whose structure took more than it may, or led nowhere.
+STRUCTURE_FAILED = "the structure cannot go on"
+
 
 @dataclass(frozen=True)
 class RequestMetrics:
@@ -82,6 +85,9 @@ class RequestOutput:
     `prompt_logprobs`, one entry for each token of the prompt: None for the first, which nothing
     stands before.
 
+    `error_field`, with "error", is the field of the request that is to blame, if one is:
+    "structure".
+
     `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
     """
 
@@ -95,6 +101,7 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     stop_reason: str | int | None = None
+    error_field: str | None = None
 
 
 @dataclass(frozen=True)

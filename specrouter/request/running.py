@@ -16,6 +16,7 @@ from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective, tpot_of_runs
 from specrouter.request.output import (
+    STRUCTURE_FAILED,
     Delta,
     FinishReason,
     RequestMetrics,
@@ -185,6 +186,7 @@ class RunningRequest:
             list(self._logprobs) if self._logprobs is not None else None,
             self._prompt_logprobs,
             self._stop_reason(tokens) if reason == "stop" else None,
+            "structure" if (error or "").startswith(STRUCTURE_FAILED) else None,
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(text, list(tokens), reason, output, index, fresh)

@@ -277,6 +277,7 @@ class FakeRouter:
             token_ids=ids,
             finish_reason="error" if fails and self._ends != "unserved" else self._ends,
             error=self._error if fails else None,
+            error_field="structure" if fails and "structure" in str(self._error) else None,
             metrics=METRICS,
             seed=7,
             index=index,

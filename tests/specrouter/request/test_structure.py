@@ -248,14 +248,16 @@ def test_what_excludes_all_that_a_structure_allows_ends_the_request_with_an_erro
 
 @pytest.mark.parametrize("chain", [("target",), *(NAMES[i:] for i in range(2))], ids=">".join)
 def test_a_grammar_without_a_way_on_ends_its_own_request_alone(
-    chain: tuple[str, ...], router: ChainRouter
+    chain: tuple[str, ...], router: ChainRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("specrouter.request.grammar_start._TRIED_TEXTS", 0)
     dead_end = Structure("grammar", 'start: "ab" rest\nrest: rest "c"')
     params = [SamplingParams(8, structure=dead_end), SamplingParams(8, ignore_eos=True)]
     wanted = router.generate(PROMPTS[0], params[1], "off")[0]
     bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(chain, depth=3))
     assert bad.finish_reason == "error"
     assert bad.error == "the structure cannot go on: allows no text"
+    assert bad.error_field == "structure"
     assert good.token_ids == wanted.token_ids
     assert_whole(router)
 
@@ -321,8 +323,8 @@ def test_a_bad_structure_is_refused_before_anything_is_queued(
 
 def test_references_as_deep_as_a_source_is_long_do_not_crash(compiler: GrammarCompiler) -> None:
     source = f'start: r0\n{DEEP}r3000: "a"'
-    row = compiler.compile(Structure("grammar", source)).start()
-    assert row.mask(()) is not None
+    with pytest.raises(RequestError, match="Too many items"):
+        compiler.compile(Structure("grammar", source))
 
 
 def test_structures_that_are_compiled_at_once_leave_other_threads_their_stacks(

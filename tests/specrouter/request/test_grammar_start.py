@@ -1,0 +1,72 @@
+"""What llguidance cannot do is found before a request is queued; what it can do is served."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.request import grammar_start
+from specrouter.request.grammar import GrammarCompiler
+from specrouter.request.params import RequestError
+from specrouter.request.structure import Structure
+from tests.modelpool.factories import make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = make_tokenizer(folder)
+    return GrammarCompiler(tokenizer, len(tokenizer), [0])
+
+
+def schema(value: dict[str, Any]) -> Structure:
+    return Structure("json_schema", json.dumps(value))
+
+
+def properties(name: str, count: int) -> dict[str, Any]:
+    return {"properties": {f"{name}{index}": {"type": "integer"} for index in range(count)}}
+
+
+RULES = "\n".join(f'r{i}: "a{i}" r{(i + 1) % 1000}?' for i in range(1000))
+LARGE = {
+    "enum of objects": schema({"enum": [{"a": index} for index in range(3000)]}),
+    "optional properties": schema({"type": "object", **properties("p", 1400)}),
+    "alternatives": schema({"anyOf": [properties(f"p{index}_", 6) for index in range(80)]}),
+    "rules": Structure("grammar", f"start: {' | '.join(f'r{i}' for i in range(1000))}\n{RULES}"),
+    "choice": Structure("choice", json.dumps([f"choice {index}" for index in range(3000)])),
+}
+TOO_LARGE = {
+    "repetitions": Structure("regex", "(a{1000}){1000}"),
+    "no way on": Structure("grammar", 'start: "ab" rest\nrest: rest "c"'),
+    "items": schema({"enum": [{"a": index} for index in range(4000)], **properties("p", 300)}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_structures_are_served(name: str, compiler: GrammarCompiler) -> None:
+    row = compiler.compile(LARGE[name]).start()
+    for _ in range(12):
+        mask = row.mask(())
+        if mask is None:
+            return
+        row.advance([int(np.flatnonzero(np.unpackbits(mask, bitorder="little"))[-1])])
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_fails_a_few_tokens_later_is_refused_before(
+    name: str, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        compiler.compile(TOO_LARGE[name])
+    assert caught.value.field == "structure"
+
+
+def test_to_try_changes_nothing(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = compiler.compile(Structure("regex", "ab*c")).start().mask(())
+    monkeypatch.setattr(grammar_start, "_TRIED_TEXTS", 0)
+    untried = compiler.compile(Structure("regex", "ab*c|d{0}ab*c")).start().mask(())
+    assert tried is not None
+    assert untried is not None
+    assert (tried == untried).all()
