@@ -1,12 +1,19 @@
 """Models: their declaration, loading, devices, memory, eviction, and packed attention.
 
-Knows nothing of requests or token trees. Importing it does not import transformers' modelling
-code; `ModelPool.get` does.
+Knows nothing of requests or token trees. Importing it imports neither PyTorch, which the first use
+of `ModelPool` does, nor transformers' modelling code, which `ModelPool.get` does: an error of the
+configuration is told without either.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from modelpool.config import ModelConfig, PoolConfig
 from modelpool.errors import ConfigError, PoolFullError, UnsupportedModelError
-from modelpool.pool import ModelPool
+
+if TYPE_CHECKING:
+    from modelpool.pool import ModelPool
 
 __all__ = [
     "ConfigError",
@@ -16,3 +23,12 @@ __all__ = [
     "PoolFullError",
     "UnsupportedModelError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ModelPool":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from modelpool.pool import ModelPool
+
+    globals()[name] = ModelPool
+    return ModelPool

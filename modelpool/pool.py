@@ -28,6 +28,7 @@ from modelpool.fast.tuning import Tuning
 from modelpool.loaded_models import LoadedModels
 from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of, weakest_first
 from modelpool.placed_members import MemberPlan, PlacedMembers
+from modelpool.progress import LoadProgress
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
@@ -58,6 +59,7 @@ class ModelPool:
         devices: Sequence[DeviceInfo] | None = None,
         loader: Loader | None = None,
         headers_only: bool = False,
+        progress: LoadProgress | None = None,
     ) -> None:
         """
         Args:
@@ -66,11 +68,13 @@ class ModelPool:
             devices: what to place on; by default this machine's devices.
             loader: `modelpool.loader.load_model`, or a stand-in for it.
             headers_only: weights are not downloaded but to be inflated, and nothing can be loaded.
+            progress: told what takes time.
         """
         self.config = config
         self.target = config.target
+        self.progress = progress or LoadProgress()
         self._members = {
-            model.name: open_member(model, f"pool.models[{index}]", headers_only)
+            model.name: self._open(model, f"pool.models[{index}]", headers_only)
             for index, model in enumerate(config.models)
             if not model.is_weightless
         }
@@ -88,10 +92,15 @@ class ModelPool:
 
     @classmethod
     def from_config(
-        cls, config: PoolConfig | Mapping[str, Any], *, kv_tokens: KVTokens = _no_kv
+        cls,
+        config: PoolConfig | Mapping[str, Any],
+        *,
+        kv_tokens: KVTokens = _no_kv,
+        progress: LoadProgress | None = None,
     ) -> "ModelPool":
         """A pool from the `pool:` section of a configuration. Raises `ConfigError`."""
-        return cls(validate_config(PoolConfig, config, "pool"), kv_tokens=kv_tokens)
+        checked = validate_config(PoolConfig, config, "pool")
+        return cls(checked, kv_tokens=kv_tokens, progress=progress)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -189,6 +198,14 @@ class ModelPool:
             if reason is not None:
                 raise UnsupportedModelError(f"{member.field}.source", reason)
 
+    def _open(self, model: ModelConfig, field: str, headers_only: bool) -> Member:
+        is_remote = model.source.startswith("hub:")
+        inflates = model.inflate_to is not None
+        self.progress.begin(
+            "inflating" if inflates else "downloading" if is_remote else "reading", model.name
+        )
+        return open_member(model, field, headers_only)
+
     def _member(self, name: str) -> Member:
         if self.is_weightless(name):
             raise ValueError(f"{name!r} has no model: it drafts from the text itself")
@@ -221,6 +238,7 @@ class ModelPool:
         return self._load_placed(name)
 
     def _load_placed(self, name: str) -> "PackedModel":
+        self.progress.begin("loading", name)
         member, placement = self._placed[name], self._placed.placement(name)
         loader, tuning = self._loader or _default_loader(), self._placed.tuning(name)
         return loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)

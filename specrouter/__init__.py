@@ -1,17 +1,31 @@
-"""SpecRouter: text from a large language model faster, drafted by smaller ones of its family."""
+"""SpecRouter: text from a large language model faster, drafted by smaller ones of its family.
 
-from specrouter.config import RouterConfig
-from specrouter.request.errors import OverloadedError, UnavailableError
-from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import SLO
-from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
-from specrouter.request.params import RequestError, SamplingParams, Speculation
-from specrouter.request.structure import Structure
-from specrouter.router import ChainRouter
+A name is imported when it is first used: PyTorch takes seconds, which `specrouter --help` and an
+error of the command line should not wait for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from specrouter.version import __version__
+
+if TYPE_CHECKING:
+    from modelpool.errors import ConfigError
+    from specrouter.config import RouterConfig
+    from specrouter.request.errors import OverloadedError, UnavailableError
+    from specrouter.request.handle import RequestHandle
+    from specrouter.request.objective import SLO
+    from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
+    from specrouter.request.params import RequestError, SamplingParams, Speculation
+    from specrouter.request.structure import Structure
+    from specrouter.router import ChainRouter
 
 __all__ = [
     "SLO",
     "ChainRouter",
+    "ConfigError",
     "Delta",
     "OverloadedError",
     "RequestError",
@@ -24,4 +38,35 @@ __all__ = [
     "Structure",
     "TokenLogprobs",
     "UnavailableError",
+    "__version__",
 ]
+
+_MODULES = {
+    "SLO": "specrouter.request.objective",
+    "ChainRouter": "specrouter.router",
+    "ConfigError": "modelpool.errors",
+    "Delta": "specrouter.request.output",
+    "OverloadedError": "specrouter.request.errors",
+    "RequestError": "specrouter.request.params",
+    "RequestHandle": "specrouter.request.handle",
+    "RequestMetrics": "specrouter.request.output",
+    "RequestOutput": "specrouter.request.output",
+    "RouterConfig": "specrouter.config",
+    "SamplingParams": "specrouter.request.params",
+    "Speculation": "specrouter.request.params",
+    "Structure": "specrouter.request.structure",
+    "TokenLogprobs": "specrouter.request.output",
+    "UnavailableError": "specrouter.request.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
-
-from transformers.utils import logging as transformers_logging
 
 LogFormat = Literal["text", "json"]
 
@@ -37,8 +36,16 @@ def configure_logs(level: int, log_format: LogFormat = "text") -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we announce the start ourselves
     if log_format == "json":  # every line of stderr that can be
         logging.captureWarnings(True)
-        transformers_logging.disable_default_handler()
-        transformers_logging.enable_propagation()
+        if "transformers" in sys.modules:
+            adopt_transformers()
+
+
+def adopt_transformers() -> None:
+    """Its lines come out as ours. Apart, since it takes seconds to import."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
 
 
 def add_request_id(record: logging.LogRecord) -> bool:

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from modelpool import ModelPool
 from modelpool.config import validate_config
+from modelpool.progress import LoadProgress
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.cycle import DraftShape
 from specrouter.engine.engine import Engine
@@ -51,11 +52,13 @@ logger = logging.getLogger(__name__)
 class ChainRouter:
     """See the module. Close it, or use it as a context manager."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, progress: LoadProgress | None = None) -> None:
         self.config = config
         for warning in config.warnings:
             logger.warning(warning)
-        self.pool = ModelPool.from_config(config.pool, kv_tokens=config.engine.kv_tokens)
+        self.pool = ModelPool.from_config(
+            config.pool, kv_tokens=config.engine.kv_tokens, progress=progress
+        )
         self.pool.check_architectures()
         thread = EngineThread(Engine(config, self.pool), self.pool, config.engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
@@ -66,9 +69,19 @@ class ChainRouter:
         thread.start()  # raises what is wrong with the target
 
     @classmethod
-    def from_config(cls, source: "str | Path | Mapping[str, Any] | RouterConfig") -> "ChainRouter":
-        """From a YAML file, a mapping or a configuration. Raises `modelpool.ConfigError`."""
-        return cls(RouterConfig.load(source))
+    def from_config(
+        cls,
+        source: "str | Path | Mapping[str, Any] | RouterConfig",
+        progress: LoadProgress | None = None,
+    ) -> "ChainRouter":
+        """From a YAML file, the name of a bundled scenario ("tiny"), a mapping or a configuration.
+
+        Returns when the models are loaded. Raises `ConfigError`.
+
+        Args:
+            progress: told what is being done.
+        """
+        return cls(RouterConfig.load(source), progress)
 
     def generate(
         self,

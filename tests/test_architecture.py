@@ -34,7 +34,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("cycle",),
     ("config",),
     ("request",),
-    ("logs",),
+    ("logs", "scenarios", "version"),
 )
 # Beside these only benchmarks and the command line know tensors.
 KNOW_TORCH = {"execution", "bench", "profile/time_profile.py", "engine/engine_thread.py"}

@@ -15,7 +15,6 @@ fetched. With HF_HUB_OFFLINE set, only the local cache is read.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 
 from huggingface_hub import get_safetensors_metadata, snapshot_download
@@ -29,6 +28,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from modelpool.checkpoint.bundled import bundled_names, bundled_root
 from modelpool.checkpoint.footprint import Header, has_weights
 from modelpool.errors import ConfigError
 
@@ -101,24 +101,12 @@ def _likely(source: str) -> str:
     return ""
 
 
-def bundled_names() -> tuple[str, ...]:
-    """The names that `bundled:` accepts."""
-    root = _bundled_root()
-    if not root.is_dir():
-        return ()
-    return tuple(sorted(entry.parent.name for entry in root.glob("*/config.json")))
-
-
-def _bundled_root() -> Path:
-    return Path(str(resources.files("modelpool") / "bundled"))
-
-
 def _bundled(name: str, field: str) -> Path:
     available = bundled_names()
     if name not in available:
         listed = ", ".join(available) or "none"
         raise _error(field, f"no bundled model {name!r}; available: {listed}")
-    return _bundled_root() / name
+    return bundled_root() / name
 
 
 def _local(text: str, field: str) -> Path:

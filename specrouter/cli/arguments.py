@@ -1,6 +1,7 @@
 """Arguments that several commands have, and how their errors are told: in one line.
 
-Contract: a bad argument ends with exit code 2 and one line on stderr that names it.
+Contract: a bad argument ends with exit code 2 and one line on stderr that names it. What declares
+arguments imports nothing that takes long: `--help` and such errors come at once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 from typing import NoReturn, TypeAlias
+
+from specrouter.scenarios import scenario_folder
 
 BAD_INPUT = 2
 
@@ -28,10 +31,8 @@ def complain(error: Exception) -> None:
 
 
 def default_config(name: str = "tiny.yaml") -> Path:
-    """A bundled scenario: inside an installed package, or beside the packages in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "configs" / name
-    return installed if installed.is_file() else package.parent / "configs" / name
+    """The file of a bundled scenario."""
+    return scenario_folder() / name
 
 
 def add_config(
@@ -40,13 +41,7 @@ def add_config(
     described: str = "the bundled tiny pool",
 ) -> None:
     parser.add_argument(
-        "--config", type=scenario_file, default=default_config(name), metavar="FILE",
+        "--config", type=Path, default=default_config(name), metavar="FILE",
         help="a YAML scenario, or the name of a bundled one, such as qwen2.5 "
         f"(default: {described})",
     )  # fmt: skip
-
-
-def scenario_file(text: str) -> Path:
-    """A file; where there is none of this name, the bundled scenario that is called so."""
-    path, bundled = Path(text), default_config(f"{text}.yaml")
-    return bundled if not path.exists() and bundled.is_file() else path

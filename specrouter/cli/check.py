@@ -9,7 +9,6 @@ store of all rows, which is taken as a whole.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from modelpool.errors import DoesNotFitError
 from specrouter.cli.check_report import CheckReport, DeviceReport, MemberReport, shown_bytes
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
 from specrouter.http.chat_template import ChatTemplate
-from specrouter.http.guards import api_keys
+from specrouter.http.keys import network_warnings
 from specrouter.http.serve import check_server
 from specrouter.routing.scheduler import ModelChainScheduler
 from statemgr import row_tokens
@@ -187,16 +186,6 @@ def _pool_warnings(
         )
 
 
-def network_warnings(server: ServerConfig) -> Iterator[str]:
-    """Who may use the service without a key."""
-    if api_keys(server):
-        return
-    if not _is_loopback(server.host):
-        yield f"server.host: {server.host} is open to the network, and there are no api_keys"
-    if "*" in server.cors_origins:
-        yield "server.cors_origins: any web page may use the service, and there are no api_keys"
-
-
 def _server_warnings(server: ServerConfig, pool: ModelPool) -> Iterator[str]:
     yield from network_warnings(server)
     if server.chat_template is None and not getattr(pool.tokenizer, "chat_template", None):
@@ -204,10 +193,3 @@ def _server_warnings(server: ServerConfig, pool: ModelPool) -> Iterator[str]:
             "server.chat_template: the target's tokenizer has no template, so it reads "
             "conversations as plain transcripts"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

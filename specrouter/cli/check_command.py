@@ -6,9 +6,8 @@ import argparse
 import json
 import logging
 
-from modelpool.errors import ConfigError
-from specrouter.cli.arguments import Commands, add_config, scenario_file
-from specrouter.config import RouterConfig
+from specrouter.cli.arguments import Commands
+from specrouter.cli.target import add_target, read_asked
 
 _DOES_NOT_FIT = 1
 
@@ -19,21 +18,20 @@ def add_check(commands: Commands) -> None:
         help="say whether a configuration is valid and its models fit; loads no weights, and "
         "downloads none but to make a member with inflate_to",
     )
-    given = parser.add_mutually_exclusive_group()
-    add_config(given)
-    given.add_argument(
-        "scenario", type=scenario_file, nargs="?", metavar="CONFIG", help="the same as --config"
-    )
+    add_target(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_check, log_level=logging.ERROR)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     # Imports the models' own code, which other commands do when they load them.
+    from modelpool.errors import ConfigError
     from specrouter.cli.check import check_config
 
     try:
-        report = check_config(RouterConfig.load(arguments.scenario or arguments.config))
+        asked = read_asked(arguments)
+        with asked.naming_arguments():
+            report = check_config(asked.config)
     except ConfigError as error:
         if arguments.json:
             fault = {"field": error.field, "reason": error.reason}

@@ -6,8 +6,6 @@ import argparse
 import logging
 from pathlib import Path
 
-from modelpool.errors import ConfigError
-from modelpool.inflate.inflate import FAULTS, inflate_to
 from specrouter.cli.arguments import Commands
 
 
@@ -17,11 +15,20 @@ def add_inflate(commands: Commands) -> None:
     )
     parser.add_argument("source_dir", type=Path, metavar="SOURCE_DIR")
     parser.add_argument("out_dir", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--parameters", type=int, default=200_000_000, metavar="N", help="at least")
+    parser.add_argument(
+        "--parameters",
+        type=int,
+        default=200_000_000,
+        metavar="N",
+        help="of the copy, at least (default: 200000000)",
+    )
     parser.set_defaults(run=_inflate, log_level=logging.WARNING)
 
 
 def _inflate(arguments: argparse.Namespace) -> int:
+    from modelpool.errors import ConfigError
+    from modelpool.inflate.inflate import FAULTS, inflate_to
+
     source, out = arguments.source_dir, arguments.out_dir
     try:
         shape = inflate_to(source, out, arguments.parameters)

@@ -12,8 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from modelpool.errors import ConfigError
-from specrouter import RequestError
 from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain
 from specrouter.cli.bench_chains import add_bench_chains
 from specrouter.cli.bench_load import add_bench_load
@@ -22,6 +20,7 @@ from specrouter.cli.generate import add_generate
 from specrouter.cli.inflate import add_inflate
 from specrouter.cli.serve import add_serve
 from specrouter.logs import configure_logs
+from specrouter.version import __version__
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -29,6 +28,10 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    # After the arguments: what follows may take seconds to import, their errors should not.
+    from modelpool.errors import ConfigError
+    from specrouter.request.params import RequestError
+
     try:
         if arguments.log_level is not None:
             configure_logs(arguments.log_level)
@@ -47,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="specrouter", description="Routed speculative decoding.")
+    parser.add_argument("--version", action="version", version=f"specrouter {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_serve(commands)
     add_check(commands)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import sys
 
-from specrouter.cli.arguments import Commands, add_config, complain
-from specrouter.config import RouterConfig
-from specrouter.logs import configure_logs
+from specrouter.cli.arguments import Commands, complain
+from specrouter.cli.target import add_fresh_times, add_target, read_asked
 
 logger = logging.getLogger(__name__)
 
@@ -15,35 +16,49 @@ _ENGINE_FAILED = 3
 
 
 def add_serve(commands: Commands) -> None:
-    parser = commands.add_parser("serve", help="answer HTTP requests until Ctrl-C")
-    add_config(parser)
-    parser.add_argument("--host", help="address to listen on (default: the config's)")
+    parser = commands.add_parser(
+        "serve",
+        help="answer HTTP requests until Ctrl-C",
+        description="Serves a model, drafted for by smaller ones, or a scenario with both. While "
+        "it loads, the port answers 503 with the progress.",
+    )
+    add_target(parser)
     parser.add_argument(
-        "--port", type=_port, help="port; 0 picks a free one (default: the config's)"
+        "--api-key", metavar="KEY",
+        help="that clients must send; better in the environment, SPECROUTER_API_KEY, since other "
+        "users of the machine can see arguments",
+    )  # fmt: skip
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=_port, help="port; 0 picks a free one (default: the config's, 8000)"
     )
     parser.add_argument(
-        "--log-format", choices=("text", "json"), help="of the log (default: the config's)"
+        "--log-format", choices=("text", "json"), help="of the log (default: the config's, text)"
     )
+    add_fresh_times(parser)
     parser.set_defaults(run=_serve, log_level=None)  # its format is in the configuration
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    # A web framework takes long to import; `generate` must not wait for it.
-    from specrouter.cli.check import network_warnings
-    from specrouter.http.serve import EngineFailureError, serve
+    from specrouter.http.keys import network_warnings
+    from specrouter.http.serve import EngineFailureError, StoppedWhileLoadingError, serve
+    from specrouter.logs import configure_logs
 
-    config = RouterConfig.load(arguments.config)
-    given = {key: getattr(arguments, key) for key in ("host", "port", "log_format")}
-    override = {key: value for key, value in given.items() if value is not None}
-    server = config.server.model_copy(update=override)
-    configure_logs(logging.INFO, server.log_format)
-    for warning in network_warnings(server):
+    asked = read_asked(arguments)
+    configure_logs(logging.INFO, asked.config.server.log_format)
+    for warning in network_warnings(asked.config.server):
         logger.warning(warning)
     try:
-        serve(config.model_copy(update={"server": server}))
+        with asked.naming_arguments():
+            serve(asked.config)
     except EngineFailureError as error:
         complain(error)
         return _ENGINE_FAILED
+    except StoppedWhileLoadingError:
+        # A thread is still loading. Python would wait for it, or abort in the middle of PyTorch.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

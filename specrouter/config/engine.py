@@ -6,7 +6,6 @@ from pydantic import Field
 
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
-from statemgr import row_slots
 
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
@@ -30,6 +29,8 @@ class EngineConfig(Strict):
         preload: loads and times the drafters that the policy may choose before the first request is
             taken, while there is room for them; otherwise each is when it is first used, while the
             requests that run wait for it.
+        fresh_times: measures the models' times at the start, instead of those that an earlier start
+            has kept: for a machine that was busy then.
         hang_timeout_s: after so many seconds in one forward, a model other than the target is given
             up; its cycle goes on without it.
         step_timeout_s: after so many seconds in one cycle, models that are loaded in it included,
@@ -43,6 +44,7 @@ class EngineConfig(Strict):
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
+    fresh_times: bool = False
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 
@@ -52,6 +54,9 @@ class EngineConfig(Strict):
 
     def row_slots(self, longest: int) -> int:
         """Slots that each request has in every model's KV store, its trees included."""
+        # Imports PyTorch, which an error of the configuration should not wait for.
+        from statemgr import row_slots
+
         return row_slots(self.max_request_tokens(longest), TREE_SLOTS)
 
     def kv_tokens(self, longest: int) -> int:

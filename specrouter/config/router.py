@@ -17,6 +17,7 @@ from specrouter.config.strict import Strict
 from specrouter.config.trees import TreesConfig
 from specrouter.config.yaml_file import read_mapping
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
+from specrouter.scenarios import find_scenario
 
 
 class RouterConfig(Strict):
@@ -57,14 +58,22 @@ class RouterConfig(Strict):
 
     @classmethod
     def load(cls, source: "str | Path | Mapping[str, Any] | RouterConfig") -> "RouterConfig":
-        """From a YAML file, a mapping or an existing configuration. Raises `ConfigError`."""
+        """From a YAML file, the name of a bundled scenario, a mapping or a configuration.
+
+        A file of that name comes before a scenario. Raises `ConfigError`.
+        """
         if isinstance(source, RouterConfig):
             return source
-        given = source if isinstance(source, Mapping) else read_mapping(source)
+        given = source if isinstance(source, Mapping) else read_mapping(find_scenario(source))
         settings, warnings = in_new_spelling(given)
         config = validate_config(cls, settings)
         config._warnings = warnings
         return config
+
+    def with_fresh_times(self) -> "RouterConfig":
+        """The same, but the models are timed anew."""
+        engine = self.engine.model_copy(update={"fresh_times": True})
+        return self.model_copy(update={"engine": engine})
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from modelpool.errors import ConfigError
+from specrouter.scenarios import scenario_names
 
 _MERGE = "tag:yaml.org,2002:merge"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
@@ -21,6 +22,10 @@ def read_mapping(file: str | Path) -> dict[Any, Any]:
     """What the file holds at its top level. Raises `ConfigError` for `config`, with the file."""
     try:
         found = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=_Loader)
+    except FileNotFoundError as error:
+        names = ", ".join(scenario_names())
+        reason = f"cannot read {file}: {error.strerror}; the bundled scenarios are {names}"
+        raise ConfigError("config", reason) from error
     except OSError as error:
         raise ConfigError("config", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -32,6 +37,14 @@ def read_mapping(file: str | Path) -> dict[Any, Any]:
     if not isinstance(found, dict):
         raise ConfigError("config", f"{file} holds no mapping at its top level")
     return found
+
+
+def read_value(text: str, field: str) -> Any:
+    """A single value, such as `[a, b]`. Raises `ConfigError` for `field`."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(field, f"{text!r} is not YAML") from error
 
 
 class _Loader(yaml.SafeLoader):

@@ -61,7 +61,9 @@ class Engine:
         window = MAX_DEPTH + len(pool.names) + 2
         rule = RejectionSampling() if engine.verification == "rejection" else SharedNoise()
         self.guard = HangGuard(engine.hang_timeout_s)
-        execution = ExecutionSettings(engine.prefill_chunk, window, rule, self.guard)
+        execution = ExecutionSettings(
+            engine.prefill_chunk, window, rule, self.guard, engine.fresh_times
+        )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
         self._views = ViewBuilder(pool, self._manager, self._executor, self.profiler)
         self._admission = fcfs(engine.prefill_chunk)

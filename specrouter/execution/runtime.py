@@ -22,12 +22,14 @@ class ExecutionSettings:
         window: the most output positions of a row that a cycle may look at.
         rule: how drafts are chosen and accepted.
         guard: told of every forward of a model other than the target.
+        fresh_times: models are timed anew, whatever an earlier process has kept.
     """
 
     prefill_chunk: int
     window: int
     rule: AcceptanceRule = field(default_factory=SharedNoise)
     guard: HangGuard | None = None
+    fresh_times: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,7 @@ class Runtime:
     ) -> "Runtime":
         clock = ForwardClock(profiler.record_forward)
         rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, settings.window)
-        times = ModelTimes(pool, profiler)
+        times = ModelTimes(pool, profiler, settings.fresh_times)
         states = ModelStates(pool, manager, times, clock, settings.guard)
         return cls(pool, manager, profiler, settings, clock, rows, states)
 

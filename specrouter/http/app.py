@@ -26,11 +26,12 @@ from specrouter.http.openai_fields import ChatRequest, CompletionRequest, Stream
 from specrouter.http.openapi import TAGS
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 from specrouter.http.router_pages import add_health, add_router_pages
-from specrouter.http.service import Service, version
+from specrouter.http.service import Service
 from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from specrouter.http.tokens import add_tokens
 from specrouter.router import ChainRouter
+from specrouter.version import __version__
 
 _DESCRIPTION = (
     "Field by field, with examples and errors: docs/api.md. Values of fields that are left out or "
@@ -68,7 +69,7 @@ def create_app(router: ChainRouter, drain: Drain | None = None) -> FastAPI:
         title="SpecRouter",
         summary="Routed speculative decoding",
         description=_DESCRIPTION,
-        version=version(),
+        version=__version__,
         openapi_tags=TAGS,
         docs_url=None,  # FastAPI's pages load scripts from elsewhere
         redoc_url=None,

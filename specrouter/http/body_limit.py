@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrouter.http.drain import Drain
-from specrouter.http.errors import error_response, shutting_down
+from specrouter.http.error_answer import error_response, shutting_down
 from specrouter.http.metrics_page import Refusal
 
 SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections

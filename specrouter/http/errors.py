@@ -1,4 +1,4 @@
-"""Errors of the service: one shape for all, `{"error": {message, type, param, code}}`.
+"""Errors of the service: which status, code and field each of them has.
 
 Contract: whatever a client sends gets a 4xx that names the field by the name that the client knows,
 never a 500. `param` is a path such as `messages[0].content`. What the engine fails at is a 500; a
@@ -15,10 +15,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
+from specrouter.http.error_answer import error_payload, error_response
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 from specrouter.request.errors import OverloadedError, UnavailableError
@@ -78,35 +79,6 @@ class UnknownModelError(Exception):
 
     def __init__(self, asked: str, served: str) -> None:
         super().__init__(f"there is no model {asked[:80]!r}; {served!r} is served")
-
-
-def error_payload(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    # A field's name may hold half a surrogate pair, which UTF-8 cannot.
-    message, param = _encodable(message), None if param is None else _encodable(param)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def error_response(
-    status: int,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    payload = error_payload(status, message, param, code)
-    return JSONResponse(payload, status_code=status, headers=dict(headers or {}))
-
-
-def shutting_down() -> Response:
-    return error_response(
-        503,
-        "the service is shutting down and takes no new requests",
-        code="shutting_down",
-        headers={"Retry-After": "1", "Connection": "close"},  # the next try meets another server
-    )
 
 
 @contextmanager
@@ -173,10 +145,6 @@ def _add_server_errors(app: FastAPI) -> None:
     async def failed(_: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, so the server logs the traceback.
         return error_response(500, f"internal error: {type(error).__name__}", code="internal")
-
-
-def _encodable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _invalid_body_response(

@@ -15,7 +15,6 @@ Pure ASGI, since streams pass through: each layer costs a call per request, and 
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,15 +24,15 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from modelpool.errors import ConfigError
-from specrouter.config import ServerConfig, is_api_key
+from specrouter.config import ServerConfig
 from specrouter.http.body_limit import BodyLimit, Count
 from specrouter.http.drain import Drain
-from specrouter.http.errors import SHOULD_RETRY_HEADER, error_response, shutting_down
+from specrouter.http.error_answer import error_response, shutting_down
+from specrouter.http.errors import SHOULD_RETRY_HEADER
+from specrouter.http.keys import api_keys
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
-API_KEY_VARIABLE = "SPECROUTER_API_KEY"
 PROBE_PATHS = frozenset({"/health", "/metrics"})
 # Probes and scrapers read without a key; the last two show the API, which is public, and no data.
 OPEN_PATHS = PROBE_PATHS | {"/docs", "/openapi.json"}
@@ -66,19 +65,6 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
             allow_headers=("*",),
             expose_headers=(REQUEST_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
         )
-
-
-def api_keys(config: ServerConfig) -> tuple[str, ...]:
-    """The configured keys and that of the environment; none: the service is open to all.
-
-    Raises `ConfigError` for a variable that is set and holds no key: who set it wants a lock.
-    """
-    own = os.environ.get(API_KEY_VARIABLE)
-    if own is None:
-        return config.api_keys
-    if not is_api_key(own):
-        raise ConfigError(API_KEY_VARIABLE, "must be printable ASCII without spaces, or unset")
-    return (*config.api_keys, own)
 
 
 def _declare_keys(app: FastAPI) -> None:

@@ -9,7 +9,8 @@ from fastapi.responses import JSONResponse, Response
 
 from specrouter.http.answer_schemas import ModelList, ModelObject, VersionAnswer
 from specrouter.http.openapi import MODELS, answers
-from specrouter.http.service import Service, version
+from specrouter.http.service import Service
+from specrouter.version import __version__
 
 
 def add_models(app: FastAPI, service: Service) -> None:
@@ -38,7 +39,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         responses=answers(VersionAnswer, 401),
     )
     async def show_version() -> Response:
-        return JSONResponse({"version": version()})
+        return JSONResponse({"version": __version__})
 
 
 def _model(service: Service) -> dict[str, Any]:

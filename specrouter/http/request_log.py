@@ -1,5 +1,7 @@
 """RequestLog: an id for every HTTP request, and one line in the log when it ends.
 
+Probes and scrapes come every few seconds for ever: their lines are of level DEBUG.
+
 Contract: the id is the client's own `x-request-id` (1 to 128 printable ASCII characters without
 spaces), else a fresh one. It is in the scope's state and in the answer, also of refusals and
 failures: this is the outermost layer of the service. Queries and bodies are never logged.
@@ -21,6 +23,8 @@ from specrouter.logs import REQUEST_ID
 logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
+
+_PROBED = frozenset({"/health", "/metrics"})
 
 _USABLE = re.compile(r"[!-~]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number
@@ -90,7 +94,8 @@ class _Exchange:
             "bytes": self._bytes,
             "client_left": self._client_left,
         }
-        logger.info(
+        logger.log(
+            logging.DEBUG if seen["path"] in _PROBED else logging.INFO,
             '%s "%s %s" %d, %.1f ms, %d bytes%s',
             *(seen[name] for name in ("client", "method", "path", "status", "duration_ms")),
             self._bytes,

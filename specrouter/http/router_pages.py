@@ -19,7 +19,7 @@ from specrouter.http.answer_schemas import (
     StatisticsAnswer,
 )
 from specrouter.http.drain import Drain
-from specrouter.http.errors import error_payload, error_response
+from specrouter.http.error_answer import error_payload, error_response
 from specrouter.http.openapi import OPERATION, ROUTER, answers
 from specrouter.router import ChainRouter
 

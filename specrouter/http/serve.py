@@ -1,12 +1,12 @@
-"""Runs the HTTP service until it is told to stop, and says where it listens once it does.
+"""Runs the HTTP service until it is told to stop, and says where it listens once it serves.
 
-Contract: the first SIGTERM or SIGINT lets running requests finish within `server.drain_s`, while
-new ones and `/health` get 503; what is left then is ended, each request with its last message. A
-second signal ends it at once, a third waits for nothing. A service whose engine has failed for good
-stops, too: `EngineFailureError`.
+Contract: the port answers from the start on, with 503 and the progress while models are loaded; a
+load that fails ends the service. The first SIGTERM or SIGINT lets running requests finish within
+`server.drain_s`, while new ones and `/health` get 503; what is left then is ended, each request
+with its last message. A second signal ends it at once, a third waits for nothing. A service whose
+engine has failed for good stops, too: `EngineFailureError`.
 
-Kept apart from the command line, so that `specrouter generate` need not wait for the import of a
-web framework.
+Imports neither PyTorch nor the application: the thread that loads the models does.
 """
 
 from __future__ import annotations
@@ -15,19 +15,28 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from modelpool.errors import ConfigError
+from modelpool.progress import LoadProgress
 from specrouter.config import RouterConfig, ServerConfig
-from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
-from specrouter.http.guards import add_guards, api_keys
+from specrouter.http.keys import api_keys
 from specrouter.http.request_log import RequestLog
+from specrouter.http.startup import Startup
 from specrouter.http.transport import protocol_settings
-from specrouter.router import ChainRouter
+from specrouter.logs import adopt_transformers
+
+if TYPE_CHECKING:
+    from specrouter.router import ChainRouter
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +46,17 @@ _CLOSE_S = 1  # for connections to close once their requests are answered, and c
 
 
 class EngineFailureError(RuntimeError):
-    """The engine has stopped for good; a new process has to take over."""
+    """The engine has stopped for good, or could not start; a new process has to take over."""
+
+
+class StoppedWhileLoadingError(RuntimeError):
+    """The service was told to stop before it was ready. A thread still loads models."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    router: ChainRouter
+    service: ASGIApp
 
 
 def serve(config: RouterConfig) -> None:
@@ -46,18 +65,20 @@ def serve(config: RouterConfig) -> None:
     Raises:
         ConfigError: naming the setting, also where the address cannot be listened on.
         EngineFailureError: with the cause; every request has been told.
+        StoppedWhileLoadingError: end the process without waiting for its threads.
     """
     check_server(config.server)
     host, port = config.server.host, config.server.port
-    with _bound_socket(host, port) as listener, ChainRouter.from_config(config) as router:
-        has_keys = bool(api_keys(config.server))
-        announcement = _announcement(router, host, listener.getsockname()[1], has_keys)
-        server = _Server(router, config.server, announcement)
+    with _bound_socket(host, port) as listener, ExitStack() as stack:
+        server = _Server(config, listener.getsockname()[1], stack)
         server.run(sockets=[listener])
-        failure = server.failure
-    if failure is not None:
-        raise EngineFailureError(f"the engine has failed: {failure}")
+    if server.load_error is not None:
+        raise server.load_error
+    if server.failure is not None:
+        raise EngineFailureError(f"the engine has failed: {server.failure}")
     print("SpecRouter has stopped", flush=True)
+    if not server.is_loaded:
+        raise StoppedWhileLoadingError
 
 
 def check_server(config: ServerConfig) -> None:
@@ -68,43 +89,62 @@ def check_server(config: ServerConfig) -> None:
         raise ConfigError("server.chat_template", f"there is no file {str(template.absolute())!r}")
 
 
-def _application(router: ChainRouter, config: ServerConfig, drain: Drain) -> ASGIApp:
-    app = create_app(router, drain)
-    add_guards(app, config, drain)
-    return RequestLog(app)
+def _load(config: RouterConfig, drain: Drain, progress: LoadProgress) -> _Loaded:
+    """Seconds to minutes of work, of which importing PyTorch is the first."""
+    from specrouter.http.app import create_app
+    from specrouter.http.guards import add_guards
+    from specrouter.router import ChainRouter
+
+    if config.server.log_format == "json":
+        adopt_transformers()
+    router = ChainRouter.from_config(config, progress)
+    try:
+        app = create_app(router, drain)
+        add_guards(app, config.server, drain)
+    except BaseException:
+        router.close()
+        raise
+    return _Loaded(router, app)
 
 
 class _Server(uvicorn.Server):
-    """Announces the start; drains before uvicorn stops, which closes the listener first of all.
+    """Loads once it listens; drains before uvicorn stops, which closes the listener first of all.
 
-    `failure`: of the engine, where that is why it has stopped.
+    `load_error`: why there was nothing to serve. `failure`: of the engine, where that is why it
+    has stopped. `stack`: closes the router in the end.
     """
 
-    def __init__(self, router: ChainRouter, config: ServerConfig, announcement: str) -> None:
+    def __init__(self, config: RouterConfig, port: int, stack: ExitStack) -> None:
         self._drain = Drain()
-        app = _application(router, config, self._drain)
+        self._progress = LoadProgress()
+        self._startup = Startup(config.pool.target, self._progress)
         super().__init__(
             uvicorn.Config(
-                app,
+                RequestLog(self._startup),
                 log_config=None,
                 access_log=False,
+                lifespan="off",
                 timeout_graceful_shutdown=_CLOSE_S,
-                **protocol_settings(config),
+                **protocol_settings(config.server),
             )
         )
+        self.load_error: Exception | None = None
         self.failure: str | None = None
-        self._drain_s = config.drain_s
-        self._router = router
-        self._announcement = announcement
+        self._settings = config
+        self._stack = stack
+        self._router: ChainRouter | None = None
+        self._port = port
         self._signals = 0
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        print(self._announcement, flush=True)
+    @property
+    def is_loaded(self) -> bool:
+        return self._router is not None
 
     async def main_loop(self) -> None:
         ticking = asyncio.ensure_future(super().main_loop())
-        await self._until_over()
+        router = await self._loaded_router()
+        if router is not None:
+            await self._until_over(router)
         self.should_exit = True
         await ticking
 
@@ -113,37 +153,90 @@ class _Server(uvicorn.Server):
         self._signals += 1
         self.force_exit = self._signals > 2
 
-    async def _until_over(self) -> None:
+    async def _loaded_router(self) -> ChainRouter | None:
+        """None where it could not be loaded, or where a signal came before."""
+        loading = asyncio.wrap_future(
+            _in_thread(lambda: _load(self._settings, self._drain, self._progress))
+        )
+        while not loading.done() and not self._signals:
+            await asyncio.wait({loading}, timeout=_POLL_S)
+        if not loading.done():
+            logger.info("stopping before the models are loaded")
+            return None
+        try:
+            loaded = loading.result()
+        except ConfigError as error:
+            self.load_error = error
+            return None
+        except Exception as error:
+            logger.exception("loading has failed")
+            self.load_error = EngineFailureError(f"cannot load: {type(error).__name__}: {error}")
+            return None
+        self._router = self._stack.enter_context(loaded.router)
+        self._startup.hand_over(loaded.service)
+        print(self._announcement(loaded.router.pool.target), flush=True)
+        return self._router
+
+    def _announcement(self, target: str) -> str:
+        host, port = self._settings.server.host, self._port
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+        # Its shell has the key or is given it; a secret is not for the journal.
+        has_keys = bool(api_keys(self._settings.server))
+        key = """    -H "Authorization: Bearer $SPECROUTER_API_KEY" \\\n""" if has_keys else ""
+        return (
+            f"SpecRouter serves {target} at {url} (Ctrl-C stops it). Try:\n"
+            f"  curl {url}/generate -H 'Content-Type: application/json' \\\n{key}"
+            """    -d '{"prompt": "def fib(n):", "max_new_tokens": 32}'"""
+        )
+
+    async def _until_over(self, router: ChainRouter) -> None:
         """Until there is nobody left to answer, or no time."""
-        while not self._signals and self._is_engine_well():
+        while not self._signals and self._is_engine_well(router):
             await asyncio.sleep(_POLL_S)
         if self._signals:
-            await self._drained()
+            await self._drained(router)
         if self._drain.in_flight and self.failure is None:
-            threading.Thread(target=self._router.close, args=(_CLOSE_S,), daemon=True).start()
+            threading.Thread(target=router.close, args=(_CLOSE_S,), daemon=True).start()
         await self._drain.wait_until_idle(_LAST_MESSAGES_S, lambda: self.force_exit)
 
-    async def _drained(self) -> None:
+    async def _drained(self, router: ChainRouter) -> None:
         self._drain.begin()
-        running = self._drain.in_flight
-        logger.info("stopping: %d requests run, and have %g s to finish", running, self._drain_s)
+        state, drain_s = router.engine_state(), self._settings.server.drain_s
+        logger.info(
+            "stopping: %d requests run and %d wait, and have %g s to finish",
+            state.running,
+            state.waiting,
+            drain_s,
+        )
         ended = await self._drain.wait_until_idle(
-            self._drain_s, lambda: self._signals > 1 or not self._is_engine_well()
+            drain_s, lambda: self._signals > 1 or not self._is_engine_well(router)
         )
         if not ended:
             logger.warning("%d requests did not finish and are ended", self._drain.in_flight)
 
-    def _is_engine_well(self) -> bool:
-        if not self._router.is_healthy:
-            self.failure = self._router.failure or "it has stopped"
+    def _is_engine_well(self, router: ChainRouter) -> bool:
+        if not router.is_healthy:
+            self.failure = router.failure or "it has stopped"
         return self.failure is None
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
-    """Bound before the models are loaded: a port in use is then known at once.
+def _in_thread(work: Callable[[], _Loaded]) -> Future[_Loaded]:
+    """In a thread that the end of the process does not wait for."""
+    result = Future[_Loaded]()
 
-    Not listening yet: until the service is ready, connections are refused instead of hanging.
-    """
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="specrouter-load", daemon=True).start()
+    return result
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """Bound before the models are loaded: a port in use is then known at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,15 +246,3 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError("server", f"cannot listen on {host}:{port}: {reason}") from error
     return listener
-
-
-def _announcement(router: ChainRouter, host: str, port: int, has_keys: bool) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-    # Its shell has the key or is given it; a secret is not for the journal.
-    key = """    -H "Authorization: Bearer $SPECROUTER_API_KEY" \\\n""" if has_keys else ""
-    return (
-        f"SpecRouter serves {router.pool.target} at {url} (Ctrl-C stops it). Try:\n"
-        f"  curl {url}/generate -H 'Content-Type: application/json' \\\n{key}"
-        """    -d '{"prompt": "def fib(n):", "max_new_tokens": 32}'"""
-    )

@@ -8,7 +8,6 @@ and streams must go on meanwhile.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,15 +27,9 @@ from specrouter.http.token_texts import TokenTexts
 from specrouter.request.lanes import text_lane
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.router import ChainRouter
+from specrouter.version import __version__
 
 Result = TypeVar("Result")
-
-
-def version() -> str:
-    try:
-        return importlib.metadata.version("specrouter")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"  # run from a checkout
 
 
 class Service:
@@ -129,5 +122,5 @@ def _fingerprint(router: ChainRouter) -> str:
     pool = router.config.pool
     target = next(model for model in pool.models if model.name == pool.target)
     dtype = router.pool.plan(pool.target).dtype  # "auto" may be another on another machine
-    digest = hashlib.sha256(f"{version()} {dtype} {target.model_dump_json()}".encode())
+    digest = hashlib.sha256(f"{__version__} {dtype} {target.model_dump_json()}".encode())
     return f"fp_{digest.hexdigest()[:12]}"

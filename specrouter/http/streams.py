@@ -19,7 +19,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from specrouter.http.errors import Failure, error_payload, failure_of
+from specrouter.http.error_answer import error_payload
+from specrouter.http.errors import Failure, failure_of
 from specrouter.request.output import Delta, RequestOutput
 
 logger = logging.getLogger(__name__)

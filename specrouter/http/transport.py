@@ -21,7 +21,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from specrouter.config import ServerConfig
-from specrouter.http.errors import error_payload
+from specrouter.http.error_answer import error_payload
 
 logger = logging.getLogger(__name__)
 

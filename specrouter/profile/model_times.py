@@ -19,10 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class ModelTimes:
-    def __init__(self, pool: ModelPool, profiler: PerformanceProfiler) -> None:
+    """Args: `is_fresh`: models are timed anew, whatever was kept."""
+
+    def __init__(
+        self, pool: ModelPool, profiler: PerformanceProfiler, is_fresh: bool = False
+    ) -> None:
         self._pool = pool
         self._profiler = profiler
         self._cache = TimeCache(cache_dir() / "times")
+        self._is_fresh = is_fresh
         self._keys: dict[str, str] = {}  # of what each model's curve was last taken of
 
     def learn(self, name: str, model: PackedModel) -> None:
@@ -31,7 +36,8 @@ class ModelTimes:
         key = key_of(model, self._pool.path(name))
         if self._keys.get(name) == key:
             return
-        times = self._cache.load(key)
+        self._pool.progress.begin("timing", name)
+        times = None if self._is_fresh else self._cache.load(key)
         curve = None if times is None else times.curve()
         if times is None or curve is None or is_too_slow(curve, model):
             started = time.perf_counter()

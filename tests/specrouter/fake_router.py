@@ -28,6 +28,7 @@ from specrouter import (
     TokenLogprobs,
 )
 from specrouter.cycle import DraftShape, Option
+from specrouter.engine.engine_state import EngineState
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
@@ -183,6 +184,9 @@ class FakeRouter:
 
     def __exit__(self, *_: object) -> None:
         self.is_closed = True
+
+    def engine_state(self) -> EngineState:
+        return EngineState(self.open_requests, 0, 8, 0, 64, {}, {}, frozenset())
 
     def check_room(self, max_waiting: int | None = None) -> None:
         if self._refuses is not None:

@@ -13,7 +13,8 @@ from huggingface_hub.errors import (
 )
 
 from modelpool.checkpoint import source as module
-from modelpool.checkpoint.source import bundled_names, resolve_headers, resolve_source
+from modelpool.checkpoint.bundled import bundled_names
+from modelpool.checkpoint.source import resolve_headers, resolve_source
 from modelpool.errors import ConfigError
 from tests.modelpool.hub_headers import repository_headers
 

@@ -29,7 +29,7 @@ from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
-from specrouter.http import guards
+from specrouter.http import keys
 from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
@@ -412,7 +412,7 @@ def test_a_server_that_does_not_tokenize_fails_the_measurement(
 
 
 def test_the_variable_is_the_service_s_own() -> None:
-    assert SERVICE_VARIABLE == guards.API_KEY_VARIABLE
+    assert SERVICE_VARIABLE == keys.API_KEY_VARIABLE
 
 
 def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(

@@ -19,7 +19,8 @@ from specrouter import ChainRouter, OverloadedError, UnavailableError
 from specrouter.config import ServerConfig
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
-from specrouter.http.guards import API_KEY_VARIABLE, OPEN_PATHS, PROBE_PATHS, add_guards
+from specrouter.http.guards import OPEN_PATHS, PROBE_PATHS, add_guards
+from specrouter.http.keys import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
 
 KEY, OTHER_KEY = "first-key", "second-key"

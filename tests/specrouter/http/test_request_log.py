@@ -68,6 +68,17 @@ def access_line(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
     return record
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_probes_and_scrapes_are_not_told_at_info(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    get(path)
+    assert not [record for record in caplog.records if record.name == LOGGER]
+    caplog.set_level(logging.DEBUG)
+    get(path)
+    assert access_line(caplog).levelname == "DEBUG"
+
+
 @pytest.mark.parametrize("sent", ["a", "req-7/8:9", "x" * 128])
 def test_usable_id_of_the_client_is_kept(sent: str) -> None:
     response = get("/id", **{"x-request-id": sent})

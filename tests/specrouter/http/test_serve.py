@@ -23,7 +23,7 @@ from modelpool.errors import ConfigError
 from specrouter import ChainRouter
 from specrouter.cli.main import main
 from specrouter.config import ServerConfig
-from specrouter.http.guards import API_KEY_VARIABLE
+from specrouter.http.keys import API_KEY_VARIABLE
 from specrouter.http.serve import check_server
 from tests.specrouter.fake_router import FakeRouter
 
@@ -140,7 +140,7 @@ class Router(FakeRouter):
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     fake = Router()
-    monkeypatch.setattr(ChainRouter, "from_config", lambda _: fake)
+    monkeypatch.setattr(ChainRouter, "from_config", lambda *_: fake)
     monkeypatch.setattr("specrouter.http.serve._LAST_MESSAGES_S", 0.2)
     return fake
 

@@ -7,15 +7,18 @@ import pytest
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
+from modelpool.progress import LoadProgress
 from specrouter.profile import model_times
 from specrouter.profile.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.profile.time_regression import TimeSample
+from specrouter.profile.time_regression import TimeRegression, TimeSample
 
 MS = {"gpu": 1.0, "cpu": 40.0}
 
 
 class Pool:
+    progress = LoadProgress()
+
     def path(self, name: str) -> str:
         return name
 
@@ -63,3 +66,29 @@ def test_a_model_that_is_loaded_again_keeps_what_serving_taught(
     monkeypatch.setitem(MS, "gpu", 1.5)  # which a new profile would say at once
     assert learn("gpu") == pytest.approx(1.0, rel=0.01)
     assert 1.1 < learn("gpu") < 1.5
+
+
+@pytest.mark.parametrize(("is_fresh", "timed"), [(False, 0), (True, 1)])
+def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
+    is_fresh: bool, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = TimeRegression.profiled((TimeSample(1, 0.0, 3.0),))
+    stored = list[object]()
+
+    class Cache:
+        def __init__(self, folder: object) -> None: ...
+        def load(self, key: str) -> TimeRegression:
+            return kept
+
+        def store(self, key: str, times: object) -> None:
+            stored.append(times)
+
+    monkeypatch.setattr(model_times, "TimeCache", Cache)
+    monkeypatch.setattr(model_times, "is_too_slow", lambda *_: False)
+    monkeypatch.setattr(model_times, "profile_model", lambda _: (TimeSample(1, 0.0, 5.0),))
+    monkeypatch.setattr(model_times, "key_of", lambda *_: "key")
+    profiler = PerformanceProfiler({"small": 10})
+    times = ModelTimes(cast(ModelPool, Pool()), profiler, is_fresh)
+    times.learn("small", cast(PackedModel, "cpu"))
+    assert profiler.snapshot().times["small"].at(1) == pytest.approx(5.0 if is_fresh else 3.0)
+    assert len(stored) == timed

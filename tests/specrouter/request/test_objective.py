@@ -212,7 +212,7 @@ def test_tokens_that_come_with_the_first_one_take_no_time() -> None:
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> FakeRouter:
     router = FakeRouter()
-    monkeypatch.setattr(ChainRouter, "from_config", lambda _: router)
+    monkeypatch.setattr(ChainRouter, "from_config", lambda *_: router)
     return router
 
 

@@ -1,0 +1,42 @@
+"""Who may use the service: the keys that open it, and what stands open without one."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator
+
+from modelpool.errors import ConfigError
+from specrouter.config import ServerConfig, is_api_key
+
+API_KEY_VARIABLE = "SPECROUTER_API_KEY"
+
+
+def api_keys(config: ServerConfig) -> tuple[str, ...]:
+    """The configured keys and that of the environment; none: the service is open to all.
+
+    Raises `ConfigError` for a variable that is set and holds no key: who set it wants a lock.
+    """
+    own = os.environ.get(API_KEY_VARIABLE)
+    if own is None:
+        return config.api_keys
+    if not is_api_key(own):
+        raise ConfigError(API_KEY_VARIABLE, "must be printable ASCII without spaces, or unset")
+    return (*config.api_keys, own)
+
+
+def network_warnings(server: ServerConfig) -> Iterator[str]:
+    """Who may use the service without a key."""
+    if api_keys(server):
+        return
+    if not _is_loopback(server.host):
+        yield f"server.host: {server.host} is open to the network, and there are no api_keys"
+    if "*" in server.cors_origins:
+        yield "server.cors_origins: any web page may use the service, and there are no api_keys"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

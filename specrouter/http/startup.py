@@ -1,0 +1,56 @@
+"""Startup: what answers until the service can, and then hands all requests on to it.
+
+Contract: until then every request gets 503 with `Retry-After`; `/health` says what is being done.
+From `hand_over` on, requests reach the service, on the same port and the same connections.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from modelpool.progress import LoadProgress
+from specrouter.http.error_answer import error_payload, error_response
+
+_RETRY_AFTER = {"Retry-After": "5"}
+
+
+class Startup:
+    """`target`: the name of the model that will be served."""
+
+    def __init__(self, target: str, progress: LoadProgress) -> None:
+        self._target = target
+        self._progress = progress
+        self._service: ASGIApp | None = None
+
+    def hand_over(self, service: ASGIApp) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._service is not None:
+            await self._service(scope, receive, send)
+        elif scope["type"] == "http":
+            answer = self._health() if scope["path"] == "/health" else self._refusal()
+            await answer(scope, receive, send)
+
+    def _health(self) -> Response:
+        step = self._progress.step
+        body = {
+            "status": "loading",
+            "target": self._target,
+            "stage": step.stage,
+            "model": step.model,
+            "elapsed_s": round(self._progress.elapsed_s, 1),
+            **error_payload(503, self._message(), code="loading"),
+        }
+        return JSONResponse(body, status_code=503, headers=_RETRY_AFTER)
+
+    def _refusal(self) -> Response:
+        # Nobody reads the rest of a body that is still being sent.
+        headers = {**_RETRY_AFTER, "Connection": "close"}
+        return error_response(503, self._message(), code="loading", headers=headers)
+
+    def _message(self) -> str:
+        step = self._progress.step
+        doing = step.stage if step.model is None else f"{step.stage} {step.model}"
+        return f"the service is not ready yet: {doing}, {self._progress.elapsed_s:.0f} s so far"

@@ -1,0 +1,154 @@
+"""While models are loaded the port answers, and then becomes the service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from modelpool.errors import ConfigError
+from modelpool.progress import LoadProgress
+from specrouter import ChainRouter
+from specrouter.cli.main import main
+from specrouter.http.startup import Startup
+from tests.specrouter.cli.test_cli import free_port, wait_until
+from tests.specrouter.fake_router import FakeRouter
+
+
+def get(app: Any, path: str, method: str = "GET") -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path)
+
+    return asyncio.run(send())
+
+
+def test_health_says_what_is_being_done() -> None:
+    progress = LoadProgress()
+    startup = Startup("big", progress)
+    progress.begin("loading", "small")
+    response = get(startup, "/health")
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    found = response.json()
+    assert (found["status"], found["target"], found["stage"]) == ("loading", "big", "loading")
+    assert found["model"] == "small"
+    assert found["elapsed_s"] >= 0
+    assert found["error"]["code"] == "loading"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/nowhere")]
+)
+def test_every_other_request_is_to_be_tried_again(method: str, path: str) -> None:
+    response = get(Startup("big", LoadProgress()), path, method)
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    assert response.json()["error"]["code"] == "loading"
+    assert response.json()["error"]["type"] == "server_error"
+
+
+def test_from_then_on_all_requests_reach_the_service() -> None:
+    startup = Startup("big", LoadProgress())
+    startup.hand_over(PlainTextResponse("here"))
+    assert get(startup, "/health").text == "here"
+
+
+def serve_while(
+    load: Callable[..., Any], act: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """The exit code of a service whose models are loaded by `load`."""
+    monkeypatch.setattr(ChainRouter, "from_config", load)
+    port = free_port()
+    visitor = threading.Thread(target=act, args=(f"http://127.0.0.1:{port}",), daemon=True)
+    visitor.start()
+    code = main(["serve", "--port", str(port)])
+    visitor.join()
+    return code
+
+
+def status(url: str) -> int | None:
+    try:
+        return httpx.get(url).status_code
+    except httpx.ConnectError:
+        return None
+
+
+def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_load, seen = threading.Event(), list[int | None]()
+
+    def load(_: object, progress: LoadProgress) -> FakeRouter:
+        progress.begin("loading", "big")
+        assert may_load.wait(30)
+        return FakeRouter()
+
+    def act(url: str) -> None:
+        wait_until(lambda: status(f"{url}/health") is not None)
+        with httpx.Client() as client:  # one connection, kept
+            seen.append(client.get(f"{url}/health").status_code)
+            may_load.set()
+            while seen[-1] != 200:
+                seen.extend([status(f"{url}/health"), client.get(f"{url}/health").status_code])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert serve_while(load, act, monkeypatch) == 0
+    assert seen[0] == 503
+    assert set(seen) == {503, 200}
+    assert seen == sorted(seen, reverse=True)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "line"),
+    [
+        (ConfigError("pool.models[0].source", "is gone"), 2, "pool.models[0].source: is gone"),
+        (MemoryError("no room"), 3, "cannot load: MemoryError: no room"),
+    ],
+)
+def test_a_load_that_fails_ends_the_process_with_its_cause(
+    fault: Exception,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def load(*_: object) -> FakeRouter:
+        raise fault
+
+    assert serve_while(load, lambda url: None, monkeypatch) == code
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == f"specrouter: {line}"
+    assert "SpecRouter serves" not in out
+
+
+_HANGING = """
+import sys, time
+from specrouter import ChainRouter
+from specrouter.cli.main import main
+ChainRouter.from_config = lambda *_: time.sleep(600)
+sys.exit(main(["serve", "--port", sys.argv[1]]))
+"""
+
+
+def test_a_signal_ends_a_service_that_still_loads(tmp_path: Path) -> None:
+    port = free_port()
+    script = [sys.executable, "-c", _HANGING, str(port)]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: status(f"http://127.0.0.1:{port}/health") == 503)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert out.endswith("SpecRouter has stopped\n")
