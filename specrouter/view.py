@@ -5,7 +5,7 @@ again, in the engine, in a simulation or long after. What a policy wants to know
 of what it decided in this one goes out with its plan as `Standing`, and comes back with the view.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -175,6 +175,14 @@ class EngineView:
         came = tuple(replace(waiting[each], row=row) for each, row in rows.items())
         left = tuple(request for request in self.waiting if request.id not in rows)
         return replace(self, running=self.running + came, waiting=left)
+
+    def without(self, preempted: Collection[int]) -> "EngineView":
+        """The view after running requests, by id, have given up their rows: they are nowhere in it
+        until the next cycle."""
+        if not preempted:
+            return self
+        left = tuple(request for request in self.running if request.id not in preempted)
+        return replace(self, running=left)
 
     def slots_of(self, rows: Ints) -> Ints:
         """[R] KV slots that attention reads for each of the rows."""

@@ -33,7 +33,6 @@ from specrouter.config import RouterConfig, TreesConfig
 from specrouter.router import ChainRouter
 from specrouter.sim.machine import Machine, load_machine
 from specrouter.sim.service import SimulatedService
-from specrouter.sim.text import SimulatedText
 from specrouter.sim.traces import Arrival
 
 _MOST_ROWS = 1024
@@ -78,15 +77,17 @@ def _simulated(router: ChainRouter, acceptance: float) -> SimulatedService:
     with_weights = [name for name in drafters if not pool.is_weightless(name)]
     if not with_weights:
         raise ConfigError("--simulate", "the pool has no drafter with weights that is loaded")
-    names = (with_weights[0], pool.target)
+    names, engine = (with_weights[0], pool.target), router.config.engine
     machine = Machine(
-        *names,
+        pool.target,
         {name: known.times[name] for name in names},
         {name: known.parameters[name] for name in names},
-        router.config.engine.prefill_chunk,
-        router.config.engine.max_requests,
+        engine.prefill_chunk,
+        engine.max_requests,
+        engine.kv_budget_tokens,
+        stages=known.stages,
     )
-    return SimulatedService(machine, SimulatedText(acceptance), router.config.trees)
+    return SimulatedService(machine, acceptance, router.config.trees)
 
 
 def _measure_machine(
@@ -98,7 +99,7 @@ def _measure_machine(
     machine = load_machine(options.machine)
     if options.rows is not None:
         machine = replace(machine, max_requests=options.rows)
-    service = SimulatedService(machine, SimulatedText(options.simulate), TreesConfig())
+    service = SimulatedService(machine, options.simulate, TreesConfig())
     bench = LoadBench(
         service, lambda text: list(text.encode()), texts, options, progress, service
     )  # fmt: skip

@@ -159,7 +159,7 @@ class LoadBench:
 
 def _at_once(request: LoadRequest) -> LoadRequest:
     """Without objectives."""
-    return replace(request, at_s=0.0, objective_ms=None, e2e_ms=None)
+    return replace(request, at_s=0.0, objective_ms=None, e2e_ms=None, ttft_ms=None, stages=())
 
 
 class _Ticker:

@@ -8,7 +8,6 @@ from typing import Literal
 
 from modelpool.errors import ConfigError
 from specrouter.bench.output_file import check_writable
-from specrouter.sim.service import NOT_SIMULATED
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
@@ -135,10 +134,6 @@ class LoadOptions:
             raise ConfigError("--simulate", f"must be from {LEAST} to {MOST}, not {self.simulate}")
         if self.server is not None:
             raise ConfigError("--simulate", "not with --server")
-        for name in self.policy or ():
-            if name in NOT_SIMULATED:
-                reason = f"{name} cannot be simulated: {NOT_SIMULATED[name]}"
-                raise ConfigError("--policy", reason)
 
 
 def _check_whole(argument: str, value: int, least: int = 1, most: int | None = None) -> None:

@@ -82,8 +82,8 @@ class OwnService:
         params = SamplingParams(
             request.new_tokens, request.temperature, seed=request.seed, ignore_eos=True
         )
-        asked = (request.objective_ms, request.e2e_ms)
-        slo = None if asked == (None, None) else SLO(tpot_ms=asked[0], e2e_ms=asked[1])
+        asked = (request.objective_ms, request.ttft_ms)
+        slo = SLO(*asked, e2e_ms=request.e2e_ms) if request.has_objective else None
         try:
             handle = self._router.submit(request.token_ids, params, request.speculation, slo=slo)
         except (RequestError, RuntimeError) as error:  # RuntimeError: the engine has failed
@@ -185,6 +185,8 @@ class ServerService:
         headers = {}
         if request.objective_ms is not None:
             headers["x-slo-tpot-ms"] = f"{request.objective_ms:.6g}"
+        if request.ttft_ms is not None:
+            headers["x-slo-ttft-ms"] = f"{request.ttft_ms:.6g}"
         if request.e2e_ms is not None:
             headers["x-slo-e2e-ms"] = f"{request.e2e_ms:.6g}"
         return self._authorized("/generate", body, headers)

@@ -233,6 +233,7 @@ class Engine:
 
     def _admit(self, view: EngineView, admission: Admission) -> EngineView:
         """Gives requests their rows, but for those that cannot begin."""
+        assert not admission.preempted, "this engine takes no rows back"
         self._is_full = admission.waits_for_memory
         rows = self._allocate(admission) if admission.admitted else {}
         self._book.pace.note_queue(bool(self._book.waiting), view.now_s)

@@ -2,11 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Protocol
 
-from modelpool import ModelPool
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import put_away
@@ -39,16 +39,52 @@ class Policy:
         return plan
 
 
+class Models(Protocol):
+    """What a planner is told of the models: `names`, weakest first, the target last."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def target(self) -> str: ...
+
+    def fit_together(self, names: Collection[str]) -> bool: ...
+
+
+def planner_of(
+    engine: EngineConfig, models: Models, parameters: Mapping[str, int], key: PolicyKey
+) -> Planner:
+    """Of one policy, for requests that run and for simulated ones."""
+    config, trees = key
+    strict = engine.exact == "strict"
+    shapes = TreePlanner(trees, default_selection(config), strict)
+    if shapes.branching is not None:  # SpecInfer's tree is of one size
+        depth = len(shapes.branching)
+        config = config.model_copy(update={"depth": depth, "width": prod(shapes.branching)})
+    # Rejection sampling has no trees, and only a path's slots are laid out as without one.
+    scheduler = ModelChainScheduler(
+        config,
+        models.names,
+        parameters,
+        models.target,
+        only_paths=strict,
+        rejection=engine.verification == "rejection",
+        whole_trees=shapes.selection == "whole",
+        fit_together=models.fit_together,
+    )
+    return Planner(scheduler, shapes, engine.prefill_chunk)
+
+
 class PolicyRegistry:
     """Of the policies used so far; `current` plans."""
 
     def __init__(
-        self, engine: EngineConfig, pool: ModelPool, parameters: Mapping[str, int], key: PolicyKey
+        self, engine: EngineConfig, pool: Models, parameters: Mapping[str, int], key: PolicyKey
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._parameters = parameters
-        self.current = Policy(key, self._planner(*key))
+        self.current = Policy(key, self._planner(key))
         self._known = {key: self.current}
 
     def use(self, key: PolicyKey) -> None:
@@ -57,24 +93,8 @@ class PolicyRegistry:
             return
         self.current.standing = put_away(self.current.standing)
         if key not in self._known:
-            self._known[key] = Policy(key, self._planner(*key))
+            self._known[key] = Policy(key, self._planner(key))
         self.current = self._known[key]
 
-    def _planner(self, config: SchedulerConfig, trees: TreesConfig) -> Planner:
-        strict = self._engine.exact == "strict"
-        shapes = TreePlanner(trees, default_selection(config), strict)
-        if shapes.branching is not None:  # SpecInfer's tree is of one size
-            depth = len(shapes.branching)
-            config = config.model_copy(update={"depth": depth, "width": prod(shapes.branching)})
-        # Rejection sampling has no trees, and only a path's slots are laid out as without one.
-        scheduler = ModelChainScheduler(
-            config,
-            self._pool.names,
-            self._parameters,
-            self._pool.target,
-            only_paths=strict,
-            rejection=self._engine.verification == "rejection",
-            whole_trees=shapes.selection == "whole",
-            fit_together=self._pool.fit_together,
-        )
-        return Planner(scheduler, shapes, self._engine.prefill_chunk)
+    def _planner(self, key: PolicyKey) -> Planner:
+        return planner_of(self._engine, self._pool, self._parameters, key)

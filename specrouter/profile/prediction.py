@@ -33,7 +33,7 @@ from specrouter.profile.acceptance import (
     tree_rates,
 )
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 from specrouter.request.params import (
     MAX_DEPTH,
     MAX_TREE_TOKENS,
@@ -383,7 +383,7 @@ def _drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
     return max(0.0, float(more[0]))
 
 
-def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> TimeCurve:
+def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> ForwardTimes:
     """A model's curve; of an untried one the target's, scaled by the number of parameters."""
     known = snapshot.times.get(name)
     if known is not None:

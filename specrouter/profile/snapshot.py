@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.acceptance import TreeAcceptance
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 from specrouter.request.params import Chain
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ class PerformanceSnapshot:
     requests, "cycle" where nobody drafts and "drafting" where somebody does.
     """
 
-    times: Mapping[str, TimeCurve]
+    times: Mapping[str, ForwardTimes]
     parameters: Mapping[str, int]
     means_ms: Mapping[str, float] = field(default_factory=dict)  # of forwards of any size
     similarity: Mapping[Pair, float] = field(default_factory=dict)

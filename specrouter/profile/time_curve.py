@@ -7,7 +7,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _PAIRS = 1e-6  # slopes are per million pairs of query and slot
+
+
+class ForwardTimes(Protocol):
+    """What decisions ask of one model's times, whatever their form; see `TimeCurve`."""
+
+    def at(self, tokens: float, attended: float = 0.0) -> float: ...
+
+    def many(self, tokens: NDArray[Any], attended: NDArray[Any] | float = 0.0) -> Floats: ...
+
+    def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float: ...
+
+    def scaled(self, factor: float) -> "ForwardTimes": ...
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class CycleRoutes:
     prefill: PrefillLoad
     requests: Mapping[int, RequestView]  # that decode, by row
     progress: Progress  # of the same
+    depths: Mapping[int, int] = field(default_factory=dict)  # that may be drafted, by request's id
     members: dict[Route, list[int]] = field(default_factory=dict)
     predicted: dict[Route, Option] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -106,24 +107,33 @@ class CycleRoutes:
         spare = None if len(later.chain) > 1 else self._spare_chain(decision, models)
         main, waiting, drafting = self._for_cycle(decision, later, spare, requests)
         self.waiting |= waiting
+        found: dict[tuple[int, int | None], tuple[Option, list[int]]] = {}
         for row, option in drafting.options(requests, main, later, alone).items():
-            if row in waiting:
-                continue
-            route = self._route(key, option, decision)
-            self.members.setdefault(route, []).append(row)
-            is_reshaped = self.trees.reshapes and len(option.chain) > 1
+            if row not in waiting:
+                cap = self.depths.get(requests[row].id)
+                found.setdefault((id(option), cap), (option, []))[1].append(row)
+        for (_, cap), (option, rows) in found.items():
+            route = self._route(key, option, decision, cap)
+            self.members.setdefault(route, []).extend(rows)
+            is_cut = cap is not None and cap < option.shape.depth
+            is_reshaped = len(option.chain) > 1 and (self.trees.reshapes or is_cut)
             if (option.plain_ms or decided is not None) and not is_reshaped:
                 self.predicted[route] = option
             held = held.union(option.chain)
         return held
 
-    def _route(self, key: Override, option: Option, decision: ChainDecision) -> Route:
+    def _route(
+        self, key: Override, option: Option, decision: ChainDecision, cap: int | None
+    ) -> Route:
+        """`cap`: the most levels that may be drafted; None: as many as are promised."""
+        if cap == 0:
+            return Route((self.scheduler.target,))
         # Options are of the shapes that are known, of which the next larger one may be predicted.
         limits, shape = self.scheduler.limits(key), option.shape
         return Route(
             option.chain,
             DraftShape(
-                min(shape.depth, limits.depth or shape.depth) or 1,
+                min(shape.depth, limits.depth or shape.depth, cap or shape.depth) or 1,
                 min(shape.width, limits.width or shape.width),
             ),
             decision.hard_rejection,

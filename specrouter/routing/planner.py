@@ -65,12 +65,16 @@ class Planner:
     def plan(self, view: EngineView, admission: Admission) -> Plan:
         """The running requests' next cycle. `admission`: how much each reads of its prompt."""
         prefill = _prefill(view, admission)
-        requests = {row: one for row, one in view.by_row.items() if not one.prompt_left}
+        requests = {
+            row: one
+            for row, one in view.by_row.items()
+            if not one.prompt_left and one.id not in admission.paused
+        }
         if not requests:
             groups = self._with_first_tokens([], prefill)
             standing = replace(view.standing, waited={}, foreseen={})
             return Plan(groups, prefill.rows, prefill.counts, standing=standing)
-        routes = self._routes(view, requests, prefill)
+        routes = self._routes(view, requests, prefill, admission)
         evaluation = self._evaluation(view, routes)
         selector, budget = None, None
         if not all(route.whole for route in routes.members):
@@ -96,7 +100,11 @@ class Planner:
         return [*groups, ChainGroup((self.scheduler.target,), DraftShape(1), prefill.first_tokens)]
 
     def _routes(
-        self, view: EngineView, requests: Mapping[int, RequestView], prefill: _Prefill
+        self,
+        view: EngineView,
+        requests: Mapping[int, RequestView],
+        prefill: _Prefill,
+        admission: Admission,
     ) -> CycleRoutes:
         routes = CycleRoutes(
             self.scheduler,
@@ -112,6 +120,7 @@ class Planner:
             prefill.load,
             requests,
             progress_of(requests, view.standing.waited),
+            admission.depths,
         )
         routes.find()
         return routes

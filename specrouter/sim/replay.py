@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from specrouter.request.objective import Stage
+
 _TICK_S = 0.2  # between two looks at what runs, and of the sleep before a request is due
 _DRAIN_S = 600.0  # after the last request was sent
 
@@ -15,7 +17,8 @@ _DRAIN_S = 600.0  # after the last request was sent
 @dataclass(frozen=True)
 class LoadRequest:
     """`at_s`: from the first one's time. `objective_ms`: of a token's time after the first;
-    `e2e_ms`: of the time from sending to the last token. None: no such objective."""
+    `e2e_ms`: of the time from sending to the last token; `ttft_ms`: to the first. None: no such
+    objective. `stages`: in the place of `objective_ms`, where there are any; simulated only."""
 
     at_s: float
     category: str
@@ -26,6 +29,13 @@ class LoadRequest:
     objective_ms: float | None = None
     speculation: Literal["off"] | None = None
     e2e_ms: float | None = None
+    ttft_ms: float | None = None
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def has_objective(self) -> bool:
+        asked = (self.objective_ms, self.e2e_ms, self.ttft_ms)
+        return bool(self.stages) or any(each is not None for each in asked)
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Answer:
         ttft_ms: from submission to the first token; None where there was none.
         tpot_ms: mean time of a token after the first; None for fewer than two.
         error: None, or why the output is not what was asked for.
+        attained_stages: of the request's stages that had tokens, which kept their TPOT.
     """
 
     ttft_ms: float | None
@@ -43,6 +54,7 @@ class Answer:
     tokens: int
     acceptance_length: float | None = None
     error: str | None = None
+    attained_stages: tuple[bool, ...] = ()
 
     @property
     def e2e_ms(self) -> float | None:
@@ -67,19 +79,24 @@ class Outcome:
 
     @property
     def is_attained(self) -> bool | None:
-        """Whether its tokens came as fast as asked, the first one's time left out, and the last
-        one in time.
+        """Whether its tokens came as fast as asked, the first one's time left out, and the first
+        and the last one in time.
 
         None: it had no objective, or came without an error and has too few tokens to be judged.
         Source: AdaServe, section 6.1; SpecRouter, section 6, for the end-to-end latency.
         """
         request, answer = self.request, self.answer
-        if request.objective_ms is None and request.e2e_ms is None:
+        if not request.has_objective:
             return None
         if answer.error is not None:
             return False
-        pairs = ((answer.tpot_ms, request.objective_ms), (answer.e2e_ms, request.e2e_ms))
+        pairs = (
+            (answer.tpot_ms, None if request.stages else request.objective_ms),
+            (answer.e2e_ms, request.e2e_ms),
+            (answer.ttft_ms, request.ttft_ms),
+        )
         judged = [took <= asked for took, asked in pairs if took is not None and asked is not None]
+        judged += answer.attained_stages
         return all(judged) if judged else None
 
 
@@ -129,17 +146,19 @@ def replay(
     """
     started_s = clock.now_s()
     sent: list[_Sent] = []
+    running: list[Pending] = []
 
     def look() -> int:
-        running = sum(not one.pending.is_done for one in sent)
-        watch(clock.now_s() - started_s, len(sent), running)
-        return running
+        running[:] = [one for one in running if not one.is_done]
+        watch(clock.now_s() - started_s, len(sent), len(running))
+        return len(running)
 
     for request in requests:
         while (left_s := started_s + request.at_s - clock.now_s()) > 0:
             look()
             clock.sleep_s(min(left_s, _TICK_S))
         sent.append(_Sent(request, clock.now_s() - started_s, service.send(request)))
+        running.append(sent[-1].pending)
     given_up_s = clock.now_s() + drain_s
     while look() and clock.now_s() < given_up_s:
         clock.sleep_s(_TICK_S)

@@ -7,7 +7,8 @@ are calibrated, differ from place to place, and its walk can be drawn.
 Pure functions of arrays and a generator.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates
 from specrouter.profile.acceptance import SHAPES, TreeAcceptance, tree_rates
+from specrouter.profile.snapshot import Pair
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,34 +28,48 @@ _SPREAD = 1.1  # sum of the parameters of the beta distribution: most chances ar
 _SIBLINGS = 0.8 * 0.5 ** np.arange(1, 8)  # shares of the second best token and on of what is left
 _SAMPLES = 400  # trees by which a shape is known
 _KNOWN_TRIALS = 1e9  # of evidence: nothing is left to a prior
+_NOWHERE = -2  # parent of no node
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnTrees:
-    """B trees of W nodes. `chances`: given the parent; `parents`: -1 for children of the root."""
+    """B trees of W nodes, level after level. `chances`: given the parent; `parents`: -1 for
+    children of the root."""
 
-    worth: Floats  # [B, W]
+    worth: Floats  # [B, W]; 0 for nodes that were left out
     chances: Floats
     parents: Ints
-    depths: Ints
+    levels: tuple[int, ...]  # nodes of each
 
     @property
     def candidates(self) -> Candidates:
-        return Candidates(self.worth, self.depths)
+        depths = np.repeat(np.arange(1, len(self.levels) + 1), self.levels)
+        return Candidates(self.worth, np.where(self.worth > 0.0, depths, 0))
 
-    def walk(self, chosen: Bools, draws: np.random.Generator) -> Ints:
-        """[B] nodes that the verifier accepts of those chosen."""
-        accepted = np.zeros(len(chosen), dtype=np.int64)
-        for row, nodes in enumerate(chosen):
-            at = -1
-            while True:
-                below = np.flatnonzero(nodes & (self.parents[row] == at))
-                reached = np.cumsum(self.chances[row, below])
-                place = int(np.searchsorted(reached, draws.random(), side="right"))
-                if place >= len(below):
-                    break
-                at = int(below[place])
-                accepted[row] += 1
+    def within(self, depths: Ints) -> "DrawnTrees":
+        """Tree i without nodes deeper than `depths[i]`."""
+        if (depths >= len(self.levels)).all():
+            return self
+        depth = np.repeat(np.arange(1, len(self.levels) + 1), self.levels)
+        worth = np.where(depth <= depths[:, None], self.worth, 0.0)
+        return DrawnTrees(worth, self.chances, self.parents, self.levels)
+
+    def walk(self, chosen: Bools, draws: np.random.Generator) -> Bools:
+        """[B, W] nodes that the verifier accepts of those chosen."""
+        batch, first = len(chosen), 0
+        at, accepted = np.full(batch, -1), np.zeros(chosen.shape, dtype=np.bool_)
+        for count in self.levels:
+            here = slice(first, first + count)
+            below = chosen[:, here] & (self.parents[:, here] == at[:, None])
+            reached = np.cumsum(np.where(below, self.chances[:, here], 0.0), axis=1)
+            taken = draws.random(batch)[:, None] < reached
+            goes_on = taken[:, -1]
+            if not goes_on.any():
+                break
+            at = np.where(goes_on, first + taken.argmax(axis=1), _NOWHERE)
+            rows = np.flatnonzero(goes_on)
+            accepted[rows, at[rows]] = True
+            first += count
         return accepted
 
 
@@ -63,25 +79,31 @@ class SimulatedText:
 
     acceptance: float
 
-    def draw(self, batch: int, depth: int, width: int, draws: np.random.Generator) -> DrawnTrees:
-        """The best `width` of all children on each of `depth` levels, as drafters keep them."""
+    def draw(
+        self, batch: int, widths: Sequence[int], draws: np.random.Generator, beam: bool = True
+    ) -> DrawnTrees:
+        """B trees whose level l has the best `widths[l]` of all children, as drafters keep them;
+        without `beam` every node of level l has `widths[l]` children."""
         worth, chances, parents = [], [], []
-        above, first = np.ones((batch, 1)), -1
-        for level in range(depth):
+        above, first, seen = np.ones((batch, 1)), -1, 0
+        for width in widths:
             given = self._chances(batch, above.shape[1], width, draws)
             reached = (above[:, :, None] * given).reshape(batch, -1)
-            kept = np.argsort(-reached, axis=1, kind="stable")[:, :width]
+            size = given.shape[2]
+            if beam and above.shape[1] > 1:
+                kept = np.argsort(-reached, axis=1, kind="stable")[:, :width]
+            else:  # all of them, in order
+                kept = np.broadcast_to(np.arange(reached.shape[1]), reached.shape)
             above = np.take_along_axis(reached, kept, axis=1)
             worth.append(above)
             chances.append(np.take_along_axis(given.reshape(batch, -1), kept, axis=1))
-            parents.append(first + kept // given.shape[2] if level else np.full_like(kept, -1))
-            first = level * width
-        depths = np.repeat(np.arange(1, depth + 1), width)
+            parents.append(first + kept // size if first >= 0 else np.full_like(kept, -1))
+            first, seen = seen, seen + above.shape[1]
         return DrawnTrees(
             np.concatenate(worth, axis=1),
             np.concatenate(chances, axis=1),
             np.concatenate(parents, axis=1),
-            np.tile(depths, (batch, 1)),
+            tuple(each.shape[1] for each in worth),
         )
 
     def _chances(self, batch: int, nodes: int, width: int, draws: np.random.Generator) -> Floats:
@@ -90,6 +112,19 @@ class SimulatedText:
         drawn = draws.beta(_SPREAD * mean, _SPREAD * (1.0 - mean), (batch, nodes, 1))
         best = _LEAST_CHANCE + (1.0 - _LEAST_CHANCE) * drawn
         return np.concatenate((best, (1.0 - best) * _SIBLINGS[: width - 1]), axis=2)
+
+
+@dataclass(frozen=True)
+class SimulatedTexts:
+    """`known`: acceptances of pairs that have one of their own."""
+
+    acceptance: float
+    known: Mapping[Pair, float] = field(default_factory=dict)
+
+    def of(self, proposer: str, verifier: str) -> SimulatedText:
+        """What one drafts for the other."""
+        share = self.known.get((proposer, verifier), self.acceptance)
+        return SimulatedText(min(max(share, LEAST), MOST))
 
 
 def learned(text: SimulatedText) -> TreeAcceptance:
@@ -103,6 +138,7 @@ def gain_over_law(text: SimulatedText) -> float:
     outcomes tell in the long run."""
     draws, law, found, planned = np.random.default_rng(0), tree_rates(text.acceptance), 0.0, 0.0
     for row, (depth, width) in enumerate(SHAPES):
-        found += float(text.draw(_SAMPLES, depth, width, draws).worth.sum(axis=1).mean())
+        drawn = text.draw(_SAMPLES, (width,) * depth, draws)
+        found += float(drawn.worth.sum(axis=1).mean())
         planned += float(law[row].sum())
     return found / planned

@@ -16,7 +16,7 @@ from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option, TreeSelector
 from specrouter.profile.prediction import OptionGrid, Workload, curve_of, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_curve import ForwardTimes
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import Beside, CycleChoice, choose_cycle
 from specrouter.slo.tree_selection import (
@@ -139,7 +139,7 @@ class TreePlanner:
         shape = DraftShape(depth, 1 if self._only_paths else width, option.shape.nodes)
         return replace(option, shape=shape, plain_ms=0.0)
 
-    def _adaserve(self, target: TimeCurve, requests: int) -> tuple[int, int]:
+    def _adaserve(self, target: ForwardTimes, requests: int) -> tuple[int, int]:
         """Without a configured budget, it is what a pass reads in twice the time of the roots
         alone: where reading more tokens takes as long as reading the weights."""
         config = self.config

@@ -66,7 +66,11 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "spec": "test_running",
     },
     "specrouter/routing": {"decision_record": "test_scheduler"},
-    "specrouter/sim": {"text": "test_service"},
+    "specrouter/sim": {
+        "knowledge": "test_service",
+        "request": "test_service",
+        "view_builder": "test_service",
+    },
     "processors": {
         "beam": "test_draft",
         "beam_slots": "test_draft",

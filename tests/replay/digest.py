@@ -76,9 +76,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Job:
+    """`free_drafter_prefill`: see `Machine`."""
+
     point: Point
     policy: str
     seed: int = 0
+    free_drafter_prefill: bool = False
 
 
 @cache
@@ -106,7 +109,8 @@ def points(part: str = "all") -> list[Point]:
 
 def run_job(job: Job) -> tuple[Job, Result]:
     machine, stretch = _machines()[job.point.machine], _stretches()[job.point.stretch]
-    return job, simulate(machine, job.point.acceptance, stretch, job.policy, job.seed)
+    free = job.free_drafter_prefill
+    return job, simulate(machine, job.point.acceptance, stretch, job.policy, job.seed, free)
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result]]:
@@ -218,10 +222,11 @@ def compare_digest(options: argparse.Namespace) -> int:
 
 
 def compare_before(options: argparse.Namespace) -> int:
-    """The default policy now against the former one, at the points that are known of that."""
+    """The default policy now against the former one, at the points that are known of that: in a
+    simulation in which drafters had read all prompts."""
     former = json.loads(FORMER_FILE.read_text(encoding="utf-8"))
     chosen = [p for p in points() if str(p) in former and _is_wanted(p, options)]
-    jobs = [Job(point, DEFAULT) for point in chosen]
+    jobs = [Job(point, DEFAULT, free_drafter_prefill=True) for point in chosen]
     lost: defaultdict[str, list[float]] = defaultdict(list)
     for job, result in run_all(jobs, options.jobs):
         before = former[str(job.point)][FORMER_DEFAULT]

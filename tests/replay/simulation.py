@@ -13,7 +13,6 @@ from specrouter.profile.time_curve import TimeCurve
 from specrouter.sim.machine import Machine
 from specrouter.sim.replay import LoadRequest, replay
 from specrouter.sim.service import SimulatedService
-from specrouter.sim.text import SimulatedText
 from tests.replay.stretches import Arrival
 
 MACHINES_FILE = Path(__file__).parent / "machines.json"
@@ -65,10 +64,17 @@ class MachineFile:
     is_published: bool = True
     source: str = ""
 
-    def machine(self) -> Machine:
+    def machine(self, free_drafter_prefill: bool = False) -> Machine:
         times = {"drafter": _curve(self.drafter), "target": _curve(self.target)}
         sizes = {"drafter": 1, "target": 70}
-        return Machine("drafter", "target", times, sizes, self.prefill_chunk, self.max_requests)
+        return Machine(
+            "target",
+            times,
+            sizes,
+            self.prefill_chunk,
+            self.max_requests,
+            free_drafter_prefill=free_drafter_prefill,
+        )
 
     def requests(self, stretch: Sequence[Arrival], seed: int) -> list[LoadRequest]:
         return [
@@ -96,10 +102,15 @@ def load_machines(path: Path = MACHINES_FILE) -> dict[str, MachineFile]:
 
 
 def simulate(
-    machine: MachineFile, acceptance: float, stretch: Sequence[Arrival], policy: str, seed: int
+    machine: MachineFile,
+    acceptance: float,
+    stretch: Sequence[Arrival],
+    policy: str,
+    seed: int,
+    free_drafter_prefill: bool = False,
 ) -> Result:
     """One stretch under one policy. The seed draws acceptances, and nothing else."""
-    service = SimulatedService(machine.machine(), SimulatedText(acceptance), TreesConfig())
+    service = SimulatedService(machine.machine(free_drafter_prefill), acceptance, TreesConfig())
     service.use(policy)
     found = figures(replay(machine.requests(stretch, seed), service, service))
     return Result(

@@ -21,7 +21,7 @@ GOOD = {
 def test_published_machines_have_the_published_times() -> None:
     llama = load_machine(FOLDER / "adaserve-llama70b.yaml")
     assert llama.times[llama.target].at(512) == 125.0
-    assert (llama.times[llama.drafter].at(1), llama.max_requests) == (5.0, 64)
+    assert (llama.times[llama.drafters[0]].at(1), llama.max_requests) == (5.0, 64)
     qwen = load_machine(FOLDER / "adaserve-qwen32b.yaml")
     assert (qwen.times[qwen.target].at(1024), qwen.times[qwen.target].at(1)) == (188.0, 28.0)
 
@@ -31,7 +31,11 @@ def test_published_machines_have_the_published_times() -> None:
     [
         ("prefill_chunk", 0),
         ("max_requests", "many"),
-        ("slots", -1),
+        ("kv_tokens", 1),
+        ("drafters", [{"name": "e", "parameters": 1, "points": [[1, 1.0]]}]),
+        ("acceptance", {"d>x": 0.5}),
+        ("acceptance", {"d": 0.5}),
+        ("acceptance", {"d>t": 1.5}),
         ("target.points", []),
         ("target.points", [[1, 5.0], [1, 6.0]]),
         ("target.points", [[1, 5.0], [8, 4.0]]),
@@ -48,6 +52,28 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> No
     file = tmp_path / "machine.yaml"
     file.write_text(yaml.safe_dump({**GOOD, section: changed}))
     with pytest.raises(ConfigError, match=f"--machine: .*{field}"):
+        load_machine(file)
+
+
+def test_a_machine_may_have_several_drafters_and_what_is_accepted_of_each(tmp_path: Path) -> None:
+    drafter = {"name": "e", "parameters": 3, "points": [[1, 2.0]]}
+    several = {"drafters": [drafter, GOOD["drafter"]], "acceptance": {"d>e": 0.8, "e>t": 0.9}}
+    rest = {name: value for name, value in GOOD.items() if name != "drafter"}
+    file = tmp_path / "machine.yaml"
+    file.write_text(yaml.safe_dump({**rest, **several, "kv_tokens": 500}))
+    machine = load_machine(file)
+    assert machine.names == ("d", "e", "t")
+    assert machine.acceptance == {("d", "e"): 0.8, ("e", "t"): 0.9}
+    assert machine.kv_tokens == 500
+
+
+def test_a_drafter_does_not_verify_for_a_larger_one(tmp_path: Path) -> None:
+    drafter = {"name": "e", "parameters": 3, "points": [[1, 2.0]]}
+    rest = {name: value for name, value in GOOD.items() if name != "drafter"}
+    several = {"drafters": [drafter, GOOD["drafter"]], "acceptance": {"e>d": 0.8}}
+    file = tmp_path / "machine.yaml"
+    file.write_text(yaml.safe_dump({**rest, **several}))
+    with pytest.raises(ConfigError, match=r"acceptance\.e>d: the verifier must have more"):
         load_machine(file)
 
 

@@ -1,7 +1,10 @@
 """Simulated time: what a cycle takes and brings, by the engine's own decisions."""
 
+from __future__ import annotations
+
 import io
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +17,41 @@ from specrouter.bench.load_points import Point
 from specrouter.bench.rounds import Progress
 from specrouter.cli.main import main
 from specrouter.config import TreesConfig
+from specrouter.cycle import ChainGroup
 from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.objective import Stage
+from specrouter.routing.planner import Plan
+from specrouter.sim.knowledge import Learned
 from specrouter.sim.machine import Machine
 from specrouter.sim.replay import LoadRequest, Outcome, replay
 from specrouter.sim.service import SimulatedService
-from specrouter.sim.text import LEAST, MOST, SimulatedText
+from specrouter.sim.text import LEAST, SimulatedText
 from specrouter.sim.traces import poisson
-from specrouter.slo.policies import BASELINES, POLICIES
+from specrouter.slo.admission import Admission, fcfs
+from specrouter.slo.policies import POLICIES
+from specrouter.view import EngineView
+
+# A cycle's view, admission, the view with those who came, and the plan.
+Seen = tuple[EngineView, Admission, EngineView, Plan | None]
 
 STEP_MS, EACH_MS, DRAFT_MS = 20.0, 1.0, 0.5
 CHUNK, ROWS = 32, 4
-SIMULATED = [name for name in POLICIES if name != "static-tree"]
 
 
 def service(
-    acceptance: float = 0.7, rows: int = ROWS, draft_ms: float = DRAFT_MS
+    acceptance: float = 0.7,
+    rows: int = ROWS,
+    draft_ms: float = DRAFT_MS,
+    kv_tokens: int | None = None,
+    **given: Any,
 ) -> SimulatedService:
     """A pass takes 20 ms, and 1 ms more for every token after the first."""
     times = {
         "small": TimeCurve(((1, draft_ms), (512, draft_ms))),
         "big": TimeCurve(((1, STEP_MS), (513, STEP_MS + 512 * EACH_MS))),
     }
-    machine = Machine("small", "big", times, {"small": 1, "big": 100}, CHUNK, rows)
-    return SimulatedService(machine, SimulatedText(acceptance), TreesConfig())
+    machine = Machine("big", times, {"small": 1, "big": 100}, CHUNK, rows, kv_tokens)
+    return SimulatedService(machine, acceptance, TreesConfig(), **given)
 
 
 def request(
@@ -55,47 +70,6 @@ def run(
     simulated = service(acceptance, **settings)
     simulated.use(policy)
     return replay(requests, simulated, simulated)
-
-
-# Drafts
-
-
-@pytest.mark.parametrize("acceptance", [LEAST, 0.5, 0.7, MOST])
-def test_best_tokens_are_accepted_as_often_as_is_asked_for(acceptance: float) -> None:
-    draws = np.random.default_rng(1)
-    drawn = SimulatedText(acceptance).draw(4000, 1, 1, draws)
-    assert drawn.worth.mean() == pytest.approx(acceptance, abs=0.02)
-    assert drawn.walk(drawn.worth > 0, draws).mean() == pytest.approx(acceptance, abs=0.03)
-
-
-def test_nodes_are_accepted_as_often_as_they_say() -> None:
-    draws = np.random.default_rng(2)
-    drawn = SimulatedText(0.6).draw(4000, 3, 3, draws)
-    accepted = drawn.walk(np.ones_like(drawn.worth, dtype=bool), draws)
-    assert accepted.mean() == pytest.approx(drawn.worth.sum(axis=1).mean(), rel=0.03)
-    assert accepted.max() == 3
-
-
-def test_drawn_trees_are_trees_whose_worths_fall() -> None:
-    drawn = SimulatedText(0.6).draw(50, 4, 3, np.random.default_rng(3))
-    assert drawn.worth.shape == (50, 12)
-    for row in range(50):
-        for node in range(12):
-            parent = drawn.parents[row, node]
-            above = 1.0 if parent < 0 else drawn.worth[row, parent]
-            assert drawn.worth[row, node] == pytest.approx(above * drawn.chances[row, node])
-            depth = 0 if parent < 0 else drawn.depths[row, parent]
-            assert drawn.depths[row, node] == depth + 1
-        for parent in range(-1, 12):
-            assert drawn.chances[row, drawn.parents[row] == parent].sum() <= 1.0 + 1e-9
-
-
-def test_nothing_is_accepted_below_what_was_not_chosen() -> None:
-    draws = np.random.default_rng(4)
-    drawn = SimulatedText(0.9).draw(200, 3, 1, draws)
-    without_root = np.ones_like(drawn.worth, dtype=bool)
-    without_root[:, 0] = False
-    assert drawn.walk(without_root, draws).max() == 0
 
 
 # Time
@@ -135,7 +109,7 @@ def test_drafts_that_cost_too_much_are_not_made() -> None:
     assert outcome.answer.acceptance_length == 1.0
 
 
-@pytest.mark.parametrize("policy", SIMULATED)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_serves_every_request_and_the_same_seeds_give_the_same(policy: str) -> None:
     load = [request(at / 20, 8 + at, 24, (None, 25.0, 60.0)[at % 3], seed=at) for at in range(12)]
     found = run(policy, load)
@@ -166,6 +140,253 @@ def test_goodput_serves_more_objectives_than_selection_without_them() -> None:
     assert attained["goodput"] > 1.1 * attained["global-greedy"]
 
 
+# One machine for policies, in a simulation and in the engine
+
+
+def recorded(policy: str, load: list[LoadRequest], **given: Any) -> list[Seen]:
+    """Every cycle of a run: what was decided from what."""
+    seen: list[Seen] = []
+    simulated = service(watch=lambda *each: seen.append(each), **given)
+    simulated.use(policy)
+    replay(load, simulated, simulated)
+    return seen
+
+
+def mixed(count: int = 24) -> list[LoadRequest]:
+    """Short and long prompts, with and without objectives, more than there are rows for."""
+    return [
+        request(at / 30, 4 + 13 * (at % 7), 12 + at % 9, (None, 25.0, 60.0)[at % 3], seed=at)
+        for at in range(count)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["target-only", "spec-4", "global-greedy", "slo", "goodput"])
+def test_a_view_that_was_recorded_is_planned_the_same_again(policy: str) -> None:
+    cycles = [each for each in recorded(policy, mixed()) if each[3] is not None]
+    assert len(cycles) > 40
+    again = service()
+    again.use(policy)
+    for _, admission, view, plan in cycles:
+        found = again.planner.plan(view, admission)
+        assert plan is not None
+        assert [group_of(each) for each in found.groups] == [group_of(g) for g in plan.groups]
+        assert found.prefill_rows.tolist() == plan.prefill_rows.tolist()
+        assert found.prefill_counts.tolist() == plan.prefill_counts.tolist()
+        assert (found.budget_nodes, found.records) == (plan.budget_nodes, plan.records)
+        assert found.standing.waited == plan.standing.waited
+        if plan.selector is not None and found.selector is not None:
+            decoding = np.array([r for r, one in view.by_row.items() if not one.prompt_left])
+            drafts = SimulatedText(0.6).draw(len(decoding), (2, 2), np.random.default_rng(0))
+            asked = decoding, drafts.candidates, 0
+            np.testing.assert_array_equal(found.selector(*asked), plan.selector(*asked))
+
+
+def group_of(group: ChainGroup) -> tuple[Any, ...]:
+    return group.chain, group.shape, group.rows.tolist(), group.whole, group.predicted
+
+
+def test_admission_is_decided_by_the_engine_s_policy_and_done_as_it_says() -> None:
+    policy, cycles = fcfs(CHUNK), recorded("goodput", mixed(), kv_tokens=200)
+    assert any(admission.waits_for_memory for _, admission, *_ in cycles)
+    for before, admission, view, plan in cycles:
+        assert admission == policy(before)
+        came = [one.id for one in view.running[len(before.running) :]]
+        assert came == list(admission.admitted)
+        assert plan is not None
+        read = dict(zip(plan.prefill_rows.tolist(), plan.prefill_counts.tolist(), strict=True))
+        for row, count in read.items():
+            assert admission.chunks[view.by_row[row].id] == count
+
+
+def test_memory_binds() -> None:
+    load = [request(0.0, 10, 20, seed=at) for at in range(6)]
+    cycles = recorded("target-only", load, kv_tokens=70)
+    running = [[one.reserve_tokens for one in view.running] for _, _, view, _ in cycles]
+    assert max(map(len, running)) == 2, "the third of 30 tokens does not fit, though rows are free"
+    assert all(sum(each) <= 70 for each in running)
+    assert all(view.kv_free_tokens == 70 - 30 * len(view.running) for view, *_ in cycles)
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    found = run("target-only", [request(0.0, 10, 20), request(0.0, 60, 20)], kv_tokens=70)
+    assert [one.answer.tokens for one in found] == [20, 0]
+    assert found[1].answer.error == "needs 80 KV tokens of 70"
+    assert run("target-only", [request(0.0, 60, 20, 9.0)], kv_tokens=70)[0].is_attained is False
+
+
+def test_every_arrival_ends_or_is_counted_unfinished() -> None:
+    simulated = service(0.7)
+    simulated.use("goodput")
+    found = replay(mixed(60), simulated, simulated, drain_s=0.3)
+    unfinished = [one for one in found if one.answer.error == "cancelled"]
+    ended = [one for one in found if one.answer.error is None]
+    assert len(found) == 60
+    assert len(unfinished) + len(ended) == 60
+    assert 0 < len(unfinished) < 60
+    assert all(one.answer.tokens == one.request.new_tokens for one in ended)
+    assert all(one.answer.tokens < one.request.new_tokens for one in unfinished)
+
+
+def test_one_request_on_one_model_takes_its_prompt_and_a_pass_for_each_token() -> None:
+    times = TimeCurve(((1, STEP_MS), (513, STEP_MS + 512 * EACH_MS)))
+    alone = SimulatedService(Machine("big", {"big": times}, {"big": 1}, 64, 4), 0.7, TreesConfig())
+    for policy in ("target-only", "goodput", "spec-4"):
+        alone.use(policy)
+        [found] = replay([request(prompt=40, tokens=11)], alone, alone)
+        assert found.answer.ttft_ms == pytest.approx(times.at(40))
+        assert found.answer.e2e_ms == pytest.approx(times.at(40) + 10 * times.at(1))
+
+
+def test_where_drafters_read_prompts_for_nothing_drafts_begin_at_once() -> None:
+    def tokens_s(free: bool) -> float:
+        simulated = service(0.9)
+        simulated.machine = replace(simulated.machine, free_drafter_prefill=free)
+        simulated.use("spec-4")
+        [found] = replay([request(prompt=200, tokens=20)], simulated, simulated)
+        return found.end_s
+
+    assert tokens_s(True) < tokens_s(False)
+
+
+# What other policies and machines plug in
+
+
+def test_a_policy_may_take_rows_back_and_texts_go_on_where_they_were() -> None:
+    given_up: list[int] = []
+    usual = fcfs(CHUNK)
+
+    def urgent_first(view: EngineView) -> Admission:
+        """Takes the row of the first request for the third, once."""
+        late = [one for one in view.waiting if one.tpot_ms is not None]
+        victims = [one for one in view.running if one.tpot_ms is None and one.decoded >= 5]
+        if given_up or not late or not victims:
+            return usual(view)
+        given_up.append(victims[0].id)
+        found = usual(replace(view.without([victims[0].id]), free_rows=1, waiting=tuple(late)))
+        return replace(found, preempted=(victims[0].id,))
+
+    load = [request(0.0, 8, 60), request(0.0, 8, 60, seed=1), request(0.3, 8, 10, 30.0, seed=2)]
+    simulated = service(rows=2, admission=urgent_first)
+    simulated.use("target-only")
+    found = replay(load, simulated, simulated)
+    waiting = run("target-only", load, rows=2)
+    assert given_up == [0]
+    assert [one.answer.tokens for one in found] == [60, 60, 10]
+    assert (found[2].answer.ttft_ms or 0.0) < 0.1 * (waiting[2].answer.ttft_ms or 0.0)
+    assert found[0].answer.ttft_ms == waiting[0].answer.ttft_ms, "its first token had come before"
+    assert (found[0].answer.tpot_ms or 0.0) > (waiting[0].answer.tpot_ms or 0.0)
+
+
+def test_a_policy_may_limit_what_is_drafted_for_a_request() -> None:
+    usual = fcfs(CHUNK)
+    cycles: list[Seen] = []
+    simulated = service(
+        0.9,
+        admission=lambda view: replace(usual(view), depths={0: 1, 1: 0}),
+        watch=lambda *each: cycles.append(each),
+    )
+    simulated.use("spec-4")
+    load = [request(0.0, 8, 30, 40.0, seed=at) for at in range(3)]
+    found = replay(load, simulated, simulated)
+    assert [one.answer.tokens for one in found] == [30] * 3
+    depths: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
+    for _, _, view, plan in cycles:
+        for group in plan.groups if plan is not None else ():
+            for row in group.rows.tolist():
+                depths[view.by_row[row].id].add(group.shape.depth * (len(group.chain) > 1))
+    assert depths == {0: {0, 1}, 1: {0}, 2: {0, 4}}  # first tokens come without drafts
+
+
+def test_a_policy_may_pause_requests_and_decline_their_objectives() -> None:
+    usual = fcfs(CHUNK)
+    seen: list[EngineView] = []
+
+    def policy(view: EngineView) -> Admission:
+        seen.append(view)
+        found = usual(view)
+        late = view.cycle < 30
+        paused = frozenset(one.id for one in view.running if one.id == 0 and late)
+        declined = (1,) if view.cycle == 1 else ()
+        return replace(found, paused=paused, declined=declined)
+
+    simulated = service(admission=policy)
+    simulated.use("target-only")
+    load = [request(0.0, 8, 10, 30.0), request(0.0, 8, 60, 30.0, seed=1)]
+    first, second = replay(load, simulated, simulated)
+    assert [first.answer.tokens, second.answer.tokens] == [10, 60]
+    assert first.is_attained is False
+    assert (first.answer.tpot_ms or 0.0) > 2 * (second.answer.tpot_ms or 0.0)
+    assert [one.declined for one in seen[1].running] == [False, True]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Milliseconds of a forward: k1 * tokens + b."""
+
+    k1: float
+    b: float
+
+    def at(self, tokens: float, attended: float = 0.0) -> float:
+        return self.k1 * tokens + self.b
+
+    def many(self, tokens: Any, attended: Any = 0.0) -> Any:
+        return self.k1 * np.asarray(tokens, dtype=np.float64) + self.b
+
+    def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float:
+        return max(0.0, (ms - self.b) // self.k1)
+
+    def scaled(self, factor: float) -> Linear:
+        return Linear(self.k1 * factor, self.b * factor)
+
+
+@pytest.mark.parametrize("policy", ["goodput", "adaserve", "slo"])
+def test_times_may_have_another_form(policy: str) -> None:
+    times = {"small": Linear(0.001, 0.5), "big": Linear(0.1, 20.0)}
+    machine = Machine("big", times, {"small": 1, "big": 100}, CHUNK, ROWS)
+    simulated = SimulatedService(machine, 0.8, TreesConfig())
+    simulated.use(policy)
+    [found] = replay([request(tokens=60, objective_ms=15.0)], simulated, simulated)
+    assert found.answer.ttft_ms == pytest.approx(20.8)
+    assert found.is_attained
+
+
+def test_the_first_token_is_judged() -> None:
+    load = [replace(request(0.0, 40, 8), ttft_ms=limit) for limit in (50.0, 500.0)]
+    assert [run("target-only", [one])[0].is_attained for one in load] == [False, True]
+
+
+def test_stages_are_judged_each_by_its_own_objective() -> None:
+    def attained(*stages: Stage) -> bool | None:
+        slow = [request(0.1, 3 * CHUNK, 8, seed=1)]  # whose prompt delays the first one's tokens
+        first = replace(request(0.0, 8, 40), stages=stages)
+        return run("target-only", [first, *slow])[0].is_attained
+
+    assert attained(Stage(40.0, 20), Stage(24.0))
+    assert not attained(Stage(24.0, 20), Stage(40.0))
+    assert not attained(Stage(40.0, 20), Stage(19.0))
+
+
+def test_what_a_policy_is_told_of_a_request_is_of_its_stage() -> None:
+    load = [replace(request(0.0, 8, 10), stages=(Stage(50.0, 5), Stage(30.0)))]
+    views = [before.running[0] for before, *_ in recorded("target-only", load) if before.running]
+    assert [(one.tpot_ms, one.decoded) for one in views] == [
+        *((50.0, count) for count in range(4)),
+        *((30.0, count) for count in range(5)),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["spec-4", "goodput"])
+def test_an_engine_that_learns_comes_near_one_that_knows(policy: str) -> None:
+    load = [request(at / 4, 8, 64, seed=at) for at in range(12)]
+    learning = service(0.8, knowledge=lambda machine, texts: Learned(machine))
+    learning.use(policy)
+    found = replay(load, learning, learning)
+    known = run(policy, load, 0.8)
+    assert [one.answer.tokens for one in found] == [64] * 12
+    took, at_best = (sum(one.answer.tpot_ms or 0.0 for one in each) for each in (found, known))
+    assert took < 1.25 * at_best
+
+
 # The command
 
 
@@ -187,15 +408,6 @@ def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
     [found] = bench.run([Point(1.0, 0.6, 1.0, tuple(poisson(4.0, 10, 30.0, 0)))])["points"]
     assert bench.baseline_ms == pytest.approx(STEP_MS)
     assert set(found["policies"]) == set(names)
-
-
-def test_a_policy_that_cannot_be_simulated_is_refused_at_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert "static-tree" in BASELINES
-    asked = ["bench", "load", "--poisson", "1", "--simulate", "0.7", "--policy", "static-tree"]
-    assert main(asked) == 2
-    assert "--policy: static-tree cannot be simulated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("acceptance", ["0", "0.34", "0.96", "nan", "-1"])

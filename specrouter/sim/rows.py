@@ -1,0 +1,76 @@
+"""SimulatedRows: what stands in the rows of a simulated engine, as counts of tokens."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cycle import CATCH_UP_TOKENS
+from statemgr.row_groups import KV_QUANTUM
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class SimulatedRows:
+    """Rows of requests that run. `read`: committed tokens that each model holds keys and values of.
+
+    Attributes:
+        follow: models that lack no more than what a draft leaves unread, whatever they have read.
+        committed: [rows] tokens of each text, prompt included.
+        ends: [rows] that it will have at most.
+        reserved_tokens: of all rows in use.
+    """
+
+    count: int
+    models: Sequence[str]
+    follow: frozenset[str] = frozenset()
+    committed: Ints = field(init=False)
+    ends: Ints = field(init=False)
+    read: dict[str, Ints] = field(init=False)
+    reserved_tokens: int = 0
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.committed = np.zeros(self.count, dtype=np.int64)
+        self.ends = np.zeros(self.count, dtype=np.int64)
+        self.read = {name: np.zeros(self.count, dtype=np.int64) for name in self.models}
+        self._free = list(range(self.count))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def open(self, committed: int, end: int) -> int:
+        """The lowest free row, for a text of which no model has read anything."""
+        row = heapq.heappop(self._free)
+        self.committed[row], self.ends[row] = committed, end
+        for each in self.read.values():
+            each[row] = 0
+        self.reserved_tokens += end
+        return row
+
+    def close(self, row: int) -> None:
+        self.reserved_tokens -= int(self.ends[row])
+        heapq.heappush(self._free, row)
+
+    def lag(self, model: str, rows: Ints) -> Ints:
+        """[R] committed tokens that a model has not read, the last one not counted."""
+        lag: Ints = self.committed[rows] - 1 - self.read[model][rows]
+        return np.minimum(lag, 1) if model in self.follow else lag
+
+    def remaining(self, rows: Ints) -> Ints:
+        """[R] tokens that the texts may still gain."""
+        return self.ends[rows] - self.committed[rows]
+
+    def slots(self, rows: Ints) -> Ints:
+        """[R] KV slots that attention reads, padding included."""
+        return slots_for(self.committed[rows])
+
+
+def slots_for(tokens: Ints) -> Ints:
+    """Of rows with so many tokens, as the engine lays them out."""
+    padded: Ints = -(-(tokens + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+    return padded
