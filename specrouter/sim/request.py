@@ -7,6 +7,8 @@ from specrouter.request.objective import Stage, attained_stages, stage_ends
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.view import RequestView
 
+_NO_TOKEN = -1  # tokens have no value here, so a stage ends by its length only
+
 
 @dataclass(eq=False)
 class SimulatedRequest:
@@ -87,7 +89,7 @@ class SimulatedRequest:
         assert self.tokens <= self.request.new_tokens, "no cycle brings more than is asked for"
         if self.request.stages:
             self.commits.append((now_s, tokens))
-            ends = stage_ends(self.request.stages, range(self.tokens))
+            ends = stage_ends(self.request.stages, (_NO_TOKEN,) * self.tokens)
             if len(ends) > self._stage:
                 self._stage, self._stage_tokens, self._stage_s = len(ends), ends[-1], now_s
 
@@ -105,4 +107,4 @@ class SimulatedRequest:
     def _attained_stages(self) -> tuple[bool, ...]:
         stages = self.request.stages
         came_ms = [at_s * 1000 for at_s, count in self.commits for _ in range(count)]
-        return attained_stages(stages, stage_ends(stages, range(self.tokens)), came_ms)
+        return attained_stages(stages, stage_ends(stages, (_NO_TOKEN,) * self.tokens), came_ms)
