@@ -16,8 +16,10 @@ wherever a figure shows it.
 """
 
 import json
+import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,16 @@ def _inflated_config(
 
 
 def main() -> None:
-    """A process of its own: source, out, min_parameters and dtype as arguments."""
+    """A process of its own: source, out, min_parameters and dtype as arguments.
+
+    Its standard input ends when the process that waits for it does.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     source, out, min_parameters, dtype = sys.argv[1:]
     inflate_to(source, out, int(min_parameters), dtype=dtype)
+
+
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # not by a buffer, whose lock would be held at the end
+        pass
+    os._exit(1)  # nobody is told, and nobody waits for the files

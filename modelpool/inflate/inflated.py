@@ -1,8 +1,9 @@
 """Inflated checkpoints, each written once into the cache (`inflate_to` of a pool's member).
 
-Contract: a folder under its final name is complete. It is written under another name and renamed,
-so any number of processes may ask at once; the last to finish throws its copy away. The name holds
-what the content depends on: source, size, dtype. Nothing is ever deleted.
+Contract: a folder is written under another name and renamed, so any number of processes may ask at
+once; the last to finish throws its copy away. The name holds what the content depends on: source,
+size, dtype. Its files' checksums lie beside them and are read each time: a folder that is damaged
+is made anew, with a warning. What a killed process has left behind goes after an hour.
 
 The work is done by another process: torch in this thread would start a second OpenMP pool, which
 slows each later forward of the engine's thread.
@@ -16,15 +17,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
-from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cache_dir import cache_dir, make_folder, remove_left
 from modelpool.config import Dtype
 from modelpool.errors import ConfigError
+from modelpool.inflate.checksums import damage, write_checksums
 from modelpool.inflate.inflate import COPIED, FAULTS, inflated_shape
 
 logger = logging.getLogger(__name__)
 
+_UNFINISHED = ".unfinished-"
 _FORMAT = "1"  # changes when the same arguments would give another content
 _HASHED_BYTES = 64 * 2**20  # of larger files only size and time of change count
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -41,6 +45,7 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
         written_dtype = _stored_dtype(source) if dtype == "auto" else dtype
         shape = inflated_shape(source, min_parameters)
         folder = cache_dir() / "inflated" / _name(source, min_parameters, written_dtype)
+        _remove_damaged(folder)
         if not folder.is_dir():
             size = shape.parameter_count * _WIDTHS[written_dtype]
             logger.info(
@@ -59,11 +64,27 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
     return folder
 
 
+def _remove_damaged(folder: Path) -> None:
+    """Other processes may have its files open, which does them no harm. Raises `OSError`."""
+    remove_left(folder.parent, f"{_UNFINISHED}*")
+    if not os.path.lexists(folder):
+        return
+    reason = damage(folder)
+    if reason is None:
+        return
+    logger.warning("%s is damaged (%s) and is made anew", folder, reason)
+    away = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
+    with suppress(FileNotFoundError):  # another process was first
+        folder.rename(away / folder.name)
+    shutil.rmtree(away, ignore_errors=True)
+
+
 def _write(source: Path, folder: Path, min_parameters: int, dtype: str) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    make_folder(folder.parent)
+    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
     try:
         _inflate_elsewhere(source, unfinished, min_parameters, dtype)
+        write_checksums(unfinished)
         unfinished.rename(folder)
     except OSError:
         if not folder.is_dir():  # else another process was first
@@ -75,14 +96,19 @@ def _write(source: Path, folder: Path, min_parameters: int, dtype: str) -> None:
 def _inflate_elsewhere(source: Path, out: Path, min_parameters: int, dtype: str) -> None:
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(source), str(out), str(min_parameters), dtype],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    theirs, ours = os.pipe()  # which the process reads: it ends with this one, however that ends
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, str(source), str(out), str(min_parameters), dtype],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(theirs)
+        os.close(ours)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"the process that writes it ended with {done.returncode}: {last}")

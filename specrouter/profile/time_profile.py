@@ -1,20 +1,16 @@
-"""A model's times before it serves anything: a short profile, kept on disk for the next start.
+"""A model's times before it serves anything: a short profile.
 
 Contract: `profile_model` runs forwards of several sizes on a state of its own, and touches no
-other. What it needs beside the model is freed when it returns. `TimeCache` never fails: a file that
-cannot be read or written costs a warning and a profile.
+other. What it needs beside the model is freed when it returns.
 
-Not here: what is learned while serving (`time_regression`).
+Not here: where profiles are kept (`time_cache`), what is learned while serving (`time_regression`).
 """
 
 import hashlib
 import json
-import logging
 import math
-import os
 import platform
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,14 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.profile.time_regression import TimeRegression, TimeSample
+from specrouter.profile.time_regression import TimeSample
 from statemgr.model_state import ModelState
 from statemgr.row_groups import KV_QUANTUM
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
-
-logger = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
@@ -253,45 +247,3 @@ def _cpu_name() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-class TimeCache:
-    """One file per key in a folder, which need not exist."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def load(self, key: str) -> TimeRegression | None:
-        """None where nothing of use is kept; the warning says why, if there is a file."""
-        path = self._path(key)
-        try:
-            return TimeRegression.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:  # what is no JSON or no UTF-8 is a ValueError
-            logger.warning("ignored the times in %s: %s", path, error)
-            return None
-
-    def store(self, key: str, times: TimeRegression) -> None:
-        """Readers see the old file or the new one, never a part."""
-        path = self._path(key)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write(path, json.dumps(times.to_json(), indent=1))
-        except OSError as error:
-            logger.warning("cannot keep times in %s: %s", path, error)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise

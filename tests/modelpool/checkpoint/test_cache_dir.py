@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cache_dir import cache_dir, checksum, make_folder, remove
 
 
 def test_the_first_of_three_places_that_is_known(
@@ -18,3 +18,31 @@ def test_the_first_of_three_places_that_is_known(
     assert cache_dir() == tmp_path / "shared" / "specrouter"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_dir() == tmp_path / "home" / ".cache" / "specrouter"
+
+
+def test_a_folder_takes_the_place_of_a_file(tmp_path: Path) -> None:
+    for name in ("file", "link"):
+        path = tmp_path / name
+        path.write_text("") if name == "file" else path.symlink_to("nowhere")
+        make_folder(path)
+        make_folder(path)
+        assert list(path.iterdir()) == []
+
+
+def test_what_is_removed_may_be_anything_but_not_what_it_points_to(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    (kept / "inside").mkdir(parents=True)
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    (folder / "inside").mkdir(parents=True)
+    link.symlink_to(kept)
+    for path in (folder, link, tmp_path / "nothing"):
+        remove(path)
+    assert list(tmp_path.iterdir()) == [kept]
+    assert (kept / "inside").is_dir()
+
+
+def test_a_checksum_is_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelpool.checkpoint.cache_dir._CHUNK", 4)
+    file = tmp_path / "file"
+    file.write_bytes(b"123456789")
+    assert checksum(file) == (9, 0xCBF43926)  # CRC-32's check value

@@ -2,6 +2,10 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,11 @@ from safetensors.torch import load_file
 
 import modelpool.inflate.inflated
 from modelpool import ConfigError, ModelPool
+from modelpool.inflate.checksums import damage
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth
+from tests.cache_damage import OF_FILE, OF_FOLDER
 from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
 
 FIELD = "pool.models[0]"
@@ -123,3 +129,71 @@ def test_what_cannot_be_inflated_names_the_field(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({**config, "dtype": "float8_e4m3fn"}))
     with pytest.raises(ConfigError, match="float8"):
         inflated(source)
+
+
+@pytest.mark.parametrize("name", OF_FOLDER)
+def test_a_damaged_folder_is_made_anew(
+    name: str, cache: Path, quick: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save_llama(tmp_path / "source")
+    folder = inflated(source)
+    OF_FOLDER[name](folder)
+    assert inflated(source) == folder
+    assert len(quick) == 2
+    assert damage(folder) is None
+    assert list(cache.iterdir()) == [folder]
+    [warning] = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "is made anew" in warning.getMessage()
+    inflated(source)
+    assert len(quick) == 2
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["a bit in the middle", "cut to half", "empty", "gone", "a pipe"])
+@pytest.mark.usefixtures("cache")
+def test_a_folder_with_a_damaged_file_is_made_anew(
+    name: str, file: str, quick: list[Path], tmp_path: Path
+) -> None:
+    source = save_llama(tmp_path / "source")
+    folder = inflated(source)
+    OF_FILE[name](folder / file)
+    assert inflated(source) == folder
+    assert len(quick) == 2
+    assert damage(folder) is None
+
+
+def test_what_a_killed_process_left_goes_after_an_hour(
+    cache: Path, quick: list[Path], tmp_path: Path
+) -> None:
+    old, busy = cache / ".unfinished-old", cache / ".unfinished-busy"
+    for folder in (old, busy):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("half")
+        os.utime(folder, (time.time() - 7200,) * 2)
+    os.utime(old / "model.safetensors", (time.time() - 3700,) * 2)
+    found = inflated(save_llama(tmp_path / "source"))
+    assert quick
+    assert set(cache.iterdir()) == {busy, found}
+
+
+def test_a_file_in_the_folders_place_gives_way(
+    cache: Path, quick: list[Path], tmp_path: Path
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text("")
+    assert inflated(save_llama(tmp_path / "source")).parent == cache
+    assert quick
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_process_that_inflates_ends_with_the_one_that_waits() -> None:
+    script = (
+        "import sys; from modelpool.inflate import inflate\n"
+        "inflate.inflate_to = lambda *_, **__: __import__('time').sleep(60)\n"
+        "inflate.main()"
+    )
+    arguments = [sys.executable, "-c", script, "source", "out", "1", "float32"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(50) == 1

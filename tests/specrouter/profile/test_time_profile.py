@@ -1,18 +1,16 @@
 """The profile of a model, and where it is kept."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.profile.time_profile import TimeCache, is_too_slow, key_of, profile_model
+from specrouter.profile.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 from statemgr.row_groups import READING_QUERIES
 
@@ -97,57 +95,6 @@ def test_a_profile_leaves_no_trace_in_the_model(model: PackedModel) -> None:
     profile_model(model, budget_s=0.1)
     assert all(torch.equal(before[k], v) for k, v in model.model.state_dict().items())
     assert not torch.is_inference_mode_enabled()
-
-
-def test_a_cache_returns_what_it_was_given(tmp_path: Path, times: TimeRegression) -> None:
-    cache = TimeCache(tmp_path / "new" / "times")
-    assert cache.load("key") is None
-    cache.store("key", times)
-    loaded, known = curve_of(cache.load("key")), curve_of(times)
-    assert np.array(loaded.points) == pytest.approx(np.array(known.points))
-    assert loaded.slope_ms_per_million == pytest.approx(known.slope_ms_per_million)
-    assert cache.load("other") is None
-    assert [path.name for path in cache.folder.iterdir()] == ["key.json"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 0}', "\x00\xff"])
-def test_a_file_that_is_not_ours_is_ignored_with_a_warning(
-    tmp_path: Path, times: TimeRegression, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = TimeCache(tmp_path)
-    (tmp_path / "key.json").write_bytes(text.encode("latin-1"))
-    assert cache.load("key") is None
-    assert "ignored the times" in caplog.text
-    cache.store("key", times)
-    assert cache.load("key") is not None
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, times: TimeRegression, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = TimeCache(tmp_path)
-    cache.store("key", times)
-    before = (tmp_path / "key.json").read_text()
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left on the device")
-
-    monkeypatch.setattr(os, "replace", fail)
-    times.record(8, 0.0, 100.0)
-    cache.store("key", times)
-    assert (tmp_path / "key.json").read_text() == before
-    assert json.loads(before)["format"] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
-
-
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, times: TimeRegression, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    cache = TimeCache(tmp_path / "file" / "times")
-    cache.store("key", times)
-    assert "cannot keep times" in caplog.text
-    assert cache.load("key") is None
 
 
 def test_a_key_names_what_times_depend_on(
