@@ -23,7 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("this example needs the openai package: pip install openai", file=sys.stderr)
         return 1
     client = openai.OpenAI(base_url=f"{options.url}/v1", api_key=options.api_key)
-    model = client.models.list().data[0].id
+    try:
+        model = client.models.list().data[0].id
+    except openai.APIConnectionError:
+        print(f"no service at {options.url}: start one with `make serve`", file=sys.stderr)
+        return 1
+    except openai.APIStatusError as error:  # its message says what is wrong, such as the key
+        print(f"{options.url} answers {error.status_code}: {error.message}", file=sys.stderr)
+        return 1
     print(f"{model} answers:")
     _chat(client, model, options.max_tokens)
     texts = [

@@ -43,6 +43,7 @@ from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
+from specrouter.request.structure import Structure
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.slo.accounts import SloCounts, SloReport
 
@@ -246,6 +247,14 @@ class ChainRouter:
         """
         asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s)
         return self._enqueue(self._validation.accept_samples(asked))
+
+    def check_structure(self, structure: Structure) -> None:
+        """Compiles it, which may take a second; a request that asks for it finds it compiled.
+
+        Raises:
+            RequestError: of the field "structure".
+        """
+        self._validation.check_structure(structure)
 
     def check_room(self, max_waiting: int | None = None) -> None:
         """For who has work to do before a request can be queued, such as to tokenize its prompt.

@@ -51,6 +51,32 @@ def test_the_openai_example_says_how_to_install_its_package(
     assert "pip install openai" in capsys.readouterr().err
 
 
+class _Unreachable:
+    """The `openai` package where nobody listens."""
+
+    class APIConnectionError(Exception):
+        pass
+
+    class APIStatusError(Exception):
+        pass
+
+    def OpenAI(self, **_: Any) -> Any:
+        def refused() -> None:
+            raise self.APIConnectionError("connection refused")
+
+        return SimpleNamespace(models=SimpleNamespace(list=refused))
+
+
+def test_the_openai_example_says_in_one_line_that_no_service_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai", _Unreachable())
+    assert openai_client.main(["--url", "http://127.0.0.1:9"]) == 1
+    said = capsys.readouterr()
+    assert said.err == "no service at http://127.0.0.1:9: start one with `make serve`\n"
+    assert said.out == ""
+
+
 def option(chain: tuple[str, ...], ms_per_token: float) -> Any:
     return SimpleNamespace(chain=chain, depth=2, width=1, ms_per_token=ms_per_token)
 

@@ -12,6 +12,8 @@ from specrouter.config.strict import Strict
 _API_KEY = re.compile(r"[!-~]+")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
+ToolParser = Literal["auto", "none", "hermes", "llama3_json"]
+
 
 class ServerConfig(Strict):
     """The HTTP service.
@@ -34,6 +36,8 @@ class ServerConfig(Strict):
         cors_origins: of web pages that may call the service; "*" is any.
         log_format: of what is logged to stderr.
         chat_template: a file with a Jinja template, instead of the tokenizer's.
+        tool_parser: how the model writes tool calls: `hermes` (Qwen, Hermes), `llama3_json`
+            (Llama 3.1, 3.2), by the chat template (`auto`), or `none`: calls are not read.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +53,7 @@ class ServerConfig(Strict):
     cors_origins: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
     chat_template: Path | None = None
+    tool_parser: ToolParser = "auto"
 
     @field_validator("api_keys")
     @classmethod

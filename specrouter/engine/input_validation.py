@@ -23,6 +23,7 @@ from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, SloLike, check_positive, resolve
 from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
+from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
 
 PromptLike = str | Sequence[int]
@@ -72,6 +73,10 @@ class InputValidation:
                     raise error.at(f"{error.field}[{number}]", error.reason) from error
                 raise error.at(error.field, f"{error.reason} (prompt {number})") from error
         return accepted
+
+    def check_structure(self, structure: Structure) -> None:
+        """Raises `RequestError`."""
+        self._grammars.compile(structure)
 
     def accept_samples(self, asked: RequestArgs) -> list[RequestSpec]:
         """One for each sample, by index."""

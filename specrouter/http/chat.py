@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: OpenAI's, with vLLM's additions and our own.
 
-Tools are shown to the template, and what the model says of them stays text: no call is parsed out
-of it, and none can be forced.
+Tools are shown to the template. Calls are read out of the text where the model's family writes them
+in a way that is known here; where they are forced, the grammar makes the text nothing but calls.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from specrouter.http.answer_schemas import OpenAIObject
-from specrouter.http.chat_answer import ChatAnswer
+from specrouter.http.chat_answer import ChatAnswer, NewReader
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import GENERATION, generation_answers, generation_extra
 from specrouter.http.service import Service
 from specrouter.http.streams import respond
+from specrouter.http.tools.call_reader import CallReader
+from specrouter.http.tools.forced_calls import forced_calls
+from specrouter.http.tools.formats import HERMES, ToolFormat
+from specrouter.http.tools.tool_use import ToolUse
 from specrouter.request.params import SamplingParams
+from specrouter.request.structure import Structure
 
 
 def add_chat(app: FastAPI, service: Service) -> None:
@@ -36,25 +41,48 @@ def add_chat(app: FastAPI, service: Service) -> None:
             body.check()
             service.check_choices(1, body.samples)
             service.check_room()
+            structure, reader = await asyncio.to_thread(_form, service, body)
             with_tools = body.tool_choice != "none"
             ids = await service.tokenized(
                 body.characters, service.template.token_ids, body, with_tools, service.check_chat
             )
             room = service.router.max_request_tokens - len(ids)
-            params = sampling_params(body, max(1, room))  # the router refuses what has no room
+            room = max(1, room)  # the router refuses what has no room
+            params = sampling_params(body, room, structure)
             envelope = service.envelope(request, "chatcmpl")
-            answer = ChatAnswer(body, envelope, Prompt(ids), service.texts)
+            answer = ChatAnswer(body, envelope, Prompt(ids), service.texts, reader)
             deltas = service.deltas(request, body, [ids], params)
             return await respond(request, deltas, answer, bool(body.stream))
 
 
-def sampling_params(body: ChatRequest, room: int) -> SamplingParams:
+def sampling_params(body: ChatRequest, room: int, structure: Structure | None) -> SamplingParams:
     """`room`: tokens that fit, which is the default. Raises `RequestError`, by the names of
     `SamplingParams`."""
-    structure, _ = body.asked_structure()
     return body.sampling_params(
         max_new_tokens=room if body.asked_tokens is None else body.asked_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structure=structure,
     )
+
+
+def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:
+    """What the text must look like, and what reads calls out of it; seconds for many schemas.
+
+    Raises `RequestError`.
+    """
+    use, (structure, _), known = body.tool_use(), body.asked_structure(), service.tool_format
+    if use is None:
+        return structure, None
+    if use.forced:
+        form = known or HERMES
+        structure = forced_calls(use, form, service.router.check_structure)
+    elif known is None or structure is not None:  # the text is what was asked for, whatever it says
+        return structure, None
+    else:
+        form = known
+    return structure, lambda: _reader(form, use)
+
+
+def _reader(form: ToolFormat, use: ToolUse) -> CallReader:
+    return CallReader(form, use.names, use.forced, use.max_calls)

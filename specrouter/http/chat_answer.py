@@ -1,25 +1,42 @@
-"""ChatAnswer: the objects of `/v1/chat/completions`."""
+"""ChatAnswer: the objects of `/v1/chat/completions`.
+
+Contract: a stream's deltas, joined as OpenAI's clients join them, are the message of the whole
+answer, but for the ids of its calls, which are drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
+from specrouter.http.tools.call_reader import CallNews, CallReader
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
+
+NewReader = Callable[[], CallReader]
+_ENDS_BY_ITSELF = ("eos", "stop")
 
 
 class ChatAnswer(OpenAIAnswer):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, body: ChatRequest, envelope: Envelope, prompt: Prompt, texts: TokenTexts
+        self,
+        body: ChatRequest,
+        envelope: Envelope,
+        prompt: Prompt,
+        texts: TokenTexts,
+        new_reader: NewReader | None = None,
     ) -> None:
+        """`new_reader`: of tool calls, one for each choice; without one, the text is content."""
         super().__init__(body, envelope, [prompt], texts)
         self._top_count = body.top_logprobs or 0
+        self._new_reader = new_reader
+        self._readers: dict[int, CallReader] = {}  # of a stream, by choice
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         answer = super().whole(outputs)
@@ -40,16 +57,46 @@ class ChatAnswer(OpenAIAnswer):
         return chunk
 
     def choice(self, prompt: int, index: int, output: RequestOutput) -> dict[str, Any]:
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        return {"index": index, "message": message, **self._rest(output, output)}
+        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+        reader = self._new_reader and self._new_reader()
+        if reader is not None:
+            news = reader.read(output.text, ends=True)
+            message["content"] = news.content or (None if reader.calls or reader.forced else "")
+            if news.calls:
+                message["tool_calls"] = [_call(call) for call in news.calls]
+        return {"index": index, "message": message, **self._rest(output, output, reader)}
 
     def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if is_first else {}
-        news = {**role, "content": delta.text}
-        return {"index": index, "delta": news, **self._rest(delta, delta.output)}
+        news: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        reader = self._reader(index)
+        if reader is None:
+            news["content"] = delta.text
+        else:
+            found = reader.read(delta.text, ends=delta.output is not None)
+            if found.content or is_first:
+                news["content"] = found.content or None
+            if found.calls:
+                news["tool_calls"] = [{"index": call.index, **_call(call)} for call in found.calls]
+        return {"index": index, "delta": news, **self._rest(delta, delta.output, reader)}
 
-    def _rest(self, part: RequestOutput | Delta, output: RequestOutput | None) -> dict[str, Any]:
+    def says_something(self, choice_delta: Mapping[str, Any]) -> bool:
+        news = choice_delta["delta"]
+        return bool(news.get("content") or news.get("tool_calls"))
+
+    def _reader(self, index: int) -> CallReader | None:
+        if self._new_reader is not None and index not in self._readers:
+            self._readers[index] = self._new_reader()
+        return self._readers.get(index)
+
+    def _rest(
+        self,
+        part: RequestOutput | Delta,
+        output: RequestOutput | None,
+        reader: CallReader | None,
+    ) -> dict[str, Any]:
         rest = {"logprobs": self._logprobs(part.logprobs), **ending(output)}
+        if output is not None and output.finish_reason in _ENDS_BY_ITSELF and _has_called(reader):
+            rest["finish_reason"] = "tool_calls"
         if self.body.return_token_ids:
             rest["token_ids"] = list(part.token_ids)
         return rest
@@ -72,3 +119,16 @@ class ChatAnswer(OpenAIAnswer):
             "logprob": finite(logprob),
             "bytes": list(self.texts.data(token)),
         }
+
+
+def _has_called(reader: CallReader | None) -> bool:
+    """What a stop text cut in two is no call."""
+    return reader is not None and reader.calls > 0 and not reader.is_within_call
+
+
+def _call(news: CallNews) -> dict[str, Any]:
+    """A call, or more of one."""
+    if news.name is None:
+        return {"function": {"arguments": news.arguments}}
+    function = {"name": news.name, "arguments": news.arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

@@ -45,7 +45,8 @@ class ChatTemplate:
         if file is not None:
             self._template = _read(file)
             self._try_out()
-        self._knows_developers = "developer" in str(self._template or own)
+        self.source = str(self._template or own)  # of several, by name, all together
+        self._knows_developers = "developer" in self.source
 
     def token_ids(
         self,

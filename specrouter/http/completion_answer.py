@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -47,6 +47,9 @@ class CompletionAnswer(OpenAIAnswer):
 
     def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         return self._choice(prompt, index, delta, delta.output, is_first)
+
+    def says_something(self, choice_delta: Mapping[str, Any]) -> bool:
+        return bool(choice_delta["text"])
 
     def _choice(
         self,

@@ -7,6 +7,7 @@ service that takes no requests now answers 503, with `Retry-After` where waiting
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +21,10 @@ from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
 from specrouter.http.error_answer import error_payload, error_response
+from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
+from specrouter.http.unserved import no_such_method, no_such_path
 from specrouter.request.errors import OverloadedError, UnavailableError
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import RequestError
@@ -139,7 +142,12 @@ def _add_server_errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code < 500:  # no such path or method, or a body that cannot be read
             count_refusal(request.app, "bad_request")
-        return error_response(error.status_code, error.detail, headers=error.headers)
+        message, (method, path) = error.detail, (request.method, request.url.path)
+        if error.status_code == 404:
+            message = no_such_path(method, path)
+        elif error.status_code == 405:
+            message = no_such_method(method, path, (error.headers or {}).get("Allow"))
+        return error_response(error.status_code, message, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:
@@ -173,9 +181,13 @@ def _invalid_body_response(
 
 def _reason(error: Mapping[str, Any]) -> str:
     message: str = error["msg"]
-    if error["type"] == "extra_forbidden" and error["loc"][-2] in _KNOWN:
-        return f"unknown; known are {_KNOWN[error['loc'][-2]]}"
-    return message
+    if error["type"] != "extra_forbidden":
+        return message
+    *_, place, name = error["loc"]
+    if place in _KNOWN:
+        return f"unknown; known are {_KNOWN[place]}"
+    near = difflib.get_close_matches(str(name)[:80], GenerateRequest.model_fields, 1)
+    return f"unknown; did you mean {near[0]}?" if near else "unknown; see /docs"
 
 
 def _field_path(error: Mapping[str, Any], fields: Collection[str]) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ def add_generate(app: FastAPI, service: Service) -> None:
         openapi_extra=generation_extra(prompt="def fib(n):", max_new_tokens=32),
     )
     async def generate(body: GenerateRequest, request: Request) -> Response:
+        service.check_model(body.model)
         structure, field = body.asked_structure()
         with field_names({"structure": field}):
             body.check()

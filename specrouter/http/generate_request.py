@@ -1,9 +1,14 @@
-"""The body of `POST /generate`: our own names, and greedy unless asked otherwise."""
+"""The body of `POST /generate`: our own names, and greedy unless asked otherwise.
+
+Contract: no existing client sends it fields that are not here, so an unknown one is a mistake.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from specrouter.http.request_fields import LogprobCount, Refused, RequestFields, TokenIds, Tokens
 from specrouter.http.texts import Text
@@ -11,13 +16,17 @@ from specrouter.request.params import RequestError
 
 
 class GenerateRequest(RequestFields):
-    """Exactly one of `prompt` and `input_ids`."""
+    """Exactly one of `prompt` and `input_ids`. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
     refused: ClassVar[Mapping[str, str]] = {
         **RequestFields.refused,
         "max_tokens": "this endpoint calls it max_new_tokens",
     }
 
+    model: Text | None = None
+    """The target's name; another one is answered with 404."""
     prompt: Text | None = None
     """A text; either it or `input_ids`."""
     input_ids: TokenIds | None = None

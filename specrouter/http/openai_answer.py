@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,10 @@ class OpenAIAnswer(ABC):
         index = prompt * (self.body.n or 1) + delta.index
         is_first = index not in self._begun
         self._begun.add(index)
-        if not (delta.text or is_first or output or delta.logprobs or self.body.return_token_ids):
-            return None  # half a character, or what may become a stop text
         choice = self.choice_delta(prompt, index, delta, is_first)
+        said = self.says_something(choice)
+        if not (said or is_first or output or delta.logprobs or self.body.return_token_ids):
+            return None  # half a character, or what may become a stop text or a call
         chunk = {**self._chunk_head, "choices": [choice]}
         if self._has_continuous_usage:
             chunk["usage"] = self._usage.to_json()
@@ -125,6 +126,10 @@ class OpenAIAnswer(ABC):
     @abstractmethod
     def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         """Of a chunk; `is_first` for each index once."""
+
+    @abstractmethod
+    def says_something(self, choice_delta: Mapping[str, Any]) -> bool:
+        """Whether there is more of the text in it."""
 
     def prompt_logprobs(
         self, prompt: int, positions: Sequence[TokenLogprobs | None] | None

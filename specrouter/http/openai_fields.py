@@ -22,6 +22,7 @@ from specrouter.http.request_fields import (
     Tokens,
 )
 from specrouter.http.texts import Text
+from specrouter.http.tools.tool_use import ToolUse, asked_tools
 from specrouter.request.params import RequestError
 
 
@@ -178,7 +179,10 @@ class ChatRequest(OpenAIRequest, Conversation):
     top_logprobs: LogprobCount | None = None
     """With so many alternatives; goes with `logprobs`."""
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    """`none` hides the tools from the template; `auto` shows them."""
+    """`none` hides the tools from the template; `auto` shows them; `required` or one function's
+    name makes the answer calls."""
+    parallel_tool_calls: bool | None = None
+    """`false` for one call at most."""
     echo: Refused = None
     function_call: Refused = None
     functions: Refused = None
@@ -190,9 +194,15 @@ class ChatRequest(OpenAIRequest, Conversation):
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}
         return {**super().field_names(), **names}
 
+    def tool_use(self) -> ToolUse | None:
+        """Raises `RequestError`."""
+        return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs", "goes with logprobs only")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice", 'must be "none" or "auto": no call can be forced')
+        use, (structure, field) = self.tool_use(), self.asked_structure()
+        # OpenAI's form is that of an answer which calls nothing; the others are of the whole text.
+        if use and use.forced and structure and not field.startswith("response_format"):
+            raise RequestError(field, "contradicts tool_choice, which makes the answer calls")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from specrouter.config.server import ToolParser
 from specrouter.engine.input_validation import PromptLike
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
@@ -24,6 +25,7 @@ from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
 from specrouter.http.token_texts import TokenTexts
+from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of
 from specrouter.request.lanes import text_lane
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.router import ChainRouter
@@ -43,6 +45,7 @@ class Service:
         self.tokenizer = router.pool.tokenizer
         self.texts = TokenTexts(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
+        self.tool_format = _tool_format(self.config.tool_parser, self.template)
         self._fingerprint = _fingerprint(router)
 
     def check_model(self, asked: str | None) -> None:
@@ -115,6 +118,13 @@ async def _blaming(deltas: Deltas, field: str) -> Deltas:
             if output is not None and output.error_field == "structure":
                 delta = replace(delta, output=replace(output, error_field=field))
             yield number, delta
+
+
+def _tool_format(name: ToolParser, template: ChatTemplate) -> ToolFormat | None:
+    """How the model writes calls; None where that is not known, or not to be read."""
+    if name == "auto":
+        return format_of(template.source)
+    return FORMATS.get(name)
 
 
 def _fingerprint(router: ChainRouter) -> str:

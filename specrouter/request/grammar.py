@@ -33,7 +33,7 @@ from specrouter.request.structure import Structure, StructureKind
 _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
 _LONGEST_REASON = 300  # characters of llguidance's message
-_WHITE_SPACE = r"( |\n {0,16})?"
+WHITE_SPACE = r"( |\n {0,16})?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +213,7 @@ def _json_grammar(schema: object) -> str:
     text = "{}" if schema is True else json.dumps(schema)
     try:
         return LLMatcher.grammar_from_json_schema(
-            text, overrides={"whitespace_pattern": _WHITE_SPACE}
+            text, overrides={"whitespace_pattern": WHITE_SPACE}
         )
     except ValueError as error:
         raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from specrouter import (
     RequestMetrics,
     RequestOutput,
     RouterConfig,
+    Structure,
     TokenLogprobs,
 )
 from specrouter.cycle import DraftShape, Option
@@ -137,7 +138,8 @@ class FakeRouter:
     `hold_after`: waits forever after that many runs, as a slow request does. `error`: ends the
     request's last sample with that failure. `crash`: raises in mid-stream, as no router should.
     `refuses`: what it says to every request. `ends`: how texts end. `server`: its configuration.
-    `silent`: how many samples of a prompt, the last ones, end without a token.
+    `silent`: how many samples of a prompt, the last ones, end without a token. `runs`: what every
+    sample says. `refuses_structures`: sources that cannot be compiled.
     """
 
     def __init__(
@@ -152,7 +154,10 @@ class FakeRouter:
         stop_reason: str | int | None = None,
         server: dict[str, Any] | None = None,
         tokenizer: Any = None,
+        runs: Sequence[tuple[str, list[int]]] = RUNS,
+        refuses_structures: Collection[str] = (),
     ) -> None:
+        self._runs, self._refuses_structures = runs, refuses_structures
         self.pool = SimpleNamespace(
             plan=lambda name: SimpleNamespace(dtype="float32"),
             target="big",
@@ -195,6 +200,11 @@ class FakeRouter:
     def check_text(self, field: str, text: str) -> None:
         if len(text) > self.max_prompt_characters:
             raise RequestError(field, f"has {len(text)} characters")
+
+    def check_structure(self, structure: Structure) -> None:
+        """A real router compiles it."""
+        if any(part in structure.source for part in self._refuses_structures):
+            raise RequestError("structure", "cannot be compiled")
 
     async def astream_all(
         self,
@@ -269,15 +279,15 @@ class FakeRouter:
         def logprobs(ids: Sequence[int]) -> list[TokenLogprobs] | None:
             return None if params.logprobs is None else logprobs_of(ids, params.logprobs)
 
-        first, *middle, last = [
+        deltas = [
             Delta(text=text, token_ids=ids, index=index, logprobs=logprobs(ids))
-            for text, ids in RUNS
+            for text, ids in self._runs
         ]
-        ids = list(itertools.chain.from_iterable(ids for _, ids in RUNS))
+        ids = list(itertools.chain.from_iterable(ids for _, ids in self._runs))
         fails = self._error is not None and index == params.n - 1
         read = prompt_logprobs_of(prompt, params.prompt_logprobs)
         output = RequestOutput(
-            text="".join(text for text, _ in RUNS),
+            text="".join(text for text, _ in self._runs),
             token_ids=ids,
             finish_reason="error" if fails and self._ends != "unserved" else self._ends,
             error=self._error if fails else None,
@@ -289,8 +299,9 @@ class FakeRouter:
             prompt_logprobs=read,
             stop_reason=self._stop_reason,
         )
-        ending = replace(last, finish_reason=output.finish_reason, output=output)
-        return [replace(first, prompt_logprobs=read), *middle, ending]
+        ending = replace(deltas[-1], finish_reason=output.finish_reason, output=output)
+        whole = [*deltas[:-1], ending]
+        return [replace(whole[0], prompt_logprobs=read), *whole[1:]]
 
 
 class FakeEngine:

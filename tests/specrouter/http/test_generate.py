@@ -15,7 +15,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.request_fields import MAX_STOP_CHARACTERS
 from specrouter.request.objective import Objective, SloLike
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
-from tests.specrouter.http.client import Headers, leave, post, refusal, request, stream_of
+from tests.specrouter.http.client import Headers, leave, post, refusal, stream_of
 
 PATH = "/generate"
 PROMPT: dict[str, Any] = {"prompt": "def f"}
@@ -118,10 +118,6 @@ def test_speculation_can_be_switched_off() -> None:
     router = FakeRouter()
     post(router, {**PROMPT, "speculation": "off"})
     assert router.calls[0][2] == "off"
-
-
-def test_unknown_fields_are_accepted() -> None:
-    assert post(FakeRouter(), {**PROMPT, "model": "any", "colour": 3}).status_code == 200
 
 
 def test_the_schema_shows_our_name_for_the_length_alone() -> None:
@@ -471,9 +467,23 @@ def test_an_unknown_field_of_our_own_objects_is_answered_with_the_known_ones(
     assert refusal(post(FakeRouter(), {**PROMPT, **body}))["message"] == message
 
 
-def test_unknown_path_and_wrong_method_have_the_same_error_shape() -> None:
-    assert refusal(request(FakeRouter(), "GET", "/nothing"))["message"] == "Not Found"
-    assert request(FakeRouter(), "GET", "/generate").status_code == 405
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("temprature", "temprature: unknown; did you mean temperature?"),
+        ("depth", "depth: unknown; see /docs"),
+    ],
+)
+def test_an_unknown_field_is_a_400_that_names_it(field: str, message: str) -> None:
+    response = post(FakeRouter(), {**PROMPT, field: 1})
+    assert (response.status_code, refusal(response)["param"]) == (400, field)
+    assert refusal(response)["message"] == message
+
+
+def test_another_model_is_a_404() -> None:
+    response = post(FakeRouter(), {**PROMPT, "model": "small"})
+    assert (response.status_code, refusal(response)["param"]) == (404, "model")
+    assert post(FakeRouter(), {**PROMPT, "model": "big"}).status_code == 200
 
 
 # Streaming

@@ -1,0 +1,72 @@
+"""The form of an answer that is nothing but calls, as a grammar.
+
+Contract: written as the model's own family writes calls, so that the model knows what it is at, and
+`CallReader` reads it back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from specrouter.http.tools.formats import ToolFormat
+from specrouter.http.tools.tool_use import Function, ToolUse
+from specrouter.request.grammar import WHITE_SPACE
+from specrouter.request.params import RequestError
+from specrouter.request.structure import Structure
+
+Check = Callable[[Structure], None]  # raises `RequestError` for what cannot be compiled
+
+
+def forced_calls(use: ToolUse, form: ToolFormat, check: Check) -> Structure:
+    """One to `use.max_calls` calls of these functions.
+
+    Raises:
+        RequestError: names the function whose schema cannot be compiled, or `tools`.
+    """
+    try:
+        structure = Structure("grammar", _grammar(use, form))
+        check(structure)
+    except RequestError as error:
+        for function in use.functions:
+            _check_alone(function, check)
+        raise error.at("tools", error.reason) from error
+    return structure
+
+
+def _check_alone(function: Function, check: Check) -> None:
+    try:
+        check(Structure("json_schema", _json(function, function.schema)))
+    except RequestError as error:
+        raise error.at(f"{function.place}.parameters", error.reason) from error
+
+
+def _grammar(use: ToolUse, form: ToolFormat) -> str:
+    """In Lark's notation, as llguidance reads it."""
+    is_tagged = form.is_tagged
+    opening = form.tag + form.padding if is_tagged else ""
+    closing = form.padding + form.end_tag if is_tagged else ""
+    more = (use.max_calls or 1) - 1
+    rules = [
+        f"start: call ({_literal(form.separator)} call){{0,{more}}}" if more else "start: call"
+    ]
+    alternatives = []
+    for number, function in enumerate(use.functions):
+        name = json.dumps(function.name, ensure_ascii=False)
+        head = f'{opening}{{"name": {name}, "{form.arguments}": '
+        alternatives.append(f"{_literal(head)} arguments_{number} {_literal('}' + closing)}")
+        options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+        rules.append(f"arguments_{number}: %json {_json(function, {**function.schema, **options})}")
+    rules.insert(1, f"call: {' | '.join(alternatives)}")
+    return "\n".join(rules)
+
+
+def _json(function: Function, schema: object) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{function.place}.parameters", "is no JSON, or too deep") from None
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,54 @@
+"""ToolFormat: how a family of models writes its calls, which its chat template teaches it.
+
+Contract: a call is a JSON object with a name and arguments; formats differ in what stands around
+it and in the name of the arguments.
+Sources: the chat templates of Qwen2.5, Qwen3 and Hermes 2 Pro, and of Llama 3.1 and 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+ToolFormatName = Literal["hermes", "llama3_json"]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """
+    Attributes:
+        tag: what stands before a call's object.
+        end_tag: what stands behind it; empty for nothing.
+        is_tagged: no object is a call without the tag. Else one at the text's beginning is, or
+            right behind another call, if it names a function of the request.
+        separator: between two calls, as the model writes it.
+        padding: between tags and the object, as the model writes it.
+        arguments: the name of the arguments, as the model writes it; both are read.
+    """
+
+    name: ToolFormatName
+    tag: str
+    end_tag: str
+    is_tagged: bool
+    separator: str
+    padding: str
+    arguments: Literal["arguments", "parameters"]
+
+
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", True, "\n", "\n", "arguments")
+LLAMA3_JSON = ToolFormat("llama3_json", "<|python_tag|>", "", False, "; ", "", "parameters")
+
+FORMATS: Mapping[str, ToolFormat] = {one.name: one for one in (HERMES, LLAMA3_JSON)}
+
+# In templates that have Hermes' tag, but no JSON within it: Qwen3-Coder's and GLM's.
+_NO_JSON_WITHIN = ("<function=", "<arg_key>")
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """What a chat template teaches; None where it teaches nothing that is known here."""
+    if HERMES.tag in template:
+        return None if any(mark in template for mark in _NO_JSON_WITHIN) else HERMES
+    if LLAMA3_JSON.tag in template or "Environment: ipython" in template:
+        return LLAMA3_JSON
+    return None

@@ -1,0 +1,115 @@
+"""ToolUse: which functions a chat may call, and whether it must: `tools` and `tool_choice`.
+
+Contract: whatever is wrong is refused with `RequestError`, which names the place. Schemas are only
+looked at here; they are compiled where calls are forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specrouter.http.tools.closed_schema import closed
+from specrouter.request.params import RequestError
+
+MAX_TOOLS = 128  # OpenAI's
+MAX_CALLS = 16  # of one answer that must call something: else a weak model may never end
+_LONGEST_NAME = 128
+
+ToolChoice = str | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Function:
+    """`place`: in the request; `schema`: of its arguments, an object's."""
+
+    place: str
+    name: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """`forced`: the answer is nothing but calls. `max_calls`: None is any number."""
+
+    functions: tuple[Function, ...]
+    forced: bool
+    max_calls: int | None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(function.name for function in self.functions)
+
+
+def asked_tools(
+    tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice, parallel: bool | None
+) -> ToolUse | None:
+    """None where nothing may be called.
+
+    Args:
+        parallel: False for at most one call.
+
+    Raises:
+        RequestError: names the field: `tools`, `tool_choice`, or a place in them.
+    """
+    functions = _functions(tools or ())
+    if choice in (None, "none", "auto"):
+        if not functions or choice == "none":
+            return None
+        return ToolUse(functions, forced=False, max_calls=1 if parallel is False else None)
+    if not functions:
+        raise RequestError("tool_choice", "needs tools to choose from")
+    if choice == "required":
+        return ToolUse(functions, forced=True, max_calls=1 if parallel is False else MAX_CALLS)
+    assert isinstance(choice, Mapping)
+    return ToolUse((_named(choice, functions),), forced=True, max_calls=1)
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError("tools", f"must be at most {MAX_TOOLS}, not {len(tools)}")
+    found: dict[str, Function] = {}
+    for at, tool in enumerate(tools):
+        function = _function(f"tools[{at}]", tool)
+        if function.name in found:
+            place = found[function.name].place
+            raise RequestError(f"{function.place}.name", f"is that of {place} too")
+        found[function.name] = function
+    return tuple(found.values())
+
+
+def _function(place: str, tool: Mapping[str, Any]) -> Function:
+    if tool.get("type") != "function":
+        raise RequestError(f"{place}.type", 'must be "function": no other tools are known here')
+    place, given = f"{place}.function", tool.get("function")
+    if not isinstance(given, Mapping):
+        raise RequestError(place, "must be an object")
+    name, schema = given.get("name"), given.get("parameters")
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= _LONGEST_NAME:
+        reason = f"must be a text of 1 to {_LONGEST_NAME} printable characters"
+        raise RequestError(f"{place}.name", reason)
+    if schema is None:  # OpenAI's: a function without parameters
+        schema = {"properties": {}}
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{place}.parameters", "must be a JSON schema, which is an object")
+    if schema.get("type", "object") != "object":
+        raise RequestError(f"{place}.parameters.type", 'must be "object"')
+    try:
+        narrowed = closed(schema)
+    except RecursionError:
+        raise RequestError(f"{place}.parameters", "is too deep") from None
+    return Function(place, name, {**narrowed, "type": "object"})
+
+
+def _named(choice: Mapping[str, Any], functions: Sequence[Function]) -> Function:
+    if choice.get("type") != "function":
+        reason = 'must be "function"; known beside it are "none", "auto" and "required"'
+        raise RequestError("tool_choice.type", reason)
+    given = choice.get("function")
+    name = given.get("name") if isinstance(given, Mapping) else None
+    for function in functions:
+        if function.name == name:
+            return function
+    known = ", ".join(function.name for function in functions)[:200]
+    raise RequestError("tool_choice.function.name", f"must be one of the tools: {known}")

@@ -1,0 +1,208 @@
+"""Tool calls in chats, in front of a fake router: answers, streams, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from specrouter.request.output import FinishReason
+from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
+from tests.specrouter.http.client import post, refusal, stream_of
+
+PATH = "/v1/chat/completions"
+F = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}
+G = {"type": "function", "function": {"name": "g"}}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": [F, G]}
+TEMPLATE = "{{ messages[0].content }}{# <tool_call> #}"
+TEXT = (
+    'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+CALLS = [("f", '{"x": 1}'), ("g", "{}")]
+
+
+def router_of(text: str, size: int = 7, template: str | None = TEMPLATE, **more: Any) -> FakeRouter:
+    """Says this, `size` characters at a time."""
+    runs = [(text[at : at + size], [5]) for at in range(0, len(text), size)]
+    more = {"ends": "eos", **more}
+    return FakeRouter(runs=runs, tokenizer=FakeTokenizer(template), **more)
+
+
+def answer_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
+    response = post(router, {**CHAT, **fields}, PATH)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    found: dict[str, Any] = choice
+    return found
+
+
+def calls_of(message: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = message["tool_calls"]
+    assert all(set(call) == {"id", "type", "function"} for call in calls)
+    assert {call["type"] for call in calls} == {"function"}
+    assert len({call["id"] for call in calls}) == len(calls)
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def joined(chunks: Iterable[dict[str, Any]]) -> tuple[str, list[tuple[str, str]], str]:
+    """The content, the calls and the reason of a stream's only choice."""
+    content, calls, reasons = "", dict[int, list[str]](), list[str]()
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        content += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            function = call["function"]
+            if call["index"] not in calls:
+                assert call["index"] == len(calls)
+                assert set(call) == {"index", "id", "type", "function"}
+                calls[call["index"]] = [function["name"], ""]
+            else:
+                assert set(call) == {"index", "function"}
+                assert set(function) == {"arguments"}
+            calls[call["index"]][1] += function["arguments"]
+        if choice["finish_reason"]:
+            reasons.append(choice["finish_reason"])
+    [reason] = reasons
+    return content, [(name, arguments) for name, arguments in calls.values()], reason
+
+
+def test_calls_are_read_out_of_what_the_family_writes() -> None:
+    choice = answer_of(router_of(TEXT))
+    assert choice["message"]["content"] == "Let me see."
+    assert calls_of(choice["message"]) == CALLS
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_of_calls_alone_has_no_content() -> None:
+    message = answer_of(router_of(TEXT.partition("\n")[2]))["message"]
+    assert message["content"] is None
+    assert calls_of(message) == CALLS
+
+
+@pytest.mark.parametrize("size", [1, 3, 20, 1000])
+def test_a_stream_says_the_same(size: int) -> None:
+    chunks = stream_of(router_of(TEXT, size), CHAT, PATH)
+    assert joined(chunks) == ("Let me see.", CALLS, "tool_calls")
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert ["role" in delta for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    chunks = stream_of(router_of(TEXT, 4), CHAT, PATH)
+    told = [chunk["choices"][0]["delta"].get("tool_calls", []) for chunk in chunks]
+    assert len([one for calls in told for one in calls if one["index"] == 0]) >= 2
+
+
+def test_text_without_calls_is_content() -> None:
+    choice = answer_of(router_of(" A <b> c.\n"))
+    assert choice["message"] == {"role": "assistant", "content": " A <b> c.\n", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert joined(stream_of(router_of(" A <b> c.\n"), CHAT, PATH)) == (" A <b> c.\n", [], "stop")
+
+
+@pytest.mark.parametrize(
+    ("more", "fields"),
+    [
+        ({}, {"tools": None}),
+        ({}, {"tool_choice": "none"}),
+        ({"template": "{{ messages[0].content }}"}, {}),
+        ({"server": {"tool_parser": "none"}}, {}),
+        ({"server": {"tool_parser": "llama3_json"}}, {}),
+        ({}, {"response_format": {"type": "json_object"}}),
+    ],
+)
+def test_calls_are_not_read_unless_asked_for_and_known(
+    more: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    message = answer_of(router_of(TEXT, **more), **fields)["message"]
+    assert message["content"] == TEXT
+    assert "tool_calls" not in message
+
+
+def test_the_format_can_be_configured() -> None:
+    text = '{"name": "f", "parameters": {"x": 1}}'
+    message = answer_of(router_of(text, server={"tool_parser": "llama3_json"}))["message"]
+    assert calls_of(message) == CALLS[:1]
+
+
+def test_one_call_where_parallel_ones_are_not_wanted() -> None:
+    choice = answer_of(router_of(TEXT), parallel_tool_calls=False)
+    assert calls_of(choice["message"]) == CALLS[:1]
+
+
+@pytest.mark.parametrize("ends", ["length", "stop"])
+def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: FinishReason) -> None:
+    cut = TEXT[: TEXT.index("1}")]
+    choice = answer_of(router_of(cut, ends=ends))
+    assert calls_of(choice["message"]) == [("f", '{"x": ')]
+    assert choice["finish_reason"] == ends
+    assert joined(stream_of(router_of(cut, ends=ends), CHAT, PATH))[2] == ends
+
+
+def test_choices_are_read_apart() -> None:
+    chunks = stream_of(router_of(TEXT), {**CHAT, "n": 2}, PATH)
+    for index in range(2):
+        own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert joined(own) == ("Let me see.", CALLS, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"f", "g"}), ({"type": "function", "function": {"name": "g"}}, {"g"})],
+)
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_a_forced_answer_has_the_form_of_calls(
+    choice: Any, names: set[str], template: str | None
+) -> None:
+    router = router_of(TEXT.partition("\n")[2], template=template)
+    found = answer_of(router, tool_choice=choice)
+    structure = router.calls[0][1].structure
+    assert structure.kind == "grammar"
+    assert {name for name in ("f", "g") if f'\\"{name}\\"' in structure.source} == names
+    assert found["message"]["content"] is None
+    assert found["finish_reason"] == "tool_calls"
+
+
+def test_a_forced_answer_that_is_cut_before_its_name_has_neither_content_nor_calls() -> None:
+    router = router_of('<tool_call>\n{"na', ends="length")
+    choice = answer_of(router, tool_choice="required")
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert choice["finish_reason"] == "length"
+    assert joined(stream_of(router, {**CHAT, "tool_choice": "required"}, PATH)) == (
+        "",
+        [],
+        "length",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [F, F]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "h"}}},
+            "tool_choice.function.name",
+        ),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_bad_tools_are_a_400_that_names_the_place(fields: dict[str, Any], param: str) -> None:
+    router = router_of(TEXT)
+    response = post(router, {**CHAT, **fields}, PATH)
+    assert (response.status_code, refusal(response)["param"]) == (400, param)
+    assert router.calls == []
+
+
+def test_the_function_whose_schema_cannot_be_compiled_is_named() -> None:
+    router = router_of(TEXT, refuses_structures=['"x"'])
+    response = post(router, {**CHAT, "tools": [G, F], "tool_choice": "required"}, PATH)
+    assert refusal(response)["param"] == "tools[1].function.parameters"
+    assert "cannot be compiled" in refusal(response)["message"]
+    both = router_of(TEXT, refuses_structures=["start"])
+    response = post(both, {**CHAT, "tool_choice": "required"}, PATH)
+    assert refusal(response)["param"] == "tools"

@@ -1,0 +1,192 @@
+"""Forced calls by real models: of their schemas, whoever drafts, unless the limit cuts them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+
+from specrouter import ChainRouter
+from specrouter.http.tools.forced_calls import forced_calls
+from specrouter.http.tools.formats import FORMATS
+from specrouter.http.tools.tool_use import asked_tools
+from tests.exact.models import NAMES
+from tests.specrouter.http.client import post, refusal, stream_of
+
+PATH = "/v1/chat/completions"
+SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "paint": {
+        "type": "object",
+        "properties": {
+            "colour": {"enum": ["red", "green"]},
+            "name": {"type": "string", "maxLength": 6},
+            "size": {"type": "integer", "minimum": 1, "maximum": 12},
+        },
+        "required": ["colour", "size"],
+    },
+    "place": {  # as pydantic writes an object within another
+        "$defs": {
+            "Point": {
+                "type": "object",
+                "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 9}},
+                "required": ["x"],
+            }
+        },
+        "properties": {
+            "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}, "maxItems": 2},
+            "open": {"type": ["boolean", "null"]},
+        },
+        "required": ["points"],
+    },
+    'say "no"': {"type": "object", "properties": {}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+REQUIRED: dict[str, Any] = {**CHAT, "tool_choice": "required", "parallel_tool_calls": False}
+
+
+@pytest.fixture(scope="module", params=["hermes", "llama3_json"])
+def router(small_config: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[ChainRouter]:
+    settings = copy.deepcopy(small_config)
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    settings["engine"] |= {"max_requests": 16, "max_model_len": 512}
+    settings["server"] = {"tool_parser": request.param}
+    with ChainRouter.from_config(settings) as opened:
+        yield opened
+
+
+def choices(router: ChainRouter, **fields: Any) -> list[dict[str, Any]]:
+    response = post(router, {**REQUIRED, **fields}, PATH)
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()["choices"]
+    return found
+
+
+def calls_of(choice: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = choice["message"].get("tool_calls", [])
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def assert_valid(calls: list[tuple[str, str]]) -> None:
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
+def function_choice(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
+
+
+def check_sampled(router: ChainRouter, samples: int) -> None:
+    """Of each function, and of all together, with each kind of chain."""
+    chains = (NAMES[:1], ("ngram",), NAMES[:2], ("ngram",))
+    forced = (*map(function_choice, SCHEMAS), "required")
+    for seed, (drafters, choice) in enumerate(zip(chains, forced, strict=True)):
+        override = {"chain": [*drafters, NAMES[-1]], "depth": 4}
+        fields: dict[str, Any] = {
+            "tool_choice": choice,
+            "n": samples,
+            "seed": seed,
+            "temperature": (1.0, 1.3, 0.7, 1.0)[seed],
+        }
+        routed = choices(router, speculation=override, **fields)
+        alone = choices(router, speculation="off", **fields)
+        assert len(routed) == samples
+        assert [calls_of(one) for one in routed] == [calls_of(one) for one in alone]
+        for one in routed:
+            assert one["finish_reason"] == "tool_calls"
+            assert one["message"]["content"] is None
+            assert len(calls_of(one)) == 1
+            assert_valid(calls_of(one))
+
+
+def test_sampled_calls_are_of_their_schemas_and_the_same_without_speculation(
+    router: ChainRouter,
+) -> None:
+    check_sampled(router, 3)
+
+
+@pytest.mark.exact
+def test_200_sampled_calls_are_of_their_schemas_and_the_same_without_speculation(
+    router: ChainRouter,
+) -> None:
+    check_sampled(router, 50)  # in each of two formats
+
+
+def test_one_that_is_cut_by_the_limit_says_length(router: ChainRouter) -> None:
+    named = function_choice("paint")
+    whole = choices(router, temperature=0, tool_choice=named)[0]
+    assert whole["finish_reason"] == "tool_calls"
+    [(name, arguments)] = calls_of(whole)
+    assert name == "paint"
+    found = [
+        choices(router, temperature=0, tool_choice=named, max_tokens=limit)[0]
+        for limit in range(1, 60, 12)
+    ]
+    for choice in found:
+        if choice["finish_reason"] != "length":
+            assert calls_of(choice) == calls_of(whole)
+        for cut_name, cut in calls_of(choice):
+            assert (cut_name, arguments[: len(cut)]) == (name, cut)
+    assert found[0]["finish_reason"] == "length"
+
+
+def test_several_calls_may_be_made(router: ChainRouter) -> None:
+    fields = {"n": 6, "seed": 5, "max_tokens": 300, "parallel_tool_calls": None}
+    found = choices(router, **fields)
+    assert max(len(calls_of(choice)) for choice in found) > 1
+    for choice in found:
+        calls = calls_of(choice)
+        if choice["finish_reason"] == "length":
+            calls = calls[:-1]
+        assert_valid(calls)
+
+
+def test_a_stream_brings_the_call_of_the_whole_answer(router: ChainRouter) -> None:
+    fields = {**REQUIRED, "seed": 3}
+    [whole] = [calls_of(choice) for choice in choices(router, seed=3)]
+    deltas = [chunk["choices"][0] for chunk in stream_of(router, fields, PATH)]
+    told = [call for one in deltas for call in one["delta"].get("tool_calls", ())]
+    first = told[0]
+    assert (first["index"], first["type"], first["id"][:5]) == (0, "function", "call_")
+    arguments = "".join(call["function"]["arguments"] for call in told)
+    assert [(first["function"]["name"], arguments)] == whole
+    assert len(told) > 2
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "strin"}}},
+        {"properties": {"a": {"$ref": "#/$defs/none"}}},
+        {"properties": {"a": {"pattern": "("}}},
+        {"properties": {"a": False}, "required": ["a"]},
+    ],
+)
+def test_a_schema_that_cannot_be_compiled_is_refused_by_its_place(
+    router: ChainRouter, schema: dict[str, Any]
+) -> None:
+    bad = {"type": "function", "function": {"name": "bad", "parameters": schema}}
+    body = {**REQUIRED, "tools": [*TOOLS, bad]}
+    response = post(router, body, PATH)
+    assert (response.status_code, refusal(response)["param"]) == (
+        400,
+        "tools[3].function.parameters",
+    )
+    assert post(router, {**body, "tool_choice": "auto", "max_tokens": 1}, PATH).status_code == 200
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_form_is_compiled_once_for_all_its_functions(name: str) -> None:
+    use = asked_tools(TOOLS, "required", None)
+    assert use is not None
+    compiled = []
+    structure = forced_calls(use, FORMATS[name], compiled.append)
+    assert compiled == [structure]
