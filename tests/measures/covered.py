@@ -41,7 +41,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
     "specrouter/http": {
         "answer_schemas": "test_openapi",
         "app": "test_guards",
-        "chat_answer": "test_chat",
+        "chat_answer": "test_tool_calls",
         "chat_template": "test_chat",
         "completion_answer": "test_completions",
         "conversation_fields": "test_chat",
