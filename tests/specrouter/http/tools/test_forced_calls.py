@@ -14,6 +14,7 @@ from specrouter import ChainRouter
 from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import FORMATS
 from specrouter.http.tools.tool_use import asked_tools
+from specrouter.request.structure import Structure
 from tests.exact.models import NAMES
 from tests.specrouter.http.client import post, refusal, stream_of
 
@@ -187,6 +188,6 @@ def test_a_schema_that_cannot_be_compiled_is_refused_by_its_place(
 def test_a_form_is_compiled_once_for_all_its_functions(name: str) -> None:
     use = asked_tools(TOOLS, "required", None)
     assert use is not None
-    compiled = []
+    compiled: list[Structure] = []
     structure = forced_calls(use, FORMATS[name], compiled.append)
     assert compiled == [structure]
