@@ -1,8 +1,9 @@
 """What followed what in each request's own text: a drafter that needs no weights.
 
 Contract: a row's text is its prompt and committed output, which only grows while the row is
-open. A prediction is a function of that text and of the suffix asked for, not of how the text
-arrived. A row takes about half a kilobyte a token, until it is closed.
+open; what its caller expects of the output is read like a text that follows the prompt. A
+prediction is a function of that text and of the suffix asked for, not of how the text arrived. A
+row takes about half a kilobyte a token, until it is closed.
 
 The probability of id v after the last m tokens interpolates with that after the last m - 1:
 
@@ -10,6 +11,7 @@ The probability of id v after the last m tokens interpolates with that after the
 
 c_m(v) counts how often v followed them, among the latest occurrences only. The most recent one
 counts a little more than the others, so that of successors seen equally often the last one wins.
+What is expected of the output counts several times: most of it comes true.
 Sources: Saxena, prompt lookup decoding; Cleary and Witten, prediction by partial matching; the
 back-off of MacKay and Peto (a Dirichlet prior whose mean is the shorter context's prediction).
 """
@@ -30,6 +32,7 @@ MAX_CANDIDATES = 32
 _PRIOR = (8.0, 4.0, 2.0, 1.0)
 _OCCURRENCES = 64  # of a context, at most, that a prediction looks at
 _RECENCY = 0.1  # what the most recent occurrence counts more
+_EXPECTED = 3.0  # what an occurrence counts in what the caller expects of the output
 _NOWHERE = -1
 
 
@@ -40,9 +43,14 @@ class NgramTable:
         self._vocab_size = vocab_size
         self._texts: dict[int, _Text] = {}
 
-    def open(self, row: int) -> None:
-        """Begins a row with an empty text."""
-        self._texts[row] = _Text()
+    def open(self, row: int, prompt_tokens: int = 0, expected: Sequence[int] = ()) -> None:
+        """Begins a row with an empty text.
+
+        Args:
+            prompt_tokens: of its text.
+            expected: what may follow them, in the caller's view.
+        """
+        self._texts[row] = _Text(prompt_tokens, list(expected))
 
     def close(self, row: int) -> None:
         """Forgets a row; nothing, if it is not open."""
@@ -51,10 +59,9 @@ class NgramTable:
     def sync(self, row: int, committed: Ints) -> None:
         """Reads what it has not yet seen of a row's tokens [n]."""
         text = self._texts[row]
-        seen = len(text.tokens)
-        assert len(committed) >= seen, f"the text of row {row} shrank"
-        if len(committed) > seen:
-            text.append(committed[seen:].tolist())
+        assert len(committed) >= text.committed, f"the text of row {row} shrank"
+        if len(committed) > text.committed:
+            text.read(committed[text.committed :].tolist())
 
     def predict(self, row: int, suffix: Sequence[int]) -> tuple[Ints, Floats]:
         """What may follow `suffix`, the last tokens of the text or of a path that goes on from it.
@@ -96,15 +103,32 @@ class NgramTable:
 
 
 class _Text:
-    """One row's tokens, and for each order where its contexts begin."""
+    """One row's tokens, and for each order where its contexts begin.
 
-    def __init__(self) -> None:
+    Attributes:
+        tokens: the prompt, what is expected after it, and the output.
+        committed: tokens of the prompt and the output.
+    """
+
+    def __init__(self, prompt_tokens: int, expected: list[int]) -> None:
         self.tokens: list[int] = []
+        self.committed = 0
+        self._prompt_tokens = prompt_tokens
+        self._expected = expected
         # By order: context -> where it last began; a beginning -> the one before it.
         self._latest: list[dict[tuple[int, ...], int]] = [{} for _ in range(MAX_ORDER)]
         self._earlier: list[list[int]] = [[] for _ in range(MAX_ORDER)]
 
-    def append(self, tokens: list[int]) -> None:
+    def read(self, tokens: list[int]) -> None:
+        """More of the prompt, and then of the output."""
+        before = max(0, self._prompt_tokens - self.committed)
+        self._append(tokens[:before])
+        if len(self.tokens) == self._prompt_tokens:
+            self._append(self._expected)
+        self._append(tokens[before:])
+        self.committed += len(tokens)
+
+    def _append(self, tokens: list[int]) -> None:
         self.tokens += tokens
         for order in range(1, MAX_ORDER + 1):
             latest, earlier = self._latest[order - 1], self._earlier[order - 1]
@@ -122,15 +146,20 @@ class _Text:
         earlier = self._earlier[order - 1]
         begin = self._latest[order - 1].get(context, _NOWHERE)
         counts: dict[int, float] = {}
-        count = 1.0 + _RECENCY
+        recency = _RECENCY
         for _ in range(_OCCURRENCES):
             if begin == _NOWHERE:
                 break
-            token = self.tokens[begin + order]
-            counts[token] = counts.get(token, 0.0) + count
-            count = 1.0
+            place = begin + order
+            token = self.tokens[place]
+            count = _EXPECTED if self._is_expected(place) else 1.0
+            counts[token] = counts.get(token, 0.0) + count + recency
+            recency = 0.0
             begin = earlier[begin]
         return counts
+
+    def _is_expected(self, place: int) -> bool:
+        return 0 <= place - self._prompt_tokens < len(self._expected)
 
 
 def _negative_probability(entry: tuple[int, float]) -> float:

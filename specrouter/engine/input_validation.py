@@ -92,6 +92,7 @@ class InputValidation:
         if asked.timeout_s is not None:
             check_positive("timeout_s", asked.timeout_s)
         self._check_speculation(asked.speculation)
+        speculation, predicted = self._without_prediction(asked.speculation)
         tokens = self._token_ids(asked.prompt)
         made = self._checked_ids("generated", asked.generated)
         if len(made) >= params.max_new_tokens:
@@ -107,13 +108,14 @@ class InputValidation:
             tokens,
             made,
             params,
-            asked.speculation,
+            speculation,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             bad_words_ids=bad_words,
             objective=resolve(asked.slo, self.slo_classes, self._engine().baseline_tpot_ms),
             priority=asked.priority,
             timeout_s=asked.timeout_s,
             grammar=grammar,
+            predicted=predicted,
         )
 
     def _check_speculation(self, speculation: SpeculationOverride) -> None:
@@ -128,6 +130,22 @@ class InputValidation:
                 "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'
             )
 
+    def _without_prediction(
+        self, speculation: SpeculationOverride
+    ) -> tuple[SpeculationOverride, tuple[int, ...]]:
+        """What is left to override, and the predicted tokens: none if nothing would read them."""
+        if not isinstance(speculation, Speculation) or speculation.prediction is None:
+            return speculation, ()
+        given = speculation.prediction
+        rest = replace(speculation, prediction=None)
+        kept: SpeculationOverride = None if rest == Speculation() else rest
+        if not any(map(self._pool.is_weightless, self._pool.names)):
+            return kept, ()
+        if isinstance(given, str):
+            text = given[: self.context.max_characters]
+            given = self._encoded("prediction", text, add_special_tokens=False)
+        return kept, self._checked_ids("prediction", given[: self.context.max_tokens])
+
     def _token_ids(self, prompt: PromptLike) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             self.context.check_prompt(length_hint(prompt))
@@ -136,14 +154,17 @@ class InputValidation:
                 raise RequestError("input_ids", "is empty")
             return tokens
         self.context.check_text("prompt", prompt)
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise RequestError("prompt", "holds half a surrogate pair") from None
-        tokens = tuple(self._pool.tokenizer(prompt)["input_ids"])
+        tokens = self._encoded("prompt", prompt)
         if not tokens:
             raise RequestError("prompt", "is empty")
         return tokens
+
+    def _encoded(self, field: str, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError(field, "holds half a surrogate pair") from None
+        return tuple(self._pool.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def _checked_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
         try:

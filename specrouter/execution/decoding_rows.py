@@ -58,7 +58,7 @@ class DecodingRows:
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
-        self.ngrams.open(row)
+        self.ngrams.open(row, len(request.token_ids), request.predicted)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
     def close(self, row: int) -> None:

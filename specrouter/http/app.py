@@ -22,7 +22,7 @@ from specrouter.http.generate import add_generate
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
-from specrouter.http.openai_fields import ChatRequest, CompletionRequest, StreamOptions
+from specrouter.http.openai_fields import ChatRequest, CompletionRequest, Prediction, StreamOptions
 from specrouter.http.openapi import TAGS
 from specrouter.http.request_fields import SloRequest, SpeculationRequest
 from specrouter.http.router_pages import add_health, add_router_pages
@@ -45,6 +45,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     StreamOptions,
     ChatRequest,
+    Prediction,
     Message,
     ContentPart,
     ResponseFormat,

@@ -107,7 +107,7 @@ def _turn(
     turn = {**message.model_dump(exclude_none=True), "role": message.role}
     if isinstance(message.content, list):
         parts = [
-            _part_text(f"{place}.content[{at}]", part) for at, part in enumerate(message.content)
+            part_text(f"{place}.content[{at}]", part) for at, part in enumerate(message.content)
         ]
         turn["content"] = "\n".join(parts)
     elif message.content is None:
@@ -125,7 +125,7 @@ def _turn(
     return turn
 
 
-def _part_text(place: str, part: ContentPart) -> str:
+def part_text(place: str, part: ContentPart) -> str:
     if part.type != "text":
         raise RequestError(place, f"is of type {part.type[:40]!r}; only text is understood")
     if part.text is None:

@@ -6,11 +6,12 @@ What a body alone can tell is refused here, by `RequestError`s that name the cli
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from specrouter.http.conversation_fields import Conversation
+from specrouter.http.conversation_fields import ContentPart, Conversation, part_text
 from specrouter.http.fields import Fields
 from specrouter.http.request_fields import (
     Count,
@@ -23,7 +24,7 @@ from specrouter.http.request_fields import (
 )
 from specrouter.http.texts import Text
 from specrouter.http.tools.tool_use import ToolUse, asked_tools
-from specrouter.request.params import RequestError
+from specrouter.request.params import RequestError, Speculation
 
 
 def _prompt_kind(prompt: Any) -> str | None:
@@ -154,6 +155,21 @@ class CompletionRequest(OpenAIRequest):
             raise RequestError("best_of", "cannot be streamed when above n")
 
 
+class Prediction(Fields):
+    """OpenAI's Predicted Outputs: most of the output, known beforehand."""
+
+    type: Literal["content"]
+    content: Text | list[ContentPart]
+    """A text, or parts of one."""
+
+    def text(self) -> str:
+        """Raises `RequestError`."""
+        if isinstance(self.content, str):
+            return self.content
+        parts = enumerate(self.content)
+        return "".join(part_text(f"prediction.content[{at}]", part) for at, part in parts)
+
+
 class ChatRequest(OpenAIRequest, Conversation):
     refused: ClassVar[Mapping[str, str]] = {
         **OpenAIRequest.refused,
@@ -183,6 +199,8 @@ class ChatRequest(OpenAIRequest, Conversation):
     name makes the answer calls."""
     parallel_tool_calls: bool | None = None
     """`false` for one call at most."""
+    prediction: Prediction | None = None
+    """What the output is expected to be: the drafter without weights reads it, if there is one."""
     echo: Refused = None
     function_call: Refused = None
     functions: Refused = None
@@ -193,6 +211,12 @@ class ChatRequest(OpenAIRequest, Conversation):
     def field_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}
         return {**super().field_names(), **names}
+
+    def speculation_override(self) -> Literal["off"] | Speculation | None:
+        override = super().speculation_override()
+        if self.prediction is None or override == "off":
+            return override
+        return replace(override or Speculation(), prediction=self.prediction.text())
 
     def tool_use(self) -> ToolUse | None:
         """Raises `RequestError`."""

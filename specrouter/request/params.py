@@ -1,7 +1,7 @@
 """What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -174,12 +174,15 @@ class Speculation:
         width: branches of the token tree, 1 .. MAX_WIDTH; None takes the configured one. Depth
             times width is at most MAX_TREE_TOKENS.
         inner_rounds: without effect, accepted for callers of earlier versions.
+        prediction: what the output is expected to resemble, as text or token ids: the drafter
+            without weights reads it, where the pool has one. It costs speed at most if it is wrong.
     """
 
     chain: tuple[str, ...] | None = None
     depth: int | None = None
     width: int | None = None
     inner_rounds: int | None = None
+    prediction: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.chain is not None:
@@ -196,6 +199,8 @@ class Speculation:
                 raise RequestError("speculation.width", reason)
         if self.inner_rounds is not None:
             check_int("speculation.inner_rounds", self.inner_rounds, least=1)
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            object.__setattr__(self, "prediction", _tuple("prediction", self.prediction))
 
     def check_members(
         self, names: tuple[str, ...], target: str, weightless: Collection[str] = ()

@@ -25,6 +25,7 @@ class RequestSpec:
         priority: the lowest is admitted first; a step of it is worth ten seconds of waiting.
         timeout_s: after which the request ends, waiting or running, with what it has.
         grammar: of `params.structure`.
+        predicted: tokens that the output is expected to resemble.
     """
 
     token_ids: tuple[int, ...]
@@ -38,6 +39,7 @@ class RequestSpec:
     priority: int = 0
     timeout_s: float | None = None
     grammar: CompiledGrammar | None = None
+    predicted: tuple[int, ...] = ()
 
     @property
     def committed(self) -> tuple[int, ...]:

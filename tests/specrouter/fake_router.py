@@ -154,10 +154,10 @@ class FakeRouter:
         stop_reason: str | int | None = None,
         server: dict[str, Any] | None = None,
         tokenizer: Any = None,
-        runs: Sequence[tuple[str, list[int]]] = RUNS,
+        runs: Sequence[tuple[str, list[int]]] | None = None,
         refuses_structures: Collection[str] = (),
     ) -> None:
-        self._runs, self._refuses_structures = runs, refuses_structures
+        self._runs, self._refuses_structures = runs or RUNS, refuses_structures
         self.pool = SimpleNamespace(
             plan=lambda name: SimpleNamespace(dtype="float32"),
             target="big",

@@ -137,3 +137,44 @@ def test_nothing_before_the_longest_context_matters(tokens: list[int], suffix: l
 def test_reading_a_thousand_tokens_takes_milliseconds() -> None:
     tokens = np.random.default_rng(0).integers(0, 4096, 1000).tolist()
     assert timed(lambda tokens: read(tokens, 4096), [tokens]).yardsticks < 4.0
+
+
+def expecting(prompt: list[int], expected: list[int], *parts: list[int]) -> NgramTable:
+    """A table that has read a prompt and an output, part by part."""
+    table, text = NgramTable(VOCAB), list[int]()
+    table.open(0, len(prompt), expected)
+    for part in parts:
+        text += part
+        table.sync(0, np.array(text, dtype=np.int64))
+    return table
+
+
+def test_what_is_expected_of_the_output_follows_the_prompt() -> None:
+    table = expecting([1, 2, 3], [4, 5, 6, 7], [1, 2, 3])
+    for suffix, follower in (([1, 2, 3], 4), ([2, 3, 4], 5), ([4, 5, 6], 7)):
+        ids, probabilities = table.predict(0, suffix)
+        assert ids[0] == follower
+        assert probabilities[0] > 0.5
+
+
+def test_what_is_expected_counts_more_than_what_was_seen_once() -> None:
+    table = expecting([1, 2, 3, 0, 1, 2, 4], [0, 1, 2, 5, 6], [1, 2, 3, 0, 1, 2, 4])
+    assert table.predict(0, [0, 1, 2])[0].tolist() == [5, 4, 3]
+
+
+def test_the_output_goes_on_to_be_read() -> None:
+    table = expecting([1, 2], [9, 9], [1, 2], [5, 6, 7], [5, 6])
+    assert table.predict(0, [5, 6])[0][0] == 7
+
+
+@given(TEXTS, TEXTS, TEXTS, st.integers(0, 60), st.integers(0, 60))
+def test_with_an_expectation_too_it_does_not_matter_how_the_text_arrived(
+    prompt: list[int], expected: list[int], output: list[int], first: int, second: int
+) -> None:
+    text = prompt + output
+    first, second = sorted((min(first, len(text)), min(second, len(text))))
+    whole = expecting(prompt, expected, text)
+    parts = expecting(prompt, expected, text[:first], text[first:second], text[second:])
+    for suffix in ([], text[-1:], text[-4:], [1], [2, 3], expected[-2:]):
+        for one, other in zip(whole.predict(0, suffix), parts.predict(0, suffix), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -362,3 +362,44 @@ def test_what_the_vocabulary_does_not_allow_is_refused(
     error = refused(validation, args(**params))
     assert error.field == field
     assert reason in error.reason
+
+
+FEW = SamplingParams(max_new_tokens=4)
+
+
+@pytest.mark.parametrize("text", ["def fib", list(b"abc"), ""])
+def test_a_prediction_is_read_and_overrides_nothing(
+    text: str | list[int], validation: InputValidation, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    speculation = Speculation(prediction=text)
+    accepted = validation.accept(RequestArgs("a", FEW, speculation, None))
+    wanted = tokenizer(text)["input_ids"] if isinstance(text, str) else text
+    assert (accepted.speculation, accepted.predicted) == (None, tuple(wanted))
+
+
+def test_a_prediction_goes_with_an_override(validation: InputValidation) -> None:
+    speculation = Speculation(depth=3, prediction=[5])
+    accepted = validation.accept(RequestArgs("a", FEW, speculation, None))
+    assert (accepted.speculation, accepted.predicted) == (Speculation(depth=3), (5,))
+
+
+def test_of_a_prediction_that_no_output_can_hold_the_beginning_is_read(
+    validation: InputValidation,
+) -> None:
+    accepted = validation.accept(RequestArgs("a", FEW, Speculation(prediction="b" * 10**6), None))
+    assert len(accepted.predicted) == MAX_TOKENS
+
+
+def test_a_prediction_without_a_drafter_to_read_it_is_left_out(
+    pool: Pool, validation: InputValidation
+) -> None:
+    pool.is_weightless = lambda name: False
+    accepted = validation.accept(RequestArgs("a", FEW, Speculation(prediction="b"), None))
+    assert (accepted.speculation, accepted.predicted) == (None, ())
+
+
+@pytest.mark.parametrize("bad", [[10**6], ["a"], "\ud800", 3])
+def test_a_prediction_that_is_none_is_refused(bad: Any, validation: InputValidation) -> None:
+    with pytest.raises(RequestError) as refused:
+        validation.accept(RequestArgs("a", FEW, Speculation(prediction=bad), None))
+    assert refused.value.field == "prediction"

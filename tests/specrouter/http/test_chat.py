@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter import SamplingParams
+from specrouter import SamplingParams, Speculation
 from specrouter.http.openai_fields import ChatRequest
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
 from tests.specrouter.http.client import app_of, post, refusal, stream_of
@@ -190,6 +190,25 @@ def test_no_calls_are_none_for_the_template(calls: list[Any] | None) -> None:
     )
 
 
+# Predicted outputs
+
+
+@pytest.mark.parametrize(
+    "content", ["ab", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]]
+)
+def test_a_prediction_is_handed_to_the_drafters(content: Any) -> None:
+    prediction = {"type": "content", "content": content}
+    router = FakeRouter()
+    chat(router, prediction=prediction)
+    chat(router, prediction=prediction, speculation={"depth": 3})
+    chat(router, prediction=prediction, speculation="off")
+    assert [speculation for *_, speculation in router.calls] == [
+        Speculation(prediction="ab"),
+        Speculation(depth=3, prediction="ab"),
+        "off",
+    ]
+
+
 # Answers
 
 
@@ -330,6 +349,13 @@ def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> 
         ({"web_search_options": {}}, "web_search_options"),
         ({"thinking_token_budget": 0}, "thinking_token_budget"),
         ({"documents": [3]}, "documents[0]"),
+        ({"prediction": "a"}, "prediction"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "text", "content": "a"}}, "prediction.type"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+            "prediction.content[0]",
+        ),
         ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 3}, "logprobs"),
