@@ -40,7 +40,7 @@ from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import LONG_CHARACTERS, Lane, Lanes
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
-from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
@@ -182,7 +182,7 @@ class ChainRouter:
         """
         asked = [RequestArgs(one, params, speculation, slo, priority, timeout_s) for one in prompts]
         self.check_room(max_waiting)  # before anything is done for it, and again at the end
-        lane, is_large = _lane(prompts, params)
+        lane, is_large = _lane(prompts, params, speculation)
         accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
@@ -427,12 +427,15 @@ class ChainRouter:
         return [request.handle for request in requests]
 
 
-def _lane(prompts: Sequence[PromptLike], params: SamplingParams | None) -> tuple[Lane, bool]:
+def _lane(
+    prompts: Sequence[PromptLike], params: SamplingParams | None, speculation: SpeculationOverride
+) -> tuple[Lane, bool]:
     """In which a request's prompts are read, and whether that leaves much memory behind.
 
     A long prompt, or a structure, takes long, and other streams must go on meanwhile.
     """
-    is_large = sum(map(length_hint, prompts)) > LONG_CHARACTERS
+    predicted = speculation.prediction if isinstance(speculation, Speculation) else None
+    is_large = sum(map(length_hint, (*prompts, predicted or ""))) > LONG_CHARACTERS
     if params is not None and params.structure is not None:
         return "structures", is_large
     return ("long_texts" if is_large else "texts"), is_large

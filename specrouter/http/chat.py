@@ -41,7 +41,7 @@ def add_chat(app: FastAPI, service: Service) -> None:
             body.check()
             service.check_choices(1, body.samples)
             service.check_room()
-            structure, reader = await asyncio.to_thread(_form, service, body)
+            structure, reader = await _form(service, body)
             with_tools = body.tool_choice != "none"
             ids = await service.tokenized(
                 body.characters, service.template.token_ids, body, with_tools, service.check_chat
@@ -66,17 +66,15 @@ def sampling_params(body: ChatRequest, room: int, structure: Structure | None) -
     )
 
 
-def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:
-    """What the text must look like, and what reads calls out of it; seconds for many schemas.
-
-    Raises `RequestError`.
-    """
+async def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:
+    """What the text must look like, and what reads calls out of it. Raises `RequestError`."""
     use, (structure, _), known = body.tool_use(), body.asked_structure(), service.tool_format
     if use is None:
         return structure, None
     if use.forced:
         form = known or HERMES
-        structure = forced_calls(use, form, service.router.check_structure)
+        lanes, check = service.router.lanes, service.router.check_structure
+        structure = await lanes.run("structures", forced_calls, use, form, check)
     elif known is None or structure is not None:  # the text is what was asked for, whatever it says
         return structure, None
     else:
