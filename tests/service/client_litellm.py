@@ -6,6 +6,7 @@ Runs in an environment that has `litellm`. With LITELLM_LOCAL_MODEL_COST_MAP set
 """
 
 import asyncio
+import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,8 @@ def main(url: str, key: str, saved: Path) -> int:
         with report.check(f"{provider} asynchronous"):
             answer = asyncio.run(litellm.acompletion(**asked))
             assert answer.choices[0].message.content == whole
+    with report.check("tools"):
+        check_tools(asked)
     with report.check("text completion"):
         check_text(url, key)
     with report.check("errors keep their kinds"):
@@ -54,6 +57,24 @@ def check_stream(asked: dict[str, Any], whole: str) -> None:
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == whole
     assert len([choice for choice in choices if choice.finish_reason]) == 1
+
+
+def check_tools(asked: dict[str, Any]) -> None:
+    """A required call, and the same as a stream."""
+    schema = {
+        "type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen"]}},
+        "required": ["city"],
+    }  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    call = {**asked, "tools": tools, "tool_choice": "required", "max_tokens": 200}
+    call["parallel_tool_calls"] = False
+    [choice] = litellm.completion(**call).choices
+    assert choice.finish_reason == "tool_calls"
+    [made] = choice.message.tool_calls
+    assert json.loads(made.function.arguments)["city"] in ("Oslo", "Bergen")
+    built: Any = litellm.stream_chunk_builder(list(litellm.completion(**call, stream=True)))
+    [streamed] = built.choices[0].message.tool_calls
+    assert streamed.function.arguments == made.function.arguments
 
 
 def check_text(url: str, key: str) -> None:

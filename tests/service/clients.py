@@ -2,29 +2,42 @@
 
     python -m tests.service.clients [--venv DIR] [--only CLIENT ...]
 
-The unmodified OpenAI client, LiteLLM, GuideLLM and lm-evaluation-harness, in an environment of
-their own, ask a service that serves the bundled pool in float32 behind an API key. Prints what
-passed; the exit code is 0 if everything has.
+The unmodified OpenAI client, LiteLLM, GuideLLM, lm-evaluation-harness, Instructor, Pydantic AI,
+LangChain, LlamaIndex and AIPerf, in environments of their own, ask a service that serves the
+bundled pool in float32 behind an API key. Prints what passed; the exit code is 0 if everything has.
 """
 
 import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.service.environment import environment, run_checks
 from tests.service.report import Report
 from tests.service.service import requests_inside, running, tiny_pool, wait_until_idle
 
-PACKAGES = ("torch", "openai", "litellm", "guidellm", "lm-eval[api]")
-_CLIENTS = ("openai", "litellm", "guidellm", "lm_eval")
+# Each group in an environment of its own: their clients ask for different versions of `openai`.
+ENVIRONMENTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "benchmarks": (
+        ("torch", "openai", "litellm", "guidellm", "lm-eval[api]"),
+        ("openai", "litellm", "guidellm", "lm_eval"),
+    ),
+    "openai_tools": (("openai", "jsonschema"), ("openai_tools",)),
+    "instructor": (("instructor",), ("instructor",)),
+    "pydantic_ai": (("pydantic-ai-slim[openai]",), ("pydantic_ai",)),
+    "langchain": (("langchain-openai",), ("langchain",)),
+    "llama_index": (("llama-index-llms-openai-like",), ("llama_index",)),
+    "aiperf": (("aiperf",), ("aiperf",)),
+}
+_CLIENTS = [client for _, clients in ENVIRONMENTS.values() for client in clients]
 _KEY = "a-key-of-this-check"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.service.clients", description=__doc__)
-    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
+    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environments there")
     parser.add_argument("--only", nargs="+", choices=_CLIENTS, default=_CLIENTS)
     arguments = parser.parse_args()
     report = Report("clients")
@@ -33,13 +46,13 @@ def main() -> int:
     config = tiny_pool("float32", server={"api_keys": [_KEY]})
     with (
         tempfile.TemporaryDirectory(prefix="reports-") as folder,
-        environment(PACKAGES, arguments.venv) as python,
         running(config) as service,
     ):
-        for name in arguments.only:
-            module = f"tests.service.client_{name}"
-            print(f"\n{name}", flush=True)
-            run_checks(python, module, report, Path(folder), service.url, _KEY)
+        for group, (packages, clients) in ENVIRONMENTS.items():
+            asked = [client for client in clients if client in arguments.only]
+            if asked:
+                kept = arguments.venv and arguments.venv / group
+                check_clients(asked, packages, kept, report, Path(folder), service.url)
         with report.check("all rows are free"):
             wait_until_idle(service.url)
             assert requests_inside(service.url) == (0, 0)
@@ -48,6 +61,21 @@ def main() -> int:
             assert code == 0, service.log_tail()
     report.show()
     return 0 if report.passed else 1
+
+
+def check_clients(
+    clients: Sequence[str],
+    packages: Sequence[str],
+    kept: Path | None,
+    report: Report,
+    folder: Path,
+    url: str,
+) -> None:
+    """Those of one environment."""
+    with environment(packages, kept) as python:
+        for name in clients:
+            print(f"\n{name}", flush=True)
+            run_checks(python, f"tests.service.client_{name}", report, folder, url, _KEY)
 
 
 if __name__ == "__main__":
