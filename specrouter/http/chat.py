@@ -19,7 +19,7 @@ from specrouter.http.service import Service
 from specrouter.http.streams import respond
 from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.forced_calls import forced_calls
-from specrouter.http.tools.formats import HERMES, ToolFormat
+from specrouter.http.tools.formats import HERMES, ToolFormat, has_single_calls
 from specrouter.http.tools.tool_use import ToolUse
 from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
@@ -71,6 +71,8 @@ async def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, 
     use, (structure, _), known = body.tool_use(), body.asked_structure(), service.tool_format
     if use is None:
         return structure, None
+    if has_single_calls(service.template.source):
+        use = use.with_single_calls()
     if use.forced:
         form = known or HERMES
         lanes, check = service.router.lanes, service.router.check_structure

@@ -43,6 +43,8 @@ FORMATS: Mapping[str, ToolFormat] = {one.name: one for one in (HERMES, LLAMA3_JS
 
 # In templates that have Hermes' tag, but no JSON within it: Qwen3-Coder's and GLM's.
 _NO_JSON_WITHIN = ("<function=", "<arg_key>")
+# With these words Llama 3's templates refuse a turn with several calls.
+_SINGLE_CALLS = "only supports single tool-call"
 
 
 def format_of(template: str) -> ToolFormat | None:
@@ -52,3 +54,8 @@ def format_of(template: str) -> ToolFormat | None:
     if LLAMA3_JSON.tag in template or "Environment: ipython" in template:
         return LLAMA3_JSON
     return None
+
+
+def has_single_calls(template: str) -> bool:
+    """Whether a chat with several calls in one turn could not go on."""
+    return _SINGLE_CALLS in template

@@ -7,7 +7,7 @@ looked at here; they are compiled where calls are forced.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specrouter.http.tools.closed_schema import closed
@@ -40,6 +40,9 @@ class ToolUse:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(function.name for function in self.functions)
+
+    def with_single_calls(self) -> ToolUse:
+        return replace(self, max_calls=1)
 
 
 def asked_tools(

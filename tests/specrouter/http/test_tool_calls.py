@@ -132,6 +132,14 @@ def test_one_call_where_parallel_ones_are_not_wanted() -> None:
     assert calls_of(choice["message"]) == CALLS[:1]
 
 
+def test_one_call_where_the_template_takes_no_more_in_a_turn() -> None:
+    template = TEMPLATE + "{# This model only supports single tool-calls at once! #}"
+    assert calls_of(answer_of(router_of(TEXT, template=template))["message"]) == CALLS[:1]
+    router = router_of(TEXT.partition("\n")[2], template=template)
+    answer_of(router, tool_choice="required")
+    assert router.calls[0][1].structure.source.startswith("start: call\n")
+
+
 @pytest.mark.parametrize("ends", ["length", "stop"])
 def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: FinishReason) -> None:
     cut = TEXT[: TEXT.index("1}")]
