@@ -159,6 +159,7 @@ class Prediction(Fields):
     """OpenAI's Predicted Outputs: most of the output, known beforehand."""
 
     type: Literal["content"]
+    """Always `content`."""
     content: Text | list[ContentPart]
     """A text, or parts of one."""
 
