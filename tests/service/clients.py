@@ -12,26 +12,37 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.service.environment import environment, run_checks
 from tests.service.report import Report
 from tests.service.service import requests_inside, running, tiny_pool, wait_until_idle
 
-# Each group in an environment of its own: their clients ask for different versions of `openai`.
-ENVIRONMENTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "benchmarks": (
+
+@dataclass(frozen=True)
+class Group:
+    """Clients of one environment. `constrained`: by our versions, where they have a say."""
+
+    packages: tuple[str, ...]
+    clients: tuple[str, ...]
+    constrained: bool = True
+
+
+# Frameworks ask for different versions of `openai`, AIPerf for others of what the service uses.
+GROUPS: Mapping[str, Group] = {
+    "benchmarks": Group(
         ("torch", "openai", "litellm", "guidellm", "lm-eval[api]"),
         ("openai", "litellm", "guidellm", "lm_eval"),
     ),
-    "openai_tools": (("openai", "jsonschema"), ("openai_tools",)),
-    "instructor": (("instructor",), ("instructor",)),
-    "pydantic_ai": (("pydantic-ai-slim[openai]",), ("pydantic_ai",)),
-    "langchain": (("langchain-openai",), ("langchain",)),
-    "llama_index": (("llama-index-llms-openai-like",), ("llama_index",)),
-    "aiperf": (("aiperf",), ("aiperf",)),
+    "openai_tools": Group(("openai", "jsonschema"), ("openai_tools",)),
+    "instructor": Group(("instructor",), ("instructor",)),
+    "pydantic_ai": Group(("pydantic-ai-slim[openai]",), ("pydantic_ai",)),
+    "langchain": Group(("langchain-openai",), ("langchain",)),
+    "llama_index": Group(("llama-index-llms-openai-like",), ("llama_index",)),
+    "aiperf": Group(("aiperf",), ("aiperf",), constrained=False),
 }
-_CLIENTS = [client for _, clients in ENVIRONMENTS.values() for client in clients]
+_CLIENTS = [client for group in GROUPS.values() for client in group.clients]
 _KEY = "a-key-of-this-check"
 
 
@@ -48,11 +59,12 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="reports-") as folder,
         running(config) as service,
     ):
-        for group, (packages, clients) in ENVIRONMENTS.items():
-            asked = [client for client in clients if client in arguments.only]
+        for name, group in GROUPS.items():
+            asked = [client for client in group.clients if client in arguments.only]
             if asked:
-                kept = arguments.venv and arguments.venv / group
-                check_clients(asked, packages, kept, report, Path(folder), service.url)
+                kept = arguments.venv and arguments.venv / name
+                with environment(group.packages, kept, group.constrained) as python:
+                    check_clients(asked, python, report, Path(folder), service.url)
         with report.check("all rows are free"):
             wait_until_idle(service.url)
             assert requests_inside(service.url) == (0, 0)
@@ -64,18 +76,12 @@ def main() -> int:
 
 
 def check_clients(
-    clients: Sequence[str],
-    packages: Sequence[str],
-    kept: Path | None,
-    report: Report,
-    folder: Path,
-    url: str,
+    clients: Sequence[str], python: Path, report: Report, folder: Path, url: str
 ) -> None:
     """Those of one environment."""
-    with environment(packages, kept) as python:
-        for name in clients:
-            print(f"\n{name}", flush=True)
-            run_checks(python, f"tests.service.client_{name}", report, folder, url, _KEY)
+    for client in clients:
+        print(f"\n{client}", flush=True)
+        run_checks(python, f"tests.service.client_{client}", report, folder, url, _KEY)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ _MARK = "installed.txt"  # what was asked for; written last
 
 
 @contextmanager
-def environment(packages: Sequence[str], kept: Path | None) -> Iterator[Path]:
+def environment(
+    packages: Sequence[str], kept: Path | None, constrained: bool = True
+) -> Iterator[Path]:
     """The Python of an environment with these packages, in a folder of its own unless one is given.
 
-    Raises `CalledProcessError` when pip does.
+    `constrained`: by `constraints.txt`. Raises `CalledProcessError` when pip does.
     """
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         home = Path(folder) if kept is None else kept
@@ -30,7 +32,7 @@ def environment(packages: Sequence[str], kept: Path | None) -> Iterator[Path]:
         if not mark.is_file() or mark.read_text(encoding="utf-8") != asked:
             print(f"installing {', '.join(packages)} into {home}", flush=True)
             subprocess.run([sys.executable, "-m", "venv", home], check=True)
-            constraints = ["--constraint", str(ROOT / "constraints.txt")]
+            constraints = ["--constraint", str(ROOT / "constraints.txt")] if constrained else []
             pip = [str(python), "-m", "pip", "install", "--quiet", *constraints]
             subprocess.run([*pip, *packages], check=True)
             mark.write_text(asked, encoding="utf-8")
