@@ -1,6 +1,6 @@
 """What a drafter is asked for, and what one level of a chain hands to the next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,6 +44,15 @@ class DraftResult:
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         places = np.full((len(tree.rows), 1 + tree.tokens.shape[1]), -1)
         return cls(tree, torch.zeros((0, 0)), places, fed)
+
+    def of_rows(self, rows: Ints) -> "DraftResult":
+        """What it drafted for some rows, which may be others' as well. `logits` stay whole."""
+        which = np.isin(self.tree.rows, rows)
+        if which.all():
+            return self
+        return replace(
+            self, tree=self.tree.of_rows(self.tree.rows[which]), places=self.places[which]
+        )
 
     def place(self, index: int, node: int) -> int:
         """Where the logits after a node (ROOT: the root) of the index-th row stand, or -1."""

@@ -14,3 +14,7 @@ class NonFiniteLogits(RuntimeError):
     def __init__(self, model: str, rows: NDArray[np.int64]) -> None:
         super().__init__(f"{model} gave logits that are not numbers")
         self.rows = rows
+
+
+class RowFault(RuntimeError):
+    """Our own code failed on one row's settings, grammar or text: no token can be chosen for it."""

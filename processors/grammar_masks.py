@@ -7,6 +7,7 @@ where it failed, which concerns its own row alone.
 import numpy as np
 
 from processors.contexts import Ints
+from processors.errors import RowFault
 from processors.grammar import Bits, GrammarError, Path, TokenGrammar
 from processors.sampling_row import SamplingRow
 
@@ -24,6 +25,7 @@ class GrammarMasks:
         self.by_row: dict[int, TokenGrammar] = {}
 
     def open(self, row: int, opened: SamplingRow, output: list[int]) -> None:
+        self.close(row)
         grammar = opened.settings.grammar
         if grammar is not None:
             grammar.advance(output)
@@ -58,10 +60,16 @@ class GrammarMasks:
 
     def _mask(self, row: int, path: Path, position: int) -> Bits | int:
         try:
-            mask = self.by_row[row].mask(path)
+            return self._found(row, path, position)
         except GrammarError as error:
             self._errors.setdefault(row, error)
-            return 0
+        except Exception as error:
+            reason = f"the structure could not be followed: {type(error).__name__}: {error}"
+            self._errors.setdefault(row, RowFault(reason))
+        return 0
+
+    def _found(self, row: int, path: Path, position: int) -> Bits | int:
+        mask = self.by_row[row].mask(path)
         if mask is None:
             return 255
         if position < self._rows[row].settings.min_tokens:

@@ -33,6 +33,7 @@ class RowNoise:
         held: tuple[torch.device, int] | None = None,
     ) -> None:
         """`held`: see `Sampler.open`."""
+        self._seeds.pop(row, None)
         if settings.temperature == 0:
             return
         self._seeds[row] = (settings.seed, settings.stream)

@@ -57,6 +57,7 @@ class Sampler:
         noise: device and purpose of what a sampled row will need in any case. Without memory for
             it this raises, which concerns the row alone; later that may be in a pack of many.
         """
+        self._errors.pop(row, None)
         self._rows[row] = opened = SamplingRow(settings, prompt, output, self._vocab_size)
         missing = (0, max(0, row + 1 - len(self._plain)))
         self._temperatures = np.pad(self._temperatures, missing)
@@ -86,6 +87,10 @@ class Sampler:
         errors = dict(self._errors)
         self._errors.clear()
         return errors
+
+    def refuse(self, row: int, error: Exception) -> None:
+        """No token can be chosen for a row, since its own settings or text cannot be dealt with."""
+        self._errors.setdefault(row, error)
 
     def needs_paths(self, rows: Ints) -> bool:
         """Whether the settings of any of the rows look at the text."""

@@ -8,8 +8,9 @@ Sources: SpecInfer's token trees; AdaServe, section 4.1 (candidate trees from be
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,13 @@ class TokenTree:
         """[B, W] where the nodes are."""
         real: Bools = np.arange(self.tokens.shape[1]) < self.sizes[:, None]
         return real
+
+    def of_rows(self, rows: Ints) -> "TokenTree":
+        """The trees of some of the rows, as wide as they were."""
+        if len(rows) == len(self.rows):
+            return self
+        which = np.isin(self.rows, rows)
+        return TokenTree(*(getattr(self, field.name)[which] for field in fields(self)))
 
     @property
     def height(self) -> int:
@@ -133,6 +141,11 @@ class TokenTree:
             sizes,
         )
 
+    def holds_parents(self, kept: Bools) -> bool:
+        """Whether `kept` [B, W] are nodes, and holds the parent of each."""
+        is_tree = kept.shape == self.tokens.shape and kept.dtype == np.bool_
+        return is_tree and not (kept & ~(self.real & (_follow(kept, self.parents, 1) == 1))).any()
+
     def matching(self, choices: Ints) -> Bools:
         """[B, W]: is the node on the path that the choices take?
 
@@ -189,7 +202,7 @@ def join(trees: Sequence[TokenTree]) -> TokenTree:
     )
 
 
-def _follow(values: Ints, index: Ints, at_root: int) -> Ints:
+def _follow(values: NDArray[Any], index: Ints, at_root: int) -> NDArray[Any]:
     """`values[b, index[b, i]]`, `at_root` where the index is ROOT."""
     if not values.shape[1]:
         return np.full_like(index, at_root)

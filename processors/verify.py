@@ -5,8 +5,9 @@ committed; an intermediate's result is the next level's draft (`AcceptanceRule.n
 A row's grammar masks every verifier, at every place of its tree (`processors.grammar`).
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor
 from processors.acceptance_rule import AcceptanceRule
 from processors.active_model import ActiveModel
 from processors.drafts import DraftResult
-from processors.pack import PackPlan, run_pack, tree_contexts
+from processors.errors import RowFault
+from processors.pack import PackPlan, PackResult, run_pack, tree_contexts
 from processors.sampler import Sampler
 from processors.token_tree import Ints, TokenTree
-from processors.verify_result import VerifierForward, VerifyResult
+from processors.verify_result import VerifierForward, VerifyResult, joined
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +57,49 @@ class VerifyProcessor:
     def verify(self, active: ActiveModel, request: VerifyRequest) -> VerifyResult:
         """One forward over the trees' rows and prefill chunks.
 
-        If the forward raises, its slots are scrubbed and the state is as it was before.
+        If the forward raises, its slots are scrubbed and the state is as it was before. Where
+        choosing tokens fails, it is tried for each row by itself: the rows that it fails for emit
+        none (`Sampler.take_errors` says why), and all others what they would have.
         """
         plan, tree = _plan(active, request), request.tree
         pack = run_pack(active, plan, tree)
-        contexts = tree_contexts(self._sampler, tree, request.output_positions, pack.logits.device)
-        forward = VerifierForward(tree, _places(tree), contexts, pack, _by_row(plan, pack.earlier))
-        drafts, level = request.drafts, request.level
-        return self._rule.accept(self._sampler, forward, drafts, level, request.rescore)
+        earlier = _by_row(plan, pack.earlier)
+        try:
+            return self._accept(request, tree, pack, earlier)
+        except Exception:
+            logger.exception("tokens could not be chosen together; each row is tried by itself")
+        found = [
+            self._accept_alone(request, index, pack, earlier) for index in range(len(tree.rows))
+        ]
+        return joined(tree, _places(tree), pack, earlier, found)
+
+    def _accept(
+        self, request: VerifyRequest, tree: TokenTree, pack: PackResult, earlier: dict[int, Tensor]
+    ) -> VerifyResult:
+        """Of all rows, or of one."""
+        at = np.searchsorted(request.tree.rows, tree.rows)
+        positions, device = request.output_positions[at], pack.logits.device
+        contexts = tree_contexts(self._sampler, tree, positions, device)
+        forward = VerifierForward(tree, _places(tree), contexts, pack, earlier)
+        drafts = request.drafts
+        if tree is not request.tree:
+            drafts = [own for one in drafts if len((own := one.of_rows(tree.rows)).tree.rows)]
+        return self._rule.accept(self._sampler, forward, drafts, request.level, request.rescore)
+
+    def _accept_alone(
+        self, request: VerifyRequest, index: int, pack: PackResult, earlier: dict[int, Tensor]
+    ) -> VerifyResult | None:
+        """Of one row; None where it fails."""
+        whole = request.tree
+        start = int((whole.sizes[:index] + 1).sum())
+        logits = pack.logits[start : start + int(whole.sizes[index]) + 1]
+        tree = whole.of_rows(whole.rows[index : index + 1])
+        try:
+            return self._accept(request, tree, replace(pack, logits=logits), earlier)
+        except Exception as error:
+            reason = f"no token could be chosen: {type(error).__name__}: {error}"
+            self._sampler.refuse(int(whole.rows[index]), RowFault(reason))
+            return None
 
 
 def _plan(active: ActiveModel, request: VerifyRequest) -> PackPlan:

@@ -3,7 +3,7 @@
 `VerifierForward` is what an acceptance rule decides by, `VerifyResult` what it decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -177,3 +177,30 @@ class VerifyResult:
             np.full(batch, 2 * width + 1),
         )
         return whole.keep(np.concatenate((real, added), axis=1))
+
+
+def joined(
+    tree: TokenTree,
+    places: Ints,
+    pack: PackResult,
+    earlier: Mapping[int, Tensor],
+    found: Sequence[VerifyResult | None],
+) -> VerifyResult:
+    """Of rows that were looked at one by one. None: of a row, no choice is one (`finite`)."""
+    width = tree.tokens.shape[1]
+    nobody = np.zeros((1, width + 1))
+    nothing = {
+        "accepted": np.zeros((1, width), np.bool_),
+        "choices": nobody.astype(np.int64),
+        "choice_log_probs": nobody,
+        "node_log_probs": np.zeros((1, width)),
+        "finite": nobody.astype(np.bool_),
+        "broken": nobody.astype(np.bool_),
+    }
+    arrays = {
+        name: np.concatenate([none if one is None else getattr(one, name) for one in found])
+        for name, none in nothing.items()
+    }
+    none = tree.rows[:0]
+    forward = VerifierForward(tree, places, Contexts(none, none, none), pack, earlier)
+    return VerifyResult(forward, **arrays)

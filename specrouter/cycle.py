@@ -173,6 +173,7 @@ class CycleResult:
         caught_up: models read of texts what they lacked, which took time beside the planned.
         is_regular: nothing else did, all of it took place, no model failed, and few trees were cut
             short.
+        selection_failed: the plan's selector could not be used, whose groups went without drafts.
     """
 
     commits: list[Commit] = field(default_factory=list)
@@ -182,6 +183,7 @@ class CycleResult:
     behind_rows: set[int] = field(default_factory=set)
     caught_up: bool = False
     is_regular: bool = True
+    selection_failed: bool = False
 
 
 class TargetError(RuntimeError):

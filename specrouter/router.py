@@ -375,13 +375,13 @@ class ChainRouter:
         """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""
         self._engine.profiler.is_learning = is_learning
 
-    def run_idle(self, errand: Callable[[], Any]) -> Any:
+    def run_idle(self, function: Callable[[], Any]) -> Any:
         """Runs something in the engine's thread, whose OpenMP workers it shares, between cycles.
 
-        For measurements, when no request runs: those that do wait for it. Raises what `errand`
-        raises; `RuntimeError` where another errand is not done yet.
+        For measurements, when no request runs: those that do wait for it. Raises what `function`
+        raises; `UnavailableError` where the router is closed before its turn.
         """
-        return self._thread.run_idle(errand)
+        return self._thread.run_idle(function)
 
     def check_integrity(self) -> None:
         """Asserts the invariants of all state. For when no request runs."""

@@ -37,7 +37,7 @@ _NOWHERE = -1
 
 
 class NgramTable:
-    """Texts of open rows. A row that is not open raises `KeyError`."""
+    """Texts of open rows. `sync` opens a row that is not; otherwise it raises `KeyError`."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -58,7 +58,7 @@ class NgramTable:
 
     def sync(self, row: int, committed: Ints) -> None:
         """Reads what it has not yet seen of a row's tokens [n]."""
-        text = self._texts[row]
+        text = self._texts.setdefault(row, _Text(0, []))
         assert len(committed) >= text.committed, f"the text of row {row} shrank"
         if len(committed) > text.committed:
             text.read(committed[text.committed :].tolist())

@@ -37,7 +37,13 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("logs", "scenarios", "version"),
 )
 # Beside these only benchmarks and the command line know tensors.
-KNOW_TORCH = {"execution", "bench", "profile/time_profile.py", "engine/engine_thread.py"}
+KNOW_TORCH = {
+    "execution",
+    "bench",
+    "profile/time_profile.py",
+    "engine/start_failure.py",
+    "engine/worker_threads.py",
+}
 OURS = {*MAY_IMPORT, "examples", "tests", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {

@@ -1,7 +1,7 @@
 """EngineState: what may be shown of the engine at any time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class EngineState:
         kv_reserved_tokens: of the running requests, out of `kv_capacity_tokens`.
         kv_bytes: of the stores of models in memory.
         quarantines: how often each model was put to rest; `quarantined` rest now.
+        control_faults: failures by part of the control plane, see `FaultGuard`.
     """
 
     running: int
@@ -23,3 +24,4 @@ class EngineState:
     kv_bytes: Mapping[str, int]
     quarantines: Mapping[str, int]
     quarantined: frozenset[str]
+    control_faults: Mapping[str, int] = field(default_factory=dict)

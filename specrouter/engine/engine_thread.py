@@ -14,31 +14,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from modelpool import ModelPool
-from modelpool.errors import ConfigError
+from specrouter.engine.call_queue import CallQueue
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.start_failure import config_error
+from specrouter.engine.watchdog import Watchdog
+from specrouter.engine.worker_threads import WorkerThreads
 from specrouter.execution.hang_guard import Abandoned
-from specrouter.execution.model_states import StageError
 from specrouter.request.errors import OverloadedError, UnavailableError
 from specrouter.request.running import RunningRequest
 
 logger = logging.getLogger(__name__)
 
 _MOST_CRASHES, _CRASHES_S = 3, 600.0  # of the engine within so many seconds; then it stays down
-_LOOK_S = 1.0  # how often, at least, the engine's thread is looked after
-
-
-@dataclass(eq=False)
-class _Errand:
-    call: Callable[[], Any]
-    result: "Future[Any]" = field(default_factory=Future)
-    has_begun: bool = False
 
 
 class EngineThread:
@@ -56,23 +48,22 @@ class EngineThread:
         self.restarts = 0
         self._pool = pool
         self._step_timeout_s = step_timeout_s
-        self._cpu_threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
-        self._errand: _Errand | None = None  # until its caller is told
+        self._calls = CallQueue()  # that are run between steps
         self._closing = False
         self._stuck = False  # in a cycle that nothing can end
         self._crashes: deque[float] = deque(maxlen=_MOST_CRASHES)  # when an engine failed
         self._ready: Future[None] = Future()  # the models are loaded that are to be
         self._ended = threading.Event()
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads = WorkerThreads()
 
     def start(self) -> None:
         """Returns when models are loaded (`Engine.preload`).
 
         Raises what is wrong with the target; `ConfigError` where its state has no memory.
         """
-        self._start_engine(self._load_and_run)
+        self._threads.start("engine", self._load_and_run)
         self._ready.result()
 
     @property
@@ -112,14 +103,14 @@ class EngineThread:
         with self._wakeup:
             self._wakeup.notify()
 
-    def run_idle(self, errand: Callable[[], Any]) -> Any:
+    def run_idle(self, function: Callable[[], Any]) -> Any:
         """See `ChainRouter.run_idle`."""
         with self._wakeup:
-            if not self.is_healthy or self._errand is not None:
-                raise RuntimeError(self.failure or "the router is closed or runs an errand")
-            asked = self._errand = _Errand(errand)
+            if not self.is_healthy:
+                raise UnavailableError(self.failure or "the router is closed")
+            result = self._calls.add(function)
             self._wakeup.notify()
-        return asked.result.result()
+        return result.result()
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends what runs with "cancelled", and the threads.
@@ -132,27 +123,7 @@ class EngineThread:
             self._wakeup.notify()
         if not self._ended.wait(patience_s):
             self._leave_behind("the engine did not stop when it was closed")
-        # To their very end: one that the interpreter's end meets in torch would abort the process.
-        for role, thread in self._threads.items():
-            if not (self._stuck and role == "engine"):
-                thread.join()
-
-    def _start_engine(self, target: Callable[..., None], *arguments: object) -> None:
-        """In a thread with as many of torch's as this one was made with.
-
-        Torch gives a new thread what any thread has set last: a hanging forward, say, its model's.
-        """
-
-        def run() -> None:
-            torch.set_num_threads(self._cpu_threads)
-            target(*arguments)
-
-        self._start_thread("engine", run)
-
-    def _start_thread(self, role: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=f"specrouter-{role}", daemon=True)
-        self._threads[role] = thread  # one that hangs is left behind
-        thread.start()
+        self._threads.join(but="engine" if self._stuck else None)
 
     def _load_and_run(self) -> None:
         """The engine's thread. It loads the models too.
@@ -166,9 +137,16 @@ class EngineThread:
             self.engine.warm_up()
         except BaseException as error:
             self._ended.set()
-            self._ready.set_exception(_config_error(error) or error)
+            self._ready.set_exception(config_error(error) or error)
             return
-        self._start_thread("watch", self._watch)
+        watchdog = Watchdog(
+            lambda: self.engine,
+            self._step_timeout_s,
+            self._ended,
+            lambda hung: self._threads.start("engine", self._run, hung),
+            self._leave_behind,
+        )
+        self._threads.start("watch", watchdog.watch)
         self._run()
 
     def _run(self, hung: str | None = None) -> None:
@@ -192,14 +170,14 @@ class EngineThread:
         """Sleeps while there is nothing to do. Returns why the engine failed, if it did."""
         try:
             if hung is not None:
-                self._give_up_errand(hung)
+                self._calls.give_up(TimeoutError(f"a forward of {hung} hangs"))
                 self.engine.take_over(hung)
             if not self._ready.done():
                 self.engine.preload()
                 self._ready.set_result(None)
             while self._wait_for_work():
-                if self._errand is not None:
-                    self._run_errand(self._errand)
+                if self._calls:
+                    self._calls.run_next()
                 else:
                     self.engine.step()
         except Abandoned:
@@ -212,31 +190,11 @@ class EngineThread:
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when it is to close."""
         with self._wakeup:
-            while not (self._closing or self._arrived or self.engine.has_work or self._errand):
+            while not (self._closing or self._arrived or self.engine.has_work or self._calls):
                 self._wakeup.wait()
             while self._arrived:
                 self.engine.enqueue(self._arrived.popleft())
             return not self._closing
-
-    def _run_errand(self, errand: "_Errand") -> None:
-        errand.has_begun = True
-        try:
-            value = errand.call()
-        except Abandoned:  # whoever took over has told the caller
-            raise
-        except BaseException as error:  # the caller's affair, `SystemExit` too
-            self._errand = None  # before the caller hears of it, who may have another one
-            errand.result.set_exception(error)
-        else:
-            self._errand = None
-            errand.result.set_result(value)
-
-    def _give_up_errand(self, hung: str) -> None:
-        """If it is what the thread hangs in: it is not run again."""
-        errand = self._errand
-        if errand is not None and errand.has_begun:
-            self._errand = None
-            errand.result.set_exception(TimeoutError(f"a forward of {hung} hangs"))
 
     def _begins_anew(self, cause: str) -> bool:
         """Ends the requests that ran when the engine failed, and puts another one in its place.
@@ -267,7 +225,6 @@ class EngineThread:
             self.failure = cause
             self._closing = True
             arrived, self._arrived = list(self._arrived), deque()
-            errand, self._errand = self._errand, None
         for request in arrived:
             self.engine.enqueue(request)
         try:
@@ -279,54 +236,14 @@ class EngineThread:
             logger.exception("requests could not be ended as they should")
             self.engine.abandon(f"{type(error).__name__}: {error}")
         finally:
-            self._release_callers(cause, errand)
-
-    def _release_callers(self, cause: str | None, errand: "_Errand | None") -> None:
-        """Of those who wait for the engine's start, an errand, or the end."""
-        gone = UnavailableError(cause or "the router is closed")
-        if errand is not None:
-            errand.result.set_exception(gone)
-        if not self._ready.done():  # it failed while it loaded drafters
-            self._ready.set_exception(gone)
-        self._ended.set()
-
-    def _watch(self) -> None:
-        """Looks now and then whether the engine's thread hangs, in a drafter's forward or not.
-
-        A drafter that hangs is given up. From a cycle that does not end nothing can be saved.
-        """
-        limit_s = self._step_timeout_s
-        while not self._ended.wait(min(_LOOK_S, self.engine.guard.limit_s / 4, limit_s / 4)):
-            hung = self.engine.guard.give_up()
-            if hung is not None:
-                logger.warning("a forward of %s hangs; going on without it", hung)
-                self._start_engine(self._run, hung)
-            elif self.engine.step_s > limit_s:
-                self._leave_behind(f"a cycle has taken more than {limit_s:g} s")
+            gone = UnavailableError(cause or "the router is closed")
+            self._calls.close(gone)
+            if not self._ready.done():  # it failed while it loaded drafters
+                self._ready.set_exception(gone)
+            self._ended.set()
 
     def _leave_behind(self, cause: str) -> None:
         """Ends everything while the engine's thread is stuck, which nothing can stop."""
         logger.critical("%s: the engine is stuck", cause)
         self._stuck = True
         self._finish(cause)
-
-
-def _config_error(error: BaseException) -> ConfigError | None:
-    """What to change where the target is loaded and memory has run out for its state."""
-    cause = error.__cause__
-    if not isinstance(error, StageError) or not _is_out_of_memory(cause):
-        return None
-    reason = (
-        "no memory for the target's keys and values, or to run it: fewer requests, or a shorter "
-        f"engine.max_model_len, need less ({cause})"
-    )
-    found = ConfigError("engine.max_requests", reason)
-    found.__cause__ = error
-    return found
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """On a CPU torch has no exception of its own for it."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -31,12 +31,13 @@ class Policy:
     records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
 
     def plan(self, view: EngineView, admission: Admission) -> Plan:
-        """And keeps what the plan leaves behind."""
-        plan = self.planner.plan(view, admission)
+        return self.planner.plan(view, admission)
+
+    def keep(self, plan: Plan) -> None:
+        """What a plan that is run leaves behind."""
         self.standing = plan.standing
         now_s = time.time() if plan.records else 0.0
         self.records.extend(replace(record, unix_s=now_s) for record in plan.records)
-        return plan
 
 
 class Models(Protocol):

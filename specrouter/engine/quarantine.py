@@ -1,4 +1,4 @@
-"""Quarantine: models that failed rest, each time for twice as long."""
+"""Quarantine: models that failed rest, each time for twice as long (`BackOff`)."""
 
 import logging
 from collections import Counter
@@ -13,9 +13,22 @@ _FIRST_CYCLES, _MOST_CYCLES = 4, 1024
 
 
 @dataclass(frozen=True)
-class _Rest:
-    until_cycle: int
-    cycles: int
+class BackOff:
+    """A rest of `cycles`, which ends before the cycle `until_cycle`. The first is none."""
+
+    until_cycle: int = 0
+    cycles: int = 0
+
+    def lasts(self, cycle: int) -> bool:
+        return cycle < self.until_cycle
+
+    def longer(self, cycle: int) -> "BackOff":
+        """The next one, which begins now."""
+        cycles = min(2 * self.cycles or _FIRST_CYCLES, _MOST_CYCLES)
+        return BackOff(cycle + cycles, cycles)
+
+
+_NONE = BackOff()
 
 
 class Quarantine:
@@ -23,7 +36,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._rests: dict[str, _Rest] = {}
+        self._rests: dict[str, BackOff] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether its last forwards failed, and none was good since."""
@@ -31,11 +44,8 @@ class Quarantine:
 
     def available(self, names: Iterable[str], cycle: int) -> frozenset[str]:
         """Models that may be used: one that rested may be tried again after its time."""
-        return frozenset(
-            name
-            for name in names
-            if (rest := self._rests.get(name)) is None or rest.until_cycle <= cycle
-        )
+        rests = self._rests
+        return frozenset(name for name in names if not rests.get(name, _NONE).lasts(cycle))
 
     def add_all(self, failures: Iterable[ModelFailure], cycle: int) -> set[str]:
         """Once per model, however many groups it failed in this cycle. Returns the names."""
@@ -45,14 +55,13 @@ class Quarantine:
         return set(by_model)
 
     def add(self, failure: ModelFailure, cycle: int) -> None:
-        before = self._rests.get(failure.model)
-        cycles = min(_FIRST_CYCLES if before is None else 2 * before.cycles, _MOST_CYCLES)
-        self._rests[failure.model] = _Rest(cycle + cycles, cycles)
+        rest = self._rests.get(failure.model, _NONE).longer(cycle)
+        self._rests[failure.model] = rest
         self.counts[failure.model] += 1
         logger.warning(
             "%s failed and rests for %d cycles: %s: %s",
             failure.model,
-            cycles,
+            rest.cycles,
             type(failure.error).__name__,
             failure.error,
         )

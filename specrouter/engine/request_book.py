@@ -1,4 +1,4 @@
-"""RequestBook: the engine's requests, those that wait and those that run, and how they end.
+"""RequestBook: the engine's requests, those that wait and those that run; how they begin and end.
 
 Contract: every request ends once, whatever fails. Its row is free and it is in the accounts before
 its caller is told, who may rely on either. Belongs to the engine's thread.
@@ -6,13 +6,15 @@ its caller is told, who may rely on either. Belongs to the engine's thread.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.request_meter import RequestMeter
+from specrouter.execution.executor import Executor
+from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta, FinishReason
-from specrouter.request.running import RunningRequest
+from specrouter.request.running import RunningRequest, last_delta
 from specrouter.slo.accounts import SloAccounts
 
 logger = logging.getLogger(__name__)
@@ -20,15 +22,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RequestBook:
-    """`close_row`: frees a row. `running`: by row, in the order of admission.
+    """`executor`: has the rows. `running`: by row, in the order of admission.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
     """
 
-    close_row: Callable[[int], None]
+    executor: Executor
     slo_accounts: SloAccounts
     meter: RequestMeter
+    faults: FaultGuard
     waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
@@ -38,13 +41,39 @@ class RequestBook:
         yield from self.waiting
         yield from self.running.values()
 
+    def inherit(self, before: "RequestBook") -> None:
+        """The requests that wait, and the accounts, of an engine that has failed."""
+        self.waiting, self.slo_accounts, self.meter = (
+            before.waiting,
+            before.slo_accounts,
+            before.meter,
+        )
+
     def retire(self) -> None:
         """Ends what was cancelled, and what has run out of time."""
-        leaving = [one for one in self if one.handle.is_cancelled or one.is_late]
+        leaving = [(one, *why) for one in self if (why := _why_it_leaves(one)) is not None]
         if leaving:
-            self.end_all(
-                [(one, "cancelled" if one.handle.is_cancelled else "timeout") for one in leaving]
-            )
+            self.end_all(leaving)
+
+    def admit(self, requests: Iterable[RunningRequest]) -> dict[int, int]:
+        """Gives requests that wait their rows, as far as there are rows and memory: rows by id,
+        without those that cannot begin and end alone."""
+        rows: dict[int, int] = {}
+        for request in requests:
+            row = self.executor.allocate(request.spec)
+            if row is None:
+                break
+            self.waiting.remove(request)
+            request.row = row
+            self.running[row] = request
+            try:
+                self.executor.open(row, request.spec)
+            except Exception as error:  # no memory for its noise, say: nobody else suffers by it
+                logger.exception("request %d cannot begin", request.handle.request_id)
+                self.end(request, "error", f"{type(error).__name__}: {error}")
+            else:
+                rows[request.handle.request_id] = row
+        return rows
 
     def end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":
@@ -52,21 +81,22 @@ class RequestBook:
             logger.warning(
                 "request %d failed: %s", handle.request_id, error, extra=handle.log_extra
             )
-        self.conclude(request, request.finish(reason, error))
+        self.conclude(request, last_delta(request, reason, error))
 
-    def end_all(self, requests: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
+    def end_all(self, requests: Sequence[tuple[RunningRequest, FinishReason, str | None]]) -> None:
         """A request stays in the queue until it has ended: what fails in between loses none."""
         try:
-            for request, reason in requests:
-                self.end(request, reason)
+            for request, reason, error in requests:
+                self.end(request, reason, error)
         finally:
             self.waiting.take_out(lambda request: request.handle.is_done)
 
     def conclude(self, request: RunningRequest, delta: Delta) -> None:
         """Hands over the last delta of a request."""
         if request.row is not None:
-            self.close_row(request.row)
-        self._account(request, delta)
+            self.executor.close(request.row)
+        with self.faults.part("accounts"):
+            self._account(request, delta)
         is_first = request.handle.deliver(delta)
         assert is_first or self.is_abandoned, "a request ends once"
         if request.row is not None:
@@ -77,18 +107,28 @@ class RequestBook:
         """Ends requests after a failure of the engine, whose rows are beyond use."""
         for request in list(requests):
             if not request.handle.is_done:
-                delta = request.finish(reason, cause)
-                try:
+                delta = last_delta(request, reason, cause)
+                with self.faults.part("accounts"):
                     self._account(request, delta)
-                except Exception:  # after a failure anything may be broken; all are told
-                    logger.exception("a request is missing in the accounts")
                 request.handle.deliver(delta)
 
     def _account(self, request: RunningRequest, delta: Delta) -> None:
         assert delta.output is not None, "only the last delta ends a request"
         metrics, tokens = delta.output.metrics, request.produced_tokens
         ended_s = time.perf_counter()
-        if request.row is not None:
-            self.pace.note_end(ended_s)
-        self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
-        self.meter.record(delta.output, ended_s - request.submitted_s)
+        with self.faults.part("accounts"):
+            if request.row is not None:
+                self.pace.note_end(ended_s)
+        with self.faults.part("accounts"):
+            self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
+        with self.faults.part("accounts"):
+            self.meter.record(delta.output, ended_s - request.submitted_s)
+
+
+def _why_it_leaves(request: RunningRequest) -> tuple[FinishReason, str | None] | None:
+    try:
+        if request.handle.is_cancelled:
+            return "cancelled", None
+        return ("timeout", None) if request.is_late else None
+    except Exception as error:
+        return "error", f"its time could not be told: {type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """StepLock: a lock that passes over a thread which was left behind."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ class StepLock:
         self._changed = threading.Condition()
         self._holder: int | None = None  # a thread's identifier
         self._waiting: deque[int] = deque()
+        self._stepper: int | None = None  # the thread of the last step
+        self._began_s: float | None = None
 
     def __enter__(self) -> None:
         self._enter(None)
@@ -25,6 +28,31 @@ class StepLock:
             if self._holder == threading.get_ident():
                 self._holder = None
                 self._changed.notify_all()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds since the `step` that runs began; 0.0 between steps."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """`with lock:` around what must end within a time."""
+        with self:
+            self._stepper = threading.get_ident()
+            began_s = self._began_s = time.monotonic()
+            try:
+                yield
+            finally:
+                if self._began_s == began_s:  # else another thread has taken over
+                    self._began_s = None
+
+    @contextmanager
+    def take_over(self) -> Iterator[None]:
+        """`with lock:` that does not wait for the thread of the last step."""
+        with self.after(self._stepper):
+            self._began_s = None
+            yield
 
     @contextmanager
     def after(self, left_behind: int | None) -> Iterator[None]:

@@ -49,8 +49,7 @@ class ChainDrafter:
         self._rows = runtime.rows
         self._sampler = runtime.sampler
         self._rule = runtime.rule
-        self._profiler = runtime.profiler
-        self._clock = runtime.clock
+        self._faults = runtime.faults
         self._feedback = feedback
         self._prefill = DrafterPrefill(runtime, comparison)
         self._draft = DraftProcessor(runtime.sampler, runtime.rule)
@@ -110,11 +109,10 @@ class ChainDrafter:
         request = draft.request
         with self._states.stage(name, request.rows) as active:
             self._check_read(active, draft)
-            started = time.perf_counter()
+            started = self._runtime.begin_stage()
             result = self._draft.draft(active, request)
-            steps = int(request.depths.max())
-            places, own_ms = len(request.rows) * request.width, self._clock.own_ms(started)
-            self._profiler.record_stage("draft", places, own_ms, steps)
+            places, steps = len(request.rows) * request.width, int(request.depths.max())
+            self._runtime.end_stage("draft", places, started, steps)
             self._states.touch(active.state, request.rows, result.fed)
         # Places of the beam that hold no token are no nodes.
         tree = result.tree.select(request.depths * request.width, request.depths)
@@ -131,7 +129,8 @@ class ChainDrafter:
             raise StageError(name, error) from error
         step_ms = (time.perf_counter() - started) * 1000 / shape.depth
         places = len(request.rows) * shape.width
-        self._profiler.record_forward(name, places, 0.0, step_ms, shape.depth)
+        with self._faults.part("timing"):
+            runtime.profiler.record_forward(name, places, 0.0, step_ms, shape.depth)
         self._hand_on(draft, DraftResult.without_logits(tree))
 
     def _verify_with(self, name: str, draft: GroupDraft, before: DraftResult) -> None:
@@ -146,14 +145,14 @@ class ChainDrafter:
         )
         with self._states.stage(name, rows) as active:
             self._check_read(active, draft)
-            started = time.perf_counter()
+            started = self._runtime.begin_stage()
             result = self._verify.verify(active, request)
-            places = int((result.places >= 0).sum())
-            self._profiler.record_stage("verify", places, self._clock.own_ms(started))
+            self._runtime.end_stage("verify", int((result.places >= 0).sum()), started)
             if result.broken_rows.any():
                 raise NonFiniteLogits(name, rows[result.broken_rows])
             self._states.touch(active.state, rows, _scrubbed(active, result))
-        self._feedback.learn_from_intermediate(draft, before, name, result)
+        with self._faults.part("feedback"):
+            self._feedback.learn_from_intermediate(draft, before, name, result)
         is_hard, is_path = group.hard_rejection, group.shape.width == 1
         after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
         size = group.shape.depth * group.shape.width + len(group.chain)
@@ -171,7 +170,6 @@ class ChainDrafter:
         if behind > CATCH_UP_TOKENS:
             raise _Evicted
         draft.caught_up |= behind > 2
-        self._clock.take_ms()
 
 
 class _Evicted(Exception):

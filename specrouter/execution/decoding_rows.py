@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from processors import Sampler, SamplingSettings
+from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.logprobs import PromptLogprobs
 from specrouter.request.spec import RequestSpec
 from statemgr import NgramTable, StateManager
@@ -33,14 +34,22 @@ class DecodingRows:
     Args:
         eos_token_ids: that end a text, unless its request goes on.
         window: the most output positions of a row that a cycle may look at.
+        faults: around what only drafts depend on, and around the closing of rows: whatever of a
+            row could not be closed is gone when it is opened again.
     """
 
     def __init__(
-        self, manager: StateManager, vocab_size: int, eos_token_ids: Collection[int], window: int
+        self,
+        manager: StateManager,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        window: int,
+        faults: FaultGuard | None = None,
     ) -> None:
         self.sampler = Sampler(vocab_size, window)
         self.ngrams = NgramTable(vocab_size)
         self.prompt_logprobs = PromptLogprobs()
+        self._faults = faults or FaultGuard()
         self._manager = manager
         self._eos_token_ids = eos_token_ids
         self._facts: dict[int, _RowFacts] = {}
@@ -58,14 +67,15 @@ class DecodingRows:
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
-        self.ngrams.open(row, len(request.token_ids), request.predicted)
+        with self._faults.part("rows"):
+            self.ngrams.open(row, len(request.token_ids), request.predicted)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
     def close(self, row: int) -> None:
-        del self._facts[row]
-        self.sampler.close(row)
-        self.ngrams.close(row)
-        self.prompt_logprobs.close(row)
+        self._facts.pop(row, None)  # it may never have been opened to the end
+        for close in (self.sampler.close, self.ngrams.close, self.prompt_logprobs.close):
+            with self._faults.part("rows"):
+                close(row)
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""

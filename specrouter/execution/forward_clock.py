@@ -12,15 +12,21 @@ from typing import Any
 
 import torch
 
+from specrouter.execution.fault_guard import FaultGuard
+
 # model, tokens, attended, the mean time in ms of forwards of this size, their number
 Report = Callable[[str, int, float, float, int], None]
 
 
 class ForwardClock:
-    """Used by one thread. Args: `report` is told of forwards when `take_ms` is called."""
+    """Used by one thread; a clock that fails is no failure of the forward.
 
-    def __init__(self, report: Report) -> None:
+    Args: `report` is told of forwards when `take_ms` is called.
+    """
+
+    def __init__(self, report: Report, faults: FaultGuard | None = None) -> None:
         self._report = report
+        self._faults = faults or FaultGuard()
         self._pending: list[tuple[str, int, float, Any, Any]] = []
         self._seen: dict[tuple[str, int, float], list[float]] = {}
 
@@ -38,7 +44,8 @@ class ForwardClock:
                 started = time.perf_counter()
                 with around():
                     yield
-                self._note(model, tokens, attended, (time.perf_counter() - started) * 1000)
+                with self._faults.part("timing"):
+                    self._note(model, tokens, attended, (time.perf_counter() - started) * 1000)
                 return
             event: Any = torch.cuda.Event  # typed in some versions only
             begin, end = event(enable_timing=True), event(enable_timing=True)

@@ -65,6 +65,9 @@ def leave_selected(
     Args:
         selector: None: every node is left.
         accept_prob: [B, W] the probability of each node of a draft's tree to be accepted.
+
+    Raises:
+        ValueError: what the selector picked are no trees.
     """
     drafted = [(draft, draft.result) for draft in drafts if draft.result is not None]
     for draft, result in drafted:
@@ -81,6 +84,8 @@ def leave_selected(
         tree = result.tree
         own = chosen[start : start + len(tree.rows), : tree.tokens.shape[1]]
         start += len(tree.rows)
+        if not tree.holds_parents(own):
+            raise ValueError("the selection has nodes without their parents")
         draft.selected = own
         draft.result = replace(result, tree=tree.keep(own))
 

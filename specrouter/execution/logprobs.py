@@ -84,6 +84,7 @@ class PromptLogprobs:
         self._rows: dict[int, _Reading] = {}
 
     def open(self, row: int, prompt: Sequence[int], count: int | None) -> None:
+        self._rows.pop(row, None)
         if count is not None:
             self._rows[row] = _Reading(np.array(prompt, dtype=np.int64), count)
 

@@ -20,6 +20,7 @@ from modelpool.packed_model import PackedModel
 from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
 from processors.active_model import lag
 from specrouter.cycle import CATCH_UP_TOKENS, ModelFailure
+from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.profile.model_times import ModelTimes
@@ -47,7 +48,10 @@ class _Touched:
 
 
 class ModelStates:
-    """Args: `guard`: told of every forward of a model other than the target."""
+    """Args:
+    guard: told of every forward of a model other than the target.
+    faults: around the clock.
+    """
 
     def __init__(
         self,
@@ -56,12 +60,14 @@ class ModelStates:
         times: ModelTimes,
         clock: ForwardClock,
         guard: HangGuard | None = None,
+        faults: FaultGuard | None = None,
     ) -> None:
         self._pool = pool
         self._manager = manager
         self._times = times
         self._clock = clock
         self._guard = guard
+        self._faults = faults or FaultGuard()
         self._rollback = RollbackProcessor()
         self._held: list[str] = []  # the models of the stages that are open
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
@@ -130,7 +136,7 @@ class ModelStates:
     def abandon(self, name: str) -> None:
         """Takes over from a thread that hangs in a forward of a model, whose cache is forgotten.
 
-        In a stage or not: an errand runs models that are not held.
+        In a stage or not: who measures runs models that are not held.
         """
         while self._held:
             self._release(self._held[-1])
@@ -197,6 +203,7 @@ class ModelStates:
             around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
             model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
             self._times.learn(name, model)
-            model.watch = self._clock.watch(name, model.device, around)
+            with self._faults.part("timing"):
+                model.watch = self._clock.watch(name, model.device, around)
             self._loaded[name] = model
         return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)

@@ -1,10 +1,12 @@
 """Runtime: what all parts of the execution work with."""
 
+import time
 from dataclasses import dataclass, field
 
 from modelpool import ModelPool
 from processors import AcceptanceRule, Sampler, SharedNoise
 from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import ModelStates
@@ -23,6 +25,7 @@ class ExecutionSettings:
         rule: how drafts are chosen and accepted.
         guard: told of every forward of a model other than the target.
         fresh_times: models are timed anew, whatever an earlier process has kept.
+        faults: around what no request may depend on.
     """
 
     prefill_chunk: int
@@ -30,6 +33,7 @@ class ExecutionSettings:
     rule: AcceptanceRule = field(default_factory=SharedNoise)
     guard: HangGuard | None = None
     fresh_times: bool = False
+    faults: FaultGuard = field(default_factory=FaultGuard)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +54,11 @@ class Runtime:
         profiler: PerformanceProfiler,
         settings: ExecutionSettings,
     ) -> "Runtime":
-        clock = ForwardClock(profiler.record_forward)
-        rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, settings.window)
+        faults = settings.faults
+        clock = ForwardClock(profiler.record_forward, faults)
+        rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, settings.window, faults)
         times = ModelTimes(pool, profiler, settings.fresh_times)
-        states = ModelStates(pool, manager, times, clock, settings.guard)
+        states = ModelStates(pool, manager, times, clock, settings.guard, faults)
         return cls(pool, manager, profiler, settings, clock, rows, states)
 
     @property
@@ -61,5 +66,23 @@ class Runtime:
         return self.settings.rule
 
     @property
+    def faults(self) -> FaultGuard:
+        return self.settings.faults
+
+    @property
     def sampler(self) -> Sampler:
         return self.rows.sampler
+
+    def begin_stage(self) -> float:
+        """Now, by `time.perf_counter`: what forwards took before is not the stage's."""
+        with self.faults.part("timing"):
+            self.clock.take_ms()
+        return time.perf_counter()
+
+    def end_stage(self, stage: str, places: int, started: float, times: int = 1) -> None:
+        """Tells the profiler the engine's own time in a stage; see its `record_stage`.
+
+        For after the results have been waited for.
+        """
+        with self.faults.part("timing"):
+            self.profiler.record_stage(stage, places, self.clock.own_ms(started), times)

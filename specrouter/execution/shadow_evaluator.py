@@ -27,12 +27,12 @@ class ShadowEvaluator:
     """Where noise is not shared nobody can be evaluated: the outputs owe nothing to it."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._target = runtime.pool.target
         self._manager = runtime.manager
         self._states = runtime.states
         self._rows = runtime.rows
         self._profiler = runtime.profiler
-        self._clock = runtime.clock
         self._is_possible = runtime.rule.shares_noise
         self._prefill = PrefillProcessor(runtime.settings.prefill_chunk)
 
@@ -59,8 +59,7 @@ class ShadowEvaluator:
             return
         begun = time.perf_counter()
         with self._states.stage(name, rows) as active:
-            self._clock.take_ms()
-            started, end = time.perf_counter(), int(self._manager.counts[evaluation.row])
+            started, end = self._runtime.begin_stage(), int(self._manager.counts[evaluation.row])
             lengths = np.array([end - 1])
             logits = self._prefill.read(active, rows, lengths, tails)
             count = int(tails[0])
@@ -73,7 +72,7 @@ class ShadowEvaluator:
             )
             ids, log_probs = self._rows.sampler.rank(logits, contexts, _WIDTH)
             stated, drafted = np.exp(log_probs.cpu().numpy()), ids.cpu().numpy()
-            self._profiler.record_stage("evaluation", count, self._clock.own_ms(started))
+            self._runtime.end_stage("evaluation", count, started)
             if np.isnan(stated).any():
                 raise NonFiniteLogits(name, rows)
         said = self._manager.tokens[evaluation.row, end - count : end]

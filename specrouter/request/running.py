@@ -229,3 +229,18 @@ class RunningRequest:
             self._accepted,
             None if ttft_ms is None else ttft_ms + decode_ms,
         )
+
+
+def last_delta(request: RunningRequest, reason: FinishReason, error: str | None = None) -> Delta:
+    """The end of a request that fails at nothing: what it has produced, or no more than an error
+    where that cannot be put together."""
+    try:
+        return request.finish(reason, error)
+    except Exception as failure:
+        logger.exception("request %d: no output", request.handle.request_id)
+        cause = error or f"the output could not be made: {type(failure).__name__}: {failure}"
+        spec = request.spec
+        request.finished = True
+        metrics = RequestMetrics(None, None, 0.0, 0, {}, len(spec.token_ids), 0, spec.objective)
+        output = RequestOutput("", [], "error", metrics, spec.seed, cause, spec.sample)
+        return Delta("", [], "error", output, spec.sample)

@@ -941,7 +941,7 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(small_config: Setti
     router.close()  # nothing happens
 
 
-def test_an_errand_that_is_never_run_is_told_so(small_config: Settings, faults: Faults) -> None:
+def test_a_call_that_is_never_run_is_told_so(small_config: Settings, faults: Faults) -> None:
     faults.delay_s = 0.01
     router = open_router(small_config)
     running = router.submit(PROMPT, LONG, "off")
@@ -955,7 +955,7 @@ def test_an_errand_that_is_never_run_is_told_so(small_config: Settings, faults: 
 
     with router._engine._stepping:  # so that the router closes before there is time for it
         threading.Thread(target=ask, daemon=True).start()
-        wait_until(lambda: router._thread._errand is not None)
+        wait_until(lambda: bool(router._thread._calls))
         closing = threading.Thread(target=router.close)
         closing.start()
         wait_until(lambda: not router.is_healthy)

@@ -51,9 +51,9 @@ class CountingRouter:
     def statistics(self) -> EngineTime:
         return EngineTime(cycles=self._cycles, cycle_ms=10.0 * self._cycles)
 
-    def run_idle(self, errand: Callable[[], Any]) -> Any:
+    def run_idle(self, function: Callable[[], Any]) -> Any:
         self.idle_runs += 1
-        return errand()
+        return function()
 
     def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]:
         self.calls.append((prompts, params, speculation))

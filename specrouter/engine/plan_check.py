@@ -1,0 +1,111 @@
+"""Whether a policy's decisions can be run at all: the one place where they are checked.
+
+Contract: what passes here ends no request, whatever it costs. `PlanError` names what is wrong.
+Not here: whether a decision is a good one.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrouter.cycle import ChainGroup, CyclePlan, Ints, Option, ShadowEvaluation
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
+from specrouter.slo.admission import Admission
+
+
+class PlanError(ValueError):
+    """A decision that makes no sense."""
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """What decisions may be about.
+
+    Attributes:
+        models: of the pool, the target included; `weightless`: those without weights.
+        prompt_tokens: that the target reads in a cycle at most.
+    """
+
+    models: Collection[str]
+    target: str
+    weightless: Collection[str]
+    prompt_tokens: int
+
+    def check_admission(self, admission: Admission, waiting: Collection[int]) -> None:
+        """`waiting`: ids of the requests that may be admitted. Memory is not looked at."""
+        _expect(isinstance(admission, Admission), "it is no Admission")
+        _expect(len(set(admission.admitted)) == len(admission.admitted), "a request twice")
+        _expect(set(admission.admitted) <= set(waiting), "an id that does not wait")
+        chunks = list(admission.chunks.values())
+        _expect(all(_is_count(each) for each in chunks), f"prompt tokens {chunks}")
+        _expect(sum(chunks) <= self.prompt_tokens, f"{sum(chunks)} prompt tokens")
+
+    def check_plan(self, plan: CyclePlan, left: Mapping[int, int]) -> None:
+        """`left`: by running row, tokens before its last that the target has not read."""
+        _expect(isinstance(plan, CyclePlan), "it is no CyclePlan")
+        for group in plan.groups:
+            self._check_group(group)
+        rows, counts = _ascending(plan.prefill_rows), plan.prefill_counts
+        _expect(counts.shape == rows.shape and counts.dtype == np.int64, "counts of chunks")
+        planned = plan.rows
+        _expect(bool(planned), "no rows")
+        _expect(len(set(planned)) == len(planned), "a row twice")
+        _expect(left.keys() >= set(planned), "a row that does not run")
+        chunks = dict(zip(rows.tolist(), counts.tolist(), strict=True))
+        _expect(all(0 < each <= left[row] for row, each in chunks.items()), f"chunks {chunks}")
+        first = [left[row] + 1 for row in planned if row not in chunks and left[row]]
+        tokens = sum(chunks.values()) + sum(first)
+        _expect(tokens <= self.prompt_tokens, f"{tokens} prompt tokens")
+        budget = plan.budget_nodes
+        _expect(budget is None or _is_count(budget), f"a budget of {budget} nodes")
+        if plan.shadow_evaluation is not None:
+            self._check_evaluation(plan.shadow_evaluation, left)
+
+    def _check_group(self, group: ChainGroup) -> None:
+        self._check_chain(group.chain)
+        _ascending(group.rows)
+        _expect(len(group.rows) > 0, "a group without rows")
+        depth, width = group.shape.depth, group.shape.width
+        _expect(_is_count(depth) and 1 <= depth <= MAX_DEPTH, f"depth {depth}")
+        _expect(_is_count(width) and 1 <= width <= MAX_TREE_TOKENS, f"width {width}")
+        if group.branching is None:
+            _expect(depth * width <= MAX_TREE_TOKENS, f"trees of {depth} x {width}")
+        else:
+            is_form = len(group.branching) == depth and all(map(_is_count, group.branching))
+            _expect(is_form and math.prod(group.branching) == width, f"form {group.branching}")
+        if group.predicted is not None:
+            _check_prediction(group.predicted)
+
+    def _check_chain(self, chain: Chain) -> None:
+        is_known = isinstance(chain, tuple) and set(chain) <= set(self.models)
+        _expect(is_known and len(set(chain)) == len(chain), f"chain {chain}")
+        _expect(chain[-1:] == (self.target,), f"chain {chain} does not end in the target")
+        _expect(not set(chain[1:]) & set(self.weightless), f"{chain} verifies without weights")
+
+    def _check_evaluation(self, evaluation: ShadowEvaluation, rows: Collection[int]) -> None:
+        idle = set(self.models) - set(self.weightless) - {self.target}
+        is_possible = evaluation.model in idle and evaluation.row in rows
+        _expect(is_possible and _is_count(evaluation.tokens), f"evaluation {evaluation}")
+
+
+def _check_prediction(option: Option) -> None:
+    values = (option.cycle_ms, option.tokens, option.plain_ms, option.plain_tokens)
+    _expect(all(math.isfinite(each) and each >= 0.0 for each in values), f"predicted {option}")
+
+
+def _ascending(rows: Ints) -> Ints:
+    _expect(isinstance(rows, np.ndarray) and rows.dtype == np.int64, "rows are no integers")
+    _expect(rows.ndim == 1 and bool((np.diff(rows) > 0).all()), f"rows {rows} do not ascend")
+    return rows
+
+
+def _is_count(value: object) -> bool:
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_number and bool(value >= 0)
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise PlanError(otherwise)

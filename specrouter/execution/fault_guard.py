@@ -1,0 +1,114 @@
+"""FaultGuard: around what no request may depend on, such as learning, accounts and timing.
+
+A failure inside loses its own fact and nothing else: it is counted by part (the metric
+`specrouter_control_faults_total`), and the log has one line a minute for each part.
+RowGuard: around what concerns one row. A failure there ends that row's request, and no other.
+
+Both leave a `BaseException` alone that is no `Exception`: `Abandoned` and the like.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, get_args
+
+logger = logging.getLogger(__name__)
+
+Part = Literal[
+    "planning",  # view, admission, planner, scheduler: the next cycles run with the target alone
+    "selection",  # of the drafted nodes that the target verifies: the same
+    "drafting",  # around a chain's forwards: its group decodes with the target alone
+    "evaluation",  # of an idle drafter
+    "feedback",  # what verifications say of drafters
+    "timing",  # of forwards and stages
+    "learning",  # what cycles teach, and totals
+    "records",  # of decisions
+    "quarantine",
+    "accounts",  # objectives, meters and the pace of the queue
+    "rows",  # tables that speed rows up, and the closing of rows
+]
+_SILENT_S = 60.0  # after a line about a part
+
+
+class FaultGuard:
+    """`with guard.part("timing"): ...` Belongs to the engine's thread; `counts` may be read
+    anywhere.
+
+    Attributes: `counts`: failures so far, of every part.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter(dict.fromkeys(get_args(Part), 0))
+        self._clock = clock
+        self._told_s: dict[str, float] = {}
+        self._parts = {part: _Guarded(self, part) for part in get_args(Part)}
+
+    def part(self, part: Part) -> "_Guarded":
+        return self._parts[part]
+
+    def note(self, part: Part, error: BaseException) -> None:
+        """A failure that was caught elsewhere."""
+        self.counts[part] += 1
+        now_s = self._clock()
+        if now_s - self._told_s.get(part, -_SILENT_S) >= _SILENT_S:
+            self._told_s[part] = now_s
+            logger.error(
+                "%s failed (%d times so far); requests go on without it",
+                part,
+                self.counts[part],
+                exc_info=error,
+            )
+
+
+class _Guarded:
+    """Has no state: it may be entered again inside itself."""
+
+    def __init__(self, guard: FaultGuard, part: Part) -> None:
+        self._guard = guard
+        self._part: Part = part
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._guard.note(self._part, error)
+        return True
+
+
+class RowGuard:
+    """`with RowGuard(errors, row, "its text"): ...`: a failure is put down to the row.
+
+    Args:
+        errors: by row, why it cannot go on; the first reason stays.
+        what: failed, as the request is told.
+    """
+
+    def __init__(self, errors: dict[int, str], row: int, what: str) -> None:
+        self._errors = errors
+        self._row = row
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if self._row not in self._errors:
+            logger.error("row %d cannot go on: %s failed", self._row, self._what, exc_info=error)
+            self._errors[self._row] = f"{self._what} failed: {type(error).__name__}: {error}"
+        return True
