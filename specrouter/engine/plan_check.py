@@ -68,7 +68,8 @@ class PlanCheck:
         _ascending(group.rows)
         _expect(len(group.rows) > 0, "a group without rows")
         depth, width = group.shape.depth, group.shape.width
-        _expect(_is_count(depth) and 1 <= depth <= MAX_DEPTH, f"depth {depth}")
+        least = 1 if len(group.chain) > 1 else 0
+        _expect(_is_count(depth) and least <= depth <= MAX_DEPTH, f"depth {depth}")
         _expect(_is_count(width) and 1 <= width <= MAX_TREE_TOKENS, f"width {width}")
         if group.branching is None:
             _expect(depth * width <= MAX_TREE_TOKENS, f"trees of {depth} x {width}")
@@ -102,8 +103,9 @@ def _ascending(rows: Ints) -> Ints:
 
 
 def _is_count(value: object) -> bool:
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_number and bool(value >= 0)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return bool(value >= 0)
 
 
 def _expect(holds: bool, otherwise: str) -> None:

@@ -35,8 +35,9 @@ class CommitStage:
         self, verified: VerifyResult, drafts: Sequence[GroupDraft], result: CycleResult
     ) -> None:
         chains: dict[int, Chain] = {}
-        for draft in drafts:
-            chains.update(dict.fromkeys(draft.rows.tolist(), (*draft.used, self._target)))
+        with self._faults.part("drafting"):  # who has drafted is told, and nothing hangs on it
+            for draft in drafts:
+                chains.update(dict.fromkeys(draft.rows.tolist(), (*draft.used, self._target)))
         paths = self._sound_paths(verified, result)
         logprobs = self._logprobs(verified, paths, result)
         for index, path in paths.items():

@@ -532,17 +532,38 @@ def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
     assert_target_alone(bench, target)
 
 
-def test_a_selector_that_fails_commits_nothing_and_the_next_cycle_works(
+@pytest.mark.parametrize(
+    "selected",
+    [
+        lambda candidates: candidates.worth,
+        lambda candidates: np.zeros((1, 1), dtype=np.bool_),
+        lambda candidates: candidates.depths == candidates.depths.max(),
+    ],
+    ids=["no booleans", "another shape", "nodes without their parents"],
+)
+def test_groups_of_a_selector_without_sense_decode_with_the_target_alone(
+    bench: Bench, target: Any, selected: Any
+) -> None:
+    result = bench.run([group(("small", "target"), [0, 1, 2])], Noting(selected))
+    assert result.selection_failed
+    assert [(len(one.tokens), one.chain) for one in result.commits] == [(1, ("target",))] * 3
+    assert_target_alone(bench, target)
+
+
+def test_a_selector_that_fails_costs_its_groups_their_drafts_and_no_other(
     bench: Bench, target: Any
 ) -> None:
     def fail(candidates: Candidates) -> Bools:
         raise BROKEN
 
-    before = bench.manager.counts.copy()
-    with pytest.raises(RuntimeError, match="broken"):
-        bench.run([group(("small", "target"), [0, 1, 2])], Noting(fail))
-    bench.manager.check_integrity()
-    assert np.array_equal(bench.manager.counts, before)
+    groups = [
+        group(("small", "target"), [0, 2]),
+        group(("middle", "target"), [1], whole=True),
+    ]
+    result = bench.run(groups, Noting(fail))
+    assert result.selection_failed
+    chains = {commit.row: commit.chain for commit in result.commits}
+    assert chains == {0: ("target",), 1: ("middle", "target"), 2: ("target",)}
     assert len(bench.run([group(("small", "target"), [0, 1, 2])], best(4)).commits) == 3
     assert_target_alone(bench, target)
 
