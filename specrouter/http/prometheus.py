@@ -51,7 +51,8 @@ class RouterCollector(Collector):
         yield from estimate_metrics(known)
         yield from _chains(decoded, totals)
         yield from _drafts(decoded, totals)
-        yield from _engine(decoded, totals, known, router.restarts)
+        yield from _engine(decoded, totals, known)
+        yield from _failures(state, router.restarts)
         yield from vllm_metrics(router.pool.target, state, decoded)
 
 
@@ -177,7 +178,7 @@ def _drafts(decoded: DecodeFigures, totals: EngineStatistics) -> Iterator[Metric
 
 
 def _engine(
-    decoded: DecodeFigures, totals: EngineStatistics, known: PerformanceSnapshot, restarts: int
+    decoded: DecodeFigures, totals: EngineStatistics, known: PerformanceSnapshot
 ) -> Iterator[Metric]:
     yield histogram("specrouter_cycle_seconds", "Duration of a cycle.", decoded.cycle_times)
     yield histogram(
@@ -205,7 +206,16 @@ def _engine(
         "Current slowdown of forward passes against the profile at load.",
         known.machine,
     )
+
+
+def _failures(state: EngineState, restarts: int) -> Iterator[Metric]:
     yield counter("specrouter_restarts", "Restarts of the engine after a failure.", restarts)
+    yield counter(
+        "specrouter_control_faults",
+        "Failures of parts of the control plane, without which requests went on.",
+        {(part,): count for part, count in state.control_faults.items()},
+        ("part",),
+    )
 
 
 def _with_every_class(

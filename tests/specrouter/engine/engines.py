@@ -1,0 +1,65 @@
+"""An engine over a small family that is stepped by the test, and requests for it."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from modelpool import ModelPool
+from specrouter import RequestOutput, RouterConfig, SamplingParams
+from specrouter.engine.engine import Engine
+from specrouter.request.handle import RequestHandle
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec, SpeculationOverride
+
+PAIR = ("small", "target")
+GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
+PROMPTS = ((5, 17, 300, 42, 9), (3, 4), (250, 1, 99), (8, 9, 10, 11))
+_MOST_STEPS = 400
+
+
+class EngineBench:
+    """`engine` leaves its requests to `small>target`, so that it is known who drafts."""
+
+    def __init__(self, settings: dict[str, Any], **engine: Any) -> None:
+        settings = copy.deepcopy(settings)
+        settings["engine"] |= {"max_requests": 3} | engine
+        settings["scheduler"] = {"policy": "static", "chain": PAIR, "depth": 3}
+        config = RouterConfig.load(settings)
+        self.pool = ModelPool.from_config(config.pool)
+        self.engine = Engine(config, self.pool)
+        self.engine.warm_up()
+        self._ids = itertools.count(1)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams = GREEDY,
+        speculation: SpeculationOverride = None,
+    ) -> RequestHandle:
+        spec = RequestSpec(tuple(prompt), (), params, speculation, seed=1)
+        handle = RequestHandle(next(self._ids), lambda: None)
+        request = RunningRequest(spec, handle, self.pool.tokenizer, self.pool.eos_token_ids)
+        self.engine.enqueue(request)
+        return handle
+
+    def finish(self, handles: Sequence[RequestHandle]) -> list[RequestOutput]:
+        for _ in range(_MOST_STEPS):
+            if all(handle.is_done for handle in handles):
+                break
+            self.engine.step()
+        self.engine.check_integrity()
+        return [handle.result(timeout=0) for handle in handles]
+
+    def serve(self, speculation: SpeculationOverride = None) -> list[RequestOutput]:
+        """The prompts, one more than there are rows."""
+        return self.finish([self.submit(one, speculation=speculation) for one in PROMPTS])
+
+    def chains(self) -> set[tuple[str, ...]]:
+        """That a request goes through now."""
+        [output] = self.finish([self.submit(PROMPTS[0])])
+        return set(output.metrics.chains)
+
+    def faults(self) -> dict[str, int]:
+        """By part, of those that failed."""
+        return {part: count for part, count in self.engine.state().control_faults.items() if count}

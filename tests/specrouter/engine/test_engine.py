@@ -1,0 +1,253 @@
+"""The step: whatever in the control plane fails, requests get their tokens from the target.
+
+Faults of every function, one after the other: `tests.exact.control_faults`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter import SamplingParams
+from specrouter.cycle import CycleResult, ModelFailure, TargetError
+from specrouter.engine.admission_queue import AdmissionPace
+from specrouter.engine.quarantine import Quarantine
+from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.view_builder import ViewBuilder
+from specrouter.execution.acceptance_feedback import AcceptanceFeedback
+from specrouter.execution.chain_drafter import ChainDrafter
+from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.executor import Executor
+from specrouter.profile.perf_model import PerfModel
+from specrouter.profile.profiler import PerformanceProfiler
+from specrouter.request.detokenizer import Detokenizer
+from specrouter.request.running import RunningRequest
+from specrouter.routing.planner import Plan, Planner
+from specrouter.slo.accounts import SloAccounts
+from tests.specrouter.engine.engines import GREEDY, PAIR, PROMPTS, EngineBench
+
+
+class Bad(RuntimeError):
+    pass
+
+
+def fails(*_: object, **__: object) -> Any:
+    raise Bad("it is broken")
+
+
+@pytest.fixture(scope="module")
+def shared(small_config: dict[str, Any]) -> EngineBench:
+    return EngineBench(small_config)
+
+
+@pytest.fixture
+def bench(shared: EngineBench) -> Iterator[EngineBench]:
+    """Afterwards nothing fails, and drafters are used again."""
+    shared.engine._faults.counts.clear()
+    yield shared
+    assert any(PAIR in shared.chains() for _ in range(12)), "what rests has rested by then"
+
+
+@pytest.fixture(scope="module")
+def texts(shared: EngineBench) -> list[list[int]]:
+    return [output.token_ids for output in shared.serve("off")]
+
+
+def spoilt(plan: Plan, how: str) -> Any:
+    if how == "nothing":
+        return None
+    group = plan.groups[0]
+    if how == "an unknown model":
+        return dataclasses.replace(
+            plan, groups=[dataclasses.replace(group, chain=("huge", "target"))]
+        )
+    if how == "rows that do not run":
+        return dataclasses.replace(plan, groups=[dataclasses.replace(group, rows=np.array([7]))])
+    if how == "NaN":
+        shape = dataclasses.replace(group.shape, depth=math.nan)
+        return dataclasses.replace(plan, groups=[dataclasses.replace(group, shape=shape)])
+    return dataclasses.replace(plan, groups=[])
+
+
+CONTROL = {
+    "the view": (ViewBuilder, "build", "planning"),
+    "the planner": (Planner, "plan", "planning"),
+    "the quarantine's list": (Quarantine, "available", "planning"),
+    "begin of drafts": (ChainDrafter, "begin", "drafting"),
+    "a draft": (ChainDrafter, "draft", "drafting"),
+}
+FACTS = {
+    "the cycle's time": (PerformanceProfiler, "record_cycle", "learning"),
+    "the cycle's beginning": (PerformanceProfiler, "begin_cycle", "learning"),
+    "the cycle's tokens": (PerformanceProfiler, "record_gains", "learning"),
+    "times of stages": (PerformanceProfiler, "record_stage", "timing"),
+    "times of forwards": (PerfModel, "record", "timing"),
+    "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),
+    "accounts": (SloAccounts, "record", "accounts"),
+    "meters": (RequestMeter, "record", "accounts"),
+    "who does well": (Quarantine, "forgive", "quarantine"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "part"), CONTROL.values(), ids=CONTROL)
+def test_where_planning_or_drafting_fails_the_target_serves_alone(
+    bench: EngineBench,
+    texts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    part: str,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fails)
+        outputs = bench.serve()
+    assert set(bench.faults()) == {part}
+    assert [output.token_ids for output in outputs] == texts
+    assert {chain for one in outputs for chain in one.metrics.chains} == {("target",)}
+
+
+@pytest.mark.parametrize(
+    "how", ["nothing", "nobody", "an unknown model", "rows that do not run", "NaN"]
+)
+def test_plans_without_sense_are_not_run(
+    bench: EngineBench, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    real = Planner.plan
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "plan", lambda *arguments: spoilt(real(*arguments), how))
+        outputs = bench.serve()
+    assert [output.token_ids for output in outputs] == texts
+    assert bench.faults()["planning"] >= 3, "it is asked again now and then"
+
+
+@pytest.mark.parametrize(("owner", "name", "part"), FACTS.values(), ids=FACTS)
+def test_a_record_that_fails_loses_its_own_fact(
+    bench: EngineBench,
+    texts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    part: str,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fails)
+        outputs = bench.serve()
+    assert [output.token_ids for output in outputs] == texts
+    assert PAIR in {chain for one in outputs for chain in one.metrics.chains}
+    assert set(bench.faults()) == {part}
+
+
+ROW = {
+    "its text": (Detokenizer, "push"),
+    "its tokens": (RunningRequest, "accept"),
+    "its commit": (DecodingRows, "extend"),
+    "its beginning": (DecodingRows, "open"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name"), ROW.values(), ids=ROW)
+def test_a_fault_in_one_row_ends_its_request_alone(
+    bench: EngineBench,
+    texts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+) -> None:
+    real, calls = getattr(owner, name), 0
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Bad("it is broken")
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, once)
+        outputs = bench.serve()
+    failed = [one for one in outputs if one.finish_reason == "error"]
+    assert len(failed) == 1
+    assert "it is broken" in (failed[0].error or "")
+    for output, text in zip(outputs, texts, strict=True):
+        assert output.token_ids == text[: len(output.token_ids)]
+        assert output is failed[0] or output.token_ids == text
+
+
+def test_an_output_that_cannot_be_made_is_an_error_and_frees_its_row(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningRequest, "finish", fails)
+        outputs = bench.serve()
+    assert {output.finish_reason for output in outputs} == {"error"}
+    assert {output.token_ids == [] for output in outputs} == {True}
+    assert bench.engine.state().running == 0
+
+
+def test_the_target_ends_what_was_planned_and_the_next_cycle_works(
+    bench: EngineBench, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def burn(executor: Executor, plan: Plan) -> CycleResult:
+        raise TargetError("target failed: on fire", [ModelFailure("small", Bad("too"))])
+
+    handles = [bench.submit(one) for one in PROMPTS]
+    bench.engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "run", burn)
+        bench.engine.step()
+    outputs = bench.finish(handles)
+    assert [one.error for one in outputs] == ["target failed: on fire"] * 3 + [None]
+    assert outputs[3].token_ids == texts[3]
+    assert bench.engine.state().quarantines["small"] >= 1
+
+
+def test_the_time_of_a_token_is_the_last_that_made_sense(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = bench.engine.baseline_tpot_ms()
+    assert before > 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(PerformanceProfiler, "snapshot", fails)
+        assert bench.engine.baseline_tpot_ms() == before
+
+
+def test_a_wait_that_cannot_be_told_is_the_shortest(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for broken in (fails, lambda *_: math.nan):
+        with monkeypatch.context() as patch:
+            patch.setattr(AdmissionPace, "seconds_per_request", broken)
+            assert bench.engine.seconds_until_admitted(5) == 1.0
+
+
+def test_a_successor_has_the_policy_the_accounts_and_the_requests_that_wait(
+    small_config: dict[str, Any],
+) -> None:
+    bench = EngineBench(small_config, max_requests=1)
+    running, waiting = bench.submit(PROMPTS[0]), bench.submit(PROMPTS[1], SamplingParams(6))
+    bench.engine.step()
+    before = bench.engine
+    before.abandon_running("it has failed")
+    assert running.result(0).error == "it has failed"
+    bench.engine = before.successor()
+    bench.engine.warm_up()
+    [output] = bench.finish([waiting])
+    assert output.finish_reason in ("length", "eos")
+    assert bench.engine.slo_accounts is before.slo_accounts
+    assert bench.engine.slo_accounts.report().total.requests == 2
+    assert PAIR in bench.chains()
+
+
+def test_requests_that_ask_for_more_than_is_left_wait_for_memory(
+    small_config: dict[str, Any], texts: list[list[int]]
+) -> None:
+    room = len(PROMPTS[0]) + GREEDY.max_new_tokens
+    bench = EngineBench(small_config, kv_budget_tokens=room)
+    handles = [bench.submit(one) for one in PROMPTS]
+    bench.engine.step()
+    assert (bench.engine.state().running, bench.engine.free_rows) == (1, 0)
+    assert [output.token_ids for output in bench.finish(handles)] == texts
+    assert bench.faults() == {}

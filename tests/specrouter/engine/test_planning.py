@@ -1,0 +1,136 @@
+"""What policies fail at costs speculation for some cycles; they are asked again by themselves."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.cycle import ChainGroup, DraftShape
+from specrouter.engine.plan_check import PlanCheck
+from specrouter.engine.planning import CyclePlanning
+from specrouter.execution.fault_guard import FaultGuard
+from specrouter.routing.planner import Plan
+from specrouter.slo.admission import Admission
+from specrouter.view import Standing
+
+NOBODY = np.zeros(0, dtype=np.int64)
+PAIR = ("small", "big")
+
+
+class Policy:
+    """Plans the chain for all rows that decode, unless it is told to fail in some way."""
+
+    def __init__(self) -> None:
+        self.standing = Standing()
+        self.fails: str | None = None
+        self.leaves_out: set[int] = set()
+        self.asked = 0
+
+    def view(self, cycle: int, waiting: Any, standing: Standing) -> Any:
+        if self.fails == "view":
+            raise KeyError("no such row")
+        return SimpleNamespace(admitted=lambda rows: self)
+
+    def admit(self, view: Any) -> Any:
+        if self.fails == "admission":
+            raise ZeroDivisionError
+        return Admission((8,)) if self.fails == "senseless admission" else Admission()
+
+    def plan(self, view: Any, admission: Admission) -> Plan:
+        self.asked += 1
+        if self.fails == "plan":
+            raise ValueError("cannot convert float NaN to integer")
+        chain = ("huge", "big") if self.fails == "senseless plan" else PAIR
+        rows = np.array([row for row in (0, 1) if row not in self.leaves_out], dtype=np.int64)
+        return Plan([ChainGroup(chain, DraftShape(2), rows)], NOBODY, NOBODY)
+
+    def keep(self, plan: Plan) -> None:
+        self.standing = Standing(waited={1: 1})
+        if self.fails == "records":
+            raise MemoryError
+
+
+WAYS = ("view", "admission", "senseless admission", "plan", "senseless plan")
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.policy = Policy()
+        self.faults = FaultGuard()
+        policies: Any = SimpleNamespace(current=self.policy)
+        check = PlanCheck(PAIR, "big", (), prompt_tokens=16)
+        self.planning = CyclePlanning(
+            policies, self.policy.admit, self.policy.view, check, self.faults
+        )
+
+    def cycle(self, selection_failed: bool = False) -> bool:
+        """Whether anybody drafts."""
+        self.planning.admission({})
+        plan = self.planning.plan({}, {0: 0, 1: 0})
+        self.planning.judge(selection_failed)
+        if not self.policy.leaves_out:
+            assert sorted(plan.rows) == [0, 1]
+        return len(plan.groups[0].chain) > 1
+
+    def cycles(self, count: int) -> str:
+        return "".join("d" if self.cycle() else "-" for _ in range(count))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failure_costs_4_cycles_of_drafts_and_what_stood_is_forgotten(way: str) -> None:
+    bench = Bench()
+    assert bench.cycles(2) == "dd"
+    bench.policy.fails = way
+    assert bench.cycles(1) == "-"
+    bench.policy.fails = None
+    assert bench.policy.standing == Standing()
+    assert bench.cycles(6) == "---ddd"
+    assert bench.faults.counts["planning"] == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_keeps_failing_is_asked_less_and_less_often(way: str) -> None:
+    bench = Bench()
+    bench.policy.fails = way
+    assert bench.cycles(4 + 8 + 16 + 32) == "-" * 60
+    assert bench.faults.counts["planning"] == 4
+    bench.policy.fails = None
+    assert bench.cycles(1) == "d"
+    bench.policy.fails = way
+    assert bench.cycles(1) == "-"
+    bench.policy.fails = None
+    assert bench.cycles(5) == "---dd", "who did well begins anew"
+
+
+def test_a_failed_selection_rests_the_policies_and_is_counted_by_the_executor() -> None:
+    bench = Bench()
+    assert bench.cycle(selection_failed=True)
+    assert bench.cycles(5) == "---dd"
+    for _ in range(2):
+        bench.cycle(selection_failed=True)
+        bench.cycles(3)
+    assert bench.cycles(1) == "-", "the second rest in a row is of 8 cycles"
+
+
+def test_records_that_cannot_be_kept_cost_nothing() -> None:
+    bench = Bench()
+    bench.policy.fails = "records"
+    assert bench.cycles(3) == "ddd"
+    assert bench.faults.counts["records"] == 3
+    assert bench.faults.counts["planning"] == 0
+
+
+def test_a_request_that_is_left_out_for_ever_is_served_by_the_target() -> None:
+    bench = Bench()
+    bench.policy.leaves_out = {1}
+    served = [bench.cycles(1) for _ in range(140)]
+    assert served[:128] == ["d"] * 128
+    assert "-" in served[128:]
+
+
+def test_while_policies_rest_requests_are_admitted_in_their_order() -> None:
+    bench = Bench()
+    assert bench.planning.admission({}) == Admission()
+    bench.policy.fails = "admission"
+    assert bench.planning.admission({}) is None

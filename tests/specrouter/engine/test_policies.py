@@ -1,0 +1,85 @@
+"""Policies take turns; what each of them decided before is decided anew."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
+from specrouter.cycle import DraftShape
+from specrouter.engine.policies import PolicyRegistry
+from specrouter.routing.decision_record import DecisionRecord
+from specrouter.routing.decisions import INTERVAL
+from specrouter.routing.planner import Plan
+from specrouter.slo.tree_shape import SPECINFER_TREE
+from specrouter.view import SCHEDULED, ChainDecision, InUse, Standing
+
+NOBODY = np.zeros(0, dtype=np.int64)
+PARAMETERS = {"small": 1, "big": 10}
+ADAPTIVE = SchedulerConfig(), TreesConfig()
+ALONE = SchedulerConfig(policy="target-only"), TreesConfig()
+
+
+def registry(engine: EngineConfig | None = None) -> PolicyRegistry:
+    pool: Any = SimpleNamespace(
+        names=tuple(PARAMETERS), target="big", fit_together=lambda names: True
+    )
+    return PolicyRegistry(engine or EngineConfig(), pool, PARAMETERS, ADAPTIVE)
+
+
+def plan_of(cycle: int) -> Plan:
+    decision = ChainDecision(("small", "big"), DraftShape(4))
+    standing = Standing({SCHEDULED: InUse(decision, 1, 0, cycle, cycle)}, evaluated_at=cycle)
+    return Plan(
+        [], NOBODY, NOBODY, standing=standing, records=(DecisionRecord(cycle, 0.0, 1, decision),)
+    )
+
+
+def test_a_plan_that_is_run_leaves_its_standing_and_records_with_their_time() -> None:
+    policy = registry().current
+    policy.keep(plan_of(5))
+    assert policy.standing.evaluated_at == 5
+    [record] = policy.records
+    assert record.cycle == 5
+    assert record.unix_s > 1.7e9
+
+
+def test_records_are_those_of_the_last_256_switches() -> None:
+    policy = registry().current
+    for cycle in range(300):
+        policy.keep(plan_of(cycle))
+    assert [policy.records[0].cycle, policy.records[-1].cycle] == [44, 299]
+
+
+def test_a_policy_that_is_used_again_has_its_records_and_decides_anew() -> None:
+    policies = registry()
+    first = policies.current
+    first.keep(plan_of(100))
+    policies.use(ADAPTIVE)
+    assert policies.current is first
+    assert first.standing == plan_of(100).standing, "nothing happens where it is in use"
+    policies.use(ALONE)
+    assert policies.current is not first
+    assert not policies.current.records
+    policies.use(ADAPTIVE)
+    assert policies.current is first
+    assert len(first.records) == 1
+    assert first.standing.in_use[SCHEDULED].cycle == 100 - INTERVAL
+
+
+def test_a_static_tree_gives_the_chain_its_shape() -> None:
+    policies = registry()
+    policies.use(
+        (SchedulerConfig(policy="static", chain=("small", "big")), TreesConfig(shape="static"))
+    )
+    limits = policies.current.planner.scheduler.limits(SCHEDULED)
+    assert (limits.depth, limits.width) == (len(SPECINFER_TREE), 3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "width"), [(EngineConfig(), 4), (EngineConfig(exact="strict"), 1)]
+)
+def test_strict_exactness_has_paths_only(engine: EngineConfig, width: int) -> None:
+    planner = registry(engine).current.planner
+    assert planner.scheduler.limits((4, 4)).width == width
