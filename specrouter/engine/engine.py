@@ -179,6 +179,7 @@ class Engine:
         """Takes the target's times, or finds those of an earlier process."""
         with self._stepping:
             self._executor.states.prepare(self._pool.target)
+        self.baseline_tpot_ms()  # the first, to fall back on
 
     def preload(self) -> None:
         """Loads and times the drafters that the policy may choose, while there is room for them.
@@ -273,10 +274,11 @@ class Engine:
         """Ends every request, waiting ones included."""
         self._book.end_all([(one, "cancelled", None) for one in self._book])
 
-    def abandon(self, cause: str) -> None:
-        """After a failure of the engine itself: its state is beyond use, but all are told."""
+    def abandon(self, cause: str, others: Sequence[RunningRequest] = ()) -> None:
+        """After a failure of the engine itself: its state is beyond use, but all are told, and
+        `others`, which may not be queued here."""
         self.abandon_running(cause)
-        self._book.tell(self._book.waiting, "unserved", cause)
+        self._book.tell((*self._book.waiting, *others), "unserved", cause)
 
     def abandon_running(self, cause: str) -> None:
         """The same, but those that wait may still be served by the successor."""

@@ -192,8 +192,9 @@ class EngineThread:
         with self._wakeup:
             while not (self._closing or self._arrived or self.engine.has_work or self._calls):
                 self._wakeup.wait()
-            while self._arrived:
-                self.engine.enqueue(self._arrived.popleft())
+            while self._arrived:  # one that cannot be queued is not lost: it is told with the rest
+                self.engine.enqueue(self._arrived[0])
+                self._arrived.popleft()
             return not self._closing
 
     def _begins_anew(self, cause: str) -> bool:
@@ -225,16 +226,16 @@ class EngineThread:
             self.failure = cause
             self._closing = True
             arrived, self._arrived = list(self._arrived), deque()
-        for request in arrived:
-            self.engine.enqueue(request)
         try:
+            for request in arrived:
+                self.engine.enqueue(request)
             if cause is None:
                 self.engine.cancel_all()
             else:
                 self.engine.abandon(cause)
         except Exception as error:
             logger.exception("requests could not be ended as they should")
-            self.engine.abandon(f"{type(error).__name__}: {error}")
+            self.engine.abandon(f"{type(error).__name__}: {error}", arrived)
         finally:
             gone = UnavailableError(cause or "the router is closed")
             self._calls.close(gone)

@@ -60,20 +60,22 @@ class RequestBook:
         without those that cannot begin and end alone."""
         rows: dict[int, int] = {}
         for request in requests:
-            row = self.executor.allocate(request.spec)
-            if row is None:
-                break
-            self.waiting.remove(request)
-            request.row = row
-            self.running[row] = request
             try:
-                self.executor.open(row, request.spec)
+                row = self.executor.allocate(request.spec)
+                if row is None:
+                    break
+                self._open(request, row)
+                rows[request.handle.request_id] = row
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
                 logger.exception("request %d cannot begin", request.handle.request_id)
-                self.end(request, "error", f"{type(error).__name__}: {error}")
-            else:
-                rows[request.handle.request_id] = row
+                self.end_all([(request, "error", f"{type(error).__name__}: {error}")])
         return rows
+
+    def _open(self, request: RunningRequest, row: int) -> None:
+        self.waiting.remove(request)
+        request.row = row
+        self.running[row] = request
+        self.executor.open(row, request.spec)
 
     def end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":

@@ -65,10 +65,14 @@ class PerfModel:
         """Learns from what the cycle recorded, or drops it.
 
         `only_news`: drops what is of sizes that are known; learning takes time too.
+
+        Raises:
+            ArithmeticError: what would be learned is not finite; that is not.
         """
         forwards, works, self._forwards, self._works = self._forwards, self._works, [], []
         for name, _, _, ms in forwards if learns else ():
-            mean_ms = self._means.setdefault(name, ms)
+            known_ms = self._means.get(name, ms)
+            mean_ms = known_ms if math.isfinite(known_ms) else ms
             self._means[name] = mean_ms + _PRINTED * (ms - mean_ms)
         if only_news:
             forwards = [each for each in forwards if not _is_known(self._models, each)]
@@ -77,6 +81,8 @@ class PerfModel:
             return
         seen, shared = self._common(forwards)
         factor = math.exp(_without_noise(self._slowdown + shared))
+        if not math.isfinite(factor + seen):
+            raise ArithmeticError(f"a slowdown of {factor}")
         for known, records in ((self._models, forwards), (self._stages, works)):
             for name, tokens, attended, ms in records:
                 known.setdefault(name, TimeRegression()).record(tokens, attended, ms / factor)
@@ -87,9 +93,9 @@ class PerfModel:
         """What lasts becomes all curves' own, so that no ratio changes."""
         usual = _SETTLING * _without_noise(self._slowdown)
         if usual:
-            self._slowdown -= usual
             for times in (*self._models.values(), *self._stages.values()):
                 times.scale(math.exp(usual))
+            self._slowdown -= usual
 
     def models(self) -> Mapping[str, TimeCurve]:
         """Curves of those that are known; times `slowdown` for now."""

@@ -109,9 +109,23 @@ class TimeRegression:
         return math.sqrt(row @ self._cov @ row) <= _CLIP * _NOISE * float(row @ self._state)
 
     def record(self, tokens: int, attended: float, ms: float) -> None:
-        """Learns from a forward. A time that is no positive number is ignored."""
+        """Learns from a forward. A time that is no positive number is ignored.
+
+        Raises:
+            ArithmeticError: what would be learned is not finite; nothing is.
+        """
         if not 0.0 < ms < math.inf:
             return
+        before = self._sizes, self._state, self._cov, self._prior
+        try:
+            self._learn(tokens, attended, ms)
+            if not (np.isfinite(self._state).all() and np.isfinite(self._cov).all()):
+                raise ArithmeticError(f"{ms} ms for {tokens} tokens teach no finite times")
+        except Exception:
+            self._sizes, self._state, self._cov, self._prior = before
+            raise
+
+    def _learn(self, tokens: int, attended: float, ms: float) -> None:
         size = bucket_of(tokens)
         self._seen[size] += 1
         is_cold = self._seen[size] <= _COLD
@@ -129,9 +143,12 @@ class TimeRegression:
         self._curve = None
 
     def curve(self) -> TimeCurve | None:
-        """None before the first forward that counts."""
+        """None before the first forward that counts. Raises `ArithmeticError` where it would hold
+        what is not finite."""
         if self._curve is None and self._sizes:
             base = isotonic(self._state[:-1].tolist(), (1.0 / np.diag(self._cov)[:-1]).tolist())
+            if not all(map(math.isfinite, base)):
+                raise ArithmeticError("the curve is not finite")
             points = tuple(zip(self._sizes, base, strict=True))
             self._curve = TimeCurve(points, float(self._state[-1]))
         return self._curve
@@ -157,7 +174,13 @@ class TimeRegression:
         return cls._of(points, slope)
 
     def scale(self, factor: float) -> None:
-        """All that was learned, as of something that takes `factor` times as long."""
+        """All that was learned, as of something that takes `factor` times as long.
+
+        Raises:
+            ArithmeticError: that is no positive number; nothing changes.
+        """
+        if not 0.0 < factor < math.inf:
+            raise ArithmeticError(f"times {factor}")
         self._state, self._curve = self._state * factor, None
         self._prior, self._cov = self._prior * factor**2, self._cov * factor**2
 

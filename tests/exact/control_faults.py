@@ -80,8 +80,10 @@ TERMINAL = (
     "specrouter.engine.worker_threads",
     "specrouter.execution.fault_guard",
     "specrouter.cycle.CyclePlan.rows",
-    # The target's stage: its pack, its verification, its commit; the state around it.
+    # The target's stage: its pack, its verification, its commit; where rows stand, their state.
     "specrouter.execution.commit_stage",
+    "specrouter.execution.decoding_rows.DecodingRows.output_positions",
+    "specrouter.execution.decoding_rows.DecodingRows.remaining",
     "specrouter.execution.executor",
     "specrouter.execution.hang_guard",
     "specrouter.execution.model_states",
@@ -100,6 +102,7 @@ TERMINAL = (
 )
 # What belongs to one row: a fault here may end that row's request.
 ROW = (
+    "specrouter.engine.context_limit",
     "specrouter.engine.input_validation",
     "specrouter.execution.decoding_rows",
     "specrouter.execution.logprobs",
@@ -374,7 +377,8 @@ class Service:
         assert self.router.is_healthy, f"the service stopped: {self.router.failure}"
         if kind != "terminal":
             assert self.router.restarts == restarts, f"the engine began anew: {_errors(outputs)}"
-        self._recover()
+        if fault.fired or failed:
+            self._recover()
         return endings
 
     def _serve(self) -> tuple[Counter[str], list[RequestOutput]]:
@@ -498,6 +502,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--only", default="", help="functions whose name holds this")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which it ends early")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(arguments)
     prepare(threads=1)
@@ -511,13 +516,16 @@ def main(arguments: list[str] | None = None) -> int:
         runs = runs[options.part :: options.parts]
         check, progress = ControlFaultCheck(service), Progress("control faults", len(runs))
         for target, mode in runs:
+            if time.monotonic() - started > options.seconds:
+                break
             if options.verbose:
                 print(target.name, mode, target.kind, flush=True)
             check.play(target, mode, options.seed)
             progress(f"{len(check.failures)} failed")
         service.close()
-    figures = {"called": len(every), **check.figures()}
-    return finish("control faults", not check.failures, started, figures)
+    passed = not check.failures and progress.done == len(runs)
+    figures = {"called": len(every), "left": len(runs) - progress.done, **check.figures()}
+    return finish("control faults", passed, started, figures)
 
 
 if __name__ == "__main__":

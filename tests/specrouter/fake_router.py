@@ -356,7 +356,7 @@ class FakeEngine:
         for request in list(self.running):
             self._end(request, "cancelled")
 
-    def abandon(self, cause: str) -> None:
+    def abandon(self, cause: str, others: Sequence[RunningRequest] = ()) -> None:
         for request in list(self.running):
             self._end(request, "error", cause)
 

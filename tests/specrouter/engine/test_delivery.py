@@ -1,0 +1,109 @@
+"""Tokens reach their requests; who cannot take them ends alone, and drafters are judged."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from specrouter.cycle import Commit, CycleResult, ModelFailure
+from specrouter.engine.delivery import Delivery
+from specrouter.execution.fault_guard import FaultGuard
+from specrouter.request.output import Delta
+
+PAIR = ("small", "target")
+
+
+class Request:
+    def __init__(self, row: int, ends_with: int | None = None) -> None:
+        self.row = row
+        self.told: list[Delta] = []
+        self.handle = SimpleNamespace(request_id=row, deliver=self.told.append)
+        self.spec = SimpleNamespace(token_ids=(1,), seed=0, sample=0, objective=None)
+        self.finished = False
+        self.last_gap_s = 0.01
+        self._ends_with = ends_with
+
+    def accept(self, tokens: list[int], *_: Any) -> Delta:
+        if not tokens:
+            raise KeyError("no text")
+        self.finished = tokens[-1] == self._ends_with
+        return Delta(str(tokens), tokens, "stop" if self.finished else None)
+
+    def finish(self, reason: Any, error: str | None = None) -> Delta:
+        self.finished = True
+        return Delta("", [], reason, SimpleNamespace(error=error))  # type: ignore[arg-type]
+
+
+class Bench:
+    def __init__(self, requests: list[Request], gains_fail: bool = False) -> None:
+        self.concluded: list[tuple[int, Delta]] = []
+        self.ended: list[tuple[int, str | None]] = []
+        self.rested: set[str] = set()
+        self.forgiven: set[str] = set()
+        self.gains: list[Any] = []
+        self.faults = FaultGuard()
+        running = {request.row: request for request in requests}
+
+        def conclude(request: Request, delta: Delta) -> None:
+            self.concluded.append((request.row, delta))
+            del running[request.row]
+
+        def record(gains: list[Any], budget: int | None) -> None:
+            if gains_fail:
+                raise OverflowError
+            self.gains += gains
+
+        def add_all(failures: list[ModelFailure], cycle: int) -> set[str]:
+            self.rested = {failure.model for failure in failures}
+            return self.rested
+
+        book: Any = SimpleNamespace(
+            running=running,
+            conclude=conclude,
+            end=lambda request, reason, error: self.ended.append((request.row, error)),
+        )
+        quarantine: Any = SimpleNamespace(add_all=add_all, forgive=self.forgiven.update)
+        profiler: Any = SimpleNamespace(record_gains=record)
+        self.delivery = Delivery(book, quarantine, profiler, self.faults)
+
+
+def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
+    going, done = Request(0), Request(1, ends_with=9)
+    bench = Bench([going, done])
+    commits = [Commit(0, [5, 6], PAIR, drafted=3), Commit(1, [9], ("target",))]
+    bench.delivery.deliver(CycleResult(commits), 1, None)
+    assert [one.token_ids for one in going.told] == [[5, 6]]
+    assert [row for row, _ in bench.concluded] == [1]
+    assert [gain.chain for gain in bench.gains] == [PAIR, ("target",)]
+
+
+def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text() -> None:
+    bench = Bench([Request(0), Request(1, ends_with=9)])
+    commits = [Commit(0, [5], PAIR), Commit(1, [9], PAIR)]
+    bench.delivery.deliver(CycleResult(commits, errors={0: "bad", 1: "bad"}), 1, None)
+    assert bench.ended == [(0, "bad")]
+
+
+def test_a_request_without_a_text_ends_with_an_error_and_the_others_go_on() -> None:
+    odd, other = Request(0), Request(1)
+    bench = Bench([odd, other])
+    bench.delivery.deliver(CycleResult([Commit(0, [], PAIR), Commit(1, [4], PAIR)]), 1, None)
+    [(row, delta)] = bench.concluded
+    assert (row, delta.finish_reason) == (0, "error")
+    assert delta.output is not None
+    assert "no text" in (delta.output.error or "")
+    assert len(other.told) == 1
+
+
+def test_gains_that_cannot_be_counted_keep_no_token_back() -> None:
+    request = Request(0)
+    bench = Bench([request], gains_fail=True)
+    bench.delivery.deliver(CycleResult([Commit(0, [5], PAIR)]), 1, None)
+    assert len(request.told) == 1
+    assert bench.faults.counts["learning"] == 1
+
+
+def test_models_that_took_part_and_did_not_fail_are_forgiven() -> None:
+    bench = Bench([Request(0)])
+    failures = [ModelFailure("middle", RuntimeError())]
+    commits = [Commit(0, [5], ("small", "middle", "target"))]
+    bench.delivery.deliver(CycleResult(commits, failures), 1, None)
+    assert (bench.rested, bench.forgiven) == ({"middle"}, {"small"})

@@ -1,0 +1,154 @@
+"""Requests begin and end once each, whatever of their own fails."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specrouter.engine.request_book import RequestBook
+from specrouter.execution.fault_guard import FaultGuard
+from specrouter.request.output import Delta
+
+
+class Rows:
+    """Two rows. `refuses`: prompts that cannot be opened; `closed`: rows that were freed."""
+
+    def __init__(self) -> None:
+        self.free = [0, 1]
+        self.refuses: set[str] = set()
+        self.closed: list[int] = []
+
+    def allocate(self, spec: Any) -> int | None:
+        return self.free.pop(0) if self.free else None
+
+    def open(self, row: int, spec: Any) -> None:
+        if spec in self.refuses:
+            raise MemoryError("no room for noise")
+
+    def close(self, row: int) -> None:
+        self.closed.append(row)
+        self.free.append(row)
+
+
+class Handle:
+    def __init__(self, number: int) -> None:
+        self.request_id = number
+        self.is_cancelled = self.is_done = False
+        self.log_extra: dict[str, Any] = {}
+        self.deltas: list[Delta] = []
+
+    def deliver(self, delta: Delta) -> bool:
+        first, self.is_done = not self.is_done, True
+        self.deltas.append(delta)
+        return first
+
+
+class Request:
+    """`late` may be an error, as `output` may."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.spec: Any = name
+        self.handle = Handle(number)
+        self.row: int | None = None
+        self.admission_key = self.submitted_s = float(number)
+        self.produced_tokens = 1
+        self.late: bool | Exception = False
+
+    @property
+    def is_late(self) -> bool:
+        if isinstance(self.late, Exception):
+            raise self.late
+        return self.late
+
+    def finish(self, reason: Any, error: str | None = None) -> Delta:
+        output: Any = SimpleNamespace(metrics=None, finish_reason=reason, error=error)
+        return Delta(finish_reason=reason, output=output)
+
+    @property
+    def ends(self) -> list[tuple[str | None, str | None]]:
+        return [(one.finish_reason, one.output and one.output.error) for one in self.handle.deltas]
+
+
+class Accounts:
+    def __init__(self, fails: bool = False) -> None:
+        self.records = 0
+        self.fails = fails
+
+    def record(self, *_: Any) -> None:
+        self.records += 1
+        if self.fails:
+            raise ZeroDivisionError
+
+
+def book_of(names: str, accounts: Any = None) -> tuple[Any, list[Request]]:
+    book: Any = RequestBook(Rows(), accounts or Accounts(), Accounts(), FaultGuard())  # type: ignore[arg-type]
+    requests = [Request(name, number) for number, name in enumerate(names)]
+    for request in requests:
+        book.waiting.push(request)
+    return book, requests
+
+
+def test_requests_get_rows_as_long_as_there_are_any() -> None:
+    book, (first, second, third) = book_of("abc")
+    assert book.admit([first, second, third]) == {0: 0, 1: 1}
+    assert book.running == {0: first, 1: second}
+    assert list(book.waiting) == [third]
+
+
+def test_one_that_cannot_begin_ends_alone_and_its_row_is_free() -> None:
+    book, (first, second) = book_of("ab")
+    book.executor.refuses = {"a"}
+    assert book.admit([first, second]) == {1: 1}
+    assert first.ends == [("error", "MemoryError: no room for noise")]
+    assert book.executor.closed == [0]
+    assert book.running == {1: second}
+
+
+def test_one_that_no_row_can_be_found_for_ends_alone() -> None:
+    book, (first, second) = book_of("ab")
+    allocate = book.executor.allocate
+
+    def odd(spec: Any) -> Any:
+        return 1 / 0 if spec == "a" else allocate(spec)
+
+    book.executor.allocate = odd
+    assert book.admit([first, second]) == {1: 0}
+    assert first.ends == [("error", "ZeroDivisionError: division by zero")]
+    assert list(book.waiting) == []
+
+
+def test_who_leaves_is_ended_with_its_reason() -> None:
+    book, (cancelled, late, odd, stays) = book_of("abcd")
+    book.admit([late, odd])
+    cancelled.handle.is_cancelled = True
+    late.late, odd.late = True, OverflowError("its clock")
+    book.retire()
+    assert cancelled.ends == [("cancelled", None)]
+    assert late.ends == [("timeout", None)]
+    [(reason, error)] = odd.ends
+    assert reason == "error"
+    assert "its clock" in (error or "")
+    assert (list(book.waiting), book.running) == ([stays], {})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_accounts_fail_at_is_counted_and_ends_nobody_otherwise(fails: bool) -> None:
+    book, (request,) = book_of("a", Accounts(fails))
+    book.admit([request])
+    book.end(request, "cancelled")
+    assert request.ends == [("cancelled", None)]
+    assert book.meter.records == 1, "the meter goes on"
+    assert book.faults.counts["accounts"] == fails
+
+
+def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> None:
+    before, (running, waiting) = book_of("ab")
+    before.admit([running])
+    before.is_abandoned = True
+    before.tell(before.running.values(), "error", "it crashed")
+    before.tell(before.running.values(), "error", "again")
+    assert running.ends == [("error", "it crashed")]
+    after, _ = book_of("")
+    after.inherit(before)
+    assert list(after.waiting) == [waiting]
+    assert after.slo_accounts is before.slo_accounts

@@ -1,0 +1,93 @@
+"""Views tell policies what is, in plain values that stay as they are."""
+
+from typing import Any
+
+import pytest
+
+from specrouter import SLO, SamplingParams, Speculation
+from specrouter.engine.view_builder import ViewBuilder
+from specrouter.request.objective import resolve
+from specrouter.view import EngineView, Standing
+from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
+
+EVERY = frozenset({"small", "middle", "target"})
+
+
+@pytest.fixture
+def bench(small_config: dict[str, Any]) -> EngineBench:
+    return EngineBench(small_config, max_requests=2, kv_budget_tokens=100, prefill_chunk=4)
+
+
+def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -> EngineView:
+    engine = bench.engine
+    waiting = engine._book.waiting.first_of(8)
+    return engine._views.build(cycle, engine._book.running, waiting, EVERY, standing or Standing())
+
+
+def test_an_engine_without_requests_has_all_its_room(bench: EngineBench) -> None:
+    seen = view(bench)
+    assert (seen.running, seen.waiting, seen.free_rows, seen.kv_free_tokens) == ((), (), 2, 100)
+    assert seen.available == EVERY
+    assert seen.loaded == {"target"}, "drafters are loaded when they are used"
+
+
+def test_requests_that_wait_have_read_nothing_and_have_no_row(bench: EngineBench) -> None:
+    bench.submit(PROMPTS[0], SamplingParams(6, temperature=0.5), Speculation(depth=2))
+    [request] = view(bench).waiting
+    assert (request.row, request.prompt_left, request.missed) == (
+        None,
+        4,
+        {"small": 4, "middle": 4},
+    )
+    assert (request.reserve_tokens, request.remaining, request.max_new_tokens) == (11, 6, 6)
+    assert request.sampled
+    assert request.override == Speculation(depth=2)
+    assert request.tpot_ms is None
+
+
+def test_running_requests_show_how_far_they_are(bench: EngineBench) -> None:
+    for prompt in PROMPTS[:3]:
+        bench.submit(prompt, GREEDY, "off")
+    bench.engine.step()  # reads 4 of 5 + 2 prompt tokens
+    seen = view(bench, 2)
+    first, second = seen.running
+    assert [first.row, second.row] == [0, 1]
+    assert (first.prompt_left, second.prompt_left) == (0, 1)
+    assert (first.missed["small"], second.missed["small"]) == (4, 1)
+    assert (seen.free_rows, len(seen.waiting)) == (0, 1)
+    assert seen.kv_free_tokens == 100 - (5 + 2 + 2 * GREEDY.max_new_tokens)
+    for _ in range(4):
+        bench.engine.step()
+    later = view(bench, 6).by_row[0]
+    assert later.remaining < GREEDY.max_new_tokens
+    assert later.decoded == GREEDY.max_new_tokens - later.remaining - 1
+    assert later.decode_ms > 0.0
+    assert first.remaining == GREEDY.max_new_tokens, "a view does not change"
+
+
+def test_objectives_are_in_the_view(bench: EngineBench) -> None:
+    bench.submit(PROMPTS[1])
+    [request] = bench.engine._book.waiting.first_of(1)
+    objective = resolve(SLO(tpot_ms=20.0, ttft_ms=300.0), {}, lambda: 1.0)
+    object.__setattr__(request.spec, "objective", objective)
+    [seen] = view(bench).waiting
+    assert (seen.tpot_ms, seen.ttft_ms, seen.tier) == (20.0, 300.0, None)
+
+
+def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
+    bench: EngineBench,
+) -> None:
+    engine = bench.engine
+    views = ViewBuilder(bench.pool, engine._manager, engine._executor, engine.profiler)
+
+    def performance(cycle: int, evaluated_at: int = -1) -> int:
+        standing = Standing(evaluated_at=evaluated_at)
+        return id(views.build(cycle, {}, (), EVERY, standing).performance)
+
+    kept = [views.build(1, {}, (), EVERY, Standing())]  # so that no id is used again
+    first = id(kept[0].performance)
+    assert [performance(2), performance(3)] == [first, first]
+    kept.append(views.build(4, {}, (), EVERY, Standing()))
+    assert id(kept[1].performance) != first
+    assert performance(5, evaluated_at=3) == id(kept[1].performance)
+    assert performance(6, evaluated_at=5) != id(kept[1].performance)

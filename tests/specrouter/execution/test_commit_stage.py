@@ -1,0 +1,143 @@
+"""What rows gain of a verification; what fails for one of them is its own affair."""
+
+from typing import Any
+
+import pytest
+
+from modelpool import ModelPool
+from processors import VerifyResult
+from processors.sampling_row import SamplingRow
+from processors.score_edits import edit
+from specrouter.execution import commit_stage
+from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.logprobs import PromptLogprobs, token_logprobs
+from specrouter.request.params import SamplingParams
+from tests.specrouter.execution.test_executor import Bench
+
+CHAIN = ("small", "target")
+PARAMS = {
+    "plain": SamplingParams(12, ignore_eos=True),
+    "log-probabilities": SamplingParams(12, ignore_eos=True, logprobs=2, prompt_logprobs=1),
+    "edited": SamplingParams(12, temperature=0.8, ignore_eos=True, repetition_penalty=1.3),
+}
+_ROW = 1  # that fails
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: dict[str, Any]) -> ModelPool:
+    return ModelPool.from_config(small_config["pool"])
+
+
+def run(pool: ModelPool, params: SamplingParams, cycles: int = 4) -> tuple[Bench, dict[int, str]]:
+    bench, errors = Bench(pool, prompts=[[5, 17, 300], [3, 4], [250, 1, 99]], params=params), {}
+    for _ in range(cycles):
+        rows = [row for row in range(3) if row not in errors]
+        result = bench.cycle(CHAIN, rows, depth=2)
+        assert not {commit.row for commit in result.commits} & errors.keys()
+        errors |= result.errors
+    return bench, errors
+
+
+@pytest.fixture(params=PARAMS.values(), ids=PARAMS)
+def params(request: pytest.FixtureRequest) -> SamplingParams:
+    params: SamplingParams = request.param
+    return params
+
+
+def spoil(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, concerns: Any, after: int = 0
+) -> None:
+    """Raises in calls that `concerns` picks by their arguments, but for the first `after`."""
+    real, seen = getattr(owner, name), 0
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        nonlocal seen
+        if concerns(*arguments):
+            seen += 1
+            if seen > after:
+                raise ZeroDivisionError("odd")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, changed)
+
+
+def assert_alone(pool: ModelPool, params: SamplingParams, bench: Bench, reason: str) -> None:
+    """Only the row has nothing more, and the others what they have otherwise."""
+    expected, _ = run(pool, params)
+    for row, (made, wanted) in enumerate(zip(bench.made(), expected.made(), strict=True)):
+        assert made == wanted[: len(made)], reason
+        assert row == _ROW or made == wanted
+
+
+def test_a_row_that_cannot_be_committed(
+    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        spoil(patch, DecodingRows, "extend", lambda _, row, tokens: row == _ROW, after=1)
+        bench, errors = run(pool, params)
+    assert errors == {_ROW: "committing its tokens failed: ZeroDivisionError: odd"}
+    assert_alone(pool, params, bench, "committed")
+
+
+def test_a_row_whose_walk_cannot_be_told(
+    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        is_row = lambda result, index: result.tree.rows[index] == _ROW  # noqa: E731
+        spoil(patch, VerifyResult, "path", is_row, after=1)
+        bench, errors = run(pool, params)
+    assert errors == {_ROW: "choosing its tokens failed: ZeroDivisionError: odd"}
+    assert_alone(pool, params, bench, "walked")
+
+
+def test_log_probabilities_of_one_row(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked for together, and then one by one."""
+    params, target_calls = PARAMS["log-probabilities"], []
+
+    def changed(logits: Any, asked: Any) -> Any:
+        target_calls.append(len(asked))
+        if len(asked) > 1 or len(target_calls) == 3:
+            raise ZeroDivisionError("odd")
+        return token_logprobs(logits, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_stage, "token_logprobs", changed)
+        bench, errors = run(pool, params)
+    assert target_calls[:4] == [3, 1, 1, 1]
+    assert errors == {_ROW: "its log-probabilities failed: ZeroDivisionError: odd"}
+    assert_alone(pool, params, bench, "log-probabilities")
+
+
+def test_log_probabilities_of_one_prompt(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = PARAMS["log-probabilities"]
+    with monkeypatch.context() as patch:
+        spoil(patch, PromptLogprobs, "note", lambda _, row, logits: row == _ROW)
+        bench, errors = run(pool, params)
+    assert errors == {_ROW: "log-probabilities of the prompt failed: ZeroDivisionError: odd"}
+    assert_alone(pool, params, bench, "log-probabilities")
+
+
+def test_a_row_that_no_token_can_be_chosen_for(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are tried together, then each by itself: from the same logits, and one fails."""
+    params = PARAMS["edited"]
+    rows: list[SamplingRow] = []
+
+    def changed(scores: Any, places: Any, contexts: Any) -> Any:
+        if any(one is rows[_ROW] for one in places):
+            raise ZeroDivisionError("odd")
+        return edit(scores, places, contexts)
+
+    opened = SamplingRow.__init__
+
+    def note(row: SamplingRow, *arguments: Any) -> None:
+        opened(row, *arguments)
+        rows.append(row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SamplingRow, "__init__", note)
+        patch.setattr("processors.sampler.edit", changed)
+        bench, errors = run(pool, params)
+    assert errors == {_ROW: "no token could be chosen: ZeroDivisionError: odd"}
+    assert_alone(pool, params, bench, "chosen")
