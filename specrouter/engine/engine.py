@@ -129,7 +129,7 @@ class Engine:
             manager.budget_tokens or manager.rows * manager.max_tokens,
             {name: state.store.nbytes for name, state in states.items() if state is not None},
             {name: self._quarantine.counts[name] for name in names},
-            frozenset(names) - self._available(self._planning.cycle),
+            frozenset(names) - self._quarantine.available(names, self._planning.cycle),
             dict(self._faults.counts),
         )
 
@@ -239,11 +239,8 @@ class Engine:
     def _view(
         self, cycle: int, waiting: Sequence[RunningRequest], standing: Standing
     ) -> EngineView:
-        available = self._available(cycle)
+        available = self._quarantine.available(self._pool.names, cycle)
         return self._views.build(cycle, self._book.running, waiting, available, standing)
-
-    def _available(self, cycle: int) -> frozenset[str]:
-        return self._quarantine.available(self._pool.names, cycle)
 
     def _run(self, plan: Plan) -> CycleResult | None:
         """None: the target has failed, and the requests have ended."""

@@ -133,6 +133,11 @@ class RowGrammar:
                 self._masks[path] = self._find(path)
             except GrammarError as error:
                 self._masks[path] = error
+            except BaseException as error:  # the matcher may stand anywhere
+                self._begin_again(GrammarError(str(error)))
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise RuntimeError(f"llguidance panicked: {error}") from error  # no `Exception`
         found = self._masks[path]
         if isinstance(found, GrammarError):
             raise found
@@ -169,10 +174,14 @@ class RowGrammar:
         if not self._matcher.is_error():
             return
         error = GrammarError(_reason(self._matcher))
+        self._begin_again(error)
+        raise error
+
+    def _begin_again(self, error: GrammarError) -> None:
+        """With a new matcher behind the text; `error`: what to say where it does not get there."""
         self._matcher, self._path = self._compiled.matcher.deep_copy(), []
         if self._text and not self._matcher.consume_tokens(self._text):
             self._failure = error
-        raise error
 
     def _is_end(self, token: int) -> bool:
         return token in self._compiled.end_token_ids

@@ -275,6 +275,41 @@ def test_a_matcher_that_fails_ends_its_own_request_alone(
     assert good.finish_reason == "length"
 
 
+class PanicException(BaseException):
+    """What Rust's panics are in Python, under this name."""
+
+
+@pytest.mark.parametrize("error", [PanicException("index out of bounds"), KeyError("no state")])
+def test_a_matcher_that_panics_in_the_midst_of_a_path_stands_behind_the_text_again(
+    compiler: GrammarCompiler,
+    tokens: LLTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    def panic(*_: object) -> None:
+        raise error
+
+    compiled, size = compiler.compile(Structure("regex", "[ab]{2}[cd]{2}")), tokens.vocab_size
+    row, other = compiled.start(), compiled.start()
+    first = ids_in(_mask(other, ()), size)[0]
+    for one in (row, other):
+        one.advance([first])
+    paths = [(), (ids_in(_mask(other, ()), size)[0],)]
+    _mask(row, ())
+    with monkeypatch.context() as patch:
+        patch.setattr("specrouter.request.grammar.fill_next_token_bitmask", panic)
+        with pytest.raises((RuntimeError, KeyError), match=str(error).strip("'")):
+            row.mask(paths[1])
+    for path in (*reversed(paths), *paths):
+        assert ids_in(_mask(row, path), size) == ids_in(_mask(other, path), size)
+
+
+def _mask(row: RowGrammar, path: Path) -> Bits:
+    mask = row.mask(path)
+    assert mask is not None
+    return mask
+
+
 DEEP = "".join(f"r{place}: r{place + 1} r{place + 1}\n" for place in range(3000))
 SEPARATED = {"type": "object", "x-guidance": {"item_separator": 7}}
 CONTRADICTION = {"type": "string", "minLength": 3, "maxLength": 1}
