@@ -38,6 +38,7 @@ class PlanCheck:
         _expect(isinstance(admission, Admission), "it is no Admission")
         _expect(len(set(admission.admitted)) == len(admission.admitted), "a request twice")
         _expect(set(admission.admitted) <= set(waiting), "an id that does not wait")
+        _expect(not admission.preempted, "rows taken back, which this engine does not do")
         chunks = list(admission.chunks.values())
         _expect(all(_is_count(each) for each in chunks), f"prompt tokens {chunks}")
         _expect(sum(chunks) <= self.prompt_tokens, f"{sum(chunks)} prompt tokens")

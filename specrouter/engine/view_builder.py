@@ -79,20 +79,19 @@ class ViewBuilder:
         missed = [dict(zip(self._drafters, each, strict=True)) for each in lags]
         missed = missed or [{}] * len(rows)
         return tuple(
-            _view(request, now_s, row, left[at], missed[at], slots[at], repeatable[at])
-            for at, (row, request) in enumerate(running.items())
+            _view(request, now_s, left[at], missed[at], slots[at], repeatable[at])
+            for at, request in enumerate(running.values())
         )
 
     def _waiting(self, request: RunningRequest) -> RequestView:
         unread = len(request.spec.committed) - 1
         missed = dict.fromkeys(self._drafters, unread)
-        return _view(request, 0.0, None, unread, missed, self._executor.slots_for(unread + 1), 0)
+        return _view(request, 0.0, unread, missed, self._executor.slots_for(unread + 1), 0)
 
 
 def _view(
     request: RunningRequest,
     now_s: float,
-    row: int | None,
     prompt_left: int,
     missed: Mapping[str, int],
     slots: int,
@@ -107,7 +106,7 @@ def _view(
         max(prompt_left, 0),
         request.remaining,
         spec.params.max_new_tokens,
-        row,
+        request.row,
         request.decoded_tokens,
         request.decode_ms(now_s),
         None if objective is None else objective.tpot_ms,

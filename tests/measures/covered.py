@@ -65,7 +65,12 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "output": "test_running",
         "spec": "test_running",
     },
-    "specrouter/routing": {"decision_record": "test_scheduler"},
+    "specrouter": {"cycle": "slo/test_tree_selection"},
+    "specrouter/routing": {
+        "cycle_routes": "test_planner",
+        "decision_record": "test_scheduler",
+        "route": "test_planner",
+    },
     "specrouter/sim": {
         "knowledge": "test_service",
         "request": "test_service",

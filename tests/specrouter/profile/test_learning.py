@@ -1,0 +1,97 @@
+"""What a cycle teaches, and what it says nothing of."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.cycle import (
+    ChainGroup,
+    Commit,
+    CyclePlan,
+    CycleResult,
+    DraftShape,
+    ModelFailure,
+    Option,
+)
+from specrouter.profile.learning import learn_cycle
+
+PAIR = ("small", "big")
+NOBODY = np.zeros(0, dtype=np.int64)
+PREDICTED = Option(PAIR, DraftShape(4), 30.0, 2.5, plain_ms=28.0, plain_tokens=2.0)
+
+
+class Profile:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.cycles: list[tuple[Any, ...]] = []
+        self.outcomes: list[tuple[Any, ...]] = []
+
+    def record_cycle(self, *told: Any) -> None:
+        self.cycles.append(told)
+
+    def record_outcome(self, *told: Any) -> None:
+        self.outcomes.append(told)
+
+
+def group(*rows: int, chain: tuple[str, ...] = PAIR, predicted: Option | None = PREDICTED) -> Any:
+    return ChainGroup(chain, DraftShape(4), np.array(rows), predicted=predicted)
+
+
+def commits(*lengths: int) -> list[Commit]:
+    return [Commit(row, [7] * length, PAIR) for row, length in enumerate(lengths)]
+
+
+def learned(plan: CyclePlan, result: CycleResult) -> Profile:
+    profile: Any = Profile()
+    learn_cycle(profile, plan, result, 32.0)
+    assert isinstance(profile, Profile)
+    return profile
+
+
+def test_a_regular_cycle_tells_its_time_and_the_tokens_beyond_the_targets_own() -> None:
+    seen = learned(CyclePlan([group(0, 1)], NOBODY, NOBODY), CycleResult(commits(3, 2)))
+    assert seen.cycles == [(32.0, 5, 2, "drafting")]
+    assert seen.outcomes == [(PAIR, 2, 28.0, 32.0, 2.0, 3.0, True)]
+
+
+def test_a_cycle_in_which_nobody_drafts_is_of_another_stage() -> None:
+    alone = group(0, chain=("big",), predicted=None)
+    seen = learned(CyclePlan([alone], NOBODY, NOBODY), CycleResult(commits(1)))
+    assert seen.cycles == [(32.0, 1, 1, "cycle")]
+    assert seen.outcomes == []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        CycleResult(commits(3), is_regular=False),
+        CycleResult(commits(3), failures=[ModelFailure("small", RuntimeError())]),
+        CycleResult(commits(3), selection_failed=True, is_regular=False),
+    ],
+    ids=["irregular", "a failure", "no selection"],
+)
+def test_an_irregular_cycle_counts_and_teaches_nothing(result: CycleResult) -> None:
+    seen = learned(CyclePlan([group(0)], NOBODY, NOBODY), result)
+    assert seen.cycles == [(32.0, 3, 1, None)]
+    assert seen.outcomes == []
+
+
+def test_prompts_beside_it_leave_nothing_to_learn() -> None:
+    one = np.array([1], dtype=np.int64)
+    seen = learned(CyclePlan([group(0)], one, one * 16), CycleResult(commits(3)))
+    assert (seen.cycles, seen.outcomes) == ([(32.0, 3, 1, None)], [])
+
+
+def test_after_catching_up_the_tokens_are_told_and_the_time_is_not() -> None:
+    result = CycleResult(commits(3), caught_up=True)
+    seen = learned(CyclePlan([group(0)], NOBODY, NOBODY), result)
+    assert seen.cycles == [(32.0, 3, 1, None)]
+    assert seen.outcomes == [(PAIR, 1, 0.0, 0.0, 1.0, 2.0, True)]
+
+
+def test_rows_without_a_whole_draft_are_not_counted() -> None:
+    result = CycleResult(commits(3, 1, 2), cut_rows={1}, behind_rows={2})
+    seen = learned(CyclePlan([group(0, 1, 2)], NOBODY, NOBODY), result)
+    assert seen.outcomes == [(PAIR, 3, 28.0, 32.0, 1.0, 2.0, True)]
