@@ -66,7 +66,8 @@ class Request:
 
     @property
     def ends(self) -> list[tuple[str | None, str | None]]:
-        return [(one.finish_reason, one.output and one.output.error) for one in self.handle.deltas]
+        outputs = [(one.finish_reason, one.output) for one in self.handle.deltas]
+        return [(reason, output.error if output else None) for reason, output in outputs]
 
 
 class Accounts:

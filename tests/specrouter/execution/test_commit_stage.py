@@ -29,7 +29,8 @@ def pool(small_config: dict[str, Any]) -> ModelPool:
 
 
 def run(pool: ModelPool, params: SamplingParams, cycles: int = 4) -> tuple[Bench, dict[int, str]]:
-    bench, errors = Bench(pool, prompts=[[5, 17, 300], [3, 4], [250, 1, 99]], params=params), {}
+    bench = Bench(pool, prompts=[[5, 17, 300], [3, 4], [250, 1, 99]], params=params)
+    errors: dict[int, str] = {}
     for _ in range(cycles):
         rows = [row for row in range(3) if row not in errors]
         result = bench.cycle(CHAIN, rows, depth=2)
@@ -38,7 +39,7 @@ def run(pool: ModelPool, params: SamplingParams, cycles: int = 4) -> tuple[Bench
     return bench, errors
 
 
-@pytest.fixture(params=PARAMS.values(), ids=PARAMS)
+@pytest.fixture(params=list(PARAMS.values()), ids=list(PARAMS))
 def params(request: pytest.FixtureRequest) -> SamplingParams:
     params: SamplingParams = request.param
     return params
