@@ -40,8 +40,8 @@ class PlanCheck:
         _expect(set(admission.admitted) <= set(waiting), "an id that does not wait")
         _expect(not admission.preempted, "rows taken back, which this engine does not do")
         chunks = list(admission.chunks.values())
-        _expect(all(_is_count(each) for each in chunks), f"prompt tokens {chunks}")
-        _expect(sum(chunks) <= self.prompt_tokens, f"{sum(chunks)} prompt tokens")
+        _expect(all(_is_count(each) for each in chunks), "prompt tokens", chunks)
+        _expect(sum(chunks) <= self.prompt_tokens, "prompt tokens", chunks)
 
     def check_plan(self, plan: CyclePlan, left: Mapping[int, int]) -> None:
         """`left`: by running row, tokens before its last that the target has not read."""
@@ -55,12 +55,12 @@ class PlanCheck:
         _expect(len(set(planned)) == len(planned), "a row twice")
         _expect(left.keys() >= set(planned), "a row that does not run")
         chunks = dict(zip(rows.tolist(), counts.tolist(), strict=True))
-        _expect(all(0 < each <= left[row] for row, each in chunks.items()), f"chunks {chunks}")
+        _expect(all(0 < each <= left[row] for row, each in chunks.items()), "chunks", chunks)
         first = [left[row] + 1 for row in planned if row not in chunks and left[row]]
         tokens = sum(chunks.values()) + sum(first)
-        _expect(tokens <= self.prompt_tokens, f"{tokens} prompt tokens")
+        _expect(tokens <= self.prompt_tokens, "prompt tokens", tokens)
         budget = plan.budget_nodes
-        _expect(budget is None or _is_count(budget), f"a budget of {budget} nodes")
+        _expect(budget is None or _is_count(budget), "a budget of nodes", budget)
         if plan.shadow_evaluation is not None:
             self._check_evaluation(plan.shadow_evaluation, left)
 
@@ -70,36 +70,36 @@ class PlanCheck:
         _expect(len(group.rows) > 0, "a group without rows")
         depth, width = group.shape.depth, group.shape.width
         least = 1 if len(group.chain) > 1 else 0
-        _expect(_is_count(depth) and least <= depth <= MAX_DEPTH, f"depth {depth}")
-        _expect(_is_count(width) and 1 <= width <= MAX_TREE_TOKENS, f"width {width}")
+        _expect(_is_count(depth) and least <= depth <= MAX_DEPTH, "depth", depth)
+        _expect(_is_count(width) and 1 <= width <= MAX_TREE_TOKENS, "width", width)
         if group.branching is None:
-            _expect(depth * width <= MAX_TREE_TOKENS, f"trees of {depth} x {width}")
+            _expect(depth * width <= MAX_TREE_TOKENS, "trees of", group.shape)
         else:
             is_form = len(group.branching) == depth and all(map(_is_count, group.branching))
-            _expect(is_form and math.prod(group.branching) == width, f"form {group.branching}")
+            _expect(is_form and math.prod(group.branching) == width, "form", group.branching)
         if group.predicted is not None:
             _check_prediction(group.predicted)
 
     def _check_chain(self, chain: Chain) -> None:
         is_known = isinstance(chain, tuple) and set(chain) <= set(self.models)
-        _expect(is_known and len(set(chain)) == len(chain), f"chain {chain}")
-        _expect(chain[-1:] == (self.target,), f"chain {chain} does not end in the target")
-        _expect(not set(chain[1:]) & set(self.weightless), f"{chain} verifies without weights")
+        _expect(is_known and len(set(chain)) == len(chain), "chain", chain)
+        _expect(chain[-1:] == (self.target,), "chain without the target", chain)
+        _expect(not set(chain[1:]) & set(self.weightless), "a verifier without weights", chain)
 
     def _check_evaluation(self, evaluation: ShadowEvaluation, rows: Collection[int]) -> None:
         idle = set(self.models) - set(self.weightless) - {self.target}
         is_possible = evaluation.model in idle and evaluation.row in rows
-        _expect(is_possible and _is_count(evaluation.tokens), f"evaluation {evaluation}")
+        _expect(is_possible and _is_count(evaluation.tokens), "evaluation", evaluation)
 
 
 def _check_prediction(option: Option) -> None:
     values = (option.cycle_ms, option.tokens, option.plain_ms, option.plain_tokens)
-    _expect(all(math.isfinite(each) and each >= 0.0 for each in values), f"predicted {option}")
+    _expect(all(math.isfinite(each) and each >= 0.0 for each in values), "predicted", option)
 
 
 def _ascending(rows: Ints) -> Ints:
     _expect(isinstance(rows, np.ndarray) and rows.dtype == np.int64, "rows are no integers")
-    _expect(rows.ndim == 1 and bool((np.diff(rows) > 0).all()), f"rows {rows} do not ascend")
+    _expect(rows.ndim == 1 and bool((np.diff(rows) > 0).all()), "rows that do not ascend", rows)
     return rows
 
 
@@ -109,6 +109,6 @@ def _is_count(value: object) -> bool:
     return bool(value >= 0)
 
 
-def _expect(holds: bool, otherwise: str) -> None:
+def _expect(holds: bool, otherwise: str, value: object = "") -> None:
     if not holds:
-        raise PlanError(otherwise)
+        raise PlanError(f"{otherwise} {value}")

@@ -140,11 +140,13 @@ class Executor:
 
     def _evaluate(self, evaluation: ShadowEvaluation, result: CycleResult) -> None:
         result.is_regular = False  # it takes time beside the planned
-        with self._faults.part("evaluation"):
-            try:
-                self._evaluator.run(evaluation)
-            except StageError as stage:
-                result.failures.append(stage.failure)
+        try:
+            self._evaluator.run(evaluation)
+        except StageError as stage:
+            result.failures.append(stage.failure)
+        except Exception as error:  # nothing was learned: it must not be tried all the time
+            self._faults.note("evaluation", error)
+            result.failures.append(ModelFailure(evaluation.model, error))
 
     def _drafted(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """What groups offer the target. One whose drafting fails decodes with the target alone."""

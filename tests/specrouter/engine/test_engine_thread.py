@@ -1,4 +1,4 @@
-"""Errands of the engine's thread. How it serves, begins anew and ends: `test_router`."""
+"""Calls that the engine's thread runs. How it serves, begins anew and ends: `test_router`."""
 
 import sys
 import threading
@@ -35,14 +35,14 @@ def busy_switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_who_has_heard_of_an_errand_may_have_another_one(
+def test_who_has_heard_of_a_call_may_have_another_one(
     thread: EngineThread, busy_switching: None
 ) -> None:
     for _ in range(3000):
         assert thread.run_idle(lambda: 1) == 1
 
 
-def test_what_an_errand_raises_reaches_who_asked_and_not_the_engine(thread: EngineThread) -> None:
+def test_what_a_call_raises_reaches_who_asked_and_not_the_engine(thread: EngineThread) -> None:
     with pytest.raises(ZeroDivisionError):
         thread.run_idle(lambda: 1 / 0)
     assert thread.run_idle(lambda: 1) == 1
@@ -50,22 +50,22 @@ def test_what_an_errand_raises_reaches_who_asked_and_not_the_engine(thread: Engi
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_not_even_an_errand_that_asks_for_the_end_is_run_again(
+def test_not_even_a_call_that_asks_for_the_end_is_run_again(
     thread: EngineThread, error: BaseException
 ) -> None:
     runs: list[int] = []
 
-    def errand() -> None:
+    def call() -> None:
         runs.append(1)
         raise error
 
     with pytest.raises(type(error)):
-        thread.run_idle(errand)
+        thread.run_idle(call)
     assert thread.run_idle(lambda: len(runs)) == 1
     assert thread.restarts == 0
 
 
-def test_an_errand_that_hangs_in_a_forward_is_told_so_and_not_run_again(
+def test_a_call_that_hangs_in_a_forward_is_told_so_and_not_run_again(
     thread: EngineThread,
 ) -> None:
     runs: list[int] = []
@@ -74,7 +74,7 @@ def test_an_errand_that_hangs_in_a_forward_is_told_so_and_not_run_again(
     engine.guard.limit_s = 0.2
     engine.take_over = lambda hung: None
 
-    def errand() -> None:
+    def call() -> None:
         runs.append(1)
         try:
             with engine.guard.inside("small"):
@@ -83,7 +83,7 @@ def test_an_errand_that_hangs_in_a_forward_is_told_so_and_not_run_again(
             ended.set()
 
     with pytest.raises(TimeoutError, match="small"):
-        thread.run_idle(errand)
+        thread.run_idle(call)
     assert thread.run_idle(lambda: len(runs)) == 1
     release.set()
     assert ended.wait(PATIENCE_S)

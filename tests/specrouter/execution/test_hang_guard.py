@@ -119,7 +119,7 @@ def test_who_waits_for_a_cycle_that_hangs_is_served_when_it_is_left_behind(
     assert_whole(router)
 
 
-def test_an_errand_that_hangs_costs_the_running_requests_nothing(router: ChainRouter) -> None:
+def test_a_call_that_hangs_costs_the_running_requests_nothing(router: ChainRouter) -> None:
     params, chain = SamplingParams(max_new_tokens=100, ignore_eos=True), ("small", "target")
     alone = router.generate([5, 6], params, "off")[0].token_ids
     hang, original = Hang("small"), HangGuard.inside

@@ -182,7 +182,7 @@ def test_a_model_that_hangs_outside_of_a_stage_is_abandoned_too(
     states: ModelStates, manager: StateManager, pool: ModelPool
 ) -> None:
     read(states, manager, "small")
-    pool.get("small")  # as an errand has it, which holds nothing
+    pool.get("small")  # as who measures has it, who holds nothing
     states.abandon("small")
     assert manager.state("small") is None
 

@@ -1,0 +1,49 @@
+"""Every call is answered once, whatever becomes of it."""
+
+import pytest
+
+from specrouter.engine.call_queue import CallQueue
+from specrouter.execution.hang_guard import Abandoned
+
+
+def test_calls_are_run_in_their_order_and_answered() -> None:
+    queue, ran = CallQueue(), list[int]()
+    results = [queue.add(lambda number=number: ran.append(number) or number) for number in range(3)]  # type: ignore[misc]
+    while queue:
+        queue.run_next()
+    assert ran == [0, 1, 2]
+    assert [result.result(0) for result in results] == [0, 1, 2]
+
+
+def test_what_a_call_raises_is_its_answer() -> None:
+    queue = CallQueue()
+    result = queue.add(lambda: 1 / 0)
+    queue.run_next()
+    with pytest.raises(ZeroDivisionError):
+        result.result(0)
+
+
+def test_a_call_that_hangs_is_told_so_by_who_takes_over() -> None:
+    queue = CallQueue()
+
+    def hang() -> None:
+        queue.give_up(TimeoutError("small hangs"))  # from the thread that takes over
+        raise Abandoned("small")
+
+    result, other = queue.add(hang), queue.add(lambda: 5)
+    with pytest.raises(Abandoned):
+        queue.run_next()
+    with pytest.raises(TimeoutError, match="small"):
+        result.result(0)
+    queue.run_next()
+    assert other.result(0) == 5
+
+
+def test_calls_that_are_never_run_are_told_so() -> None:
+    queue = CallQueue()
+    results = [queue.add(lambda: 1), queue.add(lambda: 2)]
+    queue.close(RuntimeError("closed"))
+    assert not queue
+    for result in results:
+        with pytest.raises(RuntimeError, match="closed"):
+            result.result(0)
