@@ -89,10 +89,12 @@ class CyclePlanning:
         return target_alone(self._check.target, left, self._check.prompt_tokens)
 
     def judge(self, selection_failed: bool) -> None:
-        """How this cycle's plan came out."""
+        """How this cycle's plan came out; one for the target alone says nothing of the policies."""
+        if self._decided is None:
+            return
         if selection_failed:
             self._begin_rest()
-        elif self._decided is not None:
+        else:
             self._rest = BackOff()
 
     def _begin_rest(self) -> None:

@@ -59,17 +59,14 @@ def texts(shared: EngineBench) -> list[list[int]]:
 def spoilt(plan: Plan, how: str) -> Any:
     if how == "nothing":
         return None
-    group = plan.groups[0]
-    if how == "an unknown model":
-        return dataclasses.replace(
-            plan, groups=[dataclasses.replace(group, chain=("huge", "target"))]
-        )
-    if how == "rows that do not run":
-        return dataclasses.replace(plan, groups=[dataclasses.replace(group, rows=np.array([7]))])
-    if how == "NaN":
-        shape = dataclasses.replace(group.shape, depth=math.nan)
-        return dataclasses.replace(plan, groups=[dataclasses.replace(group, shape=shape)])
-    return dataclasses.replace(plan, groups=[])
+    if how == "nobody":
+        return dataclasses.replace(plan, groups=[])
+    changes: dict[str, dict[str, Any]] = {
+        "an unknown model": {"chain": ("huge", "target")},
+        "rows that do not run": {"rows": np.array([7])},
+        "NaN": {"shape": DraftShape(math.nan)},  # type: ignore[arg-type]
+    }
+    return dataclasses.replace(plan, groups=[dataclasses.replace(plan.groups[0], **changes[how])])
 
 
 CONTROL = {
