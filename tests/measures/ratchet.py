@@ -9,7 +9,7 @@ MOST: Mapping[str, int] = {
     # One more than the goal: views stand between policies and the profile that they are told of.
     "floors: longest chain of imports of rooms": 13,
     "characters of README.md": 6000,
-    "files over 300 lines": 4,
+    "files over 300 lines": 5,
     "functions over 40 lines": 6,
     "functions of over 6 parameters": 8,
     "statements of step()": 11,
