@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specrouter import SamplingParams
-from specrouter.cycle import CycleResult, ModelFailure, TargetError
+from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_queue import AdmissionPace
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_meter import RequestMeter
