@@ -248,6 +248,27 @@ def test_where_drafters_read_prompts_for_nothing_drafts_begin_at_once() -> None:
     assert tokens_s(True) < tokens_s(False)
 
 
+def test_of_several_models_the_scheduler_chooses_the_chain() -> None:
+    """A weak drafter is seldom right for the target, and often for a dear one that is."""
+    flat = {"weak": 0.5, "middle": 12.0, "big": 100.0}
+    times = {name: TimeCurve(((1, ms), (512, ms))) for name, ms in flat.items()}
+    sizes = {"weak": 1, "middle": 10, "big": 100}
+    known = {("weak", "middle"): 0.9, ("weak", "big"): 0.4, ("middle", "big"): 0.9}
+    machine = Machine("big", times, sizes, CHUNK, ROWS, acceptance=known)
+    chains = []
+
+    def watch(
+        before: EngineView, admission: Admission, view: EngineView, plan: Plan | None
+    ) -> None:
+        chains.extend(group.chain for group in (plan.groups if plan is not None else ()))
+
+    simulated = SimulatedService(machine, 0.5, TreesConfig(), watch=watch)
+    simulated.use("global-greedy")
+    [found] = replay([request(tokens=200)], simulated, simulated)
+    assert chains.count(("weak", "middle", "big")) > 0.9 * len(chains)
+    assert (found.answer.acceptance_length or 0.0) > 3.0
+
+
 # What other policies and machines plug in
 
 
