@@ -108,11 +108,13 @@ def slo_customized(
         most: nodes of one tree, in both phases.
     """
     limits = np.minimum(candidates.counts, most)
-    wanted = _nodes_towards(candidates, np.minimum(needs, depth + 1.0), root_credit)
+    sums = _running_sums(candidates.gains, root_credit)
+    wanted = _nodes_towards(sums, np.minimum(needs, depth + 1.0)[None])
     wanted = np.minimum(np.minimum(wanted, max(n_max - 1, 0)), limits)
     turns = np.argsort(needs if order == "easiest" else -needs, kind="stable")
-    taken = _in_turn(wanted, turns, budget_nodes)
-    return candidates.best(_filled(candidates, taken, limits, budget_nodes - int(taken.sum())))
+    budgets = np.array([budget_nodes])
+    taken = _in_turn(wanted, turns, budgets)
+    return candidates.best(_filled(candidates, taken, budgets, most)[0])
 
 
 def most_valuable(
@@ -129,22 +131,18 @@ def most_valuable(
     Args:
         rates: [B] of `needed_rates`.
     """
-    gains = candidates.gains[:, :most]
     batch, free = len(rates), rates == 0.0
-    sums = np.concatenate((np.ones((batch, 1)), 1.0 + np.cumsum(gains, axis=1)), axis=1)
+    sums = _running_sums(candidates.gains[:, :most], 1.0)
     limits = np.minimum(candidates.counts, most)
     budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())))
     ms = cost.ms[budgets][:, None]  # [G, 1]
-    if free.all():
-        taken = np.zeros((len(budgets), batch), dtype=np.int64)
-        attainable = np.broadcast_to(rates, taken.shape)
-    else:
-        is_lost = rates * ms > UNATTAINABLE * sums[:, -1]
-        attainable = np.where(is_lost, 0.0, rates)
-        short = sums < (attainable * ms)[:, :, None]  # [G, B, M + 1] still, with so many nodes
-        wanted = np.minimum(short.sum(axis=2), limits)
-        taken = _easiest_first(wanted, np.argsort(rates, kind="stable"), budgets)
-    taken = taken + _by_worth(gains, taken, budgets - taken.sum(axis=1))
+    is_lost = rates * ms > UNATTAINABLE * sums[:, -1]
+    attainable = np.where(is_lost, 0.0, rates)
+    taken = np.zeros(attainable.shape, dtype=np.int64)
+    if not free.all():
+        wanted = np.minimum(_nodes_towards(sums, attainable * ms), limits)
+        taken = _in_turn(wanted, np.argsort(rates, kind="stable"), budgets)
+    taken = _filled(candidates, taken, budgets, most)
     tokens = sums[np.arange(batch), taken]
     total = value(tokens, attainable, ms).sum(axis=1)
     if free.any() and not free.all():
@@ -159,9 +157,8 @@ def global_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TRE
 
     A larger budget only adds nodes. Ties go to the shallower, then to the lower row and index.
     """
-    none = np.zeros_like(candidates.counts)
-    limits = np.minimum(candidates.counts, most)
-    return candidates.best(_filled(candidates, none, limits, budget_nodes))
+    none = np.zeros((1, len(candidates.counts)), dtype=np.int64)
+    return candidates.best(_filled(candidates, none, np.array([budget_nodes]), most)[0])
 
 
 def equal_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TREE_TOKENS) -> Bools:
@@ -181,21 +178,39 @@ def whole(candidates: Candidates, most: int = MAX_TREE_TOKENS) -> Bools:
     return candidates.best(np.minimum(candidates.counts, most))
 
 
-def _nodes_towards(candidates: Candidates, goals: Floats, root_credit: float) -> Ints:
-    """[B] how many of a row's best nodes it takes until `goals[i]` tokens are expected."""
-    root = np.full((len(goals), 1), root_credit)
-    reached = np.cumsum(np.concatenate((root, candidates.gains), axis=1), axis=1)
-    nodes: Ints = (reached < goals[:, None]).sum(axis=1)
+def _running_sums(gains: Floats, root_credit: float) -> Floats:
+    """[B, M + 1] tokens that a row's best nodes bring, none of them to all."""
+    root = np.full((len(gains), 1), root_credit)
+    return np.cumsum(np.concatenate((root, gains), axis=1), axis=1)
+
+
+def _nodes_towards(sums: Floats, goals: Floats) -> Ints:
+    """[G, B] how many of a row's best nodes it takes until `goals` [G, B] tokens are expected."""
+    nodes: Ints = (sums < goals[:, :, None]).sum(axis=2)
     return nodes
 
 
-def _in_turn(wanted: Ints, turns: Ints, budget_nodes: int) -> Ints:
-    """[B] what each row gets of the budget when rows take what they want in turn."""
-    queue = wanted[turns]
-    before = np.cumsum(queue) - queue
-    taken = np.empty_like(wanted)
-    taken[turns] = np.minimum(np.maximum(budget_nodes - before, 0), queue)
+def _in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
+    """[G, B] what each row gets of each budget when rows take what they want [G, B] in turn."""
+    queue = wanted[:, turns]
+    before = np.cumsum(queue, axis=1) - queue
+    taken = np.empty_like(queue)
+    taken[:, turns] = np.clip(budgets[:, None] - before, 0, queue)
     return taken
+
+
+def _filled(candidates: Candidates, taken: Ints, budgets: Ints, most: int) -> Ints:
+    """[G, B] nodes of each row once what is left of each budget goes to the best of all rows."""
+    gains, levels = candidates.gains[:, :most], candidates.levels[:, :most]
+    most_nodes = max(0, int(budgets.max()))
+    best = np.lexsort((levels.ravel(), -gains.ravel()))[:most_nodes]
+    best = best[gains.ravel()[best] > 0.0]
+    row, place = np.divmod(best, max(1, gains.shape[1]))
+    free = place >= taken[:, row]  # [G, N]
+    free &= np.cumsum(free, axis=1) <= (budgets - taken.sum(axis=1))[:, None]
+    budget, node = np.nonzero(free)
+    further = np.bincount(budget * len(gains) + row[node], minlength=taken.size)
+    return taken + further.reshape(taken.shape)
 
 
 def _budgets(most: int) -> Ints:
@@ -205,40 +220,3 @@ def _budgets(most: int) -> Ints:
     steps = np.rint(np.linspace(0.0, 1.0, _BUDGETS) ** 1.5 * most)
     budgets: Ints = np.unique(steps).astype(np.int64)
     return budgets
-
-
-def _easiest_first(wanted: Ints, order: Ints, budgets: Ints) -> Ints:
-    """[G, B] nodes that each request takes of what it wants, in turn, while the budget lasts."""
-    queue = wanted[:, order]
-    before = np.cumsum(queue, axis=1) - queue
-    taken = np.empty_like(wanted)
-    taken[:, order] = np.clip(budgets[:, None] - before, 0, queue)
-    return taken
-
-
-def _by_worth(gains: Floats, taken: Ints, left: Ints) -> Ints:
-    """[G, B] further nodes by global rank, `left` [G] of them."""
-    batch, width = gains.shape
-    if not width or not left.any():
-        return np.zeros_like(taken)
-    most = int((left + taken.sum(axis=1)).max())
-    flat = gains.ravel()
-    best = np.argsort(-flat, kind="stable")[:most]
-    best = best[flat[best] > 0.0]
-    row, place = np.divmod(best, width)
-    free = place >= taken[:, row]  # [G, N]
-    free &= np.cumsum(free, axis=1) <= left[:, None]
-    budget, node = np.nonzero(free)
-    further = np.bincount(budget * batch + row[node], minlength=taken.size)
-    return further.reshape(taken.shape)
-
-
-def _filled(candidates: Candidates, taken: Ints, limits: Ints, left: int) -> Ints:
-    """[B] nodes of each row once the `left` best of all rows are added to those taken."""
-    place = np.arange(candidates.worth.shape[1])
-    free = np.flatnonzero((place >= taken[:, None]) & (place < limits[:, None]))
-    if left >= len(free):
-        return limits
-    keys = (candidates.levels.ravel()[free], -candidates.gains.ravel()[free])
-    best = free[np.lexsort(keys)[: max(left, 0)]]
-    return taken + np.bincount(best // len(place), minlength=len(taken))
