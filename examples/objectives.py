@@ -12,7 +12,7 @@ from pathlib import Path
 from specrouter import ChainRouter, RouterConfig, SamplingParams
 from specrouter.cli.arguments import default_config
 from specrouter.config import SloConfig
-from specrouter.slo.accounts import Percentiles
+from specrouter.engine.slo_accounts import Percentiles
 
 CLASSES = ("interactive", "batch")
 PROMPTS = ("def fib(n):", "The sea was", "Tom has 3 apples and buys 4 more.", "import json\n")

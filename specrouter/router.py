@@ -23,6 +23,7 @@ from modelpool.config import validate_config
 from modelpool.progress import LoadProgress
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
 from specrouter.cycle import DraftShape
+from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
@@ -32,8 +33,8 @@ from specrouter.engine.input_validation import (
     RequestArgs,
     args_of_each,
 )
+from specrouter.engine.slo_accounts import SloCounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
-from specrouter.profile.decode_counts import DecodeFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.handle import Listener, RequestHandle
@@ -45,7 +46,6 @@ from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.slo.accounts import SloCounts, SloReport
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +307,7 @@ class ChainRouter:
 
     def decoded(self) -> DecodeFigures:
         """Totals of the engine since it began: by chain, by position, against what was planned."""
-        return self._engine.profiler.decoded()
+        return self._engine.decode_counts.figures()
 
     def engine_state(self) -> EngineState:
         """Requests, KV memory and quarantines now."""

@@ -29,10 +29,7 @@ SCHEDULED: Override = (None, None)
 class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
-    `alternatives`: the best options of other chains, best first, to
-    explain the choice; the target alone is always among them, or chosen. `at_hand`: of the other
-    chains' options, what may draft beside it or in its place in one cycle: models that never ran
-    and promise too little to be loaded are not among them.
+    `alternatives`: the best options of all other chains that were looked at, best first.
     """
 
     chain: Chain
@@ -41,7 +38,6 @@ class ChainDecision:
     reason: str = "configured"
     predicted: Option | None = None
     alternatives: tuple[Option, ...] = ()
-    at_hand: tuple[Option, ...] = ()
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
     # Of every chain that drafts: what its trees of any shape promise.
     grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)

@@ -40,7 +40,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 KNOW_TORCH = {
     "execution",
     "bench",
-    "profile/time_profile.py",
     "engine/start_failure.py",
     "engine/worker_threads.py",
 }

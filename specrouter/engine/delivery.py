@@ -7,11 +7,10 @@ import logging
 from collections.abc import Sequence
 
 from specrouter.cycle import Commit, CycleResult
+from specrouter.engine.decode_counts import DecodeCounts, Gain
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.fault_guard import FaultGuard
-from specrouter.profile.decode_counts import Gain
-from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.output import Delta
 from specrouter.request.running import RunningRequest, last_delta
 
@@ -25,12 +24,12 @@ class Delivery:
         self,
         book: RequestBook,
         quarantine: Quarantine,
-        profiler: PerformanceProfiler,
+        counts: DecodeCounts,
         faults: FaultGuard,
     ) -> None:
         self._book = book
         self._quarantine = quarantine
-        self._profiler = profiler
+        self._counts = counts
         self._faults = faults
 
     def deliver(self, result: CycleResult, cycle: int, budget_nodes: int | None) -> None:
@@ -56,7 +55,7 @@ class Delivery:
             request = self._book.running[commit.row]
             news.append((request, commit, _delta_of(request, commit)))
         with self._faults.part("learning"):
-            self._profiler.record_gains([_gain(*each) for each in news], budget_nodes)
+            self._counts.record([_gain(*each) for each in news], budget_nodes)
         return news
 
 

@@ -13,6 +13,7 @@ from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
+from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.plan_check import PlanCheck
@@ -21,6 +22,7 @@ from specrouter.engine.policies import PolicyRegistry
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.step_lock import StepLock
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.executor import Executor
@@ -28,14 +30,14 @@ from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import ExecutionSettings, Runtime
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.learning import learn_cycle
-from specrouter.profile.prediction import Workload, target_only
+from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
-from specrouter.slo.accounts import SloAccounts
 from specrouter.slo.admission import fcfs
 from specrouter.view import EngineView, Standing
 from statemgr import StateManager
@@ -54,6 +56,7 @@ class Engine:
         parameters = {name: pool.parameter_count(name) for name in pool.names}
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence)
         self.profiler = PerformanceProfiler(parameters)
+        self.decode_counts = DecodeCounts()
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
             engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, TREE_SLOTS
@@ -71,7 +74,7 @@ class Engine:
         self._quarantine = Quarantine()
         meter = RequestMeter(pool.target, config.slo_classes)
         self._book = RequestBook(self._executor, SloAccounts(), meter, self._faults)
-        self._delivery = Delivery(self._book, self._quarantine, self.profiler, self._faults)
+        self._delivery = Delivery(self._book, self._quarantine, self.decode_counts, self._faults)
         weightless = {name for name in pool.names if pool.is_weightless(name)}
         self._planning = CyclePlanning(
             PolicyRegistry(engine, pool, parameters, (config.scheduler, config.trees)),
@@ -216,7 +219,7 @@ class Engine:
                 result = self._run(plan)
                 if result is not None:
                     self._delivery.deliver(result, self._planning.cycle, plan.budget_nodes)
-                    self._learn(plan, result, (time.perf_counter() - started_s) * 1000)
+                    self._learn(plan, result, time.perf_counter() - started_s)
 
     def _admit(self) -> dict[int, int]:
         """Gives requests rows, by id. Nobody can be admitted while no row is free."""
@@ -233,7 +236,7 @@ class Engine:
             book.pace.note_queue(bool(book.waiting), time.perf_counter())
         with self._faults.part("learning"):
             for row in rows.values():
-                self.profiler.record_prompt(len(book.running[row].spec.token_ids))
+                self.decode_counts.record_prompt(len(book.running[row].spec.token_ids))
         return rows
 
     def _view(
@@ -260,10 +263,11 @@ class Engine:
         self._executor.states.forget_evicted()
         return result
 
-    def _learn(self, plan: Plan, result: CycleResult, elapsed_ms: float) -> None:
+    def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
         with self._faults.part("learning"):
+            self.decode_counts.record_cycle(elapsed_s)
             self.profiler.record_switches(len(plan.records))
-            learn_cycle(self.profiler, plan, result, elapsed_ms)
+            learn_cycle(self.profiler, plan, result, elapsed_s * 1000)
 
     # Ends
 

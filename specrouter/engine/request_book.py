@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta, FinishReason
 from specrouter.request.running import RunningRequest, last_delta
-from specrouter.slo.accounts import SloAccounts
 
 logger = logging.getLogger(__name__)
 

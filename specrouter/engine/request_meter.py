@@ -13,9 +13,9 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 
+from specrouter.engine.slo_accounts import class_of
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.request.output import FinishReason, RequestOutput
-from specrouter.slo.accounts import class_of
 
 _TOKEN_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),

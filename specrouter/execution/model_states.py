@@ -23,7 +23,7 @@ from specrouter.cycle import CATCH_UP_TOKENS, ModelFailure
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
-from specrouter.profile.model_times import ModelTimes
+from specrouter.execution.model_times import ModelTimes
 from statemgr import ModelState, StateManager
 from statemgr.row_groups import KV_QUANTUM
 

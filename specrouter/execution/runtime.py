@@ -10,7 +10,7 @@ from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import ModelStates
-from specrouter.profile.model_times import ModelTimes
+from specrouter.execution.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
 from statemgr import StateManager
 

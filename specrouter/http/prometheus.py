@@ -16,7 +16,9 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.slo_accounts import SloCounts
 from specrouter.http.prometheus_families import (
     Values,
     by_position,
@@ -27,12 +29,10 @@ from specrouter.http.prometheus_families import (
 )
 from specrouter.http.prometheus_models import estimate_metrics, model_metrics
 from specrouter.http.prometheus_vllm import vllm_metrics
-from specrouter.profile.decode_counts import DecodeFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.router import ChainRouter
-from specrouter.slo.accounts import SloCounts
 
 
 class RouterCollector(Collector):

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from specrouter.profile.decode_counts import TIME_BOUNDS_S, DecodeFigures, TimeFigures
+from specrouter.engine.decode_counts import TIME_BOUNDS_S, DecodeFigures, TimeFigures
 from specrouter.request.params import Chain
 
 Labels = tuple[str, ...]

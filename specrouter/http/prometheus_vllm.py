@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
+from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.http.prometheus_families import by_position, counter, gauge, histogram
-from specrouter.profile.decode_counts import DecodeFigures
 
 
 def vllm_metrics(target: str, state: EngineState, decoded: DecodeFigures) -> Iterator[Metric]:

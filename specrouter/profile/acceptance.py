@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.calibration import Calibration, CalibrationFigures
+from specrouter.profile.evidence import MEMORY, PRIOR, RECENT, age
 from specrouter.request.params import MAX_TREE_TOKENS
 
 Ints = NDArray[np.int64]
@@ -38,11 +39,6 @@ RANKS = MAX_TREE_TOKENS
 
 UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will be tried
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
-_TRIALS = 400.0  # best children, after which older ones have faded
-_PRIOR_TRIALS = 12.0
-_HALF_LIFE = 1024.0  # cycles without news after which evidence counts half
-_RECENT_HALF_LIFE = 16.0  # cycles after which what was seen of the text of now counts half
-_USUAL_TRIALS = 16.0  # of recent ones that count as if they had come out as usual
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +69,8 @@ class TreeAcceptance:
     @property
     def alpha_now(self) -> float:
         """On the text of now, drawn to the usual where there is little evidence."""
-        accepted = self.recent_accepted + _USUAL_TRIALS * self.alpha
-        return accepted / (self.recent_trials + _USUAL_TRIALS)
+        accepted = self.recent_accepted + PRIOR * self.alpha
+        return accepted / (self.recent_trials + PRIOR)
 
 
 class AcceptanceEstimator:
@@ -92,26 +88,22 @@ class AcceptanceEstimator:
         """In which it learned."""
         return self._cycle
 
-    def record(self, trees: JudgedTrees, cycle: int) -> tuple[float, float]:
-        """Learns; says how many best children were accepted, and how many were judged."""
+    def record(self, trees: JudgedTrees, cycle: int) -> None:
         self._fade(cycle)
         real = np.isfinite(trees.log_probs)
         stated, place = _given_parents(trees.parents, trees.log_probs)
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
         predicted = self._predicted(trees.parents, stated, place)
-        accepted, count = self._learn(
-            stated[asked], place[asked], trees.accepted[asked], predicted[asked]
-        )
+        self._learn(stated[asked], place[asked], trees.accepted[asked], predicted[asked])
         # A selection that leaves out first choices leaves the better ones: no measure of a text.
         firsts = real & (place == 0) & np.take_along_axis(walked, trees.parents + 1, axis=1)
         for fair in (firsts, firsts & (trees.parents < 0)):
             if fair.any() and trees.judged[fair].all():
                 self._recent += trees.accepted[fair].sum(), fair.sum()
                 break
-        return accepted, count
 
-    def record_choices(self, stated: Floats, accepted: Bools, cycle: int) -> tuple[float, float]:
+    def record_choices(self, stated: Floats, accepted: Bools, cycle: int) -> None:
         """Learns what the proposers would have drafted at places [n, w] of the committed text.
 
         Args:
@@ -121,20 +113,19 @@ class AcceptanceEstimator:
         self._fade(cycle)
         place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
         predicted = self._predicted(np.full_like(place, -1), stated, place)
-        hits, count = self._learn(
+        self._recent += self._learn(
             stated.ravel(), place.ravel(), accepted.ravel(), predicted.ravel()
         )
-        self._recent += hits, count
-        return hits, count
 
     def _learn(
         self, stated: Floats, place: Ints, accepted: Bools, predicted: Floats
     ) -> tuple[float, float]:
-        """Of nodes [n] whose parents were accepted; see `record` for what it returns."""
+        """Of nodes [n] whose parents were accepted; says how many best children were accepted, and
+        how many were judged."""
         self._calibration.record(stated, place, accepted, predicted)
         best = place == 0
         hits, count = float((best & accepted).sum()), float(best.sum())
-        fade = max(0.0, 1.0 - count / _TRIALS)
+        fade = max(0.0, 1.0 - count / MEMORY)
         self._trials = self._trials * fade + count
         self._accepted = self._accepted * fade + hits
         return hits, count
@@ -163,45 +154,28 @@ class AcceptanceEstimator:
     def snapshot(self, cycle: int) -> TreeAcceptance:
         passed = cycle - self._cycle
         alpha = self._accepted / self._trials if self._trials else math.nan
-        recent = self._recent * 0.5 ** (passed / _RECENT_HALF_LIFE)
+        recent = self._recent * age(passed, RECENT)
         return TreeAcceptance(
             alpha,
-            self._trials * 0.5 ** (passed / _HALF_LIFE),
+            self._trials * age(passed),
             self._calibration.figures(),
             recent[0],
             recent[1],
         )
 
     def _fade(self, cycle: int) -> None:
-        passed = max(0, cycle - self._cycle)
-        age = 0.5 ** (passed / _HALF_LIFE)
-        self._trials *= age
-        self._accepted *= age
-        self._recent *= 0.5 ** (passed / _RECENT_HALF_LIFE)
-        self._calibration.fade(age)
+        passed = cycle - self._cycle
+        self._trials *= age(passed)
+        self._accepted *= age(passed)
+        self._recent *= age(passed, RECENT)
+        self._calibration.fade(age(passed))
         self._cycle = cycle
 
 
-class SimilarityMap:
-    """`alpha = f(SimScore)`: a logistic map, fitted online to observed acceptances.
-
-    It begins as `logit(alpha) = logit(SimScore) - ln 2`, which is (1 - TV) / (1 + TV), the least
-    that shared noise guarantees (Daliri, Musco, Suresh, arXiv 2408.07978).
-    """
-
-    def __init__(self) -> None:
-        self.offset, self.slope = -math.log(2.0), 1.0
-
-    def alpha(self, similarity: float) -> float:
-        return _sigmoid(self.offset + self.slope * _logit(similarity))
-
-    def record(self, similarity: float, accepted: float, judged: float) -> None:
-        """One step of gradient ascent on the likelihood of `accepted` out of `judged`."""
-        x = _logit(similarity)
-        error = (accepted - judged * self.alpha(similarity)) / (judged + 50.0)
-        self.offset += 0.2 * error
-        # Around a single similarity the slope cannot be told from the offset: it moves slowly.
-        self.slope = min(3.0, max(0.3, self.slope + 0.02 * error * x))
+def similarity_to_acceptance(similarity: float) -> float:
+    """(1 - TV) / (1 + TV), the least that shared noise guarantees (Daliri, Musco, Suresh, arXiv
+    2408.07978)."""
+    return similarity / (2.0 - similarity)
 
 
 @functools.lru_cache(maxsize=256)
@@ -241,7 +215,7 @@ def blended_alpha(seen: TreeAcceptance | None, prior: float) -> float:
     """Of the text of now, blended by evidence with the prior."""
     if seen is None or not seen.trials:
         return prior
-    share = seen.trials / (seen.trials + _PRIOR_TRIALS)
+    share = seen.trials / (seen.trials + PRIOR)
     return share * seen.alpha_now + (1.0 - share) * prior
 
 
@@ -269,12 +243,3 @@ def _given_parents(parents: Ints, log_probs: Floats) -> tuple[Floats, Ints]:
     siblings = (parents[:, :, None] == parents[:, None, :]) & real[:, None, :]
     place: Ints = (siblings & _better(log_probs)).sum(axis=2)
     return stated, place
-
-
-def _logit(value: float) -> float:
-    value = min(max(value, 1e-3), 1.0 - 1e-3)
-    return math.log(value / (1.0 - value))
-
-
-def _sigmoid(value: float) -> float:
-    return 1.0 / (1.0 + math.exp(-value))

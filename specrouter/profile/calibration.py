@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.profile.evidence import PRIOR
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -23,7 +25,6 @@ _NODES = 2000.0  # after which older ones have faded
 _EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
 _BINS = len(_EDGES) + 1
 _PLACES = 3  # among siblings, that are told apart: best, second, others
-_PRIOR_NODES = 12.0  # of a bin, that count as if it were calibrated already
 _MOST_CERTAIN = 0.995
 _SHOWN_BINS = 10  # of equal width, that the calibration error is taken over
 
@@ -57,7 +58,7 @@ class Calibration:
         """Corrected probabilities, in the shape of `stated`, of nodes given their parents."""
         bins = _bins(stated, place)
         shown, hits = self._stated[bins], self._hits[bins]
-        factor = (hits + _PRIOR_NODES * stated) / np.maximum(shown + _PRIOR_NODES * stated, 1e-12)
+        factor = (hits + PRIOR * stated) / np.maximum(shown + PRIOR * stated, 1e-12)
         corrected: Floats = np.minimum(stated * factor, _MOST_CERTAIN)
         return corrected
 

@@ -12,24 +12,13 @@ Pure: no clock. Not thread-safe: the owner locks.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
+from specrouter.profile.evidence import AVERAGE, MEMORY, RECENT, age, forget_oldest, within
 from specrouter.profile.snapshot import Mode, Outcome, OutcomeKey
 
-_T = TypeVar("_T")
-
-_MOMENT_WEIGHT = 0.05  # of a cycle's time against its prediction
-_OWN_WEIGHT = 0.0025  # of the same, in what is the chain's own,
-_FIRST_WEIGHT = 0.3  # but at first
+_FIRST_WEIGHT = 0.3  # of a cycle's time in what is the chain's own, which falls to 1 / MEMORY
 _PRIOR_TOKENS = 60.0  # that count as if they had come as usual
-_FADED_TOKENS = 600.0  # after which older tokens have faded
-_HALF_LIFE = 256.0  # cycles without news, after which it is half forgotten
-_IN_USE = 16  # cycles without news of a chain that is in use, since not every cycle tells
-_MOST_ERROR = 0.4  # logarithm, of one cycle
-_LEAST, _MOST = 0.67, 1.5  # factors
-_MOST_KEYS = 256  # chains and their ways to run
 
 _Usual = tuple[int, Mode]  # load and mode
 
@@ -45,11 +34,11 @@ class _Outcome:
 
     def age(self, cycle: int) -> None:
         """What is in use is corrected all the time; what is not must not be held for slow for ever
-        because it once was."""
-        self.log_time *= _age(cycle - self.last_timed)
-        self.expected *= _age(cycle - self.last)
-        self.committed *= _age(cycle - self.last)
-        self.last_timed = max(self.last_timed, cycle - _IN_USE)
+        because it once was. Not every cycle tells, so some without news are none."""
+        self.log_time *= age(cycle - self.last_timed - RECENT)
+        self.expected *= age(cycle - self.last - RECENT)
+        self.committed *= age(cycle - self.last - RECENT)
+        self.last_timed = max(self.last_timed, cycle - RECENT)
         self.last = cycle
 
     def aged(self, cycle: int) -> "_Outcome":
@@ -58,7 +47,7 @@ class _Outcome:
         return now
 
     def count(self, expected: float, committed: float) -> None:
-        fade = max(0.0, 1.0 - committed / _FADED_TOKENS)
+        fade = max(0.0, 1.0 - committed / MEMORY)
         self.expected = self.expected * fade + expected
         self.committed = self.committed * fade + committed
 
@@ -88,7 +77,7 @@ class OutcomeBook:
             expected, committed: tokens beyond the target's own.
         """
         if key not in self._known:
-            forget_oldest(self._known, _MOST_KEYS, lambda outcome: outcome.last)
+            forget_oldest(self._known, lambda outcome: outcome.last)
         known = self._known.setdefault(key, _Outcome())
         usual = self._usual.setdefault(key[1:], _Outcome())
         for one in (known, usual):
@@ -97,11 +86,11 @@ class OutcomeBook:
         if log_error is not None:
             known.cycles += 1
             known.last_timed = usual.last_timed = cycle
-            surprise = log_error - known.log_time - usual.log_time
-            found = known.log_time + usual.log_time + max(-_MOST_ERROR, min(surprise, _MOST_ERROR))
-            weight = max(_OWN_WEIGHT, _FIRST_WEIGHT / known.cycles)
+            before = known.log_time + usual.log_time
+            found = before + within(log_error - before)
+            weight = max(1.0 / MEMORY, _FIRST_WEIGHT / known.cycles)
             known.log_time += weight * (found - known.log_time)
-            usual.log_time += _MOMENT_WEIGHT * (found - known.log_time - usual.log_time)
+            usual.log_time += AVERAGE * (found - known.log_time - usual.log_time)
 
     def known(self, cycle: int) -> dict[OutcomeKey, Outcome]:
         """Of chains that ran."""
@@ -109,28 +98,15 @@ class OutcomeBook:
         found = {}
         for key, outcome in self._known.items():
             own, others = outcome.aged(cycle), usual[key[1:]]
-            time = math.exp(own.log_time + others.log_time)
-            found[key] = Outcome(_within(time), _within(own.tokens(others.tokens(1.0))))
+            tokens = own.tokens(others.tokens(1.0))
+            found[key] = _bounded(own.log_time + others.log_time, tokens)
         return found
 
     def usual(self, cycle: int) -> dict[_Usual, Outcome]:
         """Of those that did not."""
-        found = {}
-        for key, outcome in self._usual.items():
-            now = outcome.aged(cycle)
-            found[key] = Outcome(_within(math.exp(now.log_time)), _within(now.tokens(1.0)))
-        return found
+        aged = {key: outcome.aged(cycle) for key, outcome in self._usual.items()}
+        return {key: _bounded(one.log_time, one.tokens(1.0)) for key, one in aged.items()}
 
 
-def forget_oldest(known: dict[Any, _T], most: int, last: Callable[[_T], int]) -> None:
-    """Makes room for one more: callers may ask for any chains that they can name."""
-    if len(known) >= most:
-        del known[min(known, key=lambda key: last(known[key]))]
-
-
-def _age(cycles: int) -> float:
-    return math.exp2(-max(0, cycles - _IN_USE) / _HALF_LIFE)
-
-
-def _within(factor: float) -> float:
-    return min(max(factor, _LEAST), _MOST)
+def _bounded(log_time: float, tokens: float) -> Outcome:
+    return Outcome(math.exp(within(log_time)), math.exp(within(math.log(max(tokens, 1e-9)))))

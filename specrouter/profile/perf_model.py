@@ -13,14 +13,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from specrouter.profile.evidence import AVERAGE, MEMORY, within
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression
 
-_FAST = 0.5  # weight of a cycle in the slowdown,
-_MOST = 0.4  # and what it may show beyond it, a logarithm
+_FAST = 0.5  # weight of a cycle in the slowdown
 _QUIET = 0.05  # slowdown that is none, a logarithm; three times as much is wholly the machine's
-_PRINTED = 0.05  # weight of a forward in the scalar averages
-_SETTLING = 0.002  # share of a slowdown that becomes usual with each cycle
 
 _Forward = tuple[str, int, float, float]  # name, tokens, attended, ms
 
@@ -73,7 +71,7 @@ class PerfModel:
         for name, _, _, ms in forwards if learns else ():
             known_ms = self._means.get(name, ms)
             mean_ms = known_ms if math.isfinite(known_ms) else ms
-            self._means[name] = mean_ms + _PRINTED * (ms - mean_ms)
+            self._means[name] = mean_ms + AVERAGE * (ms - mean_ms)
         if only_news:
             forwards = [each for each in forwards if not _is_known(self._models, each)]
             works = [each for each in works if not _is_known(self._stages, each)]
@@ -91,7 +89,7 @@ class PerfModel:
 
     def _settle(self) -> None:
         """What lasts becomes all curves' own, so that no ratio changes."""
-        usual = _SETTLING * _without_noise(self._slowdown)
+        usual = _without_noise(self._slowdown) / MEMORY
         if usual:
             for times in (*self._models.values(), *self._stages.values()):
                 times.scale(math.exp(usual))
@@ -122,10 +120,10 @@ class PerfModel:
         means = [sum(each) / len(each) for each in errors.values()]
         if len(means) < 2:
             alone = means[0] if means else 0.0
-            seen = min(max(alone, -_MOST), _MOST)
+            seen = within(alone)
             return seen, _FAST * seen
         shared = max(min(means), 0.0) + min(max(means), 0.0)  # 0 where they differ in sign
-        return min(max(shared, -_MOST), _MOST), shared
+        return within(shared), shared
 
 
 def _is_known(known: Mapping[str, TimeRegression], forward: _Forward) -> bool:

@@ -14,8 +14,7 @@ Sources: SpecRouter, sections 4.2 and 4.6, Equation 7, with measured curves in t
 Pure functions of a snapshot: no clock, no tensors.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -32,45 +31,24 @@ from specrouter.profile.acceptance import (
     path_rates,
     tree_rates,
 )
+from specrouter.profile.cycle_times import (
+    Workload,
+    drafting_ms,
+    model_ms,
+    stage_ms,
+    verification_ms,
+)
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
-from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 from specrouter.request.params import (
-    MAX_DEPTH,
     MAX_TREE_TOKENS,
     Chain,
 )
-from statemgr.row_groups import READING_QUERIES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
 _NODES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 _STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the last two
-
-
-@dataclass(frozen=True, eq=False)
-class Workload:
-    """The requests that decode together.
-
-    Attributes:
-        slots: KV slots that attention reads for each of them.
-        remaining: tokens that each may still generate, in the mean.
-        lags: tokens that a model has not read yet, over all requests; the last two not counted.
-        others: further requests, that decode in the same pass of the target and are routed apart.
-    """
-
-    requests: int
-    slots: int = 128
-    remaining: float = 64.0
-    lags: Mapping[str, float] = field(default_factory=dict)
-    sampled: Mode = True
-    others: int = 0
-
-    @property
-    def batch(self) -> int:
-        """Requests in the target's pass."""
-        return self.requests + self.others
 
 
 @dataclass(frozen=True)
@@ -81,7 +59,6 @@ class Limits:
     width: int | None = None
     nodes: int | None = None
     whole_trees: bool = False  # no selection among the nodes of a draft
-    max_depth: int = MAX_DEPTH
 
 
 def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Option:
@@ -144,7 +121,7 @@ class OptionGrid:
         self._plain_ms: Floats = self.levels_ms + self._target_ms(snapshot, workload)
         self.cycle_ms: Floats = self._plain_ms * outcome.time
         catch_up = sum(
-            float(_forward(snapshot, name, chain[-1], workload, np.array([lag]))[0])
+            float(model_ms(snapshot, name, chain[-1], workload, np.array([lag]))[0])
             for name in chain[:-1]
             if (lag := workload.lags.get(name, 0.0)) >= 1.0
         )
@@ -186,9 +163,7 @@ class OptionGrid:
 
     def _allowed(self, limits: Limits) -> NDArray[np.bool_]:
         """[O]"""
-        # A shape may stand for a depth that lies below its own, which is then what is drafted.
-        depths = np.minimum(SHAPE_DEPTHS, limits.depth or MAX_DEPTH)
-        allowed = depths <= limits.max_depth
+        allowed = np.ones(len(SHAPE_DEPTHS), dtype=np.bool_)
         if limits.depth is not None:
             allowed &= _least_at_least(SHAPE_DEPTHS, limits.depth)
         if limits.width is not None and allowed.any():  # as wide as a tree of that depth may be
@@ -221,23 +196,23 @@ class OptionGrid:
             prefix = self.chain[:index]
             _, offered = _offer((*prefix, name), snapshot, workload.sampled)
             places = batch * (1 + offered)
-            judging = _forward(snapshot, name, target, workload, places)
-            total += judging + _stage(snapshot, "verify", places)
-        total += drafting + _drafting_ms(snapshot, workload.batch)
+            judging = model_ms(snapshot, name, target, workload, places)
+            total += judging + stage_ms(snapshot, "verify", places)
+        total += drafting + drafting_ms(snapshot, workload.batch)
         return np.asarray(total)[:, None]
 
     def _drafter_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O] of the drafter's steps."""
         name, target = self.chain[0], self.chain[-1]
         wide = workload.requests * SHAPE_WIDTHS
-        step = _forward(snapshot, name, target, workload, wide)
+        step = model_ms(snapshot, name, target, workload, wide)
         if not snapshot.parameters.get(name, 1):  # its steps are all alike, and rank nothing
             return np.asarray(SHAPE_DEPTHS * step)
         first = np.full(1, workload.requests * _STEADY_LAG)
         return np.asarray(
-            _forward(snapshot, name, target, workload, first)
+            model_ms(snapshot, name, target, workload, first)
             + (SHAPE_DEPTHS - 1) * step
-            + SHAPE_DEPTHS * _stage(snapshot, "draft", wide)
+            + SHAPE_DEPTHS * stage_ms(snapshot, "draft", wide)
         )
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
@@ -250,61 +225,6 @@ class OptionGrid:
             places = batch + (requests * _NODES)[None, :]
             snapshot.target_ms[key] = verification_ms(snapshot, workload, target, places)
         return snapshot.target_ms[key]
-
-
-def verification_ms(
-    snapshot: PerformanceSnapshot,
-    workload: Workload,
-    target: str,
-    places: Ints,
-    prompt_tokens: int = 0,
-    requests: Ints | None = None,
-) -> Floats:
-    """Time of the target's pass over `places` tokens that are judged and those of prompts, and of
-    the work around it.
-
-    Args:
-        requests: whose tokens they are, where that differs; in a shape that broadcasts.
-    """
-    batch = np.full(1, workload.batch) if requests is None else requests
-    packed = (places + prompt_tokens).astype(np.float64)
-    attended = (packed + READING_QUERIES * batch) * workload.slots
-    return np.asarray(
-        curve_of(snapshot, target, target).many(packed, attended)
-        + _stage(snapshot, "verify", places)
-        + _stage(snapshot, "cycle", batch)
-    )
-
-
-def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, depth: int) -> float:
-    """Equation 7 as published: W * T_1, then W * T_j times the chance that level j is reached.
-
-    Expected tokens: those that every level accepts, plus the target's own. T_i is one moving
-    average, whatever the size of the forwards; of an untried model it goes by the parameters.
-    """
-    target = chain[-1]
-    times = [snapshot.means_ms.get(name, curve_of(snapshot, name, target).at(1)) for name in chain]
-    if len(chain) == 1:
-        return times[0]
-    cost, reached, alpha = depth * times[0], 1.0, 1.0
-    for index in range(1, len(chain)):
-        cost += depth * times[index] * reached
-        step = similarity_to_acceptance(_similarity(chain[index - 1], chain[index], snapshot))
-        alpha *= step
-        reached *= step
-    return cost / (expected_accepted(alpha, depth) + 1)
-
-
-def expected_accepted(alpha: float, offered: float) -> float:
-    """`alpha + alpha^2 + ... + alpha^offered`; `offered` need not be whole."""
-    if alpha >= 1.0:
-        return offered
-    return float(alpha * (1.0 - alpha**offered) / (1.0 - alpha))
-
-
-def similarity_to_acceptance(similarity: float) -> float:
-    """(1 - TV) / (1 + TV), the acceptance that shared noise guarantees (arXiv 2408.07978)."""
-    return similarity / (2.0 - similarity)
 
 
 def acceptance_rate(
@@ -344,60 +264,6 @@ def _find_offer(
     lengths = np.take_along_axis(expected_tokens(before), last, axis=1)[:, 0]
     offered = np.where(SHAPE_WIDTHS == 1, lengths, SHAPE_NODES * 1.0)
     return path_rates(alpha, lengths), np.maximum(1.0, offered)
-
-
-def forward_ms(
-    snapshot: PerformanceSnapshot, name: str, target: str, workload: Workload, tokens: float
-) -> float:
-    """Of a model over so many tokens of one request, on the machine as it is now; 0 for one
-    without weights, which keeps no state."""
-    if not snapshot.parameters.get(name, 1):
-        return 0.0
-    one = Workload(1, workload.slots)
-    return snapshot.machine * float(_forward(snapshot, name, target, one, np.array([tokens]))[0])
-
-
-def _forward(
-    snapshot: PerformanceSnapshot,
-    name: str,
-    target: str,
-    workload: Workload,
-    tokens: NDArray[np.generic],
-) -> Floats:
-    curve = curve_of(snapshot, name, target)
-    packed = tokens.astype(np.float64)
-    return curve.many(packed, (packed + READING_QUERIES * workload.requests) * workload.slots)
-
-
-def _stage(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic]) -> Floats:
-    curve = snapshot.stages.get(stage)
-    if curve is None:
-        return np.zeros(places.shape)
-    return curve.many(places.astype(np.float64), np.zeros(places.shape))
-
-
-def _drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
-    """What the engine's own work takes longer where somebody drafts."""
-    batch = np.array([requests])
-    more = _stage(snapshot, "drafting", batch) - _stage(snapshot, "cycle", batch)
-    return max(0.0, float(more[0]))
-
-
-def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> ForwardTimes:
-    """A model's curve; of an untried one the target's, scaled by the number of parameters."""
-    known = snapshot.times.get(name)
-    if known is not None:
-        return known
-    reference = snapshot.times.get(target, TimeCurve(((1, 1.0),)))
-    if name == target:
-        return reference
-    share = snapshot.parameters[name] / max(1, snapshot.parameters[target])
-    return reference.scaled(max(share, _UNTRIED_SPEED))
-
-
-def _similarity(proposer: str, verifier: str, snapshot: PerformanceSnapshot) -> float:
-    untried = 2 * UNTRIED_ALPHA / (1 + UNTRIED_ALPHA)  # inverse of similarity_to_acceptance
-    return snapshot.similarity.get((proposer, verifier), untried)
 
 
 def _least_at_least(

@@ -9,10 +9,9 @@ Source: SpecRouter, sections 4.2 and 4.6, Equations 5 and 6.
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeVar
 
 from specrouter.profile.acceptance import (
     AcceptanceEstimator,
@@ -20,24 +19,20 @@ from specrouter.profile.acceptance import (
     Floats,
     Ints,
     JudgedTrees,
-    SimilarityMap,
+    similarity_to_acceptance,
 )
-from specrouter.profile.decode_counts import DecodeCounts, DecodeFigures, Gain
-from specrouter.profile.outcomes import OutcomeBook, forget_oldest
+from specrouter.profile.evidence import AVERAGE, forget_oldest
+from specrouter.profile.outcomes import OutcomeBook
 from specrouter.profile.perf_model import PerfModel
 from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey, load_of
 from specrouter.profile.time_regression import TimeRegression
 from specrouter.request.params import Chain
 
-_SIMILARITY_WEIGHT = 0.05
 _EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on exploration has faded
-_MOST_KEYS = 256  # chains and their ways to run of which acceptances are kept
 _LEARN_EVERY = 3  # cycles, in which times are learned of sizes that are known: it takes time too
 
-_T = TypeVar("_T")
 
-
-@dataclass(frozen=True)
+@dataclass
 class EngineStatistics:
     """Totals since the start.
 
@@ -52,63 +47,18 @@ class EngineStatistics:
         shadow_evaluations: of idle drafters; `exploration_ms` is what they cost.
     """
 
-    cycles: int
-    cycle_ms: float
-    model_ms: Mapping[str, float]
-    logits_ms: float
-    forwards: Mapping[str, int]
-    pack_tokens: Mapping[str, int]
-    committed_tokens: int
-    target_passes: int
-    switches: int = 0
-    shadow_evaluations: int = 0
-    exploration_ms: float = 0.0
-    control_ms: float = 0.0
-
-
-@dataclass
-class _Exploration:
-    """The time of cycles that taught, and what shadow evaluations took of it, older ones faded:
-    what was not spent is not saved up for long, and what was is forgiven."""
-
-    learning_ms: float = 0.0
-    spent_ms: float = 0.0
-
-    def end_cycle(self, elapsed_ms: float) -> None:
-        fade = math.exp(-elapsed_ms / _EXPLORATION_MS)
-        self.learning_ms = self.learning_ms * fade + elapsed_ms
-        self.spent_ms *= fade
-
-    @property
-    def share(self) -> float:
-        return self.spent_ms / max(self.learning_ms, 1e-9)
-
-
-@dataclass
-class _Totals:
-    cycle_ms: float = 0.0
-    exploration_ms: float = 0.0
-    logits_ms: float = 0.0
-    control_ms: float = 0.0
-    before_ms: float = 0.0  # in forwards and on logits, up to the end of the last cycle
-    model_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    forwards: Counter[str] = field(default_factory=Counter)
-    pack_tokens: Counter[str] = field(default_factory=Counter)
     cycles: int = 0
-    committed: int = 0
-    passes: int = 0
+    cycle_ms: float = 0.0
+    model_ms: Mapping[str, float] = field(default_factory=dict)
+    logits_ms: float = 0.0
+    forwards: Mapping[str, int] = field(default_factory=dict)
+    pack_tokens: Mapping[str, int] = field(default_factory=dict)
+    committed_tokens: int = 0
+    target_passes: int = 0
     switches: int = 0
     shadow_evaluations: int = 0
-
-    def end_cycle(self, elapsed_ms: float) -> float:
-        """What was spent neither in forwards nor on logits, which was the control plane's."""
-        spent_ms = sum(self.model_ms.values()) + self.logits_ms
-        control_ms = max(0.0, elapsed_ms - (spent_ms - self.before_ms))
-        self.cycles += 1
-        self.cycle_ms += elapsed_ms
-        self.control_ms += control_ms
-        self.before_ms = spent_ms
-        return control_ms
+    exploration_ms: float = 0.0
+    control_ms: float = 0.0
 
 
 @dataclass
@@ -123,11 +73,16 @@ class PerformanceProfiler:
     _times: PerfModel = field(default_factory=PerfModel)
     _similarity: dict[Pair, float] = field(default_factory=dict)
     _trees: dict[TreeKey, AcceptanceEstimator] = field(default_factory=dict)
-    _maps: dict[tuple[str, str, Mode], SimilarityMap] = field(default_factory=dict)
     _outcomes: OutcomeBook = field(default_factory=OutcomeBook)
-    _totals: _Totals = field(default_factory=_Totals)
-    _exploration: _Exploration = field(default_factory=_Exploration)
-    _counts: DecodeCounts = field(default_factory=DecodeCounts)
+    _totals: EngineStatistics = field(default_factory=EngineStatistics)
+    _model_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _forwards: Counter[str] = field(default_factory=Counter)
+    _pack_tokens: Counter[str] = field(default_factory=Counter)
+    _before_ms: float = 0.0  # in forwards and on logits, up to the end of the last cycle
+    # The time of cycles that taught, and what shadow evaluations took of it, older ones faded: what
+    # was not spent is not saved up for long, and what was is forgiven.
+    _learning_ms: float = 0.0
+    _explored_ms: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -150,9 +105,9 @@ class PerformanceProfiler:
         with self._lock:
             if self.is_learning:
                 self._used[model] = self._cycle
-            self._totals.model_ms[model] += elapsed_ms * times
-            self._totals.forwards[model] += times
-            self._totals.pack_tokens[model] += tokens * times
+            self._model_ms[model] += elapsed_ms * times
+            self._forwards[model] += times
+            self._pack_tokens[model] += tokens * times
             self._times.record(model, tokens, attended, elapsed_ms)
 
     def record_stage(self, stage: str, places: int, elapsed_ms: float, times: int = 1) -> None:
@@ -174,25 +129,21 @@ class PerformanceProfiler:
         """
         with self._lock:
             totals = self._totals
-            control_ms = totals.end_cycle(elapsed_ms)
+            spent_ms = sum(self._model_ms.values()) + totals.logits_ms
+            control_ms = max(0.0, elapsed_ms - (spent_ms - self._before_ms))
+            self._before_ms = spent_ms
+            totals.cycles += 1
+            totals.cycle_ms += elapsed_ms
+            totals.control_ms += control_ms
+            totals.committed_tokens += committed
+            totals.target_passes += requests
             if stage is not None:
                 self._times.record_stage(stage, requests, control_ms)
             self._times.end_cycle(self.is_learning, self._cycle % _LEARN_EVERY != 0)
             if self.is_learning:
-                self._exploration.end_cycle(elapsed_ms)
-            totals.committed += committed
-            totals.passes += requests
-            self._counts.cycle_times.add(elapsed_ms / 1000)
-
-    def record_prompt(self, tokens: int) -> None:
-        """A request was given a row."""
-        with self._lock:
-            self._counts.prompt_tokens += tokens
-
-    def record_gains(self, gains: Sequence[Gain], budget_tokens: int | None) -> None:
-        """What a cycle brought; see `DecodeCounts.record`."""
-        with self._lock:
-            self._counts.record(gains, budget_tokens)
+                fade = math.exp(-elapsed_ms / _EXPLORATION_MS)
+                self._learning_ms = self._learning_ms * fade + elapsed_ms
+                self._explored_ms *= fade
 
     def record_switches(self, count: int) -> None:
         with self._lock:
@@ -202,7 +153,7 @@ class PerformanceProfiler:
         with self._lock:
             self._totals.shadow_evaluations += 1
             self._totals.exploration_ms += elapsed_ms
-            self._exploration.spent_ms += elapsed_ms
+            self._explored_ms += elapsed_ms
 
     def record_outcome(
         self,
@@ -244,14 +195,14 @@ class PerformanceProfiler:
         with self._lock:
             score = 1.0 - total_variation
             known = self._similarity.get(pair, score)
-            self._similarity[pair] = known + _SIMILARITY_WEIGHT * (score - known)
+            self._similarity[pair] = known + AVERAGE * (score - known)
 
     def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None:
         """What the verifier of a chain's trees said of them; see `AcceptanceEstimator.record`."""
         if not self.is_learning:
             return
         with self._lock:
-            self._fit_map(key, *self._estimator(key).record(trees, self._cycle))
+            self._estimator(key).record(trees, self._cycle)
 
     def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
         """What proposers would have drafted along committed text; see
@@ -259,18 +210,12 @@ class PerformanceProfiler:
         if not self.is_learning:
             return
         with self._lock:
-            self._fit_map(key, *self._estimator(key).record_choices(stated, accepted, self._cycle))
+            self._estimator(key).record_choices(stated, accepted, self._cycle)
 
     def _estimator(self, key: TreeKey) -> AcceptanceEstimator:
         if key not in self._trees:
-            forget_oldest(self._trees, _MOST_KEYS, lambda known: known.last_cycle)
+            forget_oldest(self._trees, lambda known: known.last_cycle)
         return self._trees.setdefault(key, AcceptanceEstimator())
-
-    def _fit_map(self, key: TreeKey, accepted: float, judged: float) -> None:
-        pair = (key[0][-1], key[1])
-        if pair in self._similarity:
-            fitted = self._maps.setdefault((*pair, key[2]), SimilarityMap())
-            fitted.record(self._similarity[pair], accepted, judged)
 
     def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
         """[B, n] how likely drafted nodes are to be on the verifier's walk."""
@@ -281,7 +226,7 @@ class PerformanceProfiler:
     def snapshot(self) -> PerformanceSnapshot:
         with self._lock:
             promised = {
-                (*pair, mode): self._maps.get((*pair, mode), _UNFITTED).alpha(score)
+                (*pair, mode): similarity_to_acceptance(score)
                 for pair, score in self._similarity.items()
                 # A drafter without weights cannot be evaluated while it is idle. It is tried again
                 # when what was seen of it has faded: it must promise more then than it once did.
@@ -304,32 +249,19 @@ class PerformanceProfiler:
                     {name: self._cycle - used for name, used in self._used.items()}
                 ),
                 machine=self._times.slowdown,
-                learning_ms=self._exploration.learning_ms,
-                explored_share=self._exploration.share,
+                learning_ms=self._learning_ms,
+                explored_share=self._explored_ms / max(self._learning_ms, 1e-9),
                 is_learning=self.is_learning,
             )
 
     def statistics(self) -> EngineStatistics:
         with self._lock:
-            totals = self._totals
-            return EngineStatistics(
-                totals.cycles,
-                totals.cycle_ms,
-                dict(totals.model_ms),
-                totals.logits_ms,
-                dict(totals.forwards),
-                dict(totals.pack_tokens),
-                totals.committed,
-                totals.passes,
-                totals.switches,
-                totals.shadow_evaluations,
-                totals.exploration_ms,
-                totals.control_ms,
+            return replace(
+                self._totals,
+                model_ms=dict(self._model_ms),
+                forwards=dict(self._forwards),
+                pack_tokens=dict(self._pack_tokens),
             )
 
-    def decoded(self) -> DecodeFigures:
-        with self._lock:
-            return self._counts.figures()
 
-
-_UNFITTED, _UNTAUGHT = SimilarityMap(), AcceptanceEstimator()
+_UNTAUGHT = AcceptanceEstimator()

@@ -42,7 +42,7 @@ class PerformanceSnapshot:
     means_ms: Mapping[str, float] = field(default_factory=dict)  # of forwards of any size
     similarity: Mapping[Pair, float] = field(default_factory=dict)
     trees: Mapping[TreeKey, TreeAcceptance] = field(default_factory=dict)
-    # alpha as the SimScore promises it, by a logistic map; by pair and mode
+    # alpha as the SimScore promises it, by pair and mode
     promised_alpha: Mapping[tuple[str, str, Mode], float] = field(default_factory=dict)
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
     outcomes: Mapping[OutcomeKey, Outcome] = field(default_factory=dict)

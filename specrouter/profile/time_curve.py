@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_PAIRS = 1e-6  # slopes are per million pairs of query and slot
+PAIRS = 1e-6  # slopes are per million pairs of query and slot
 
 
 class ForwardTimes(Protocol):
@@ -63,7 +63,7 @@ class TimeCurve:
         else:
             base = self._ms[place] + self._slopes[place] * (tokens - self._tokens[place])
             base = min(base, self._ms[place + 1])
-        return base + self.slope_ms_per_million * _PAIRS * attended
+        return base + self.slope_ms_per_million * PAIRS * attended
 
     def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float:
         """The most tokens, a whole number, whose forward takes at most `ms`.
@@ -73,8 +73,8 @@ class TimeCurve:
         Args:
             attended: pairs, whatever the number of tokens; `slots`: more of them for each token.
         """
-        each = self.slope_ms_per_million * _PAIRS * slots
-        left_ms = ms - self.slope_ms_per_million * _PAIRS * attended
+        each = self.slope_ms_per_million * PAIRS * slots
+        left_ms = ms - self.slope_ms_per_million * PAIRS * attended
         starts = [base + each * n for n, base in zip(self._tokens, self._ms, strict=False)]
         place = bisect_right(starts, left_ms) - 1
         if place >= 0:
@@ -98,7 +98,7 @@ class TimeCurve:
         place = np.maximum(np.searchsorted(known, tokens, side="right") - 1, 0)
         base = ms[place] + slopes[place] * np.maximum(tokens - known[place], 0.0)
         base = np.minimum(base, ms[place + 1])
-        total: Floats = base + self.slope_ms_per_million * _PAIRS * attended
+        total: Floats = base + self.slope_ms_per_million * PAIRS * attended
         return total
 
     @cached_property

@@ -2,10 +2,11 @@
 
     T(n, a) = base(n) + slope * a
 
-The base at some sizes n (knots, linear in between) and the slope are the state of a Kalman filter:
-a recursive least-squares regression that forgets. A forward moves the knots around its size, the
-slope, and, by their prior correlation, neighbouring knots that are not visited. Forgetting lets
-the uncertainty grow back to the prior's, so that a lasting change is followed.
+The base at the sizes of a fixed grid (knots, linear in between) and the slope are the state of a
+Kalman filter: a recursive least-squares regression that forgets. A forward moves the knots around
+its size, the slope, and, by their prior correlation, neighbouring knots that are not visited.
+Forgetting lets the uncertainty grow back to the prior's, so that a lasting change is followed. The
+curve is made of the knots that a profile or a forward has told of.
 
 Robust: an observation counts at most as two standard deviations, and as one where it is slower than
 expected, so a single outlier moves what is well known by a percent. The first forwards of a size,
@@ -17,24 +18,23 @@ Pure: no clock, no tensors. Not thread-safe: the owner locks.
 
 import itertools
 import math
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from specrouter.profile.time_curve import Floats, TimeCurve
+from specrouter.profile.time_curve import PAIRS, Floats, TimeCurve
 
 FORMAT = 2  # of `TimeRegression.to_json`
-_PAIRS = 1e-6  # the slope is per million pairs
+# Tokens of the knots: 1, 2, 3, 4, 6, 8, 12, ... 4096.
+_SIZES = np.sort(np.append(2 ** np.arange(13), 3 * 2 ** np.arange(11)))
 
-_NOISE = 0.1  # standard deviation of a time, as a share of it
+_NOISE = 0.1  # standard deviation of a time, as a share of it; of a profile's, of the spread
 _SPREAD = 0.5  # the same, of a knot of which nothing is known,
 _SLOPE_SPREAD = 5.0  # and of the slope, times the fastest forward
-_PROFILED = 0.01  # share of that variance that a profile leaves
 _FORGETTING = 2e-4  # share of that variance that comes back with every forward
 _OCTAVE = 0.9  # correlation of two knots, one of twice the other's size
 _CLIP = 2.0  # standard deviations that an observation counts as, at most
@@ -53,22 +53,20 @@ class TimeSample:
 
 @cache
 def bucket_of(tokens: int) -> int:
-    """The nearest, in proportion, of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
-    power = 1 << (max(1, tokens).bit_length() - 1)
-    sizes = (power, power * 3 // 2, power * 2)  # 1 * 3 // 2 is 1 again
-    return min(sizes, key=lambda size: abs(math.log(size / max(1, tokens))))
+    """The nearest, in proportion, of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., 4096"""
+    return int(_SIZES[np.argmin(np.abs(np.log(_SIZES / max(1, tokens))))])
 
 
 class TimeRegression:
     """See the module. Its last state is the slope, in ms per million pairs."""
 
-    _sizes: list[float]  # of the knots
-    _state: Floats
+    _state: Floats  # [K + 1]
     _cov: Floats
     _prior: Floats  # covariance of a model of which nothing is known
 
     def __init__(self) -> None:
-        self._set([], [], 0.0)
+        self._told = np.zeros(len(_SIZES), dtype=np.bool_)
+        self._state = self._cov = self._prior = np.zeros(0)
         self._seen: Counter[int] = Counter()  # forwards, by bucket
         self._curve: TimeCurve | None = None
 
@@ -81,21 +79,37 @@ class TimeRegression:
         most = math.inf  # noise only slows: no size takes longer than a larger one
         for sample in samples:
             if bucket_of(sample.tokens) not in base:
-                own = max(sample.ms - slope * _PAIRS * sample.attended, _LEAST * sample.ms)
+                own = max(sample.ms - slope * PAIRS * sample.attended, _LEAST * sample.ms)
                 base[bucket_of(sample.tokens)] = most = min(most, own)
         return cls._of(sorted(base.items()), slope)
 
     @classmethod
     def _of(cls, points: Iterable[tuple[float, float]], slope: float) -> "TimeRegression":
-        found = cls()
-        known = list(points)
-        found._set([size for size, _ in known], [ms for _, ms in known], slope)
-        found._cov = _PROFILED * found._prior
+        """Of sizes between those that were timed so much is known as the prior lets them tell."""
+        found, known = cls(), tuple(points)
+        if known:
+            curve = TimeCurve(known, slope)
+            found._begin(curve.many(_SIZES), slope)
+            told = found._told = np.isin(_SIZES, [size for size, _ in known])
+            among, prior = found._prior[:-1, :-1][np.ix_(told, told)], found._prior
+            across = prior[:-1, :-1][:, told]
+            found._cov = _NOISE**2 * prior
+            found._cov[:-1, :-1] += prior[:-1, :-1] - across @ np.linalg.solve(among, across.T)
         return found
+
+    def _begin(self, base: Floats, slope: float) -> None:
+        """Of these times nothing is certain."""
+        self._state, ms = np.append(base, slope), base
+        octaves = np.log2(_SIZES)
+        alike = _OCTAVE ** np.abs(octaves[:, None] - octaves)
+        self._prior = np.zeros((len(self._state), len(self._state)))
+        self._prior[:-1, :-1] = _SPREAD**2 * np.outer(ms, ms) * alike
+        self._prior[-1, -1] = (_SLOPE_SPREAD * ms.min()) ** 2
+        self._cov = self._prior.copy()
 
     def expected_ms(self, tokens: float, attended: float) -> float | None:
         """None before the first forward that counts."""
-        return self._expected_ms(self._row(tokens, attended)) if self._sizes else None
+        return self._expected_ms(_row(tokens, attended)) if self._told.any() else None
 
     def _expected_ms(self, row: Floats) -> float:
         return max(float(row @ self._state), _LEAST * float(self._state[0]))
@@ -103,9 +117,9 @@ class TimeRegression:
     def knows(self, tokens: int) -> bool:
         """Forwards of this size were seen before, or profiled: a slow one says something of the
         machine, and not of the curve."""
-        if not self._sizes or 0 < self._seen[bucket_of(tokens)] < _COLD:
+        if not self._told.any() or 0 < self._seen[bucket_of(tokens)] < _COLD:
             return False
-        row = self._row(tokens, 0.0)
+        row = _row(tokens, 0.0)
         return math.sqrt(row @ self._cov @ row) <= _CLIP * _NOISE * float(row @ self._state)
 
     def record(self, tokens: int, attended: float, ms: float) -> None:
@@ -116,47 +130,47 @@ class TimeRegression:
         """
         if not 0.0 < ms < math.inf:
             return
-        before = self._sizes, self._state, self._cov, self._prior
+        before = self._told.copy(), self._state, self._cov, self._prior
         try:
             self._learn(tokens, attended, ms)
             if not (np.isfinite(self._state).all() and np.isfinite(self._cov).all()):
                 raise ArithmeticError(f"{ms} ms for {tokens} tokens teach no finite times")
         except Exception:
-            self._sizes, self._state, self._cov, self._prior = before
+            self._told, self._state, self._cov, self._prior = before
             raise
 
     def _learn(self, tokens: int, attended: float, ms: float) -> None:
         size = bucket_of(tokens)
         self._seen[size] += 1
         is_cold = self._seen[size] <= _COLD
-        if not self._sizes:
+        if not self._told.any():
             if is_cold:
                 return
-            self._set([size], [ms], 0.0)
-        elif is_cold and ms >= self._expected_ms(self._row(tokens, attended)):
+            self._begin(np.full(len(_SIZES), ms), 0.0)
+        elif is_cold and ms >= self._expected_ms(_row(tokens, attended)):
             return
-        elif size not in self._sizes:
-            curve = self.curve()
-            assert curve is not None
-            self._insert(size, curve.at(size))
-        self._update(self._row(tokens, attended), ms)
+        self._told[size == _SIZES] = True
+        self._update(_row(tokens, attended), ms)
         self._curve = None
 
     def curve(self) -> TimeCurve | None:
         """None before the first forward that counts. Raises `ArithmeticError` where it would hold
         what is not finite."""
-        if self._curve is None and self._sizes:
-            base = isotonic(self._state[:-1].tolist(), (1.0 / np.diag(self._cov)[:-1]).tolist())
+        if self._curve is None and self._told.any():
+            told = np.flatnonzero(self._told)
+            weights = 1.0 / np.diag(self._cov)[told]
+            base = isotonic(self._state[told].tolist(), weights.tolist())
             if not all(map(math.isfinite, base)):
                 raise ArithmeticError("the curve is not finite")
-            points = tuple(zip(self._sizes, base, strict=True))
+            points = tuple(zip(_SIZES[told].tolist(), base, strict=True))
             self._curve = TimeCurve(points, float(self._state[-1]))
         return self._curve
 
     def to_json(self) -> dict[str, Any]:
         curve = self.curve()
-        points = [] if curve is None else [[int(size), ms] for size, ms in curve.points]
-        return {"format": FORMAT, "slope_ms_per_million": self._state[-1].item(), "of": points}
+        points = [] if curve is None else [[size, ms] for size, ms in curve.points]
+        slope = 0.0 if curve is None else curve.slope_ms_per_million
+        return {"format": FORMAT, "slope_ms_per_million": slope, "of": points}
 
     @classmethod
     def from_json(cls, data: Any) -> "TimeRegression":
@@ -181,45 +195,10 @@ class TimeRegression:
         """
         if not 0.0 < factor < math.inf:
             raise ArithmeticError(f"times {factor}")
+        if not self._told.any():
+            return
         self._state, self._curve = self._state * factor, None
         self._prior, self._cov = self._prior * factor**2, self._cov * factor**2
-
-    def _set(self, sizes: Sequence[float], base: Sequence[float], slope: float) -> None:
-        """The knots; leaves the covariance at the prior's."""
-        self._sizes, self._state = list(sizes), np.array([*base, slope])
-        octaves, ms = np.log2(np.array(self._sizes)), self._state[:-1]
-        alike = _OCTAVE ** np.abs(octaves[:, None] - octaves)
-        self._prior = np.zeros((len(self._state), len(self._state)))
-        self._prior[:-1, :-1] = _SPREAD**2 * np.outer(ms, ms) * alike
-        self._prior[-1, -1] = (_SLOPE_SPREAD * ms.min(initial=1e9)) ** 2
-        self._cov = self._prior.copy()
-
-    def _insert(self, size: int, ms: float) -> None:
-        """A knot of which so much is known as its neighbours tell by the prior."""
-        place, known = bisect_left(self._sizes, size), self._cov
-        base, sizes = self._state[:-1].tolist(), self._sizes
-        sizes, base = [*sizes[:place], size, *sizes[place:]], [*base[:place], ms, *base[place:]]
-        self._set(sizes, base, float(self._state[-1]))
-        others = np.delete(np.arange(len(self._state)), place)
-        prior = self._prior[np.ix_(others, others)]
-        weights = np.linalg.solve(prior, self._prior[others, place])
-        row = weights @ known
-        self._cov[np.ix_(others, others)] = known
-        self._cov[place, others] = self._cov[others, place] = row
-        self._cov[place, place] += weights @ (row - self._prior[others, place])
-
-    def _row(self, tokens: float, attended: float) -> Floats:
-        """[K + 1] how the state makes up a time: interpolated, or beyond the last knot
-        extrapolated."""
-        row, sizes = np.zeros(len(self._state)), self._sizes
-        row[-1] = attended * _PAIRS
-        high = min(max(bisect_left(sizes, tokens), 1), len(sizes) - 1)
-        if high < 1 or tokens <= sizes[0]:
-            row[0] = 1.0
-            return row
-        share = (tokens - sizes[high - 1]) / (sizes[high] - sizes[high - 1])
-        row[high - 1], row[high] = 1.0 - share, share
-        return row
 
     def _update(self, row: Floats, ms: float) -> None:
         expected, spread = self._expected_ms(row), self._cov @ row
@@ -231,6 +210,16 @@ class TimeRegression:
         self._state = np.maximum(found, _LEAST * self._state)
         self._cov = self._cov - gain[:, None] * spread
         self._cov += _FORGETTING * (self._prior - self._cov)
+
+
+def _row(tokens: float, attended: float) -> Floats:
+    """[K + 1] how the state makes up a time: interpolated, or beyond the last knot extrapolated."""
+    row = np.zeros(len(_SIZES) + 1)
+    row[-1] = attended * PAIRS
+    high = min(max(int(np.searchsorted(_SIZES, tokens)), 1), len(_SIZES) - 1)
+    share = max(0.0, tokens - _SIZES[high - 1]) / (_SIZES[high] - _SIZES[high - 1])
+    row[high - 1], row[high] = 1.0 - share, share
+    return row
 
 
 def _positive(value: Any, least: float = 1e-9) -> float:
@@ -252,7 +241,7 @@ def _profiled_slope(samples: Iterable[TimeSample]) -> float:
         sizes.setdefault(sample.tokens, []).append(sample)
     xx = xy = 0.0
     for group in sizes.values():
-        pairs = np.array([sample.attended for sample in group]) * _PAIRS
+        pairs = np.array([sample.attended for sample in group]) * PAIRS
         times = np.array([sample.ms for sample in group])
         xx += float(((pairs - pairs.mean()) ** 2).sum())
         xy += float(((pairs - pairs.mean()) * (times - times.mean())).sum())

@@ -13,30 +13,22 @@ Reading delays every request and serves one. It must be earned back by that one:
 Pure: no clock, no tensors. Not here: the reading (`specrouter.execution.drafter_prefill`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, Option, share_shortest_first
-from specrouter.profile.prediction import Workload, curve_of, target_only
-from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.profile.cycle_times import Workload, curve_of
+from specrouter.profile.prediction import target_only
 from specrouter.request.params import Chain
-from specrouter.view import ChainDecision, RequestView
+from specrouter.view import ChainDecision, EngineView, RequestView
 from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-class StateView(Protocol):
-    """What must be known of the state."""
-
-    def slots_of(self, rows: Ints) -> Ints: ...
-    def missed(self, model: str, rows: Ints) -> Ints: ...
 
 
 @dataclass(frozen=True)
@@ -71,64 +63,6 @@ class Drafting:
         }
 
 
-def reading_ms(
-    snapshot: PerformanceSnapshot, model: str, target: str, tokens: Ints, slots: Ints, chunk: int
-) -> Floats:
-    """[R] of reading so many tokens of each row, on the machine as it is now: their shares in
-    forwards that they have together, of a chunk each.
-
-    Args:
-        slots: [R] that attention reads for the last of them.
-    """
-    packed = min(chunk, max(1, int(tokens.sum())))
-    seen = np.maximum(slots - tokens / 2, 1.0)  # in the mean
-    attended = (packed + READING_QUERIES) * seen
-    ms = curve_of(snapshot, model, target).many(np.full(len(tokens), float(packed)), attended)
-    shares: Floats = snapshot.machine * ms * tokens / packed
-    return shares
-
-
-def payable(
-    snapshot: PerformanceSnapshot,
-    workload: Workload,
-    target: str,
-    rows: Ints,
-    remaining: Ints,
-    reader: StateView,
-    chunk: int,
-) -> Workload:
-    """The workload without requests that no drafter reads for whatever is drafted: a long text that
-    ends soon must not keep all others from their drafter. They decode beside.
-
-    Where nobody is left all are counted.
-
-    Args:
-        rows, remaining: [B] that decode, of the workload's requests, and tokens that each may still
-            generate.
-    """
-    lagging = [model for model, total in workload.lags.items() if total >= 1.0]
-    if not lagging:
-        return workload
-    alone_ms = snapshot.machine * target_only(snapshot, workload, target).cycle_ms
-    slots, counted = reader.slots_of(rows), dict(workload.lags)
-    anybody = np.full(len(rows), len(lagging) < len(counted))
-    for model in lagging:
-        missed = np.maximum(reader.missed(model, rows), 0)
-        cost_ms = reading_ms(snapshot, model, target, missed, slots, chunk)
-        pays = workload.batch * cost_ms < remaining * alone_ms
-        pays |= missed <= CATCH_UP_TOKENS
-        anybody |= pays
-        if pays.any():
-            counted[model] = float(np.maximum(missed - 1, 0)[pays].sum())
-    beside = int((~anybody).sum()) if anybody.any() else 0
-    return replace(
-        workload,
-        lags=counted,
-        requests=workload.requests - beside,
-        others=workload.others + beside,
-    )
-
-
 def gain_ms(decision: ChainDecision, machine: float) -> float | None:
     """What a token takes less by the drafts that were decided on; None: nobody predicted it."""
     main = decision.predicted
@@ -147,22 +81,14 @@ class CycleCatchUp:
 
     Args:
         chunk: the most tokens that a model reads.
-        snapshot: is asked for where somebody lags.
         requests: all that the cycle delays.
     """
 
-    def __init__(
-        self,
-        chunk: int,
-        snapshot: Callable[[], PerformanceSnapshot],
-        reader: StateView,
-        requests: int,
-    ) -> None:
+    def __init__(self, chunk: int, view: EngineView, requests: int) -> None:
         self.ms = 0.0
         self.leaves_out = False
         self._chunk = max(chunk, LEAST_CHUNK)
-        self._snapshot = snapshot
-        self._reader = reader
+        self._view = view
         self._requests = requests
         self._read: dict[str, int] = {}  # tokens by model
 
@@ -176,68 +102,109 @@ class CycleCatchUp:
         return drafting
 
     def drafting(
-        self,
-        chain: Chain,
-        requests: Mapping[int, RequestView],
-        gain_ms: float | None = None,
+        self, chain: Chain, requests: Mapping[int, RequestView], gain_ms: float | None = None
     ) -> Drafting:
         """Who of the requests, by row, drafts through a chain.
 
         Args:
             gain_ms: see the function; None: they are caught up whatever that costs.
         """
-        if len(chain) == 1:
-            return Drafting(frozenset(requests))
         every = np.array(sorted(requests), dtype=np.int64)
-        missed = np.stack([self._reader.missed(name, every) for name in chain[:-1]])
-        behind = np.where(missed > CATCH_UP_TOKENS, missed, 0)
-        which = behind.any(axis=0)
-        if not which.any():
+        missed = {name: self._view.missed(name, every) for name in chain[:-1]}
+        lags = {name: np.where(lag > CATCH_UP_TOKENS, lag, 0) for name, lag in missed.items()}
+        lacks = np.any([*lags.values(), np.zeros_like(every)], axis=0)
+        if not lacks.any():
             return Drafting(frozenset(requests))
-        rows, lags = every[which], dict(zip(chain[:-1], behind[:, which], strict=True))
-        slots = self._reader.slots_of(rows)
-        remaining = np.array([requests[row].remaining for row in rows.tolist()])
+        rows, lags = every[lacks], {name: lag[lacks] for name, lag in lags.items()}
+        remaining = _remaining(requests, rows)
         pays = remaining > 1
         if gain_ms is not None:
-            pays &= self._pays(chain[-1], lags, slots, remaining, gain_ms)
-        able, tokens, shares, ms = pays.copy(), {}, {}, 0.0
-        for name, lag in lags.items():
-            wanted = np.where(pays, lag, 0)
-            left = max(0, self._chunk - self._read.get(name, 0))
-            shares[name] = share_shortest_first(wanted, left)
-            able &= shares[name] == lag
-            tokens[name] = int(shares[name].sum())
-            ms += self._share_ms(name, chain[-1], slots, shares[name])
+            pays &= self._pays(chain[-1], rows, lags, remaining, gain_ms)
+        shares = {
+            name: share_shortest_first(
+                np.where(pays, lag, 0), max(0, self._chunk - self._read.get(name, 0))
+            )
+            for name, lag in lags.items()
+        }
+        able = pays & np.all([shares[name] == lag for name, lag in lags.items()], axis=0)
+        tokens = {name: int(share.sum()) for name, share in shares.items()}
         at_once = sum(int(share[able].sum()) for share in shares.values())
         return Drafting(
-            frozenset([*every[~which].tolist(), *rows[able].tolist()]),
+            frozenset([*every[~lacks].tolist(), *rows[able].tolist()]),
             frozenset(rows[pays].tolist()),
             tokens,
-            ms,
+            sum(
+                float(self.reading_ms(name, chain[-1], rows, shares[name]).sum())
+                for name in shares
+                if tokens[name]
+            ),
             at_once / max(1, sum(tokens.values())),
             bool((pays & ~able).any()),
         )
 
+    def payable(
+        self, workload: Workload, target: str, requests: Mapping[int, RequestView]
+    ) -> Workload:
+        """The workload without requests that no drafter reads for whatever is drafted: a long text
+        that ends soon must not keep all others from their drafter. They decode beside.
+
+        Where nobody is left all are counted.
+
+        Args:
+            requests: of the workload, that decode, by row.
+        """
+        lagging = [model for model, total in workload.lags.items() if total >= 1.0]
+        if not lagging:
+            return workload
+        rows, counted = np.array(sorted(requests), dtype=np.int64), dict(workload.lags)
+        snapshot, remaining = self._view.performance, _remaining(requests, rows)
+        # No draft gains more by a token than the time that the target alone takes for it.
+        alone_ms = snapshot.machine * target_only(snapshot, workload, target).cycle_ms
+        anybody = np.full(len(rows), len(lagging) < len(counted))
+        for model in lagging:
+            missed = np.maximum(self._view.missed(model, rows), 0)
+            pays = self._pays(target, rows, {model: missed}, remaining, alone_ms)
+            pays |= missed <= CATCH_UP_TOKENS
+            anybody |= pays
+            if pays.any():
+                counted[model] = float(np.maximum(missed - 1, 0)[pays].sum())
+        beside = int((~anybody).sum()) if anybody.any() else 0
+        return replace(
+            workload,
+            lags=counted,
+            requests=workload.requests - beside,
+            others=workload.others + beside,
+        )
+
+    def reading_ms(self, model: str, target: str, rows: Ints, tokens: Ints) -> Floats:
+        """[R] of reading so many tokens of each row, on the machine as it is now: their shares in
+        forwards that they have together, of a chunk each."""
+        snapshot, slots = self._view.performance, self._view.slots_of(rows)
+        packed = min(self._chunk, max(1, int(tokens.sum())))
+        seen = np.maximum(slots - tokens / 2, 1.0)  # in the mean
+        attended = (packed + READING_QUERIES) * seen
+        ms = curve_of(snapshot, model, target).many(np.full(len(rows), float(packed)), attended)
+        shares: Floats = snapshot.machine * ms * tokens / packed
+        return shares
+
     def _pays(
-        self, target: str, lags: Mapping[str, Ints], slots: Ints, remaining: Ints, gain_ms: float
+        self, target: str, rows: Ints, lags: Mapping[str, Ints], remaining: Ints, gain_ms: float
     ) -> Bools:
         """[R] whether what a row lacks can be earned back in the tokens that are left when it has
         been read, after those of the rows before it."""
-        cost_ms = np.zeros(len(slots))
+        cost_ms = np.zeros(len(rows))
         for name, lag in lags.items():
-            cost_ms += reading_ms(self._snapshot(), name, target, lag, slots, self._chunk)
-        could = self._requests * cost_ms < remaining * gain_ms  # if it were read at once
+            cost_ms += self._requests * self.reading_ms(name, target, rows, lag)
+        could = cost_ms < remaining * gain_ms  # if it were read at once
         order = np.argsort(cost_ms, kind="stable")
-        cycles = np.ones(len(slots), dtype=np.int64)  # until it drafts
+        cycles = np.ones(len(rows), dtype=np.int64)  # until it drafts
         for lag in lags.values():
             ahead = np.cumsum(np.where(could, lag, 0)[order])
             cycles[order] = np.maximum(cycles[order], -(-ahead // self._chunk))
-        pays: Bools = self._requests * cost_ms < (remaining - (cycles - 1)) * gain_ms
+        pays: Bools = cost_ms < (remaining - (cycles - 1)) * gain_ms
         return pays & could
 
-    def _share_ms(self, name: str, target: str, slots: Ints, shares: Ints) -> float:
-        """Of reading these tokens in one forward."""
-        if not shares.any():
-            return 0.0
-        snapshot = self._snapshot()
-        return float(reading_ms(snapshot, name, target, shares, slots, self._chunk).sum())
+
+def _remaining(requests: Mapping[int, RequestView], rows: Ints) -> Ints:
+    """[R] tokens that each may still gain."""
+    return np.array([requests[row].remaining for row in rows.tolist()], dtype=np.int64)

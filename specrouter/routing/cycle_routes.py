@@ -16,7 +16,7 @@ from specrouter.cycle import DraftShape, Option
 from specrouter.request.params import Chain, Speculation, fitting_width
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
-from specrouter.routing.decisions import CycleDecisions, Load, workload_of
+from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
 from specrouter.routing.route import Asked, Route, by_what_they_ask
 from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
 from specrouter.slo.cycle_shape import Beside
@@ -25,16 +25,24 @@ from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, Requ
 
 Ints = NDArray[np.int64]
 
-_KEPT_CYCLES = 16  # that a prediction for a chain that a request names is good for
+
+_NOBODY: Ints = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class PrefillLoad:
-    """What a cycle reads of prompts beside the decoding requests.
+@dataclass(frozen=True, eq=False)
+class Prefill:
+    """What the target reads of prompts beside the decoding requests.
 
-    `tokens`: of prompts, and the first tokens' rows; `requests`: whose prompts are not read yet.
+    Attributes:
+        rows, counts: that read so many tokens.
+        first_tokens: rows whose prompts end in this cycle.
+        tokens: of prompts, and the first tokens' rows.
+        requests: whose prompts are not read yet.
     """
 
+    rows: Ints = field(default_factory=lambda: _NOBODY)
+    counts: Ints = field(default_factory=lambda: _NOBODY)
+    first_tokens: Ints = field(default_factory=lambda: _NOBODY)
     tokens: int = 0
     requests: int = 0
 
@@ -52,7 +60,7 @@ class CycleRoutes:
     view: EngineView
     decisions: CycleDecisions
     catch_up: CycleCatchUp
-    prefill: PrefillLoad
+    prefill: Prefill
     requests: Mapping[int, RequestView]  # that decode, by row
     progress: Progress  # of the same
     depths: Mapping[int, int] = field(default_factory=dict)  # that may be drafted, by request's id
@@ -100,8 +108,7 @@ class CycleRoutes:
     ) -> frozenset[str]:
         """Of requests that leave the chain to the scheduler. Returns the models in use."""
         models = Models(self.view.available, held)
-        load = Load(self.prefill.requests, len(self.requests) - len(requests))
-        decision = self.decisions.decide(key, requests, load, models)
+        decision = self.decisions.decide(key, requests, models)
         decided = decision.predicted
         later, alone = decided or _unpredicted(decision), Option((self.scheduler.target,))
         spare = None if len(later.chain) > 1 else self._spare_chain(decision, models)
@@ -148,9 +155,10 @@ class CycleRoutes:
     def _spare_chain(self, decision: ChainDecision, models: Models) -> Chain | None:
         """The best chain that could draft at once for requests in need: their cycle is no time to
         load a model."""
-        for option in self.scheduler.at_hand(decision, models):
-            if self.view.loaded.issuperset(option.chain[:-1]):
-                return option.chain
+        for chain in (option.chain for option in decision.alternatives):
+            is_ready = self.view.loaded.issuperset(chain[:-1])
+            if is_ready and self.scheduler.may_use(chain, models):
+                return chain
         return None
 
     def _for_cycle(
@@ -178,28 +186,26 @@ class CycleRoutes:
                 self.catch_up.note(drafting)
             return alone, frozenset(), drafting if drafts else Drafting(frozenset())
         progress = self.progress.of(np.array(sorted(drafting.able), dtype=np.int64))
-        at_once = drafting.able_share if drafts else 1.0
-        choice = self.trees.choose(
-            snapshot,
-            main,
-            decision.grids.get(spare or main.chain),
-            progress,
-            Beside(
-                self.prefill.tokens,
-                len(self.progress.rows) - len(progress.rows),
-                self.catch_up.ms + (1.0 - at_once) * drafting.ms,
-                at_once * drafting.ms,
-            ),
-        )
+        grid = decision.grids.get(spare or main.chain)
+        beside = self._beside(progress, drafting, drafting.able_share if drafts else 1.0)
+        choice = self.trees.choose(snapshot, main, grid, progress, beside)
         found = choice.option or alone
         if drafts or len(found.chain) > 1:
             self.catch_up.note(drafting, len(found.chain) > 1)
         if not drafts:
             drafting = replace(drafting, reads=frozenset())
-        if self.prefill.tokens or not choice.active.all():
-            found = found if choice.option else replace(alone, plain_ms=0.0)  # of another cycle
-        waiting = frozenset(progress.rows[~choice.active].tolist())
-        return found, waiting, drafting
+        if choice.option is None and (self.prefill.tokens or not choice.active.all()):
+            found = replace(alone, plain_ms=0.0)  # of another cycle
+        return found, frozenset(progress.rows[~choice.active].tolist()), drafting
+
+    def _beside(self, progress: Progress, drafting: Drafting, at_once: float) -> Beside:
+        """`at_once`: share of what is read that rows who draft in this cycle need."""
+        return Beside(
+            self.prefill.tokens,
+            len(self.progress.rows) - len(progress.rows),
+            self.catch_up.ms + (1.0 - at_once) * drafting.ms,
+            at_once * drafting.ms,
+        )
 
     def _foresee(self) -> None:
         """Adds predictions of the routes that have none, so that their outcomes teach too."""
@@ -209,7 +215,7 @@ class CycleRoutes:
             others = len(self.requests) - len(rows)
             key = route, len(rows), others  # outcomes count for the requests that there are
             known = self.view.standing.foreseen.get(key)
-            if known is None or self.view.cycle - known[0] >= _KEPT_CYCLES:
+            if known is None or self.view.cycle - known[0] >= INTERVAL:
                 known = self.view.cycle, self._predict(route, rows, others)
             self.foreseen[key] = known
             self.predicted[route] = known[1]

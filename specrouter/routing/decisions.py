@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.profile.prediction import Workload
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import Mode
-from specrouter.routing.catch_up import payable
+from specrouter.routing.catch_up import CycleCatchUp
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.scheduler import ModelChainScheduler, Models
 from specrouter.view import (
@@ -34,16 +34,6 @@ Ints = NDArray[np.int64]
 INTERVAL = 16  # cycles after which a decision is due again,
 _EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first after 3 or a quarter of those so far,
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
-_MOST_KEYS = 64  # ways to leave things open that decisions are kept for
-
-
-@dataclass(frozen=True)
-class Load:
-    """Beside the requests of a decision: `reading`: further ones, whose prompts are not read yet;
-    `others`: that decode in the same pass by another decision or none."""
-
-    reading: int
-    others: int
 
 
 @dataclass
@@ -51,12 +41,15 @@ class CycleDecisions:
     """The decisions of one cycle: those that stand, and what comes of those that are due.
 
     Args:
-        prefill_chunk: tokens that a drafter reads at most in a cycle.
+        decoding: requests in the target's pass; `reading`: further ones, whose prompts are not read
+            yet.
     """
 
     scheduler: ModelChainScheduler
     view: EngineView
-    prefill_chunk: int
+    catch_up: CycleCatchUp
+    decoding: int
+    reading: int
     in_use: dict[Override, InUse] = field(init=False)
     records: list[DecisionRecord] = field(default_factory=list)
 
@@ -64,45 +57,36 @@ class CycleDecisions:
         self.in_use = dict(self.view.standing.in_use)
 
     def decide(
-        self, key: Override, requests: Mapping[int, RequestView], load: Load, models: Models
+        self, key: Override, requests: Mapping[int, RequestView], models: Models
     ) -> ChainDecision:
         """For the requests of a key, by row; made anew if it is due."""
-        before, count = self.in_use.get(key), len(requests) + load.reading
-        if before is not None and not self._is_due(before, count, load.others, models):
+        before = self.in_use.get(key)
+        count, others = len(requests) + self.reading, self.decoding - len(requests)
+        if before is not None and not self._is_due(before, count, others, models):
             return before.decision
         current = None if before is None else before.decision
-        workload = self._workload(requests, count, load.others)
+        workload = workload_of([requests[row] for row in sorted(requests)])
+        workload = replace(workload, requests=count, others=others)
+        workload = self.catch_up.payable(workload, self.scheduler.target, requests)
         decision = self.scheduler.choose(self.view.performance, workload, models, current, key)
         if before is None:
             self._forget_unused()
         cycle = self.view.cycle
         since = cycle if before is None else before.since
-        self.in_use[key] = InUse(decision, count, load.others, cycle, since)
+        self.in_use[key] = InUse(decision, count, others, cycle, since)
         if current is None or decision.route != current.route:
-            kept = replace(decision, grids={}, at_hand=())  # predictions that nobody asks for
+            kept = replace(decision, grids={})  # predictions that nobody asks for
             able = tuple(sorted(models.available))
             self.records.append(DecisionRecord(cycle, 0.0, len(requests), kept, key, able))
         return decision
 
-    def _workload(self, requests: Mapping[int, RequestView], count: int, others: int) -> Workload:
-        rows = np.array(sorted(requests), dtype=np.int64)
-        workload = workload_of([requests[row] for row in rows.tolist()])
-        remaining = np.array([requests[row].remaining for row in rows.tolist()])
-        return payable(
-            self.view.performance,
-            replace(workload, requests=count, others=others),
-            self.scheduler.target,
-            rows,
-            remaining,
-            self.view,
-            self.prefill_chunk,
-        )
-
     def _forget_unused(self) -> None:
-        """Keys are what callers ask for, and each holds its predictions."""
-        others = [key for key in self.in_use if key != SCHEDULED]
-        if len(others) >= _MOST_KEYS:
-            del self.in_use[min(others, key=lambda key: self.in_use[key].cycle)]
+        """Keys are what callers ask for, and each holds its predictions. What has not been made
+        anew though it was due is not in use."""
+        oldest = self.view.cycle - INTERVAL
+        self.in_use = {
+            key: one for key, one in self.in_use.items() if key == SCHEDULED or one.cycle >= oldest
+        }
 
     def _is_due(self, in_use: InUse, requests: int, others: int, models: Models) -> bool:
         cycle = self.view.cycle
@@ -142,6 +126,7 @@ def rows_of_mode(requests: Mapping[int, RequestView], sampled: Mode) -> Ints:
 
 
 def workload_of(requests: Sequence[RequestView]) -> Workload:
+    """Slots that attention reads are those in the mean, padding included."""
     count = len(requests)
     lags: dict[str, float] = {}
     for request in requests:
@@ -149,15 +134,8 @@ def workload_of(requests: Sequence[RequestView]) -> Workload:
             lags[name] = lags.get(name, 0.0) + max(missed - 1, 0)
     return Workload(
         count,
-        slots_read(requests),
+        round(sum(request.slots for request in requests) / count) if count else KV_QUANTUM,
         sum(request.remaining for request in requests) / max(1, count),
         lags,
         2 * sum(request.sampled for request in requests) >= count,
     )
-
-
-def slots_read(requests: Sequence[RequestView]) -> int:
-    """KV slots that attention reads for each of them in the mean, padding included."""
-    if not requests:
-        return KV_QUANTUM
-    return round(sum(request.slots for request in requests) / len(requests))

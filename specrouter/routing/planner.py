@@ -14,16 +14,14 @@ from specrouter.cycle import (
     ChainGroup,
     CyclePlan,
     DraftShape,
-    Option,
     ShadowEvaluation,
     TreeSelector,
 )
-from specrouter.profile.prediction import Workload
-from specrouter.profile.snapshot import load_of, outcome_of
+from specrouter.profile.snapshot import outcome_of
 from specrouter.routing.catch_up import CycleCatchUp
-from specrouter.routing.cycle_routes import CycleRoutes, PrefillLoad
+from specrouter.routing.cycle_routes import CycleRoutes, Prefill
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.decisions import CycleDecisions, rows_of_mode, slots_read, workload_of
+from specrouter.routing.decisions import CycleDecisions, rows_of_mode, workload_of
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.routing.shadow_policy import next_shadow_evaluation
 from specrouter.slo.admission import Admission
@@ -33,7 +31,6 @@ from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
 Ints = NDArray[np.int64]
 
 _EVALUATE_EVERY = 4  # cycles: how often it is asked whether a drafter is to be evaluated
-_NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +39,6 @@ class Plan(CyclePlan):
 
     standing: Standing = field(default_factory=Standing)
     records: tuple[DecisionRecord, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class _Prefill:
-    """What the target reads of prompts. `first_tokens`: rows whose prompts end in this cycle."""
-
-    rows: Ints = field(default_factory=lambda: _NOBODY)
-    counts: Ints = field(default_factory=lambda: _NOBODY)
-    first_tokens: Ints = field(default_factory=lambda: _NOBODY)
-    load: PrefillLoad = field(default_factory=PrefillLoad)
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,7 @@ class Planner:
         )
 
     def _with_first_tokens(
-        self, groups: Sequence[ChainGroup], prefill: _Prefill
+        self, groups: Sequence[ChainGroup], prefill: Prefill
     ) -> list[ChainGroup]:
         if not len(prefill.first_tokens):
             return list(groups)
@@ -103,21 +90,17 @@ class Planner:
         self,
         view: EngineView,
         requests: Mapping[int, RequestView],
-        prefill: _Prefill,
+        prefill: Prefill,
         admission: Admission,
     ) -> CycleRoutes:
+        catch_up = CycleCatchUp(self.prefill_chunk, view, len(requests) + prefill.requests)
         routes = CycleRoutes(
             self.scheduler,
             self.trees,
             view,
-            CycleDecisions(self.scheduler, view, self.prefill_chunk),
-            CycleCatchUp(
-                self.prefill_chunk,
-                lambda: view.performance,
-                view,
-                len(requests) + prefill.load.requests,
-            ),
-            prefill.load,
+            CycleDecisions(self.scheduler, view, catch_up, len(requests), prefill.requests),
+            catch_up,
+            prefill,
             requests,
             progress_of(requests, view.standing.waited),
             admission.depths,
@@ -136,13 +119,10 @@ class Planner:
             return None
         workload = workload_of(list(routed.values()))
         return next_shadow_evaluation(
-            view.performance,
-            decision.predicted,
-            decision.predicted_ms,
+            view,
+            decision,
             rows_of_mode(routed, workload.sampled),
             workload,
-            view.missed,
-            view.evaluable,
             view.available.difference(*(route.chain for route in routes.members)),
         )
 
@@ -154,48 +134,33 @@ class Planner:
             for route, rows in routes.members.items()
             if route in routes.predicted
         ]
-        active = sum(map(len, routes.members.values()))
+        target = self.scheduler.target
+        active = [row for rows in routes.members.values() for row in rows]
+        workload = workload_of([routes.requests[row] for row in active])
+        budget_tokens = self.trees.config.budget_tokens
+        if budget_tokens is None:
+            budget_nodes = sum(option.shape.nodes * len(rows) for option, rows in known)
+        else:  # without roots and prompts
+            budget_nodes = max(0, budget_tokens - len(active) - prompt_tokens)
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
-        budget_nodes = self._budget_nodes(known, active, prompt_tokens)
+        # A chain's outcomes are of what a selection left of its drafts; what the target's pass
+        # costs in itself is told by cycles without drafts.
+        alone = outcome_of(snapshot, (target,), len(active), workload.sampled)
         cost = cycle_cost(
             snapshot,
-            Workload(active, slots_read(list(routes.requests.values()))),
-            self.scheduler.target,
+            workload,
+            target,
             levels_ms + routes.catch_up.ms,
             prompt_tokens,
-            self._target_factor(view, known, active),
+            snapshot.machine * alone.time,
         )
         return self.trees.selector(routes.progress, cost, budget_nodes), budget_nodes
 
-    def _target_factor(
-        self, view: EngineView, known: Sequence[tuple[Option, Sequence[int]]], active: int
-    ) -> float:
-        """That earlier outcomes and the machine's state put on the target's pass."""
-        snapshot = view.performance
-        if not known:
-            return snapshot.machine
-        main = max(known, key=lambda each: len(each[1]))[0]
-        # A chain's outcomes are of what a selection left of its drafts; what the target's pass
-        # costs in itself is told by cycles without drafts.
-        alone = (self.scheduler.target,)
-        has_run = (alone, load_of(active), main.sampled) in snapshot.outcomes
-        chain = alone if has_run else main.chain
-        return snapshot.machine * outcome_of(snapshot, chain, active, main.sampled).time
 
-    def _budget_nodes(
-        self, known: Sequence[tuple[Option, Sequence[int]]], active: int, prompt_tokens: int
-    ) -> int:
-        """Draft nodes in the verification budget: its tokens without roots and prompts."""
-        budget_tokens = self.trees.config.budget_tokens
-        if budget_tokens is not None:
-            return max(0, budget_tokens - active - prompt_tokens)
-        return sum(option.shape.nodes * len(rows) for option, rows in known)
-
-
-def _prefill(view: EngineView, admission: Admission) -> _Prefill:
+def _prefill(view: EngineView, admission: Admission) -> Prefill:
     reading = [one for one in view.by_row.values() if one.prompt_left]
     if not reading:
-        return _Prefill()
+        return Prefill()
     rows = np.array([one.row for one in reading], dtype=np.int64)
     left = np.array([one.prompt_left for one in reading], dtype=np.int64)
     chunks = np.array([admission.chunks.get(one.id, 0) for one in reading], dtype=np.int64)
@@ -203,14 +168,14 @@ def _prefill(view: EngineView, admission: Admission) -> _Prefill:
     reads = (chunks > 0) & ~ends
     counts = chunks[reads]
     tokens = int(counts.sum() + chunks[ends].sum())
-    return _Prefill(rows[reads], counts, rows[ends], PrefillLoad(tokens, len(reading)))
+    return Prefill(rows[reads], counts, rows[ends], tokens, len(reading))
 
 
-def _groups(routes: CycleRoutes, prefill: _Prefill) -> list[ChainGroup]:
+def _groups(routes: CycleRoutes, prefill: Prefill) -> list[ChainGroup]:
     """Each with the prediction whose outcome the cycle tells."""
     members = routes.members
     drafting = [route for route in members if len(route.chain) > 1]
-    is_quiet = not prefill.load.tokens and not routes.catch_up.leaves_out
+    is_quiet = not prefill.tokens and not routes.catch_up.leaves_out
     groups = []
     for route, rows in members.items():
         predicted = routes.predicted.get(route)

@@ -24,16 +24,11 @@ from functools import cache
 from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
 from specrouter.cycle import DraftShape, Option
-from specrouter.profile.prediction import (
-    Limits,
-    OptionGrid,
-    Workload,
-    acceptance_rate,
-    predict_paper,
-    target_only,
-)
+from specrouter.profile.cycle_times import Workload
+from specrouter.profile.paper_prediction import predict_paper
+from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
+from specrouter.request.params import Chain, fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
@@ -48,7 +43,6 @@ _HYSTERESIS = 0.96
 _WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
 # What a model must promise that never ran: to load it takes seconds, and to read all prompts.
 _WORTH_LOADING = 0.9
-_EXPLAINED = 6  # alternatives that a decision names
 
 
 @dataclass(frozen=True)
@@ -210,23 +204,18 @@ class ModelChainScheduler:
         limits: Limits,
     ) -> ChainDecision:
         alone = target_only(snapshot, workload, self.target)
-        best_grids = self._grids(snapshot, workload, models, current, limits)
-        found = {alone.chain: alone}
-        found.update((chain, grid.best()) for chain, grid in best_grids.items())
-        ranked = sorted(found.values(), key=lambda option: option.ms_per_token)
+        grids = self._grids(snapshot, workload, models, current, limits)
+        ranked = sorted(
+            (alone, *(grid.best() for grid in grids.values())),
+            key=lambda option: option.ms_per_token,
+        )
         promised = _WORTH_LOADING * alone.ms_per_token
-        worth = [o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot)]
-        best, reason = worth[0], "fastest as predicted"
-        kept = _kept(current, alone, best_grids)
+        best = next(o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot))
+        kept = None if current is None else _kept(current, alone, grids)
         if current is None:
             reason = "first decision"
         elif kept is None:
-            fate = "is not available"
-            if current.chain in found:
-                fate = "can have other trees now"
-            elif not self.fit(current.chain, models.held):
-                fate = "has no room beside what others draft with"
-            reason = f"{'>'.join(current.chain)} {fate}"
+            reason = f"{'>'.join(current.chain)} {self._fate(current.chain, grids, models)}"
         elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
             best, reason = kept, "kept: nothing is faster by 4%"
         else:
@@ -234,17 +223,22 @@ class ModelChainScheduler:
             reason = f"faster by {gain:.0%} than {'>'.join(kept.chain)}"
         if best is not alone and best.ms_per_token > _WORTH_IT * alone.ms_per_token:
             best, reason = alone, "speculation promises next to nothing"
-        others = [option for option in ranked if option.chain != best.chain]
         return ChainDecision(
             best.chain,
             best.shape,
             reason=reason,
             predicted=best,
-            alternatives=_explained(others, alone),
-            at_hand=tuple(option for option in others if option in worth),
+            alternatives=tuple(option for option in ranked if option.chain != best.chain),
             predicted_ms={option.chain: option.ms_per_token for option in ranked},
-            grids=best_grids,
+            grids=grids,
         )
+
+    def _fate(self, chain: Chain, grids: Collection[Chain], models: Models) -> str:
+        """Why what was in use cannot be kept."""
+        if chain in grids:
+            return "can have other trees now"
+        fits = self.fit(chain, models.held)
+        return "is not available" if fits else "has no room beside what others draft with"
 
     def _grids(
         self,
@@ -258,10 +252,7 @@ class ModelChainScheduler:
         found: dict[Chain, OptionGrid] = {}
 
         def look_at(chains: Iterable[Chain]) -> None:
-            for chain in chains:
-                grid = OptionGrid(chain, snapshot, workload, limits)
-                if grid.allowed.any():
-                    found[chain] = grid
+            found.update((c, OptionGrid(c, snapshot, workload, limits)) for c in chains)
 
         def promise(name: str) -> float:
             return float(found[name, self.target].ms_per_token.min())
@@ -271,7 +262,7 @@ class ModelChainScheduler:
 
         reachable = self._reachable(models)
         look_at(chain for chain in reachable if len(chain) == 2)
-        longer = [c for c in reachable if len(c) > 2 and (c[0], self.target) in found]
+        longer = [c for c in reachable if len(c) > 2]
         first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]
         then = sorted(dict.fromkeys(c[1] for c in longer), key=disagreement)[:_PROMISING]
         in_use = None if current is None else current.chain
@@ -299,14 +290,8 @@ class ModelChainScheduler:
             shape.width,
             shape.nodes or None,
             whole_trees=whole and not shape.nodes,
-            max_depth=MAX_TREE_TOKENS,
         )
         return OptionGrid(chain, snapshot, workload, limits).best()
-
-    def at_hand(self, decision: ChainDecision, models: Models) -> list[Option]:
-        """The options beside a decision's own that may be used now, best first: one may have failed
-        since."""
-        return [option for option in decision.at_hand if self.may_use(option.chain, models)]
 
     def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
         """Whether a chain's models can be in memory beside those that are held there."""
@@ -332,30 +317,16 @@ class ModelChainScheduler:
         return able if self.may_use(able, models) else (self.target,)
 
 
-def _explained(others: Sequence[Option], alone: Option) -> tuple[Option, ...]:
-    """Of the options that were not chosen, best first, those that are told; `alone` always is."""
-    told = others[:_EXPLAINED]
-    if alone in others and alone not in told:
-        told = [*told[:-1], alone]
-    return tuple(told)
-
-
 def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:
     """Whether the time of all drafting models is known; the n-gram drafter is no model."""
     return all(name in snapshot.times or not snapshot.parameters[name] for name in chain[:-1])
 
 
 def _kept(
-    current: ChainDecision | None,
-    alone: Option,
-    grids: Mapping[Chain, OptionGrid],
+    current: ChainDecision, alone: Option, grids: Mapping[Chain, OptionGrid]
 ) -> Option | None:
     """What is predicted now of what is in use, if it may still be used."""
-    if current is None:
-        return None
     if current.chain == alone.chain:
         return alone
     grid = grids.get(current.chain)
-    if grid is None or current.predicted is None:
-        return None
-    return grid.like(current.predicted)
+    return None if grid is None or current.predicted is None else grid.like(current.predicted)

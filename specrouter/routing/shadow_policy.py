@@ -15,66 +15,59 @@ tried again after some thousand cycles without use.
 Pure decisions: no clock, no tensors.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import Option, ShadowEvaluation
-from specrouter.profile.prediction import Workload, forward_ms
+from specrouter.cycle import ShadowEvaluation
+from specrouter.profile.cycle_times import Workload, forward_ms
+from specrouter.profile.evidence import PRIOR
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.request.params import Chain
+from specrouter.view import ChainDecision, EngineView
 
 Ints = NDArray[np.int64]
 
 MOST_TOKENS = 32  # of one evaluation, at most: its price is mostly the text before them
-_LEAST_TOKENS = 12  # fewer say too little
-EXPLORED_SHARE = 0.01  # of the time, of shadow evaluations
-_ROUTINE_SHARE = 0.005  # while the drafter in use does as well as usual
+EXPLORED_SHARE = 0.01  # of the time; half of it while the drafter in use does as well as usual
 _SURPRISE = 0.04  # by which fewer best children than usual are accepted when the text has changed
-_QUIET_CYCLES = 8  # after which a drafter may be evaluated again
+_FEW_CYCLES = 8  # after which a drafter may be evaluated again, and that one takes at most
 _STALE_CYCLES = 64  # after which even a drafter is evaluated of which little is expected
 _HOPEFUL = 1.2  # how much slower than the best a drafter may be to be evaluated earlier
-_MOST_CYCLES = 8  # that one takes as long as, at most
-_OWN_MS_PER_TOKEN = 0.1  # of the choice, beside the forward
 
 
 def next_shadow_evaluation(
-    snapshot: PerformanceSnapshot,
-    main: Option,
-    predicted_ms: Mapping[Chain, float],
+    view: EngineView,
+    decision: ChainDecision,
     rows: Ints,
     workload: Workload,
-    missed: Callable[[str, Ints], Ints],
-    evaluable: Callable[[str, Ints], Ints],
     idle: Collection[str],
 ) -> ShadowEvaluation | None:
     """None: nobody is worth evaluating now, or the budget is spent.
 
     Args:
-        main: in use.
-        predicted_ms: per token, by chain.
+        decision: in use, with its prediction.
         rows: [R] of the requests that are routed by the scheduler and are of the workload's mode,
             which alone decisions are about: what others teach would not be asked for.
-        missed: tokens that a model has not read of each of some rows.
-        evaluable: output tokens of each that it could be evaluated on, see `Auditor.evaluable`.
         idle: models that may be used, and that the cycle does not use.
     """
+    snapshot, main = view.performance, decision.predicted
+    assert main is not None
     surprised = is_surprised(snapshot, main.chain, workload.sampled)
-    left_ms = snapshot.exploration_ms(EXPLORED_SHARE if surprised else _ROUTINE_SHARE)
-    most_ms = min(left_ms, _MOST_CYCLES * snapshot.machine * main.cycle_ms)
+    left_ms = snapshot.exploration_ms(EXPLORED_SHARE if surprised else EXPLORED_SHARE / 2)
+    most_ms = min(left_ms, _FEW_CYCLES * snapshot.machine * main.cycle_ms)
     if most_ms <= 0.0:
         return None
-    for name in _by_silence(snapshot, main, predicted_ms, surprised, idle):
-        new = evaluable(name, rows)
-        able = np.flatnonzero(new >= _LEAST_TOKENS)
+    for name in _by_silence(snapshot, decision, surprised, idle):
+        new = view.evaluable(name, rows)
+        able = np.flatnonzero(new >= PRIOR)  # fewer say too little
         if not len(able):
             continue
-        behind = missed(name, rows[able])
+        behind = view.missed(name, rows[able])
         best = int(np.argmin(behind))
-        tokens = min(MOST_TOKENS, int(new[able[best]]))
-        cost_ms = forward_ms(snapshot, name, main.chain[-1], workload, int(behind[best]))
-        if cost_ms + _OWN_MS_PER_TOKEN * tokens <= most_ms:
+        if forward_ms(snapshot, name, main.chain[-1], workload, int(behind[best])) <= most_ms:
+            tokens = min(MOST_TOKENS, int(new[able[best]]))
             return ShadowEvaluation(name, int(rows[able[best]]), tokens)
     return None
 
@@ -87,18 +80,17 @@ def is_surprised(snapshot: PerformanceSnapshot, chain: Chain, sampled: Mode) -> 
 
 def _by_silence(
     snapshot: PerformanceSnapshot,
-    main: Option,
-    predicted_ms: Mapping[Chain, float],
+    decision: ChainDecision,
     surprised: bool,
     idle: Collection[str],
 ) -> list[str]:
     """Drafters that may be evaluated, first who was not for longest."""
-    found = []
-    for chain, ms_per_token in predicted_ms.items():
-        if len(chain) != 2 or chain[0] in main.chain or chain[0] not in idle:
+    found, best_ms = [], decision.predicted_ms[decision.chain]
+    for chain, ms_per_token in decision.predicted_ms.items():
+        if len(chain) != 2 or chain[0] in decision.chain or chain[0] not in idle:
             continue
         silence = snapshot.idle_cycles.get(chain[0], 0)
-        hopeful = ms_per_token <= _HOPEFUL * main.ms_per_token
-        if silence >= (_QUIET_CYCLES if surprised or hopeful else _STALE_CYCLES):
+        is_early = surprised or ms_per_token <= _HOPEFUL * best_ms
+        if silence >= (_FEW_CYCLES if is_early else _STALE_CYCLES):
             found.append((-silence, chain[0]))
     return [name for _, name in sorted(found)]

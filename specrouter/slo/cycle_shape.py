@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import Option
-from specrouter.profile.prediction import OptionGrid, verification_ms
+from specrouter.profile.cycle_times import verification_ms
+from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot, outcome_of
 from specrouter.slo.value import SPARE_TOKEN, UNATTAINABLE, value
 
@@ -72,13 +73,9 @@ def choose_cycle(
     tokens = np.concatenate(([1.0], menu.tokens))
     count = np.array([len(rates)])
     everyone = _cycle_ms(snapshot, grid, count, count[:, None], nodes, beside)[0, 0]
-    fastest = float((tokens / everyone).max())
-    attainable = np.where(rates > UNATTAINABLE * fastest, 0.0, rates)
+    attainable = np.where(rates > UNATTAINABLE * (tokens / everyone).max(), 0.0, rates)
     order = _service_order(rates, attainable, waited)
-    must = int(((rates == 0.0) | (waited >= LONGEST_WAIT)).sum())
-    able = max(must, len(rates) - int(((attainable == 0.0) & (rates > 0.0)).sum()), 1)
-    numbers = np.rint(np.linspace(max(1, must), len(rates), _COUNTS)).astype(np.int64)
-    active = np.unique(np.append(numbers, able))
+    active = _numbers(rates, attainable, waited)
     taking = np.arange(len(rates)) < active[:, None]  # [M, B]
     in_need = attainable[order] * everyone[0] > 1.0
     sharing = np.stack((np.ones_like(in_need), in_need))  # [2, B] whose drafts are verified
@@ -92,18 +89,26 @@ def choose_cycle(
         total = np.where(is_slower, -np.inf, total)
     total[:, 1] = np.where(drafting[:, 1:] > 0, total[:, 1], -np.inf)
     best_at = np.unravel_index(int(np.argmax(total[::-1])), total.shape)  # most requests first
-    row, who, entry = (int(at) for at in best_at)
-    row = len(active) - 1 - row
+    row, who, entry = len(active) - 1 - int(best_at[0]), int(best_at[1]), int(best_at[2])
     takes = np.zeros(len(rates), dtype=np.bool_)
     takes[order[: active[row]]] = True
-    best = float(total[row, who, entry])
-    if not entry:
-        return CycleChoice(takes, None, best)
-    found = grid.option(menu.rows[entry - 1], menu.columns[entry - 1])
-    nodes_each = max(1, round(found.shape.nodes * float(drafting[row, who] / active[row])))
-    cycle_ms = float(ms[row, who, entry])
-    shape = replace(found.shape, nodes=nodes_each)
-    return CycleChoice(takes, replace(found, shape=shape, cycle_ms=cycle_ms, plain_ms=0.0), best)
+    option = None
+    if entry:
+        found = grid.option(menu.rows[entry - 1], menu.columns[entry - 1])
+        share = float(drafting[row, who] / active[row])
+        shape = replace(found.shape, nodes=max(1, round(found.shape.nodes * share)))
+        cycle_ms = float(ms[row, who, entry])
+        option = replace(found, shape=shape, cycle_ms=cycle_ms, plain_ms=0.0)
+    return CycleChoice(takes, option, float(total[row, who, entry]))
+
+
+def _numbers(rates: Floats, attainable: Floats, waited: Ints) -> Ints:
+    """[M] of requests that may take part, rising: all who must at least, and all who can attain
+    their objectives among them."""
+    must = int(((rates == 0.0) | (waited >= LONGEST_WAIT)).sum())
+    able = max(must, len(rates) - int(((attainable == 0.0) & (rates > 0.0)).sum()), 1)
+    numbers = np.rint(np.linspace(max(1, must), len(rates), _COUNTS)).astype(np.int64)
+    return np.unique(np.append(numbers, able))
 
 
 def _service_order(rates: Floats, attainable: Floats, waited: Ints) -> Ints:

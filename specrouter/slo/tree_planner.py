@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option, TreeSelector
-from specrouter.profile.prediction import OptionGrid, Workload, curve_of, verification_ms
+from specrouter.profile.cycle_times import Workload, curve_of, verification_ms
+from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import ForwardTimes
 from specrouter.request.params import MAX_TREE_TOKENS
@@ -28,7 +29,7 @@ from specrouter.slo.tree_selection import (
     slo_customized,
     whole,
 )
-from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape
+from specrouter.slo.tree_shape import SPECINFER_TREE, adaserve_shape
 from specrouter.slo.value import needed_rates
 
 Ints = NDArray[np.int64]
@@ -142,21 +143,11 @@ class TreePlanner:
     def _adaserve(self, target: ForwardTimes, requests: int) -> tuple[int, int]:
         """Without a configured budget, it is what a pass reads in twice the time of the roots
         alone: where reading more tokens takes as long as reading the weights."""
-        config = self.config
-        budget = config.budget_tokens
-        if budget is None:
+        budget_tokens = self.config.budget_tokens
+        if budget_tokens is None:
             roof = int(min(target.tokens_within(2.0 * target.at(requests)), 1e6))
-            budget = max(requests, roof)
-        bounds = ShapeBounds(
-            budget,
-            config.drafter_tokens or budget,
-            config.max_depth,
-            config.min_depth,
-            config.max_width,
-            config.c1,
-            config.c2,
-        )
-        return adaserve_shape(requests, bounds)
+            budget_tokens = max(requests, roof)
+        return adaserve_shape(requests, budget_tokens, self.config)
 
     def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         """Who picks the nodes of this cycle; pure, and good for this cycle only.

@@ -44,7 +44,7 @@ SAMPLE = {
     "specrouter.request.detokenizer.Detokenizer.push": "once",
     "specrouter.routing.planner.Planner.plan": "nan",
     "specrouter.routing.scheduler.ModelChainScheduler.choose": "always",
-    "specrouter.slo.accounts.SloAccounts.record": "always",
+    "specrouter.engine.slo_accounts.SloAccounts.record": "always",
     "specrouter.slo.tree_planner.TreePlanner.selector": "sleep",
     "statemgr.ngram_table.NgramTable.sync": "always",
 }

@@ -58,7 +58,11 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "streams": "test_completions",
         "structure_fields": "test_generate",
     },
-    "specrouter/profile": {"decode_counts": "test_profiler", "snapshot": "test_profiler"},
+    "specrouter/profile": {
+        "cycle_times": "test_prediction",
+        "evidence": "test_outcomes",
+        "snapshot": "test_profiler",
+    },
     "specrouter/request": {
         "grammar": "test_structure",
         "handle": "test_running",
@@ -68,7 +72,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
     "specrouter": {"cycle": "slo/test_tree_selection"},
     "specrouter/routing": {
         "cycle_routes": "test_planner",
-        "decision_record": "test_scheduler",
+        "decision_record": "test_planner",
         "route": "test_planner",
     },
     "specrouter/sim": {

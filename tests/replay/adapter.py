@@ -11,7 +11,7 @@ from typing import Any
 
 from specrouter.config import SchedulerConfig
 from specrouter.profile.acceptance import JudgedTrees
-from specrouter.profile.prediction import Workload
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator

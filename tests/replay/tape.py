@@ -17,7 +17,7 @@ import numpy as np
 
 from specrouter.config import SchedulerConfig
 from specrouter.profile.acceptance import Bools, Floats, JudgedTrees
-from specrouter.profile.prediction import Workload
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
@@ -218,7 +218,7 @@ class _Scheduler(ModelChainScheduler):
                         "width": option.shape.width,
                         "nodes": option.shape.nodes,
                     }
-                    for option in (decision.predicted, *decision.at_hand)
+                    for option in (decision.predicted, *decision.alternatives)
                 }
         return decision
 

@@ -30,6 +30,7 @@ from specrouter import (
 )
 from specrouter.cycle import DraftShape, Option
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
@@ -39,7 +40,6 @@ from specrouter.request.objective import SloLike, resolve
 from specrouter.request.output import FinishReason
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.slo.accounts import Percentiles, SloAccounts, SloFigures, SloReport
 from specrouter.view import ChainDecision
 
 _POOL = {

@@ -35,8 +35,9 @@ from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.engine.engine import Engine
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.executor import Executor
-from specrouter.profile.prediction import Workload, target_only
-from specrouter.profile.time_profile import profile_model
+from specrouter.execution.time_profile import profile_model
+from specrouter.profile.cycle_times import Workload
+from specrouter.profile.prediction import target_only
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.objective import SloLike
 from specrouter.request.running import RunningRequest
@@ -858,7 +859,7 @@ def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
     with open_router(small_config, hang_timeout_s=HANG_S, preload=False) as router:
         expected = alone(router, PROMPT)
-        monkeypatch.setattr("specrouter.profile.model_times.profile_model", profile)
+        monkeypatch.setattr("specrouter.execution.model_times.profile_model", profile)
         pair = Speculation(chain=("small", "target"))
         assert router.generate([PROMPT], GREEDY, pair)[0].token_ids == expected
         assert faults.hangs.is_set()
@@ -877,7 +878,7 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
     with open_router(small_config, preload=False) as router:
         pair = Speculation(chain=("small", "target"))
         with monkeypatch.context() as patch:
-            patch.setattr("specrouter.profile.model_times.profile_model", profile)
+            patch.setattr("specrouter.execution.model_times.profile_model", profile)
             router.generate([PROMPT], GREEDY, pair)
             assert "small" not in router.performance().times
         router.generate([PROMPT], LONG, pair)

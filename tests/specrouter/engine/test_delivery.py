@@ -61,8 +61,8 @@ class Bench:
             end=lambda request, reason, error: self.ended.append((request.row, error)),
         )
         quarantine: Any = SimpleNamespace(add_all=add_all, forgive=self.forgiven.update)
-        profiler: Any = SimpleNamespace(record_gains=record)
-        self.delivery = Delivery(book, quarantine, profiler, self.faults)
+        counts: Any = SimpleNamespace(record=record)
+        self.delivery = Delivery(book, quarantine, counts, self.faults)
 
 
 def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:

@@ -14,8 +14,10 @@ import pytest
 from specrouter import SamplingParams
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_queue import AdmissionPace
+from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
@@ -26,7 +28,6 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan, Planner
-from specrouter.slo.accounts import SloAccounts
 from tests.specrouter.engine.engines import GREEDY, PAIR, PROMPTS, EngineBench
 
 
@@ -79,7 +80,7 @@ CONTROL = {
 FACTS = {
     "the cycle's time": (PerformanceProfiler, "record_cycle", "learning"),
     "the cycle's beginning": (PerformanceProfiler, "begin_cycle", "learning"),
-    "the cycle's tokens": (PerformanceProfiler, "record_gains", "learning"),
+    "the cycle's tokens": (DecodeCounts, "record", "learning"),
     "times of stages": (PerformanceProfiler, "record_stage", "timing"),
     "times of forwards": (PerfModel, "record", "timing"),
     "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),

@@ -20,7 +20,7 @@ from processors.pack import PackPlan, run_pack
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned
 from specrouter.execution.model_states import ModelStates, StageError
-from specrouter.profile.model_times import ModelTimes
+from specrouter.execution.model_times import ModelTimes
 from statemgr import StateManager
 
 Ints = NDArray[np.int64]

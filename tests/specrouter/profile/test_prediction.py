@@ -9,17 +9,12 @@ from hypothesis import strategies as st
 
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
+from specrouter.profile.cycle_times import Workload, curve_of, verification_ms
 from specrouter.profile.prediction import (
     Limits,
     OptionGrid,
-    Workload,
     acceptance_rate,
-    curve_of,
-    expected_accepted,
-    predict_paper,
-    similarity_to_acceptance,
     target_only,
-    verification_ms,
 )
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_curve import TimeCurve
@@ -191,10 +186,6 @@ def test_what_was_seen_of_a_whole_chain_outweighs_what_its_parts_promise() -> No
 def test_in_a_wide_tree_the_drafters_nodes_go_on_to_the_target() -> None:
     option = best(TRIPLE, triple(), Limits(2, 2, whole_trees=True))
     assert option.shape.nodes == 4
-
-
-def test_drafts_are_never_deeper_than_allowed() -> None:
-    assert OptionGrid(TRIPLE, triple(), ONE, Limits(max_depth=8)).best().shape.depth <= 8
 
 
 @pytest.mark.parametrize("depth", [16, 7, 5, 4])
@@ -400,36 +391,3 @@ def test_observed_acceptance_weighs_by_its_evidence() -> None:
         (0.9 + 0.6) / 2
     )
     assert acceptance_rate(PAIR[:1], PAIR[1], replace(known, trees=trees), sampled=False) == 0.6
-
-
-# The published formula
-
-
-@pytest.mark.parametrize(
-    ("alpha", "offered", "expected"),
-    [(0.5, 3, 0.875), (0.0, 4, 0.0), (1.0, 4, 4.0), (0.8, 2, 1.44), (0.25, 0.5, 1 / 6)],
-)
-def test_expected_accepted_is_the_geometric_sum(
-    alpha: float, offered: float, expected: float
-) -> None:
-    assert expected_accepted(alpha, offered) == pytest.approx(expected)
-
-
-def test_equal_models_accept_all_and_disjoint_ones_nothing() -> None:
-    assert similarity_to_acceptance(1.0) == 1.0
-    assert similarity_to_acceptance(0.0) == 0.0
-    assert similarity_to_acceptance(0.6) == pytest.approx((1 - 0.4) / (1 + 0.4))
-
-
-def test_the_papers_cost_is_equation_7() -> None:
-    similarity = {("small", "middle"): 2 / 3, ("middle", "big"): 8 / 9}  # alpha 1/2 and 4/5
-    times = {"small": flat(1.0), "middle": flat(3.0), "big": flat(10.0)}
-    known = snapshot(times, similarity=similarity, means_ms={"small": 1.0, "middle": 3.0})
-    known = replace(known, times={**times, "middle": flat(99.0)})  # which the average does not see
-    # W T_1 + W T_2 + W T_3 * P(level 2 passed), over tokens that both levels accept and one more.
-    cost = 2 * 1.0 + 2 * 3.0 + 2 * 10.0 * 0.5
-    expected = cost / (0.4 + 0.4**2 + 1)
-    assert predict_paper(TRIPLE, known, 2) == pytest.approx(expected)
-    assert predict_paper(("big",), known, 2) == 10.0
-    untried = predict_paper(PAIR, known, 1)  # W (T_1 + T_2), and one accepted at the most
-    assert untried == pytest.approx(11.0 / (1 + UNTRIED_ALPHA))

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrouter.cycle import CATCH_UP_TOKENS, DraftShape, Option, share_shortest_first
-from specrouter.profile.prediction import Workload
-from specrouter.routing.catch_up import CycleCatchUp, Drafting, payable, reading_ms
-from specrouter.view import RequestView
+from specrouter.profile.cycle_times import Workload
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.routing.catch_up import CycleCatchUp, Drafting
+from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
 
 Ints = NDArray[np.int64]
@@ -26,9 +27,12 @@ GAIN_MS = 20.0  # of each token that is drafted for
 class Reader:
     """`lags` by row, of all models; `read` are models that lack nothing."""
 
-    def __init__(self, *lags: int, read: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *lags: int, read: tuple[str, ...] = (), performance: PerformanceSnapshot = KNOWN
+    ) -> None:
         self.lags = np.array(lags, dtype=np.int64)
         self.read = read
+        self.performance = performance
 
     def slots_of(self, rows: Ints) -> Ints:
         return np.full_like(rows, 128)
@@ -43,7 +47,7 @@ def running(*remaining: int) -> Mapping[int, RequestView]:
 
 
 def cycle(reader: Reader, requests: int = 1, chunk: int = CHUNK) -> CycleCatchUp:
-    return CycleCatchUp(chunk, lambda: KNOWN, reader, requests)
+    return CycleCatchUp(chunk, cast(EngineView, reader), requests)
 
 
 @given(st.lists(st.integers(0, 300), max_size=12), st.integers(0, 400))
@@ -57,7 +61,9 @@ def test_a_chunk_is_shared_by_the_shortest_first(wanted: list[int], chunk: int) 
 
 
 def test_who_has_been_read_for_drafts_and_nobody_asks_what_it_costs() -> None:
-    unasked = CycleCatchUp(CHUNK, pytest.fail, Reader(0, 2, CATCH_UP_TOKENS), 3)
+    reader: Any = Reader(0, 2, CATCH_UP_TOKENS)
+    del reader.performance
+    unasked = cycle(reader, 3)
     found = unasked.drafting(PAIR, running(50, 50, 50), GAIN_MS)
     assert found == Drafting(frozenset({0, 1, 2}))
 
@@ -142,9 +148,8 @@ def test_rows_share_the_forwards_that_read_for_them() -> None:
     curves = snapshot({"small": rising(1.0, 0.5), "big": flat(9.0)}, machine=2.0)
 
     def read(*tokens: int) -> list[float]:
-        slots = np.full(len(tokens), 128)
-        found = reading_ms(curves, "small", "big", np.array(tokens), slots, CHUNK)
-        return [float(ms) for ms in found]
+        catch_up, rows = cycle(Reader(*tokens, performance=curves)), np.arange(len(tokens))
+        return [float(ms) for ms in catch_up.reading_ms("small", "big", rows, np.array(tokens))]
 
     whole = 2.0 * (1.0 + 99 * 0.5)
     assert read(0, 1) == pytest.approx([0.0, 2.0])
@@ -159,29 +164,28 @@ def test_many_short_lags_are_not_each_charged_a_forward() -> None:
 
 
 def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
-    reader, rows = Reader(2, 40, 1_000_000), np.arange(3)
+    both = cycle(Reader(2, 40, 1_000_000), 5)
     lags = {"small": float(1 + 39 + 999_999)}
     work = Workload(5, lags=lags)
-    found = payable(KNOWN, work, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
+    found = both.payable(work, "big", running(50, 50, 10))
     assert found.lags == {"small": 1 + 39}
     assert (found.requests, found.others) == (4, 1), "it decodes beside"
     assert work.lags == lags
     other = replace(work, lags=lags | {"middle": 0.0})
-    found = payable(KNOWN, other, "big", rows, np.array([50, 50, 10]), reader, CHUNK)
+    found = both.payable(other, "big", running(50, 50, 10))
     assert (found.requests, found.others) == (5, 0), "for another drafter it is read"
 
 
 def test_where_every_text_is_too_long_all_of_them_count() -> None:
-    reader, lags = Reader(1_000_000), {"small": 999_999.0}
-    work = Workload(1, lags=lags)
-    found = payable(KNOWN, work, "big", np.arange(1), np.array([10]), reader, CHUNK)
+    lags = {"small": 999_999.0}
+    found = cycle(Reader(1_000_000)).payable(Workload(1, lags=lags), "big", running(10))
     assert (found.lags, found.requests, found.others) == (lags, 1, 0)
 
 
 def test_what_nobody_lacks_is_not_looked_at() -> None:
     blind: Any = SimpleNamespace(slots_of=pytest.fail, missed=pytest.fail)
     work = Workload(2, lags={"small": 0.0})
-    assert payable(KNOWN, work, "big", np.arange(2), np.array([9, 9]), blind, CHUNK) is work
+    assert cycle(blind, 2).payable(work, "big", running(9, 9)) is work
 
 
 def test_what_is_only_considered_is_neither_read_nor_left_out() -> None:

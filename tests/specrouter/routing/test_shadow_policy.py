@@ -2,16 +2,19 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from specrouter.cycle import DraftShape, Option, ShadowEvaluation
-from specrouter.profile.prediction import Workload
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.routing.shadow_policy import MOST_TOKENS, is_surprised, next_shadow_evaluation
+from specrouter.view import ChainDecision, EngineView
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, geometric, rising, snapshot
 
 Ints = NDArray[np.int64]
@@ -47,9 +50,14 @@ def choice(
     def evaluable(model: str, rows: Ints) -> Ints:
         return np.full_like(rows, (new or {}).get(model, 60))
 
-    return next_shadow_evaluation(
-        known, main, predicted_ms, ROWS, Workload(2), missed, evaluable, idle
+    view = SimpleNamespace(performance=known, missed=missed, evaluable=evaluable)
+    decision = ChainDecision(
+        main.chain,
+        main.shape,
+        predicted=main,
+        predicted_ms={**predicted_ms, main.chain: main.ms_per_token},
     )
+    return next_shadow_evaluation(cast(EngineView, view), decision, ROWS, Workload(2), idle)
 
 
 def test_who_was_idle_for_longest_is_evaluated_first() -> None:
@@ -86,9 +94,11 @@ def test_who_has_read_all_there_is_gives_way_to_the_next() -> None:
 def test_shadow_evaluations_keep_within_half_a_percent_of_the_time() -> None:
     one = replace(USUAL, idle_cycles={"middle": 20})
     assert choice(one) is not None
-    assert choice(replace(one, explored_share=0.0049)) is None  # 13 ms do not fit any more
-    assert choice(replace(one, learning_ms=2_000.0)) is None
-    assert choice(replace(USUAL, explored_share=0.0049)) == ShadowEvaluation("twin", 2, MOST_TOKENS)
+    assert choice(replace(one, explored_share=0.00495)) is None  # 10 ms do not fit any more
+    assert choice(replace(one, learning_ms=1_900.0)) is None
+    assert choice(replace(USUAL, explored_share=0.00495)) == ShadowEvaluation(
+        "twin", 2, MOST_TOKENS
+    )
 
 
 def test_no_shadow_evaluation_takes_longer_than_eight_cycles() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrouter.profile.prediction import Limits, OptionGrid, Workload
+from specrouter.profile.cycle_times import Workload
+from specrouter.profile.prediction import Limits, OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot

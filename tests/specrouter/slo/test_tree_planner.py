@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, Selection, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option
-from specrouter.profile.prediction import Limits, OptionGrid, Workload, verification_ms
+from specrouter.profile.cycle_times import Workload, verification_ms
+from specrouter.profile.prediction import Limits, OptionGrid
 from specrouter.profile.snapshot import Outcome
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle

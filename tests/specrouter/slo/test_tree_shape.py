@@ -2,11 +2,12 @@
 
 import pytest
 
-from specrouter.request.params import MAX_TREE_TOKENS
-from specrouter.slo.tree_shape import SPECINFER_TREE, ShapeBounds, adaserve_shape
+from specrouter.config import TreesConfig
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.slo.tree_shape import SPECINFER_TREE, adaserve_shape
 
-LLAMA = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3)
-QWEN = ShapeBounds(256, 80, max_depth=5, min_depth=3, max_width=3)
+LLAMA = TreesConfig(drafter_tokens=96, max_depth=8, min_depth=4, max_width=3)
+QWEN = TreesConfig(drafter_tokens=80, max_depth=5, min_depth=3, max_width=3)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ QWEN = ShapeBounds(256, 80, max_depth=5, min_depth=3, max_width=3)
     ],
 )
 def test_llama_with_the_published_settings(requests: int, shape: tuple[int, int]) -> None:
-    assert adaserve_shape(requests, LLAMA) == shape
+    assert adaserve_shape(requests, 512, LLAMA) == shape
 
 
 @pytest.mark.parametrize(
@@ -41,28 +42,28 @@ def test_llama_with_the_published_settings(requests: int, shape: tuple[int, int]
     ],
 )
 def test_qwen_with_the_published_settings(requests: int, shape: tuple[int, int]) -> None:
-    assert adaserve_shape(requests, QWEN) == shape
+    assert adaserve_shape(requests, 256, QWEN) == shape
 
 
 def test_c1_counts_as_requests_and_c2_as_branches() -> None:
-    shifted = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3, c1=9, c2=1)
-    assert adaserve_shape(56, shifted) == (6, 2)  # 512 // 65 - 1 and 96 // 56 + 1
-    narrow = ShapeBounds(512, 96, max_depth=8, min_depth=4, max_width=3, c2=-9)
-    assert adaserve_shape(56, narrow) == (8, 1)
+    shifted = LLAMA.model_copy(update={"c1": 9, "c2": 1})
+    assert adaserve_shape(56, 512, shifted) == (6, 2)  # 512 // 65 - 1 and 96 // 56 + 1
+    narrow = LLAMA.model_copy(update={"c2": -9})
+    assert adaserve_shape(56, 512, narrow) == (8, 1)
 
 
 def test_more_requests_never_get_larger_trees() -> None:
-    for bounds in (LLAMA, QWEN):
-        shapes = [adaserve_shape(n, bounds) for n in range(1, 600)]
+    for budget_tokens, bounds in ((512, LLAMA), (256, QWEN)):
+        shapes = [adaserve_shape(n, budget_tokens, bounds) for n in range(1, 600)]
         depths, widths = zip(*shapes, strict=True)
         assert list(depths) == sorted(depths, reverse=True)
         assert list(widths) == sorted(widths, reverse=True)
 
 
 def test_while_nothing_is_clipped_a_path_and_its_root_fit_the_mean_budget() -> None:
-    loose = ShapeBounds(512, 96, max_depth=512, min_depth=1)
+    loose = TreesConfig(max_depth=MAX_DEPTH, min_depth=1)
     for n in range(1, 257):
-        assert n * (adaserve_shape(n, loose)[0] + 1) <= 512
+        assert n * (adaserve_shape(n, 512, loose)[0] + 1) <= 512
 
 
 def test_the_static_tree_branches_once() -> None:
@@ -72,20 +73,3 @@ def test_the_static_tree_branches_once() -> None:
         nodes += level
     assert (len(SPECINFER_TREE), level, nodes) == (8, 3, 20)
     assert nodes <= MAX_TREE_TOKENS
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("verifier_tokens", 0),
-        ("drafter_tokens", -1),
-        ("min_depth", 0),
-        ("max_depth", 3),
-        ("max_width", 0),
-        ("c1", -1),
-    ],
-)
-def test_bounds_without_a_shape_are_refused_by_name(name: str, value: int) -> None:
-    good = {"verifier_tokens": 512, "drafter_tokens": 96, "min_depth": 4, "max_depth": 8}
-    with pytest.raises(ValueError, match=f"^{name}: "):
-        ShapeBounds(**{**good, name: value})

@@ -9,8 +9,8 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
+from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.profile.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 from statemgr.row_groups import READING_QUERIES
 

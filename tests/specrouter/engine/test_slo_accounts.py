@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from specrouter.engine.slo_accounts import SloAccounts, SloCounts, SloFigures
 from specrouter.request.objective import Objective
 from specrouter.request.output import RequestMetrics
-from specrouter.slo.accounts import SloAccounts, SloCounts, SloFigures
 from tests.specrouter.fake_router import METRICS
 
 CHAT = Objective(50.0, None, "chat")

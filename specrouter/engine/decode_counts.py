@@ -1,9 +1,10 @@
 """DecodeCounts: what decoding has brought since the start, by chain, by position, against the plan.
 
 Contract: told once a cycle, in a few operations per row, and bounded whatever callers ask for: 64
-chains, `MAX_DEPTH` positions, fixed bounds of times. Not thread-safe: `PerformanceProfiler` locks.
+chains, `MAX_DEPTH` positions, fixed bounds of times. Thread-safe: the engine tells, anybody asks.
 """
 
+import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,40 +102,52 @@ class TimeCounts:
 
 
 class DecodeCounts:
-    """See the module. `cycle_times` is added to by the owner."""
+    """See the module."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.cycle_times = TimeCounts()
+        self._lock = threading.Lock()
+        self._prompt_tokens = 0
+        self._cycle_times = TimeCounts()
         self._between_tokens = TimeCounts()
         self._produced = self._drafts = self._drafted = self._accepted = 0
         self._budget = self._budgeted = 0
         self._lengths = [0] * (MAX_DEPTH + 1)  # of drafts, by how many tokens were accepted
         self._chains: dict[Chain, list[int]] = {}  # cycles and tokens
 
+    def record_prompt(self, tokens: int) -> None:
+        """A request was given a row."""
+        with self._lock:
+            self._prompt_tokens += tokens
+
+    def record_cycle(self, elapsed_s: float) -> None:
+        with self._lock:
+            self._cycle_times.add(elapsed_s)
+
     def record(self, gains: Sequence[Gain], budget_tokens: int | None) -> None:
         """A cycle's gains. `budget_tokens` None: whole drafts were verified."""
-        for gain in gains:
-            self._record(gain)
-        if budget_tokens is not None:
-            self._budget += budget_tokens
-            self._budgeted += sum(gain.drafted for gain in gains)
+        with self._lock:
+            for gain in gains:
+                self._record(gain)
+            if budget_tokens is not None:
+                self._budget += budget_tokens
+                self._budgeted += sum(gain.drafted for gain in gains)
 
     def figures(self) -> DecodeFigures:
-        at_least = list(accumulate(reversed(self._lengths)))[::-1]
-        return DecodeFigures(
-            self.prompt_tokens,
-            self._produced,
-            self._drafts,
-            self._drafted,
-            self._accepted,
-            tuple(at_least[1:]),
-            self._budget,
-            self._budgeted,
-            {chain: ChainCounts(*counts) for chain, counts in self._chains.items()},
-            self._between_tokens.figures(),
-            self.cycle_times.figures(),
-        )
+        with self._lock:
+            at_least = list(accumulate(reversed(self._lengths)))[::-1]
+            return DecodeFigures(
+                self._prompt_tokens,
+                self._produced,
+                self._drafts,
+                self._drafted,
+                self._accepted,
+                tuple(at_least[1:]),
+                self._budget,
+                self._budgeted,
+                {chain: ChainCounts(*counts) for chain, counts in self._chains.items()},
+                self._between_tokens.figures(),
+                self._cycle_times.figures(),
+            )
 
     def _record(self, gain: Gain) -> None:
         accepted = gain.committed - 1

@@ -11,9 +11,9 @@ import time
 from modelpool import ModelPool
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.packed_model import PackedModel
+from specrouter.execution.time_cache import TimeCache
+from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.profile.time_cache import TimeCache
-from specrouter.profile.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.time_regression import TimeRegression
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import pytest
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from modelpool.progress import LoadProgress
-from specrouter.profile import model_times
-from specrouter.profile.model_times import ModelTimes
+from specrouter.execution import model_times
+from specrouter.execution.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 

@@ -33,24 +33,21 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-# Rows x tokens of each: trees of one request, and batches.
+# Rows x tokens of each: trees of one request, and batches. Sizes beyond `_SURE_TOKENS` are timed as
+# long as a forward costs at most `_CHEAP` times what one token does.
 _SHAPES = (
     *((1, 1), (4, 1), (1, 6), (8, 1), (1, 12), (16, 1), (1, 24)),
-    *((16, 2), (16, 3), (16, 4), (16, 8)),
+    *((16, 2), (16, 3), (16, 4), (16, 8), (16, 16), (16, 32), (16, 64)),
 )
-# Batches of trees, as long as a forward costs at most so many times what one token does.
-_LARGE_SHAPES = ((16, 16), (16, 32), (16, 64))
+_SURE_TOKENS = 128
 _CHEAP = 8.0
-_LONG_ROWS = 4  # with which attention's slope is measured, to keep the state small
-_LONG_QUERIES = (4, 16)
+_LONG_SHAPES = ((4, 4), (4, 16))  # with which attention's slope is measured
 _LONG_SLOTS = 2048
 _LONG_BYTES = 2**27  # of that state, at most, if it allows twice the short context at all
 _MOST_ROUNDS = 12
-_CHECKED = (1, 6, 16, 64)  # tokens of the forwards that check a kept curve,
-_CHECKS = 2  # so often each
+_CHECKED = (1, 6, 16, 64)  # tokens of the forwards that check a kept curve, twice each
 _TOO_SLOW = 0.93  # share of the curve's time that a forward may take before the curve is dropped
 _SETTLED = 0.03  # relative change of an estimate by a round that changes nothing
-_SETTLED_ROUNDS = 2  # in a row, after the first
 
 
 def profile_model(
@@ -73,10 +70,8 @@ def profile_model(
     """
     until = clock() + budget_s
     with torch.inference_mode():
-        trials = _trials(model)
-        larger = _larger_trials(trials[0])
+        trials, larger = _trials(model)
         trials[0].run(clock)  # the first forwards of a model allocate and choose kernels
-        settled = 0
         for _ in range(_MOST_ROUNDS):
             before = [trial.estimate_ms for trial in trials]
             for trial in trials:
@@ -91,8 +86,7 @@ def profile_model(
                 largest.run(clock)  # as above
                 largest.times_ms.append(largest.run(clock))
                 trials.append(largest)
-            settled = settled + 1 if _is_settled(before, trials) else 0
-            if settled == _SETTLED_ROUNDS:
+            if _is_settled(before, trials):
                 break
     return _samples(trials)
 
@@ -106,10 +100,9 @@ def is_too_slow(
     noise only slows. Takes a third of a second for a model of 200M parameters on a CPU.
     """
     with torch.inference_mode():
-        trials = [trial for trial in _trials(model) if trial.tokens in _CHECKED]
-        for _ in range(_CHECKS):
-            for trial in trials:
-                trial.times_ms.append(trial.run(clock))
+        trials = [trial for trial in _trials(model)[0] if trial.tokens in _CHECKED]
+        for trial in (*trials, *trials):
+            trial.times_ms.append(trial.run(clock))
     return any(
         min(trial.times_ms) < _TOO_SLOW * curve.at(trial.tokens, trial.attended)
         for trial in trials
@@ -163,32 +156,26 @@ class _Trial:
         return self.state.append(rows, counts, np.zeros_like(positions), positions), positions
 
 
-def _trials(model: "PackedModel") -> list[_Trial]:
-    """1 to 128 tokens at a short context, and two of these sizes at a long one, if there is one."""
+def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
+    """At a short context, and two of these sizes at a long one, if there is one; and those of more
+    tokens than every model is timed with."""
     longest = min(KV_QUANTUM, model.max_positions)
     state = ModelState(model.kv_layers, max(rows for rows, _ in _SHAPES), KV_QUANTUM)
-    trials = [
+    short = [
         _Trial(model, state, rows, queries, longest - queries)
         for rows, queries in _SHAPES
         if queries < longest
     ]
-    affordable = max(_LONG_BYTES // (_LONG_ROWS * model.kv_bytes_per_token), 2 * KV_QUANTUM)
+    trials = [trial for trial in short if trial.tokens <= _SURE_TOKENS]
+    larger = short[len(trials) :]
+    most_rows, most_queries = _LONG_SHAPES[-1]
+    affordable = max(_LONG_BYTES // (most_rows * model.kv_bytes_per_token), 2 * KV_QUANTUM)
     slots = min(_LONG_SLOTS, affordable, model.max_positions) // KV_QUANTUM * KV_QUANTUM
     if slots > KV_QUANTUM:
-        state = ModelState(model.kv_layers, _LONG_ROWS, slots)
-        cached = slots - max(_LONG_QUERIES)
-        trials += [_Trial(model, state, _LONG_ROWS, count, cached) for count in _LONG_QUERIES]
-    return trials
-
-
-def _larger_trials(first: _Trial) -> list[_Trial]:
-    """Batches of more than 128 tokens, at the short context."""
-    longest = first.cached + first.queries
-    return [
-        _Trial(first.model, first.state, rows, queries, longest - queries)
-        for rows, queries in _LARGE_SHAPES
-        if queries < longest
-    ]
+        state = ModelState(model.kv_layers, most_rows, slots)
+        cached = slots - most_queries
+        trials += [_Trial(model, state, *shape, cached) for shape in _LONG_SHAPES]
+    return trials, larger
 
 
 def _is_settled(before: Sequence[float], trials: Sequence[_Trial]) -> bool:

@@ -1,0 +1,117 @@
+"""How long the parts of a cycle take: forwards of a model, and the engine's work around them.
+
+Pure functions of a snapshot: no clock, no tensors. Not here: what a chain brings for that time
+(`prediction`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.snapshot import Mode, PerformanceSnapshot
+from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from statemgr.row_groups import READING_QUERIES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The requests that decode together.
+
+    Attributes:
+        slots: KV slots that attention reads for each of them.
+        remaining: tokens that each may still generate, in the mean.
+        lags: tokens that a model has not read yet, over all requests; the last two not counted.
+        others: further requests, that decode in the same pass of the target and are routed apart.
+    """
+
+    requests: int
+    slots: int = 128
+    remaining: float = 64.0
+    lags: Mapping[str, float] = field(default_factory=dict)
+    sampled: Mode = True
+    others: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Requests in the target's pass."""
+        return self.requests + self.others
+
+
+def verification_ms(
+    snapshot: PerformanceSnapshot,
+    workload: Workload,
+    target: str,
+    places: Ints,
+    prompt_tokens: int = 0,
+    requests: Ints | None = None,
+) -> Floats:
+    """Time of the target's pass over `places` tokens that are judged and those of prompts, and of
+    the work around it.
+
+    Args:
+        requests: whose tokens they are, where that differs; in a shape that broadcasts.
+    """
+    batch = np.full(1, workload.batch) if requests is None else requests
+    packed = (places + prompt_tokens).astype(np.float64)
+    attended = (packed + READING_QUERIES * batch) * workload.slots
+    return np.asarray(
+        curve_of(snapshot, target, target).many(packed, attended)
+        + stage_ms(snapshot, "verify", places)
+        + stage_ms(snapshot, "cycle", batch)
+    )
+
+
+def forward_ms(
+    snapshot: PerformanceSnapshot, name: str, target: str, workload: Workload, tokens: float
+) -> float:
+    """Of a model over so many tokens of one request, on the machine as it is now; 0 for one
+    without weights, which keeps no state."""
+    if not snapshot.parameters.get(name, 1):
+        return 0.0
+    one = Workload(1, workload.slots)
+    return snapshot.machine * float(model_ms(snapshot, name, target, one, np.array([tokens]))[0])
+
+
+def model_ms(
+    snapshot: PerformanceSnapshot,
+    name: str,
+    target: str,
+    workload: Workload,
+    tokens: NDArray[np.generic],
+) -> Floats:
+    curve = curve_of(snapshot, name, target)
+    packed = tokens.astype(np.float64)
+    return curve.many(packed, (packed + READING_QUERIES * workload.requests) * workload.slots)
+
+
+def stage_ms(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.generic]) -> Floats:
+    curve = snapshot.stages.get(stage)
+    if curve is None:
+        return np.zeros(places.shape)
+    return curve.many(places.astype(np.float64), np.zeros(places.shape))
+
+
+def drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
+    """What the engine's own work takes longer where somebody drafts."""
+    batch = np.array([requests])
+    more = stage_ms(snapshot, "drafting", batch) - stage_ms(snapshot, "cycle", batch)
+    return max(0.0, float(more[0]))
+
+
+def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> ForwardTimes:
+    """A model's curve; of an untried one the target's, scaled by the number of parameters."""
+    known = snapshot.times.get(name)
+    if known is not None:
+        return known
+    reference = snapshot.times.get(target, TimeCurve(((1, 1.0),)))
+    if name == target:
+        return reference
+    share = snapshot.parameters[name] / max(1, snapshot.parameters[target])
+    return reference.scaled(max(share, _UNTRIED_SPEED))

@@ -1,0 +1,27 @@
+"""Equation 7 of SpecRouter as it was published, for the policy `paper`."""
+
+from itertools import pairwise
+
+from specrouter.profile.acceptance import UNTRIED_ALPHA, similarity_to_acceptance
+from specrouter.profile.cycle_times import curve_of
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.params import Chain
+
+
+def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, depth: int) -> float:
+    """ms per token: W * T_1, then W * T_j times the chance that level j is reached, over the tokens
+    that every level accepts and the target's own.
+
+    T_i is one moving average, whatever the size of the forwards; of an untried model it goes by the
+    parameters.
+    """
+    target = chain[-1]
+    times = [snapshot.means_ms.get(name, curve_of(snapshot, name, target).at(1)) for name in chain]
+    if len(chain) == 1:
+        return times[0]
+    cost, reached = depth * times[0], 1.0
+    for time_ms, pair in zip(times[1:], pairwise(chain), strict=True):
+        cost += depth * time_ms * reached
+        similarity = snapshot.similarity.get(pair)
+        reached *= UNTRIED_ALPHA if similarity is None else similarity_to_acceptance(similarity)
+    return cost / sum(reached**level for level in range(depth + 1))
