@@ -25,8 +25,6 @@ _NODES = 2000.0  # after which older ones have faded
 _EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
 _BINS = len(_EDGES) + 1
 _PLACES = 3  # among siblings, that are told apart: best, second, others
-_MOST_CERTAIN = 0.995
-_SHOWN_BINS = 10  # of equal width, that the calibration error is taken over
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class CalibrationFigures:
 
     Attributes:
         nodes: that the figures rest on, older ones faded.
-        expected_error: mean distance of predicted and observed acceptance over ten bins (ECE).
+        expected_error: mean distance of predicted and observed acceptance over bins (ECE).
         brier: mean squared error of the predictions; `base_brier` that of the share accepted.
     """
 
@@ -51,7 +49,7 @@ class Calibration:
     def __init__(self) -> None:
         self._stated = np.zeros(_PLACES * _BINS)  # sums of probabilities
         self._hits = np.zeros(_PLACES * _BINS)
-        self._shown = np.zeros((3, _SHOWN_BINS))  # nodes, predictions, hits
+        self._shown = np.zeros((3, _BINS))  # nodes, predictions, hits
         self._squares = 0.0
 
     def probability(self, stated: Floats, place: Ints) -> Floats:
@@ -59,7 +57,7 @@ class Calibration:
         bins = _bins(stated, place)
         shown, hits = self._stated[bins], self._hits[bins]
         factor = (hits + PRIOR * stated) / np.maximum(shown + PRIOR * stated, 1e-12)
-        corrected: Floats = np.minimum(stated * factor, _MOST_CERTAIN)
+        corrected: Floats = np.minimum(stated * factor, 1.0)
         return corrected
 
     def record(
@@ -93,9 +91,9 @@ class Calibration:
 
     def _note(self, predicted: Floats, accepted: Bools) -> None:
         fade = max(0.0, 1.0 - len(predicted) / _NODES)
-        bins = np.minimum((predicted * _SHOWN_BINS).astype(np.int64), _SHOWN_BINS - 1)
+        bins = np.searchsorted(_EDGES, predicted, "right")
         for row, weights in enumerate((np.ones_like(predicted), predicted, accepted)):
-            found = np.bincount(bins, weights, minlength=_SHOWN_BINS)
+            found = np.bincount(bins, weights, minlength=_BINS)
             self._shown[row] = self._shown[row] * fade + found
         squares = float(((predicted - accepted) ** 2).sum())
         self._squares = self._squares * fade + squares

@@ -26,7 +26,8 @@ from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, Requ
 Ints = NDArray[np.int64]
 
 
-_NOBODY: Ints = np.empty(0, dtype=np.int64)
+def _nobody() -> Ints:
+    return np.array([], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,9 @@ class Prefill:
         requests: whose prompts are not read yet.
     """
 
-    rows: Ints = field(default_factory=lambda: _NOBODY)
-    counts: Ints = field(default_factory=lambda: _NOBODY)
-    first_tokens: Ints = field(default_factory=lambda: _NOBODY)
+    rows: Ints = field(default_factory=_nobody)
+    counts: Ints = field(default_factory=_nobody)
+    first_tokens: Ints = field(default_factory=_nobody)
     tokens: int = 0
     requests: int = 0
 

@@ -6,7 +6,7 @@ returned is frozen and pure (`TreeSelector`); the executor calls it once the tre
 Sources: AdaServe, sections 4.3 and 5.2; `specrouter.slo.value`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -70,14 +70,7 @@ class Progress:
         if len(rows) == len(self.rows):
             return self
         at = self.at(rows)
-        return Progress(
-            rows,
-            self.decode_ms[at],
-            self.decoded[at],
-            self.waited[at],
-            self.tpot_ms[at],
-            self.rates[at],
-        )
+        return Progress(*(getattr(self, one.name)[at] for one in fields(self)))
 
 
 def default_selection(scheduler: SchedulerConfig) -> Selection:

@@ -137,11 +137,9 @@ def test_texts_are_the_same_however_often_drafters_are_evaluated(
 ) -> None:
     monkeypatch.setattr(planner, "_EVALUATE_EVERY", 1)
     monkeypatch.setattr(shadow_policy, "EXPLORED_SHARE", 1e9)
-    monkeypatch.setattr(shadow_policy, "_MOST_CYCLES", 1e9)
-    monkeypatch.setattr(shadow_policy, "_ROUTINE_SHARE", 1e9)
-    monkeypatch.setattr(shadow_policy, "_QUIET_CYCLES", 0)
+    monkeypatch.setattr(shadow_policy, "_HOPEFUL", 0.0)
     monkeypatch.setattr(shadow_policy, "_STALE_CYCLES", 0)
-    monkeypatch.setattr(shadow_policy, "_LEAST_TOKENS", 1)
+    monkeypatch.setattr(shadow_policy, "PRIOR", 1)
     each = [dataclasses.replace(params, seed=seed) for seed in range(len(PROMPTS))]
     with ChainRouter.from_config(copy.deepcopy(small_config)) as router:
         for name in ("small", "middle"):  # who never ran is not evaluated

