@@ -20,7 +20,7 @@ from examples import (
     openai_client,
     structured_output,
 )
-from specrouter.cycle import Option
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.calibration import Calibration
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import ChainDecision
@@ -77,8 +77,8 @@ def test_the_openai_example_says_in_one_line_that_no_service_listens(
     assert said.out == ""
 
 
-def option(chain: tuple[str, ...], ms_per_token: float) -> Any:
-    return SimpleNamespace(chain=chain, depth=2, width=1, ms_per_token=ms_per_token)
+def option(chain: tuple[str, ...], ms_per_token: float) -> Option:
+    return Option(chain, DraftShape(2, 1), ms_per_token=ms_per_token)
 
 
 def record(*alternatives: Option) -> DecisionRecord:

@@ -63,10 +63,13 @@ def _decisions(sources: Sources) -> list[Measure]:
     found = decision_code.measure(sources)
     files = [str(one.path) for one in decision_code.decision_files(sources)]
     lines, code = "lines of decision code, no comments", "the same, no blank lines or docstrings"
+    later = "some 560 lines, 10 types and 2 constants are SLOs-Serve's, a policy of a later issue"
+    kept = "what is left has a test that states what it is for, or a figure in docs/log.md"
+    tables = "tables of sizes and shapes, and AdaServe's published settings, are half of them"
     return [
-        Measure(lines, 5677, found.lines, 3500, details=files),
+        Measure(lines, 5677, found.lines, 3500, f"{later}; {kept}", files),
         Measure(code, 3959, found.code_lines, 3500),
-        Measure("numbers in constants of decision code", 224, found.numbers, 50),
-        Measure("named numeric constants of decision code", 126, found.named_constants, 50),
-        Measure("types of decision code", 69, found.types, 40),
+        Measure("numbers in constants of decision code", 224, found.numbers, 50, tables),
+        Measure("named numeric constants of decision code", 126, found.named_constants, 50, kept),
+        Measure("types of decision code", 69, found.types, 40, later),
     ]

@@ -9,9 +9,11 @@ MOST: Mapping[str, int] = {
     # One more than the goal: views stand between policies and the profile that they are told of.
     "floors: longest chain of imports of rooms": 13,
     "characters of README.md": 6000,
-    "files over 300 lines": 5,
-    "functions over 40 lines": 6,
-    "functions of over 6 parameters": 8,
+    "files over 300 lines": 4,
+    "functions over 40 lines": 2,
+    "functions of over 6 parameters": 6,
     "statements of step()": 11,
     "files without a test of their own": 2,
+    "named numeric constants of decision code": 63,
+    "types of decision code": 50,
 }
