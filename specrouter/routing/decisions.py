@@ -125,11 +125,11 @@ def rows_of_mode(requests: Mapping[int, RequestView], sampled: Mode) -> Ints:
     return np.array(sorted(found), dtype=np.int64)
 
 
-def workload_of(requests: Sequence[RequestView]) -> Workload:
+def workload_of(requests: Sequence[RequestView], with_lags: bool = True) -> Workload:
     """Slots that attention reads are those in the mean, padding included."""
     count = len(requests)
     lags: dict[str, float] = {}
-    for request in requests:
+    for request in requests if with_lags else ():
         for name, missed in request.missed.items():
             lags[name] = lags.get(name, 0.0) + max(missed - 1, 0)
     return Workload(

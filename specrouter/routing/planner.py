@@ -136,7 +136,7 @@ class Planner:
         ]
         target = self.scheduler.target
         active = [row for rows in routes.members.values() for row in rows]
-        workload = workload_of([routes.requests[row] for row in active])
+        workload = workload_of([routes.requests[row] for row in active], with_lags=False)
         budget_tokens = self.trees.config.budget_tokens
         if budget_tokens is None:
             budget_nodes = sum(option.shape.nodes * len(rows) for option, rows in known)
