@@ -255,7 +255,7 @@ def test_of_several_models_the_scheduler_chooses_the_chain() -> None:
     sizes = {"weak": 1, "middle": 10, "big": 100}
     known = {("weak", "middle"): 0.9, ("weak", "big"): 0.4, ("middle", "big"): 0.9}
     machine = Machine("big", times, sizes, CHUNK, ROWS, acceptance=known)
-    chains = []
+    chains: list[tuple[str, ...]] = []
 
     def watch(
         before: EngineView, admission: Admission, view: EngineView, plan: Plan | None
