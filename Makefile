@@ -16,7 +16,7 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: help install serve check fast test exact measures replay bench bench-load clients fuzz soak \
+.PHONY: help install serve check fast test exact measures replay bench bench-load clients fuzz attack soak \
 	structures streaming wheel-check clean
 
 .DEFAULT_GOAL := install
@@ -70,6 +70,9 @@ clients: install  ## clients of others against a running service
 
 fuzz: install  ## any request against a running service
 	$(PYTHON) -m tests.service.fuzz
+
+attack: install  ## what is hostile or too large against a running service, and damaged files
+	$(PYTHON) -m tests.service.attack
 
 soak: install  ## a long run of the service
 	$(PYTHON) -m tests.service.soak
