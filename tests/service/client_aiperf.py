@@ -38,7 +38,7 @@ def run(url: str, key: str, kind: str, folder: Path) -> None:
         "--output-tokens-mean", "24", "--extra-inputs", "ignore_eos:true",
         "--ui", "none", "--artifact-dir", str(folder),
     ]  # fmt: skip
-    # Offline, it would look for a folder of the hub's; the tokenizer is a file, and fetches nothing.
+    # Offline it would look for a folder of the hub's; the tokenizer is a file and fetches nothing.
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     subprocess.run(command, check=True, env=online)
 

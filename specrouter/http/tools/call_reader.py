@@ -9,20 +9,12 @@ the white space next to them. In an answer that is nothing but calls there is no
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
+from specrouter.http.tools.call_object import call_of, name_before_arguments
 from specrouter.http.tools.formats import ToolFormat
 from specrouter.http.tools.json_scanner import JsonScanner
-
-# An object up to its arguments. All other orders of its members are read as a whole.
-_HEAD = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
-    r'"(?:arguments|parameters)"\s*:\s*'
-)
 
 
 @dataclass(frozen=True)
@@ -143,8 +135,7 @@ class CallReader:
             return
         if character == "{" and self._scanner.depth == 2 and not self._is_plain:
             self._is_plain = True  # whatever else it is: this is its first inner object
-            head = _HEAD.fullmatch("".join(self._object))
-            name = None if head is None else _name_of(head[1])
+            name = name_before_arguments("".join(self._object))
             if name is not None and self._may_call(name):
                 self._begin(name)
                 self._argue(character)
@@ -226,7 +217,7 @@ class CallReader:
 
     def _read_object(self, text: str) -> None:
         """One that was not read as it came."""
-        found = _call_of(text, self._form)
+        found = call_of(text, needs_arguments=not self._form.is_tagged)
         if found is None or not self._may_call(found[0]):
             self._say_no_call(self._lead + text)
             return
@@ -265,42 +256,3 @@ class CallReader:
         if not self._follows_call:
             self._content += self._space
         self._space = []
-
-
-def _name_of(literal: str) -> str | None:
-    try:
-        return _checked_name(json.loads(literal))
-    except ValueError:
-        return None
-
-
-def _checked_name(name: Any) -> str | None:
-    """JSON can spell half a surrogate pair, which no answer can hold."""
-    if not isinstance(name, str) or not name or any("\ud800" <= one <= "\udfff" for one in name):
-        return None
-    return name
-
-
-def _call_of(text: str, form: ToolFormat) -> tuple[str, str] | None:
-    """The name and the arguments of an object that is a call."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    name = _checked_name(found.get("name", found.get("function")))
-    if name is None:
-        return None
-    if not form.is_tagged and not {"arguments", "parameters"} & found.keys():
-        return None
-    return _with_text_arguments(name, found.get("arguments", found.get("parameters")))
-
-
-def _with_text_arguments(name: str, given: Any) -> tuple[str, str] | None:
-    """Some models write the arguments as a text that holds JSON."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            return None
-    arguments = {} if given is None else given
-    return (name, json.dumps(arguments)) if isinstance(arguments, dict) else None
