@@ -138,6 +138,7 @@ class SimulatedService:
             self.watch(before, admission, view, plan)
         if plan is None or not plan.rows:
             return None
+        self._policy.keep(plan)
         result, elapsed_ms = self._executor.run(plan)
         for commit in result.commits:
             request = self._running[commit.row]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,13 @@ def test_a_view_that_was_recorded_is_planned_the_same_again(policy: str) -> None
 
 def group_of(group: ChainGroup) -> tuple[Any, ...]:
     return group.chain, group.shape, group.rows.tolist(), group.whole, group.predicted
+
+
+def test_what_a_plan_leaves_behind_comes_back_with_the_next_view() -> None:
+    for one, after in pairwise(recorded("goodput", mixed())):
+        plan = one[3]
+        assert plan is not None
+        assert after[0].standing is plan.standing
 
 
 def test_admission_is_decided_by_the_engine_s_policy_and_done_as_it_says() -> None:
