@@ -7,9 +7,10 @@ and a server elsewhere. Nothing else should run meanwhile.
 Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from specrouter.bench.conditions import request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
 from specrouter.bench.options import Options
-from specrouter.bench.output_file import writing
+from specrouter.bench.output_file import write_outputs, writing
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.plot import check_plot, write_plot
 from specrouter.bench.prompts import load_prompts, tokenize
@@ -39,6 +40,8 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
     if options.plot is not None:
         check_plot(options.plot)
     config = RouterConfig.load(options.config)
+    if options.fresh_times:
+        config = config.with_fresh_times()
     sizes = options.batches(config.engine.max_requests)
     texts = load_prompts(options.prompts)
     pool = ModelPool.from_config(config.pool)  # reads no weights
@@ -63,21 +66,15 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
 
 
 def write(document: Mapping[str, Any], options: Options) -> None:
-    """The table, the document as the last line of stdout, and the files that are asked for.
+    """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
 
-    Raises `FileNotWrittenError`.
-    """
-    line = json.dumps(document)
-    try:
-        print(table(document))
-        print(line, flush=True)
-    finally:  # also where nobody reads stdout to its end
-        if options.json is not None:
-            with writing(options.json):
-                options.json.write_text(line + "\n", encoding="utf-8")
-        if options.plot is not None:
-            with writing(options.plot):
-                write_plot(document, options.plot)
+    def plot(path: Path) -> list[Path]:
+        with writing(path):
+            write_plot(document, path)
+        return [path]
+
+    drawn = None if options.plot is None else partial(plot, options.plot)
+    write_outputs(document, table(document), options.json, drawn)
 
 
 def references(pool: ModelPool, who: Lineup, process: ReferenceProcess) -> list[Contender]:

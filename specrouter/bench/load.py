@@ -8,9 +8,9 @@ Contract: a bad argument raises `ConfigError` before anything is loaded. Attainm
 by the times that a request got, not by what the service says of it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from specrouter.bench.load_points import read_arrivals, sweep
 from specrouter.bench.load_prompts import load_labelled
 from specrouter.bench.load_report import load_table
 from specrouter.bench.load_services import OwnService, ServerService
-from specrouter.bench.output_file import writing
+from specrouter.bench.output_file import write_outputs, writing
 from specrouter.bench.plot import check_plot
 from specrouter.bench.prompts import Texts
 from specrouter.bench.rounds import Progress
@@ -43,7 +43,7 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
     texts = load_labelled(options.prompts)
     if options.plot is not None:
-        for name in PLOTS:
+        for name in (None, *PLOTS):
             check_plot(plot_path(options.plot, name))
     trace = read_arrivals(options)
     if options.server is not None:
@@ -52,6 +52,8 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
         return _measure_machine(options, trace, texts, progress)
     assert options.config is not None, "the options have one of both"
     config = _with_rows(RouterConfig.load(options.config), options.rows)
+    if options.fresh_times:
+        config = config.with_fresh_times()
     pool = ModelPool.from_config(config.pool)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
     progress.note(f"loading {pool.target}")
@@ -134,20 +136,14 @@ def _measure_server(
 
 
 def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
-    """The table, the document as the last line of stdout, and the files that are asked for.
+    """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
 
-    The series of single requests is in the file only. Raises `FileNotWrittenError`.
-    """
-    try:
-        print(load_table(document))
-        print(json.dumps({k: v for k, v in document.items() if k != "series"}), flush=True)
-    finally:  # also where nobody reads stdout to its end
-        if options.json is not None:
-            with writing(options.json):
-                options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        if options.plot is not None:
-            with writing(options.plot):
-                write_load_plots(document, options.plot)
+    def plot(path: Path) -> list[Path]:
+        with writing(path):
+            return write_load_plots(document, path)
+
+    drawn = None if options.plot is None else partial(plot, options.plot)
+    write_outputs(document, load_table(document), options.json, drawn)
 
 
 def _with_rows(config: RouterConfig, rows: int | None) -> RouterConfig:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from modelpool.errors import ConfigError
-from specrouter.bench.output_file import check_writable
+from specrouter.bench.output_file import check_json
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
@@ -33,7 +33,9 @@ class LoadOptions:
         machine: whose times that takes; None takes the measured ones of a pool.
         server: address of a running service, instead of a router in this process.
         api_key: of that service; None takes the environment's.
-        plot: what the files' names begin with.
+        plot: of the run over time; sweeps go to files beside it.
+        json: "-" is stdout.
+        fresh_times: models are timed anew.
     """
 
     config: Path | None
@@ -61,6 +63,7 @@ class LoadOptions:
     api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
+    fresh_times: bool = False
 
     def __post_init__(self) -> None:
         self._check_trace()
@@ -74,10 +77,7 @@ class LoadOptions:
         _check_positive("--slo-scale", self.slo_scale)
         if not (self.temperature == 0 or 0.01 <= self.temperature <= 100):
             raise ConfigError("--temperature", f"must be 0, or 0.01 to 100, not {self.temperature}")
-        if self.json is not None:
-            check_writable("--json", self.json)
-        if self.plot is not None and not self.plot.name:
-            raise ConfigError("--plot", f"{self.plot} is a folder: say how names in it begin")
+        check_json(self.json)
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -1,15 +1,14 @@
 """The plots of a load benchmark, from its JSON document.
 
-Contract: a PNG for each axis of the sweep that has several values (attainment and goodput along
-it, the other axes at their first value), and one over the time of the first point's first round.
+Contract: a PNG over the time of the first point's first round, in the file that is asked for, and
+one beside it for each axis of the sweep that has several values (attainment and goodput along it,
+the other axes at their first value).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from specrouter.bench.load_report import describe
 
 
 @dataclass(frozen=True)
@@ -24,29 +23,33 @@ class _Axis:
 
 _AXES = (
     _Axis("rate", "scale", "requests_per_s", "requests per second"),
-    _Axis("urgent", "urgent_share", "urgent_share", "share of the category with least time"),
-    _Axis("slo", "slo_scale", "slo_scale", "objectives, times"),
+    _Axis("urgent", "urgent_share", "urgent_share", "share of urgent requests"),
+    _Axis("slo", "slo_scale", "slo_scale", "objectives, as a multiple of the trace's"),
 )
-PLOTS = (*(axis.file for axis in _AXES), "series")  # what their files' names end with
-_FIGURES = (("attainment", "attainment"), ("goodput_tokens_per_s", "goodput, tokens per second"))
+PLOTS = tuple(axis.file for axis in _AXES)  # what the names of the files beside it end with
+_FIGURES = (
+    ("attainment", "share of requests in time"),
+    ("goodput_tokens_per_s", "goodput: tokens per second of requests in time"),
+)
 
 
-def write_load_plots(document: Mapping[str, Any], prefix: Path) -> list[Path]:
-    """The files that were written: `PREFIX-rate.png`, `-urgent.png`, `-slo.png`, `-series.png`."""
+def write_load_plots(document: Mapping[str, Any], path: Path) -> list[Path]:
+    """The files that were written: `FILE.png`, and of sweeps `FILE-rate.png`, `-urgent.png`,
+    `-slo.png`."""
     points = document["points"]
-    written = []
+    written = [path]
+    _draw_series(document, path)
     for axis in _AXES:
         along = _along(points, axis.setting)
         if len(along) > 1:
-            written.append(plot_path(prefix, axis.file))
+            written.append(plot_path(path, axis.file))
             _draw_axis(along, axis, written[-1])
-    written.append(plot_path(prefix, "series"))
-    _draw_series(document["series"], describe(points[0]), written[-1])
     return written
 
 
-def plot_path(prefix: Path, name: str) -> Path:
-    return prefix.with_name(f"{prefix.name}-{name}.png")
+def plot_path(path: Path, name: str | None) -> Path:
+    """Of the picture that is asked for, or of one beside it."""
+    return path if name is None else path.with_name(f"{path.stem}-{name}{path.suffix or '.png'}")
 
 
 def running_over_time(requests: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
@@ -81,8 +84,13 @@ def _draw_axis(points: Sequence[Mapping[str, Any]], axis: _Axis, path: Path) -> 
     figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
 
 
-def _draw_series(series: Mapping[str, Any], title: str, path: Path) -> None:
-    """Above, requests in the service; below, each request's TPOT over its objective at its end."""
+def _draw_series(document: Mapping[str, Any], path: Path) -> None:
+    """Above, requests in the service; below, each request's TPOT over its objective at its end.
+
+    Of the first and the last policy that were asked for: more would hide each other.
+    """
+    names = list(document["series"])
+    series = {name: document["series"][name] for name in dict.fromkeys((names[0], names[-1]))}
     figure = _figure(11.0, 6.5)
     above = figure.add_subplot(2, 1, 1)
     below = figure.add_subplot(2, 1, 2, sharex=above)
@@ -94,12 +102,21 @@ def _draw_series(series: Mapping[str, Any], title: str, path: Path) -> None:
         if judged:
             below.scatter(*zip(*judged, strict=True), s=7, color=style["color"])
     below.axhline(1.0, color="black", linewidth=0.8)
-    above.set_title(title, fontsize=9)
+    above.set_title(_title(document), fontsize=9)
     above.set_ylabel("requests running or waiting")
-    below.set_ylabel("time per token over objective")
+    below.set_ylabel("time per token / objective\n(below 1: in time)")
     below.set_xlabel("seconds")
     above.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    conditions, point = document["conditions"], document["points"][0]
+    named = (conditions.get(name) for name in ("server", "target", "machine"))
+    where = [str(name) for name in named if name][:1]
+    simulated = ["simulated"] if conditions.get("simulated_acceptance") is not None else []
+    rate = f"{point['requests_per_s']:.2f} requests/s, {point['urgent_share']:.0%} of them urgent"
+    return ", ".join([*where, *simulated, rate])
 
 
 def _styles(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

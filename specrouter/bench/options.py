@@ -6,7 +6,7 @@ from pathlib import Path
 
 from modelpool.errors import ConfigError
 from specrouter.bench import tuning
-from specrouter.bench.output_file import check_writable
+from specrouter.bench.output_file import check_json
 from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
 
 DEFAULT_BATCHES = (1, 4, 8, 16)
@@ -18,6 +18,7 @@ class Options:
 
     `batch`: None takes those of `DEFAULT_BATCHES` that the configuration has rows for. `only`:
     names of contenders; None takes all. `api_key`: of the peer; None takes the environment's.
+    `json`: "-" is stdout. `fresh_times`: models are timed anew.
     """
 
     config: Path
@@ -35,6 +36,7 @@ class Options:
     api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
+    fresh_times: bool = False
 
     def __post_init__(self) -> None:
         if self.batch is not None:
@@ -49,8 +51,7 @@ class Options:
             raise ConfigError("--widths", "no depth times width is small enough for a tree")
         if self.api_key is not None and self.peer is None:
             raise ConfigError("--api-key", "goes with --peer")
-        if self.json is not None:
-            check_writable("--json", self.json)
+        check_json(self.json)
 
     def batches(self, max_requests: int) -> tuple[int, ...]:
         """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""

@@ -4,12 +4,17 @@ Contract: what could not be written is refused before anything is measured. What
 is a `FileNotWrittenError`, after the result was printed.
 """
 
+import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from modelpool.errors import ConfigError
+
+STDOUT = Path("-")
 
 
 class FileNotWrittenError(RuntimeError):
@@ -24,6 +29,53 @@ def check_writable(argument: str, path: Path) -> None:
         raise ConfigError(argument, f"there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(argument, f"{path} cannot be written")
+
+
+def check_json(path: Path | None) -> None:
+    """Raises `ConfigError` for `--json`, but for none and `STDOUT`."""
+    if path is not None and path != STDOUT:
+        check_writable("--json", path)
+
+
+def write_outputs(
+    document: Mapping[str, Any],
+    text: str,
+    json_path: Path | None,
+    plot: Callable[[], Iterable[Path]] | None,
+) -> None:
+    """The text on stdout, then what is asked for besides; stderr tells the files' paths.
+
+    Args:
+        json_path: of the document; `STDOUT` prints it as the last line.
+        plot: writes pictures and returns their paths.
+
+    Raises:
+        FileNotWrittenError: after all that could be written.
+    """
+    try:
+        print(text, flush=True)
+        if json_path == STDOUT:
+            print(json.dumps(document), flush=True)
+    finally:  # also where nobody reads stdout to its end
+        if json_path is not None and json_path != STDOUT:
+            _write_json(document, json_path)
+        for path in plot() if plot is not None else ():
+            _tell(path)
+
+
+def _write_json(document: Mapping[str, Any], path: Path) -> None:
+    line = json.dumps(document)
+    try:
+        with writing(path):
+            path.write_text(line + "\n", encoding="utf-8")
+    except FileNotWrittenError:
+        print(line, flush=True)  # what was measured may have taken hours
+        raise
+    _tell(path)
+
+
+def _tell(path: Path) -> None:
+    print(f"wrote {path}", file=sys.stderr)
 
 
 @contextmanager

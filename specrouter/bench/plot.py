@@ -1,7 +1,7 @@
 """The plot of a benchmark, from its JSON document: speed over own target-only, by batch size."""
 
 import importlib.util
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +32,30 @@ def write_plot(document: Mapping[str, Any], path: Path) -> None:
     bar_width = 0.85 / max(1, len(names))
     for place, name in enumerate(names):
         found = [(at, bars[name]) for at, bars in enumerate(groups) if name in bars]
-        axes.bar(
+        drawn = axes.bar(
             [at + (place - (len(names) - 1) / 2) * bar_width for at, _ in found],
             [bar["median"] for _, bar in found],
             bar_width,
             label=name,
             color=f"C{place % 10}",
             hatch=("", "//", "..")[place // 10 % 3],
-            yerr=[
-                [bar["median"] - bar["low"] for _, bar in found],
-                [bar["high"] - bar["median"] for _, bar in found],
-            ],
+            yerr=_quartiles([bar for _, bar in found]),
             capsize=2,
         )
+        axes.bar_label(drawn, fmt="%.2f", fontsize=6, padding=2)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
-    axes.set_ylabel("speed over own target-only (median, quartiles)")
+    axes.set_ylabel("speed-up (target alone = 1)")
     axes.set_title(_title(document["conditions"]), fontsize=9)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
+
+
+def _quartiles(bars: Sequence[Mapping[str, float]]) -> list[list[float]] | None:
+    """Below and above the medians; None of a single round, which has none."""
+    below = [bar["median"] - bar["low"] for bar in bars]
+    above = [bar["high"] - bar["median"] for bar in bars]
+    return [below, above] if any(below) or any(above) else None
 
 
 def _bars(

@@ -6,9 +6,21 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from specrouter.cli.arguments import complain
+
+
+def add_outputs(parser: argparse.ArgumentParser, drawn: str) -> None:
+    """What is written beside the table; stderr tells the paths."""
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help=f"draw {drawn}; needs matplotlib"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE",
+        help="write all figures and the conditions; - prints them as the last line",
+    )  # fmt: skip
 
 
 def measured(measure: Callable[[], None]) -> int:
@@ -30,5 +42,6 @@ def options_from(options: type, arguments: argparse.Namespace) -> dict[str, Any]
     """What the command line says of a dataclass's fields."""
     names = {field.name for field in dataclasses.fields(options)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
+    given["fresh_times"] = bool(given["fresh_times"])
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return {**given, **lists}

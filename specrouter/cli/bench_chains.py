@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from specrouter.cli.arguments import Commands, add_config
-from specrouter.cli.bench import measured, options_from
+from specrouter.cli.bench import add_outputs, measured, options_from
+from specrouter.cli.target import add_fresh_times
 
 
 def add_bench_chains(what: Commands) -> None:
@@ -15,13 +16,13 @@ def add_bench_chains(what: Commands) -> None:
         "chains",
         help="each chain and policy against transformers and against the target alone",
         description="Contenders take turns; figures are medians of ratios within a round. "
-        "The last line is one JSON document.",
+        "Prints a table.",
     )
     add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
     _add_bench_work(parser)
     _add_bench_contenders(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs matplotlib")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the JSON document, also here")
+    add_outputs(parser, "speed-ups by batch size")
+    add_fresh_times(parser)
     parser.set_defaults(run=_bench_chains, log_level=logging.WARNING)
 
 

@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from specrouter.cli.arguments import Commands, add_config, default_config
-from specrouter.cli.bench import measured, options_from
+from specrouter.cli.bench import add_outputs, measured, options_from
+from specrouter.cli.target import add_fresh_times
 
 
 def add_bench_load(what: Commands) -> None:
@@ -15,21 +16,15 @@ def add_bench_load(what: Commands) -> None:
         "load",
         help="which requests get their tokens in time, when they come as a trace says",
         description="Open-loop replay: requests are sent at their times whatever the state of the "
-        "service; policies take turns on the same ones. The last line is one JSON document.",
+        "service; policies take turns on the same ones. Prints a table for each point of a sweep.",
     )
     add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
     parser.set_defaults(config=None)  # to tell whether it is given
     _add_load_arrivals(parser)
     _add_load_lengths(parser)
     _add_load_runs(parser)
-    parser.add_argument(
-        "--plot", type=Path, metavar="PREFIX",
-        help="files PREFIX-rate.png, -urgent.png, -slo.png, -series.png; needs matplotlib",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE",
-        help="the JSON document, with the times of single requests",
-    )  # fmt: skip
+    add_outputs(parser, "a run over time; of a sweep also FILE-rate.png, -urgent.png, -slo.png")
+    add_fresh_times(parser)
     parser.set_defaults(run=_bench_load, log_level=logging.WARNING)
 
 

@@ -6,6 +6,7 @@ import argparse
 import logging
 
 from specrouter.cli.arguments import Commands, add_config
+from specrouter.cli.target import add_fresh_times
 
 
 def add_generate(commands: Commands) -> None:
@@ -29,6 +30,7 @@ def add_generate(commands: Commands) -> None:
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
     parser.add_argument("--inner-rounds", type=int, help=argparse.SUPPRESS)  # without effect
     _add_slo(parser)
+    add_fresh_times(parser)
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 
 

@@ -26,6 +26,8 @@ def generate_text(arguments: argparse.Namespace) -> int:
     speculation = _speculation(arguments)
     output: RequestOutput | None = None
     config = _for_one_request(RouterConfig.load(arguments.config), arguments)
+    if arguments.fresh_times:
+        config = config.with_fresh_times()
     with specrouter.ChainRouter.from_config(config) as router:
         slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
         for delta in router.stream(arguments.prompt, params, speculation, slo):

@@ -79,7 +79,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def add_fresh_times(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--fresh-times", action="store_const", const=True,
+        "--fresh-times", action="store_true", default=None,
         help="time the models anew instead of using times kept from an earlier start",
     )  # fmt: skip
 

@@ -382,7 +382,7 @@ def test_prompts_for_a_server_are_in_its_own_ids_and_within_its_limit(
     trace.write_text(ADASERVE)
     options = ["--scale=0.01", "--requests=2", "--output-tokens=6", f"--prompts={prompts}"]
     monkeypatch.setattr(LoadBench, "measure_baseline", lambda *_: BASELINE_MS)
-    assert bench_server(server, f"--trace={trace}", *options) == 0
+    assert bench_server(server, f"--trace={trace}", *options, "--json=-") == 0
     assert Answers.read == ["abc"]  # once
     for body, _ in Answers.seen:
         assert bytes(body["input_ids"]).startswith(b"abcabc")
@@ -466,12 +466,12 @@ def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib")
     found = document(tmp_path)
-    written = write_load_plots(found, tmp_path / "load")
-    names = [f"load-{name}.png" for name in ("rate", "urgent", "slo", "series")]
+    written = write_load_plots(found, tmp_path / "load.png")
+    names = ["load.png", *(f"load-{name}.png" for name in ("rate", "urgent", "slo"))]
     assert [path.name for path in written] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     found["points"] = found["points"][:1]
-    assert [path.name for path in write_load_plots(found, tmp_path / "one")] == ["one-series.png"]
+    assert write_load_plots(found, tmp_path / "one.png") == [tmp_path / "one.png"]
 
 
 def test_running_requests_over_time_are_counted() -> None:
@@ -493,15 +493,20 @@ def test_table_has_policies_as_rows_with_their_ratios(tmp_path: Path) -> None:
     assert lines[1] == "baseline latency 20.00 ms"
 
 
-def test_last_line_is_the_document_and_the_file_has_the_series(
+def test_the_document_is_written_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, file = document(tmp_path), tmp_path / "load.json"
     write_load(found, LoadOptions(Path("x"), poisson=1.0, json=file))
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    out, err = capsys.readouterr()
+    assert "{" not in out
+    assert err == f"wrote {file}\n"
     whole = json.loads(file.read_text())
-    assert {**last, "series": whole["series"]} == whole
     assert list(whole["series"]) == ["target-only", "goodput"]
+    write_load(found, LoadOptions(Path("x"), poisson=1.0, json=Path("-")))
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1]) == whole
+    assert err == ""
 
 
 # Options
@@ -539,7 +544,7 @@ def test_last_line_is_the_document_and_the_file_has_the_series(
         (["--poisson", "1", "--seed", str(2**64)], "--seed"),
         (["--poisson", "1", "--rows", "0"], "--rows"),
         (["--poisson", "1", "--rows", "1025"], "--rows"),
-        (["--poisson", "1", "--plot", "/none/load"], "--plot"),
+        (["--poisson", "1", "--plot", "/none/load.png"], "--plot"),
         (["--poisson", "1", "--plot", "."], "--plot"),
         (["--poisson", "1", "--json", "/none/load.json"], "--json"),
         (["--poisson", "1", "--json", "."], "--json"),
@@ -575,12 +580,14 @@ def test_three_requests_on_the_bundled_pool(
     trace = tmp_path / "trace.csv"
     trace.write_text(ADASERVE)
     options = ["--trace", str(trace), "--scale", "0.01", "--requests=3", "--output-tokens=4"]
-    files = [f"--plot={tmp_path / 'load'}", f"--json={tmp_path / 'load.json'}"]
+    files = [f"--plot={tmp_path / 'load.png'}", f"--json={tmp_path / 'load.json'}"]
     policies = ["--policy", "goodput", "--rows=2"]
     assert bench(*options, *policies, *files) == 0
     out, err = capsys.readouterr()
-    document = json.loads(out.splitlines()[-1])
-    assert (tmp_path / "load-series.png").exists()
+    document = json.loads((tmp_path / "load.json").read_text())
+    assert "{" not in out
+    assert (tmp_path / "load.png").exists()
+    assert err.splitlines()[-2:] == [f"wrote {tmp_path}/load.json", f"wrote {tmp_path}/load.png"]
     assert document["conditions"]["baseline_ms"] > 0
     assert document["conditions"]["rows"] == 2
     row = document["points"][0]["policies"]["goodput"]
