@@ -56,10 +56,14 @@ def draw(record: DecisionRecord, file: Path) -> None:
         [option.ms_per_token for option in options],
         color=["#2a9d8f" if option.chain == chosen else "#b8c4ce" for option in options],
     )
-    axes.bar_label(bars, [f"{option.ms_per_token:.1f} ms" for option in options], padding=3)
+    labels = [
+        f"{option.ms_per_token:.1f} ms{', chosen' if option.chain == chosen else ''}"
+        for option in options
+    ]
+    axes.bar_label(bars, labels, padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel("predicted milliseconds per token")
+    axes.set_xlabel("predicted milliseconds per token (lower is better)")
     axes.set_title(f"cycle {record.cycle}, requests: {record.requests}", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)

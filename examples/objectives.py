@@ -1,8 +1,9 @@
 """Two kinds of requests at once, each with its own objective: `python -m examples.objectives`.
 
-Half of the requests are in a hurry, the other half is background work. Printed is what each class
-got: how many requests attained their objective, and the time of a token. Objectives are given as
-times what a token takes when the target serves one request alone; make them tighter
+Half of the requests are in a hurry, the other half is background work; there are more of them than
+run together. Those in a hurry have the lower `priority` number, so they are admitted first. Printed
+is what each class got: how many requests attained their objective, and their times. Objectives are
+given as multiples of what a token takes when the target serves one request alone; make them tighter
 (`--interactive 3`) or bring more requests, and see who is served in time.
 """
 
@@ -21,15 +22,21 @@ PROMPTS = ("def fib(n):", "The sea was", "Tom has 3 apples and buys 4 more.", "i
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     classes = {name: SloConfig(tpot_ratio=getattr(options, name)) for name in CLASSES}
-    config = RouterConfig.load(options.config).model_copy(update={"slo_classes": classes})
-    count = options.requests
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
-    params = [
-        SamplingParams(options.new_tokens, 1.0, seed=i, ignore_eos=True) for i in range(count)
-    ]
-    names = [CLASSES[i % 2] for i in range(count)]
+    config = RouterConfig.load(options.config)
+    engine = config.engine.model_copy(update={"max_requests": options.rows})
+    config = config.model_copy(update={"slo_classes": classes, "engine": engine})
     with ChainRouter.from_config(config) as router:
-        router.generate(prompts, params, slo=names)
+        handles = [
+            router.submit(
+                PROMPTS[i % len(PROMPTS)],
+                SamplingParams(options.new_tokens, 1.0, seed=i, ignore_eos=True),
+                slo=CLASSES[i % 2],
+                priority=i % 2,
+            )
+            for i in range(options.requests)
+        ]
+        for handle in handles:
+            handle.result()
         report = router.slo_report()
     for name, figures in report.classes.items():
         print(
@@ -49,7 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
     parser.add_argument("--interactive", type=float, default=8.0, help="default: %(default)s")
     parser.add_argument("--batch", type=float, default=20.0, help="default: %(default)s")
-    parser.add_argument("--requests", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--requests", type=int, default=16, help="default: %(default)s")
+    parser.add_argument(
+        "--rows", type=int, default=4, help="requests that run together (default: %(default)s)"
+    )
     parser.add_argument("--new-tokens", type=int, default=48, help="default: %(default)s")
     return parser
 

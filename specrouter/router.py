@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
+from transformers import PreTrainedTokenizerBase
 
 from modelpool import ModelPool
 from modelpool.config import validate_config
@@ -37,6 +38,7 @@ from specrouter.engine.slo_accounts import SloCounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import LONG_CHARACTERS, Lane, Lanes
 from specrouter.request.objective import SloLike
@@ -51,7 +53,22 @@ logger = logging.getLogger(__name__)
 
 
 class ChainRouter:
-    """See the module. Close it, or use it as a context manager."""
+    """Serves prompts with a pool of models, routed through chains of them.
+
+        with ChainRouter.from_config("tiny") as router:
+            [output] = router.generate("def fib(n):", SamplingParams(max_new_tokens=64))
+            print(output.text, output.metrics.acceptance_length)
+
+    `generate` waits for whole outputs, `stream` and `astream` give their parts as they come, `chat`
+    answers a conversation, and `submit` gives a handle to wait for or cancel. All may be called
+    from any thread; requests of all callers share the models. Close it, or use it as a context
+    manager.
+
+    Attributes:
+        config: what it was made of.
+        pool: the models.
+        slo_classes: objectives by the name that requests ask for.
+    """
 
     def __init__(self, config: RouterConfig, progress: LoadProgress | None = None) -> None:
         self.config = config
@@ -119,6 +136,28 @@ class ChainRouter:
                 handle.cancel()
             raise
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+        slo: SloLike = None,
+    ) -> RequestOutput:
+        """The answer to a conversation; with `params.n` above 1 the first sample.
+
+        Args:
+            messages: each with a `role` and a `content`, as OpenAI has them.
+
+        Raises:
+            RequestError: for messages that the chat template cannot take, and as `generate`.
+        """
+        return self.generate(chat_prompt(self.tokenizer, messages), params, speculation, slo)[0]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's, which all models share."""
+        return self.pool.tokenizer
+
     def stream(
         self,
         prompt: PromptLike,
@@ -168,7 +207,7 @@ class ChainRouter:
         timeout_s: float | None = None,
         max_waiting: int | None = None,
     ) -> AsyncGenerator[tuple[int, Delta]]:
-        """Deltas of several prompts as they come, each with its prompt's number.
+        """Pairs `(number, delta)` as they come: deltas of several prompts, and which prompt's.
 
         All of them are queued or none; closing the generator cancels what still runs.
 

@@ -46,8 +46,8 @@ KNOW_TORCH = {
 OURS = {*MAY_IMPORT, "examples", "tests", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
-    ".ci", ".dockerignore", ".gitignore", "LICENSE", "Makefile", "README.md", "configs",
-    "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
+    ".ci", ".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "Makefile", "README.md",
+    "configs", "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
     "specrouter", "statemgr", "tests",
 }  # fmt: skip
 

@@ -111,10 +111,16 @@ def test_commands_have_the_options_that_are_named(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=identity)
 def test_an_option_that_is_named_alone_is_one_of_some_command(page: Path) -> None:
     known = frozenset[str]().union(*map(options_of, COMMANDS))
-    alone = {span for span in _SPAN.findall(prose(page)) if span.startswith("--")}
+    alone = {span for span in _SPAN.findall(_ours(page)) if span.startswith("--")}
     named = {option for span in alone for option in _OPTION.findall(span)}
     ours = _options_of_examples() | _options_of_checks()
     assert named <= known | ours
+
+
+def _ours(page: Path) -> str:
+    """Without the first column of tables in vllm.md, which is vLLM's."""
+    text = prose(page)
+    return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if page.name == "vllm.md" else text
 
 
 def _options_of_examples() -> set[str]:

@@ -96,3 +96,25 @@ def test_an_environment_of_an_old_python_is_refused_although_the_named_one_is_ne
     assert done.returncode != 0
     assert done.stderr.startswith(".venv/bin/python is Python 3.")
     assert not (tree / "installed").exists()
+
+
+def test_what_is_installed_beside_us_does_not_change_what_mypy_says(tmp_path: Path) -> None:
+    """`pip install openai` into `.venv`, as the quickstart says, once broke `make test`."""
+    package = tmp_path / "site" / "openai"
+    package.mkdir(parents=True)
+    (package / "py.typed").touch()
+    (package / "__init__.py").write_text(
+        "class OpenAI:\n    def __init__(self, key: int) -> None: ...\n"
+    )
+    user = tmp_path / "user.py"
+    user.write_text("import openai\n\nclient = openai.OpenAI(base_url='x').chat.create()\n")
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, "--config-file", str(ROOT / "pyproject.toml"), str(user)],
+        env={**os.environ, "MYPYPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,8 +1,8 @@
 """ChatTemplate: a conversation as the tokens that the model continues.
 
-Contract: the configured template, else the tokenizer's own, else `DEFAULT`. What a template
-refuses is the request's fault. A template's text holds the special tokens that it wants, so none
-are added to it; `DEFAULT` holds none, so they are.
+Contract: the configured template, else the tokenizer's own, else `DEFAULT_TEMPLATE`. What a
+template refuses is the request's fault. A template's text holds the special tokens that it wants, so none
+are added to it; `DEFAULT_TEMPLATE` holds none, so they are.
 """
 
 from __future__ import annotations
@@ -18,16 +18,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from modelpool.errors import ConfigError
 from specrouter.http.conversation_fields import Conversation
+from specrouter.request.chat_prompt import DEFAULT_TEMPLATE
 from specrouter.request.params import RequestError
 
-# For models that know no chat: what a transcript looks like in plain text.
-DEFAULT = (
-    "{% for message in messages %}"
-    "{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
-    "{{ message.role | capitalize }}: {{ message.content }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
-)
 _SETTING = "server.chat_template"
 _render: Any = render_jinja_template  # its annotation is wrong
 # Not the client's to set: what this module hands over itself, and what would not be a variable.
@@ -41,7 +34,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         own = tokenizer.chat_template
         self._adds_special_tokens = file is None and own is None
-        self._template = DEFAULT if self._adds_special_tokens else None  # None: the tokenizer's
+        self._template = (
+            DEFAULT_TEMPLATE if self._adds_special_tokens else None
+        )  # None: the tokenizer's
         if file is not None:
             self._template = _read(file)
             self._try_out()

@@ -74,9 +74,14 @@ class RequestHandle:
         else:
             try:
                 self._listener(delta)
-            except Exception:
-                logger.warning(
-                    "request %d: nobody listens any more", self.request_id, extra=self.log_extra
+            except Exception as error:
+                # Who leaves early cancels first; their event loop may be closed by now.
+                logger.log(
+                    logging.DEBUG if self.is_cancelled else logging.WARNING,
+                    "request %d: nobody listens any more: %s",
+                    self.request_id,
+                    error,
+                    extra=self.log_extra,
                 )
                 self._cancelled.set()
         if delta.output is not None:

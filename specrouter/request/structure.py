@@ -1,12 +1,14 @@
 """Structure: what a text must look like, as the caller says it."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Structure:
     """A form that the whole output has, as long as it ends by itself and not by its length.
 
@@ -14,9 +16,17 @@ class Structure:
         kind: `json_object`: any JSON object; `json_schema`; `regex`: the whole text matches;
             `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it.
             Between two parts of JSON stands nothing, a space, or a newline and up to 16 spaces.
-        source: the schema as JSON text, the expression, the texts as a JSON list, the grammar;
-            nothing for `json_object`.
+        source: the schema, the expression, the list of texts, the grammar; nothing for
+            `json_object`. A schema and a list are kept as JSON text, and may be given as it.
     """
 
     kind: StructureKind
-    source: str = ""
+    source: str
+
+    def __init__(
+        self, kind: StructureKind, source: str | Mapping[str, Any] | Sequence[str] = ""
+    ) -> None:
+        """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""
+        text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "source", text)

@@ -1215,3 +1215,14 @@ def test_a_row_that_is_nearly_full_does_not_cost_the_others_their_drafts(
         # The first token comes with the prompt, and a last one alone may need no draft.
         assert outputs[1].metrics.chains.get((router.pool.target,), 0) <= 2
         router.check_integrity()
+
+
+def test_a_conversation_is_answered_by_the_prompt_of_the_template(router: ChainRouter) -> None:
+    router.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    try:
+        ids = router.tokenizer("abc", add_special_tokens=False)["input_ids"]
+        [expected] = router.generate(list(ids), GREEDY)
+        answer = router.chat([{"role": "user", "content": "abc"}], GREEDY)
+    finally:
+        router.tokenizer.chat_template = None
+    assert answer.token_ids == expected.token_ids

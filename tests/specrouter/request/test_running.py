@@ -617,3 +617,22 @@ def test_samples_have_their_logprobs(served: Served) -> None:
     outputs = served[0].generate([[1, 2]], SamplingParams(max_new_tokens=2, n=2, logprobs=0))
     for output in outputs:
         assert output.logprobs == [TokenLogprobs(token, -1.0) for token in output.token_ids]
+
+
+def gone(delta: Delta) -> None:
+    raise RuntimeError("Event loop is closed")
+
+
+@pytest.mark.parametrize(("has_left", "level"), [(True, "DEBUG"), (False, "WARNING")])
+def test_a_normal_early_leave_is_no_warning(
+    has_left: bool, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    handle = RequestHandle(1, lambda: None, gone)
+    if has_left:
+        handle.cancel()
+    assert handle.deliver(Delta(text="a", token_ids=[5]))
+    [record] = caplog.records
+    assert record.levelname == level
+    assert record.getMessage() == "request 1: nobody listens any more: Event loop is closed"
+    assert handle.is_cancelled

@@ -447,3 +447,11 @@ def text_law(oracle: Oracle, params: SamplingParams, tokens: LLTokenizer) -> dic
             else:
                 open_texts.append((longer, p))
     return whole
+
+
+def test_a_list_or_a_mapping_is_kept_as_json() -> None:
+    assert Structure("choice", ["yes", "no"]) == Structure("choice", '["yes", "no"]')
+    assert Structure("json_schema", {"type": "object"}).source == '{"type": "object"}'
+    assert Structure("json_object").source == ""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Structure("json_schema", {"minimum": float("nan")})

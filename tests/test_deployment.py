@@ -1,0 +1,231 @@
+"""The Dockerfile and the Kubernetes recipe fit the service and each other.
+
+Neither is run here. Objects are checked against the parts of Kubernetes' schemas that they use.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from specrouter.cli.main import _parser
+from specrouter.cli.target import read_asked
+from specrouter.http.keys import API_KEY_VARIABLE
+from specrouter.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+OBJECTS: dict[str, Any] = {
+    one["kind"]: one for one in yaml.safe_load_all((ROOT / "docs" / "kubernetes.yaml").read_text())
+}
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def instructions(name: str) -> list[str]:
+    return re.findall(rf"^{name} (.*)$", DOCKERFILE, re.MULTILINE)
+
+
+def test_the_image_runs_without_root_and_says_what_it_needs() -> None:
+    [user] = instructions("USER")
+    assert user == "1000"
+    assert DOCKERFILE.index("\nUSER ") < DOCKERFILE.index("\nENTRYPOINT ")
+    assert instructions("EXPOSE") == ["8000"]
+    assert instructions("VOLUME") == ["/cache"]
+    for value in re.findall(r"=(/\S+)", instructions("ENV")[0]):
+        assert value.startswith("/cache/")
+
+
+def test_the_image_is_for_cpus_unless_built_for_gpus() -> None:
+    assert instructions("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
+    assert '${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}' in instructions("RUN")[0]
+
+
+def test_the_image_starts_the_service_and_checks_its_health() -> None:
+    command = ast.literal_eval(instructions("ENTRYPOINT")[0]) + ast.literal_eval(
+        instructions("CMD")[0]
+    )
+    assert command[0] == "specrouter"
+    config = read_asked(_parser().parse_args(command[1:])).config
+    assert (config.server.host, config.server.port) == ("0.0.0.0", 8000)
+    check = instructions("HEALTHCHECK")[0]
+    program = ast.literal_eval(check.partition("CMD ")[2].strip())
+    compile(program[-1], "HEALTHCHECK", "exec")
+    assert "127.0.0.1:8000/health" in program[-1]
+
+
+def test_what_the_image_copies_is_installed_and_nothing_else() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "tests", "docs"} <= set(ignored)
+    for needed in ("specrouter", "configs", "README.md", "LICENSE", "constraints.txt"):
+        assert needed not in ignored
+
+
+_NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+_METADATA = {
+    "type": "object",
+    "required": ["name"],
+    "additionalProperties": False,
+    "properties": {"name": _NAME},
+}
+_PROBE = {
+    "type": "object",
+    "required": ["httpGet"],
+    "additionalProperties": False,
+    "properties": {
+        "httpGet": {
+            "type": "object",
+            "required": ["port"],
+            "additionalProperties": False,
+            "properties": {"path": {"type": "string"}, "port": {"type": ["string", "integer"]}},
+        },
+        "periodSeconds": {"type": "integer", "minimum": 1},
+        "timeoutSeconds": {"type": "integer", "minimum": 1},
+        "failureThreshold": {"type": "integer", "minimum": 1},
+    },
+}
+_AMOUNTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_CONTAINER = {
+    "type": "object",
+    "required": ["name", "image"],
+    "additionalProperties": False,
+    "properties": {
+        "name": _NAME,
+        "image": {"type": "string"},
+        "args": {"type": "array", "items": {"type": "string"}},
+        "env": {
+            "type": "array",
+            "items": {"type": "object", "required": ["name", "valueFrom"]},
+        },
+        "ports": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["containerPort"],
+                "additionalProperties": False,
+                "properties": {"name": _NAME, "containerPort": {"type": "integer"}},
+            },
+        },
+        "startupProbe": _PROBE,
+        "readinessProbe": _PROBE,
+        "resources": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"requests": _AMOUNTS, "limits": _AMOUNTS},
+        },
+        "volumeMounts": {
+            "type": "array",
+            "items": {"type": "object", "required": ["name", "mountPath"]},
+        },
+    },
+}
+_SPECS: dict[str, dict[str, Any]] = {
+    "Secret": {
+        "required": ["apiVersion", "kind", "metadata", "stringData"],
+        "properties": {
+            "apiVersion": {"const": "v1"},
+            "kind": {"const": "Secret"},
+            "metadata": _METADATA,
+            "type": {"const": "Opaque"},
+            "stringData": _AMOUNTS,
+        },
+    },
+    "Service": {
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"const": "v1"},
+            "kind": {"const": "Service"},
+            "metadata": _METADATA,
+            "spec": {
+                "type": "object",
+                "required": ["selector", "ports"],
+                "additionalProperties": False,
+                "properties": {
+                    "selector": _AMOUNTS,
+                    "ports": {
+                        "type": "array",
+                        "items": {"type": "object", "required": ["port"]},
+                    },
+                },
+            },
+        },
+    },
+    "Deployment": {
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"const": "apps/v1"},
+            "kind": {"const": "Deployment"},
+            "metadata": _METADATA,
+            "spec": {
+                "type": "object",
+                "required": ["selector", "template"],
+                "additionalProperties": False,
+                "properties": {
+                    "replicas": {"type": "integer", "minimum": 1},
+                    "selector": {"type": "object", "required": ["matchLabels"]},
+                    "template": {
+                        "type": "object",
+                        "required": ["metadata", "spec"],
+                        "properties": {
+                            "spec": {
+                                "type": "object",
+                                "required": ["containers"],
+                                "additionalProperties": False,
+                                "properties": {
+                                    "terminationGracePeriodSeconds": {"type": "integer"},
+                                    "securityContext": {"type": "object"},
+                                    "containers": {"type": "array", "items": _CONTAINER},
+                                    "volumes": {"type": "array"},
+                                },
+                            }
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", _SPECS)
+def test_an_object_of_the_recipe_has_what_its_kind_asks_for(kind: str) -> None:
+    jsonschema.validate(OBJECTS[kind], {"additionalProperties": False, **_SPECS[kind]})
+
+
+def test_the_objects_of_the_recipe_name_one_another() -> None:
+    template = OBJECTS["Deployment"]["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert OBJECTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert OBJECTS["Service"]["spec"]["selector"] == labels
+    [container] = template["spec"]["containers"]
+    [port] = container["ports"]
+    assert {one["targetPort"] for one in OBJECTS["Service"]["spec"]["ports"]} == {port["name"]}
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    [key] = container["env"]
+    reference = key["valueFrom"]["secretKeyRef"]
+    assert key["name"] == API_KEY_VARIABLE
+    assert reference["name"] == OBJECTS["Secret"]["metadata"]["name"]
+    assert reference["key"] in OBJECTS["Secret"]["stringData"]
+    volumes = {one["name"] for one in template["spec"]["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == volumes
+
+
+def test_the_recipe_s_service_is_this_one() -> None:
+    template = OBJECTS["Deployment"]["spec"]["template"]["spec"]
+    [container] = template["containers"]
+    config = read_asked(_parser().parse_args(container["args"])).config
+    assert container["ports"][0]["containerPort"] == config.server.port
+    assert template["terminationGracePeriodSeconds"] > config.server.drain_s
+    assert container["image"] == f"specrouter:{__version__}"
+    assert str(template["securityContext"]["runAsUser"]) == instructions("USER")[0]
+
+
+def test_the_commands_of_the_image_can_be_read() -> None:
+    for line in instructions("RUN"):
+        assert shlex.split(line)
