@@ -1,8 +1,8 @@
 """ChatTemplate: a conversation as the tokens that the model continues.
 
 Contract: the configured template, else the tokenizer's own, else `DEFAULT_TEMPLATE`. What a
-template refuses is the request's fault. A template's text holds the special tokens that it wants, so none
-are added to it; `DEFAULT_TEMPLATE` holds none, so they are.
+template refuses is the request's fault. A template's text holds the special tokens that it wants,
+so none are added to it; `DEFAULT_TEMPLATE` holds none, so they are.
 """
 
 from __future__ import annotations
