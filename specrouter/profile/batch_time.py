@@ -9,6 +9,7 @@ Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -113,11 +114,15 @@ class Reserved:
 
 
 def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
-    """Rounding may have led one astray."""
+    """The most tokens that fit, near `tokens`: rounding may have led one astray, and far where a
+    token takes less than the rest of the batch can be told from."""
     found = math.floor(tokens)
-    if found < MOST_TOKENS and times.ms(found + 1, steps) <= ms:
-        return found + 1
-    return found - 1 if found and times.ms(found, steps) > ms else found
+    for near in (found, found + 1, found - 1):
+        fits = not near or times.ms(near, steps) <= ms
+        if 0 <= near and fits and (near == MOST_TOKENS or times.ms(near + 1, steps) > ms):
+            return near
+    sizes = range(1, MOST_TOKENS + 1)
+    return bisect_right(sizes, ms, key=lambda size: times.ms(size, steps))
 
 
 def _beginnings(batches: Floats, terms: int) -> list[NDArray[np.int64]]:

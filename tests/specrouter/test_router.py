@@ -38,6 +38,7 @@ from specrouter.execution.executor import Executor
 from specrouter.execution.time_profile import profile_model
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.prediction import target_only
+from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.objective import SloLike
 from specrouter.request.running import RunningRequest
@@ -1133,6 +1134,30 @@ def test_the_trees_of_a_policy_may_be_changed_between_requests(
             outputs = router.generate(prompts(3), GREEDY, slo=asked)
             assert tokens(outputs) == expected
             assert ("small", "target") in outputs[1].metrics.chains
+        assert_whole(router)
+
+
+def test_a_cycle_of_64_requests_verifies_1024_tokens(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[int] = []
+    record_forward = PerformanceProfiler.record_forward
+
+    def noted(profiler: PerformanceProfiler, model: str, tokens: int, *rest: Any) -> None:
+        if model == "target":
+            packed.append(tokens)
+        record_forward(profiler, model, tokens, *rest)
+
+    monkeypatch.setattr(PerformanceProfiler, "record_forward", noted)
+    with open_router(small_config, max_requests=64, prefill_chunk=1024) as router:
+        texts, params = prompts(64), SamplingParams(24, temperature=1.0, seed=5)
+        expected = tokens(router.generate(texts, params, "off"))
+        packed.clear()
+        trees = {"shape": "fixed", "selection": "global-greedy", "budget_tokens": 1024}
+        router.set_policy("static", trees, chain=["small", "target"], depth=6, width=4, nodes=15)
+        outputs = router.generate(texts, params)
+        assert tokens(outputs) == expected
+        assert max(packed) == 1024
         assert_whole(router)
 
 

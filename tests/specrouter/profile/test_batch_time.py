@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specrouter.profile.batch_time import (
@@ -35,6 +35,8 @@ def is_inverse(times: BatchTime, ms: float, steps: int) -> bool:
     return fits and (found == MOST_TOKENS or times.ms(found + 1, steps) > ms)
 
 
+@example(RooflineTime(((2.2e-308, 0.0, 1.0),)), 1.0, 0)
+@example(RooflineTime(((1e-15, 0.0, 1.0),)), 1.0, 0)
 @given(rooflines.map(tuple).map(RooflineTime), st.floats(0.0, 1e4), st.integers(0, 16))
 def test_no_batch_within_a_time_is_larger(times: RooflineTime, ms: float, steps: int) -> None:
     assert is_inverse(times, ms, steps)
