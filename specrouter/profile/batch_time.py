@@ -119,7 +119,7 @@ def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
     found = math.floor(tokens)
     for near in (found, found + 1, found - 1):
         fits = not near or times.ms(near, steps) <= ms
-        if 0 <= near and fits and (near == MOST_TOKENS or times.ms(near + 1, steps) > ms):
+        if near >= 0 and fits and (near == MOST_TOKENS or times.ms(near + 1, steps) > ms):
             return near
     sizes = range(1, MOST_TOKENS + 1)
     return bisect_right(sizes, ms, key=lambda size: times.ms(size, steps))
