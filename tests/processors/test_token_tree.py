@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from processors.token_tree import ROOT, TokenTree, join
 from tests.processors.trees import (
@@ -157,6 +158,35 @@ def test_on_text_are_the_nodes_that_spell_its_beginning(
         for place in range(len(nodes)):
             spelt = list(path(nodes, place))
             assert found[index, place] == (texts[index][: len(spelt)] == spelt)
+
+
+@many
+@given(trees, st.randoms(use_true_random=False))
+def test_what_can_be_kept_are_nodes_whose_parents_are_kept(tree: TokenTree, random: Random) -> None:
+    kept = np.array(
+        [[random.random() < 0.8 for _ in range(tree.tokens.shape[1])] for _ in tree.rows],
+        dtype=np.bool_,
+    ).reshape(tree.tokens.shape)
+    wanted = True
+    for index, nodes in enumerate(nodes_of(tree).values()):
+        own = np.flatnonzero(kept[index]).tolist()
+        wanted &= all(place < len(nodes) for place in own)
+        above = [nodes[place].parent for place in own if place < len(nodes)]
+        wanted &= all(place == ROOT or kept[index, place] for place in above)
+    assert tree.holds_parents(kept) == wanted
+
+
+@pytest.mark.parametrize("kept", [np.ones((1, 2)), np.ones((2, 2), dtype=np.bool_)])
+def test_numbers_and_other_shapes_cannot_be_kept(kept: NDArray[np.bool_]) -> None:
+    assert not build({0: path_of(1, 2)}).holds_parents(kept)
+
+
+@many
+@given(trees, st.integers(0, 2**9))
+def test_trees_of_some_rows_are_as_they_were(tree: TokenTree, which: int) -> None:
+    rows = tree.rows[[bool(which >> place & 1) for place in range(len(tree.rows))]]
+    every = nodes_of(tree)
+    assert nodes_of(tree.of_rows(rows)) == {row: every[row] for row in rows.tolist()}
 
 
 @many
