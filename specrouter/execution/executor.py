@@ -178,8 +178,11 @@ class Executor:
         except Exception as error:
             self._faults.note("selection", error)
             result.selection_failed, result.is_regular = True, False
+        else:
+            return drafts
+        with self._faults.part("selection"):
             return [draft for draft in drafts if not draft.group.leaves_choice]
-        return drafts
+        return []
 
     def _verify_with_target(
         self, plan: CyclePlan, drafts: Sequence[GroupDraft], result: CycleResult

@@ -88,6 +88,10 @@ class AcceptanceEstimator:
         """In which it learned."""
         return self._cycle
 
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self._trials + self._accepted + float(self._recent.sum()))
+
     def record(self, trees: JudgedTrees, cycle: int) -> None:
         self._fade(cycle)
         real = np.isfinite(trees.log_probs)

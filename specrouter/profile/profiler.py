@@ -203,6 +203,7 @@ class PerformanceProfiler:
             return
         with self._lock:
             self._estimator(key).record(trees, self._cycle)
+            self._keep_numbers(key)
 
     def record_choices(self, key: TreeKey, stated: Floats, accepted: Bools) -> None:
         """What proposers would have drafted along committed text; see
@@ -211,11 +212,18 @@ class PerformanceProfiler:
             return
         with self._lock:
             self._estimator(key).record_choices(stated, accepted, self._cycle)
+            self._keep_numbers(key)
 
     def _estimator(self, key: TreeKey) -> AcceptanceEstimator:
         if key not in self._trees:
             forget_oldest(self._trees, lambda known: known.last_cycle)
         return self._trees.setdefault(key, AcceptanceEstimator())
+
+    def _keep_numbers(self, key: TreeKey) -> None:
+        """What trees taught is forgotten where it is no number: an average would keep it."""
+        if not self._trees[key].is_finite:
+            del self._trees[key]
+            raise ArithmeticError(f"the acceptances of {key} are no numbers")
 
     def worth(self, key: TreeKey, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
         """[B, n] how likely drafted nodes are to be on the verifier's walk."""

@@ -1,5 +1,6 @@
 """What slows all models alike moves no curve, and what stays with one model or size moves that."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -171,3 +172,16 @@ def test_the_papers_average_is_one_scalar_a_model_whatever_the_size() -> None:
         known.record("target", 7, 0.0, ms)
         known.end_cycle(only_news=True)
     assert known.means_ms()["target"] == pytest.approx(0.95 * (0.95 * 10.0 + 0.05 * 20) + 0.05 * 40)
+
+
+def test_a_slowdown_that_is_no_number_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = machine()
+    serve(known, 5, alike, jitter(0.0))
+    before = known.slowdown
+    with monkeypatch.context() as patch:
+        patch.setattr(PerfModel, "_common", lambda *_: (math.nan, math.nan))
+        with pytest.raises(ArithmeticError):
+            alone(known, 1)
+    assert known.slowdown == before
+    alone(known, 3)
+    assert known.slowdown == pytest.approx(before)

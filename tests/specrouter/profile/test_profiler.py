@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter.profile.acceptance import JudgedTrees
+from specrouter.profile.acceptance import AcceptanceEstimator, JudgedTrees
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.evidence import MOST_ERROR
 from specrouter.profile.prediction import Limits, OptionGrid, target_only
@@ -38,6 +38,19 @@ def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
         assert dict(part) == {}
     assert (known.machine, known.explored_share, known.learning_ms) == (1.0, 0.0, 0.0)
     assert known.parameters == {"small": 10, "big": 100}
+
+
+def test_what_trees_teach_is_forgotten_where_it_is_no_number(
+    profiler: PerformanceProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler.record_trees(KEY, trees(True, 8))
+    with monkeypatch.context() as patch:
+        patch.setattr(AcceptanceEstimator, "_learn", lambda *_: (math.nan, 1.0))
+        with pytest.raises(ArithmeticError):
+            profiler.record_choices(KEY, np.full((2, 1), 0.5), np.ones((2, 1), dtype=np.bool_))
+    assert KEY not in profiler.snapshot().trees
+    profiler.record_trees(KEY, trees(True, 8))
+    assert KEY in profiler.snapshot().trees
 
 
 def test_a_drafter_without_weights_is_idle_from_the_start() -> None:

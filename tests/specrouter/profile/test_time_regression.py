@@ -194,3 +194,25 @@ def test_a_curve_does_not_drift_in_noise() -> None:
 def test_what_was_not_written_by_a_regression_is_refused(data: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         TimeRegression.from_json(data)
+
+
+@pytest.mark.parametrize("broken", ["_row", "_expected_ms"])
+def test_what_is_not_finite_is_not_learned(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    times = profiled(TARGET)
+    before, real = curve_of(times), getattr(TimeRegression, broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(TimeRegression, broken, lambda *a: real(*a) * math.nan)
+        with pytest.raises(ArithmeticError):
+            serve(times, 3, 16, 14.0)
+    assert curve_of(times) == before
+    serve(times, 3, 16, 14.0)
+    assert curve_of(times) != before
+
+
+@pytest.mark.parametrize("factor", [0.0, math.inf, math.nan])
+def test_a_scale_is_a_positive_number(factor: float) -> None:
+    times = profiled(TARGET)
+    before = curve_of(times)
+    with pytest.raises(ArithmeticError):
+        times.scale(factor)
+    assert curve_of(times) == before
