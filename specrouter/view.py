@@ -104,6 +104,7 @@ class RequestView:
         run_ms: since `decoded` was a multiple of ten; None: not known.
         output_tokens: length of its output, where it is known, as in a simulation.
         declined: it is served as if it had no objective.
+        awaits_first: it runs, and its first token has not come.
     """
 
     id: int
@@ -129,6 +130,7 @@ class RequestView:
     run_ms: float | None = None
     output_tokens: int | None = None
     declined: bool = False
+    awaits_first: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,8 @@ class Admission:
             admitted again they read prompt and tokens in one prefill, and go on with the same text.
         declined: ids of waiting requests whose objectives will not be attained. From then on
             `RequestView.declined` is true of them.
-        paused: ids of decoding requests that sit this cycle out.
+        paused: ids of requests without `prompt_left` that sit this cycle out, be it before their
+            first token.
         depths: tokens that may be drafted for a decoding request, by id; without bound for others.
         budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
         budget_ms: what the cycle may take; None: without bound.

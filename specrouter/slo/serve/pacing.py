@@ -1,0 +1,303 @@
+"""Pacing: who is admitted, and what the next batch is, so that nobody admitted misses an objective.
+
+Two ways to decode, with the same questions: `Autoregressive` and `Speculative`. Each prompt ends as
+late as it may, unless all others stay in time if its request decodes from now on: whose first token
+comes early is to be given the next ones early as well.
+
+Pure. Source: SLOs-Serve (arXiv 2504.08784), sections 3.1 to 3.2.3, Algorithms 1 and 2.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.profile.batch_time import BatchTime, Reserved
+from specrouter.slo.serve.admission_dp import (
+    PromptDemand,
+    Room,
+    left_at_deadlines,
+    most_admitted,
+)
+from specrouter.slo.serve.load import (
+    EPS_MS,
+    Load,
+    Prompt,
+    first_batch_ms,
+    leaves_nobody_late,
+    tier_of,
+    tiers_of,
+)
+from specrouter.slo.serve.prefill_budget import (
+    AutoregressiveBudget,
+    PrefillBudget,
+    SpeculativeBudget,
+)
+
+Ints = NDArray[np.int64]
+
+_MOST_NEW = 10  # requests that one decision chooses among
+_UNITS = 48  # of memory that a decision counts with
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What new requests may take. `tokens` of KV, None: without bound."""
+
+    rows: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What the next batch is given.
+
+    Attributes:
+        ms: that it may take; `next_ms`: the one after it.
+        tokens: that it may read.
+        steps: of drafting.
+        lengths: [R] tokens that each decoding request of the load verifies; 0: it sits out.
+        chunks: tokens of each of the load's prompts.
+        room: tokens that are left for others.
+    """
+
+    ms: float
+    next_ms: float
+    tokens: int
+    steps: int
+    lengths: Ints
+    chunks: tuple[int, ...] = ()
+    room: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`admitted`: of the new ones. `batch_ms`: what batches take, where that is chosen."""
+
+    admitted: tuple[Prompt, ...] = ()
+    batch_ms: float = 0.0
+    in_time: bool = True
+
+
+class Pacing(Protocol):
+    @property
+    def times(self) -> BatchTime: ...
+
+    def beside(self, tokens: int) -> "Pacing":
+        """The same where so many tokens of every batch are others'."""
+
+    def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
+        """Who of the new ones is admitted; `in_time`: those admitted before stay in time."""
+
+    def is_in_time(self, load: Load) -> bool:
+        """Do all that are admitted attain their objectives?"""
+
+    def batch(self, load: Load, batch_ms: float) -> Batch:
+        """The next one, without its prompts."""
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """Batches of the tightest TPOT that decodes, or shorter where only that serves all in time.
+
+    Attributes:
+        idle_ms: what a batch may take while nobody decodes who has an objective.
+        most_ms: what a batch may take at most.
+    """
+
+    times: BatchTime
+    idle_ms: float
+    most_ms: float = math.inf
+
+    def beside(self, tokens: int) -> "Autoregressive":
+        return replace(self, times=Reserved(self.times, tokens))
+
+    def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
+        lengths = self._batch_lengths(load, new)
+        found = [each for each in lengths if leaves_nobody_late(load, self.times, each)]
+        if not found:
+            return Choice(batch_ms=lengths[0], in_time=False)
+        best = Choice(batch_ms=found[0])
+        for batch_ms in found if new else ():
+            admitted = self._admitted(load, new, memory, batch_ms)
+            if len(admitted) > len(best.admitted):
+                best = Choice(admitted, batch_ms)
+            if len(admitted) == len(new):
+                break
+        return best
+
+    def is_in_time(self, load: Load) -> bool:
+        lengths = self._batch_lengths(load, ())
+        return any(leaves_nobody_late(load, self.times, each) for each in lengths)
+
+    def batch(self, load: Load, batch_ms: float) -> Batch:
+        ms = first_batch_ms(load, batch_ms)
+        tokens = self.times.tokens_within(ms)
+        urgent = load.due_ms < ms + batch_ms - EPS_MS
+        if urgent.sum() > tokens:  # some are late whatever is done
+            urgent[np.argsort(load.due_ms, kind="stable")[tokens:]] = False
+        return Batch(ms, batch_ms, tokens, 0, urgent.astype(np.int64))
+
+    def _batch_lengths(self, load: Load, new: Sequence[Prompt]) -> list[float]:
+        """Falling: as long as those that decode allow, then those of other TPOTs."""
+        longest = load.tightest_ms if len(load.ids) else self.idle_ms
+        longest = min(longest, self.most_ms)
+        paces = {each.tpot_ms for each in (*load.prompts, *new)} | set(load.tpot_ms.tolist())
+        tiers = tiers_of(sorted(paces))
+        return [longest, *sorted((each for each in tiers if each < longest), reverse=True)]
+
+    def _admitted(
+        self, load: Load, new: Sequence[Prompt], memory: Memory, batch_ms: float
+    ) -> tuple[Prompt, ...]:
+        able: list[Prompt] = []
+        for prompt in sorted(new, key=lambda each: each.deadline_ms):
+            if len(able) < _MOST_NEW and leaves_nobody_late(
+                load.joined([prompt]), self.times, batch_ms
+            ):
+                able.append(prompt)
+        if not able:
+            return ()
+        tiers = _tiers(load, able)
+        budget = AutoregressiveBudget(self.times, tiers, self.idle_ms, batch_ms)
+        first = self.batch(load, batch_ms)
+        begin = (0.0, 0)
+        if first.ms < batch_ms:
+            begin = first.ms, first.tokens - int(first.lengths.sum())
+        admitted = _chosen(load, able, memory, tiers, budget, begin)
+        while admitted and not leaves_nobody_late(load.joined(admitted), self.times, batch_ms):
+            admitted.remove(max(admitted, key=lambda each: each.tokens))
+        return tuple(admitted)
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """Batches that verify as many tokens of each request as read most prompt tokens per time.
+
+    Attributes: see `SpeculativeBudget`.
+    """
+
+    times: BatchTime
+    alpha: float
+    idle_ms: float
+    most_ms: float = math.inf
+    margin: float = 0.0
+    steps_as_printed: bool = False
+
+    def beside(self, tokens: int) -> "Speculative":
+        return replace(self, times=Reserved(self.times, tokens))
+
+    def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
+        if not self.is_in_time(load):
+            return Choice(in_time=False)
+        able: list[Prompt] = []
+        for prompt in sorted(new, key=lambda each: each.deadline_ms):
+            if len(able) < _MOST_NEW and self.is_in_time(load.joined([prompt])):
+                able.append(prompt)
+        if not able:
+            return Choice()
+        tiers = _tiers(load, able)
+        return Choice(tuple(_chosen(load, able, memory, tiers, self._budget(tiers))))
+
+    def is_in_time(self, load: Load) -> bool:
+        tiers = _tiers(load, ())
+        budget, counts = self._budget(tiers), _counts(load, tiers)
+        left = left_at_deadlines(_demands(load.prompts, tiers), Room(tuple(counts)), budget)
+        for prompt in load.prompts:
+            counts[int(tier_of(tiers, prompt.tpot_ms))] += 1
+        return all(each >= 0.0 for each in left) and bool(budget.holds(np.array(counts)))
+
+    def batch(self, load: Load, batch_ms: float) -> Batch:
+        tiers = _tiers(load, ())
+        best = self._budget(tiers).best(np.array(_counts(load, tiers)))
+        lengths = np.array(best.lengths)[tier_of(tiers, load.tpot_ms)]
+        room = best.tokens - np.cumsum(lengths)
+        return Batch(best.ms, best.ms, best.tokens, best.steps, np.where(room >= 0, lengths, 0))
+
+    def _budget(self, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
+        return _speculative(self, tiers_ms)
+
+
+@lru_cache(maxsize=16)
+def _speculative(pacing: Speculative, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
+    return SpeculativeBudget(
+        pacing.times,
+        tiers_ms,
+        pacing.alpha,
+        pacing.idle_ms,
+        pacing.most_ms,
+        pacing.margin,
+        pacing.steps_as_printed,
+    )
+
+
+def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
+    """The batch with chunks of the load's prompts, by earliest deadline.
+
+    Prompts that could end in it and need not yet are held one token before their end, so long as
+    their requests would decode too early for the others.
+    """
+    room = batch.tokens - int(batch.lengths.sum())
+    next_ms, chunks = batch.next_ms, []
+    for prompt in load.prompts:
+        may_wait = prompt.deadline_ms >= batch.ms + next_ms - EPS_MS
+        holds = may_wait and math.isfinite(prompt.tpot_ms)
+        chunk = max(0, min(room, prompt.tokens - holds))
+        room -= chunk
+        chunks.append(chunk)
+        if chunk == prompt.tokens:
+            next_ms = min(next_ms, prompt.tpot_ms)
+    served = batch.lengths > 0
+    for place, prompt in enumerate(load.prompts):
+        if room and chunks[place] == prompt.tokens - 1:
+            chunks[place] += 1
+            if pacing.is_in_time(load.after(batch.ms, served, chunks)):
+                room -= 1
+            else:
+                chunks[place] -= 1
+    return replace(batch, chunks=tuple(chunks), room=room)
+
+
+def _tiers(load: Load, new: Sequence[Prompt]) -> tuple[float, ...]:
+    return tiers_of([*load.tpot_ms.tolist(), *(each.tpot_ms for each in (*load.prompts, *new))])
+
+
+def _counts(load: Load, tiers_ms: Sequence[float]) -> list[int]:
+    """Of each tier that decode now."""
+    found = np.bincount(tier_of(tiers_ms, load.tpot_ms), minlength=len(tiers_ms))
+    return [int(each) for each in found]
+
+
+def _demands(
+    prompts: Sequence[Prompt], tiers_ms: Sequence[float], unit: float = math.inf
+) -> list[PromptDemand]:
+    return [
+        PromptDemand(
+            each.deadline_ms,
+            each.tokens,
+            int(tier_of(tiers_ms, each.tpot_ms)),
+            0 if each.is_running else math.ceil(each.reserve_tokens / unit),
+            each.is_running,
+        )
+        for each in prompts
+    ]
+
+
+def _chosen(
+    load: Load,
+    new: Sequence[Prompt],
+    memory: Memory,
+    tiers_ms: tuple[float, ...],
+    budget: PrefillBudget,
+    begin: tuple[float, int] = (0.0, 0),
+) -> list[Prompt]:
+    """By the dynamic program."""
+    prompts = load.joined(new).prompts
+    unit = math.inf if memory.tokens is None else max(1.0, memory.tokens / _UNITS)
+    units = 0 if memory.tokens is None else math.floor(memory.tokens / unit)
+    room = Room(tuple(_counts(load, tiers_ms)), units, memory.rows, *begin)
+    found = most_admitted(_demands(prompts, tiers_ms, unit), room, budget)
+    return [prompts[place] for place in found or ()]

@@ -1,0 +1,217 @@
+"""The admission policies: `slos_serve`, as published, and `slo`, ours.
+
+Both admit by the dynamic program, read prompts by deadline in chunks of the size that each batch
+leaves, decode each tier at its pace, and give what is left to requests without objectives, which
+lose row and KV, but no tokens, to those that have some.
+
+`slos_serve` chooses once among those that came: who is declined then is best effort for good.
+`slo` asks again as long as a request could attain its objective, bounds how much its trees draft,
+and lets nobody starve: of the best-effort requests that are older than `patience_ms` the
+`_PROMOTED` oldest come first. Nobody else is admitted until they have their rows; then each decodes
+a token in every batch, or reads at least an eighth of one. So the oldest of them ends, at the
+latest, when `patience_ms` have passed, those that ran then have ended, its prompt was read in
+chunks of an eighth of a batch and its output in as many batches as it has tokens.
+
+Without any objective both decide as `fcfs` does.
+
+Pure: `(EngineView) -> Admission`. Source: SLOs-Serve (arXiv 2504.08784), sections 3 and 4.1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
+from specrouter.slo.serve.load import Load
+from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing, with_prompts
+from specrouter.slo.serve.requests import Sorted, has_objective, sorted_requests
+from specrouter.view import EngineView, RequestView
+
+PacingOf = Callable[[EngineView], Pacing]
+
+_PROMOTED = 4  # best-effort requests that are served beside those with objectives
+_SHARE = 8  # of a batch, of which a promoted prompt reads one
+_LEAST_CHUNK = 16
+
+
+def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> AdmissionPolicy:
+    """As published. `prefill_chunk`: of `fcfs`, where nobody has an objective."""
+    return _policy(pacing_of, prefill_chunk, math.inf, is_final=True)
+
+
+def slo(pacing_of: PacingOf, prefill_chunk: int, patience_ms: float = 30_000.0) -> AdmissionPolicy:
+    """Ours. `patience_ms`: after which a best-effort request is promoted."""
+    return _policy(pacing_of, prefill_chunk, patience_ms, is_final=False)
+
+
+def _policy(
+    pacing_of: PacingOf, prefill_chunk: int, patience_ms: float, is_final: bool
+) -> AdmissionPolicy:
+    without_objectives = fcfs(prefill_chunk)
+
+    def policy(view: EngineView) -> Admission:
+        if not any(map(has_objective, (*view.running, *view.waiting))):
+            return without_objectives(view)
+        return _Decision(view, pacing_of(view), patience_ms, is_final).admission()
+
+    return policy
+
+
+@dataclass
+class _Decision:
+    """Of one view; thrown away afterwards."""
+
+    view: EngineView
+    pacing: Pacing
+    patience_ms: float
+    is_final: bool
+    rows: int = 0  # that are left
+    memory: float = math.inf  # KV tokens that are left
+    admitted: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    waits_for_memory: bool = False
+
+    def admission(self) -> Admission:
+        view, asked = self.view, sorted_requests(self.view, self.pacing.times)
+        self.rows = view.free_rows
+        self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
+        promoted = self._promoted(asked)
+        have_rows = self._admit_promoted(asked, promoted)
+        pacing, fixed = self._beside(asked.load, promoted)
+        choice = self._choose(pacing, asked, promoted, is_open=have_rows)
+        if fixed and not choice.in_time:  # they wait for what is left until there is room for them
+            pacing, fixed = self.pacing, {}
+            choice = self._choose(pacing, asked, promoted, is_open=False)
+        for prompt in choice.admitted:
+            self._admit(asked, prompt.id, prompt.reserve_tokens, promoted)
+        load = asked.load.joined([replace(each, is_running=True) for each in choice.admitted])
+        batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
+        self._admit_best_effort(asked)
+        return self._written(asked, load, batch, fixed)
+
+    # Who is admitted
+
+    def _promoted(self, asked: Sorted) -> tuple[RequestView, ...]:
+        """Best-effort requests that have waited too long, the oldest first."""
+        together = sorted((*asked.best_effort, *asked.waiting), key=lambda each: each.arrived_s)
+        limit_s = self.view.now_s - self.patience_ms / 1000.0
+        return tuple(each for each in together[:_PROMOTED] if each.arrived_s <= limit_s)
+
+    def _admit_promoted(self, asked: Sorted, promoted: Sequence[RequestView]) -> bool:
+        """Do all of them have rows now?"""
+        for request in promoted:
+            if request.row is None and not self._admit(
+                asked, request.id, request.reserve_tokens, promoted
+            ):
+                return False
+        return True
+
+    def _beside(self, load: Load, promoted: Sequence[RequestView]) -> tuple[Pacing, dict[int, int]]:
+        """The pacing beside what promoted requests take of every batch, by id."""
+        served = [each for each in promoted if each.row is not None or each.id in self.admitted]
+        if not served:
+            return self.pacing, {}
+        tightest = min(load.tightest_ms, *(each.tpot_ms for each in load.prompts), math.inf)
+        batch_ms = tightest if math.isfinite(tightest) else self.pacing.times.ms(256)
+        part = max(_LEAST_CHUNK, self.pacing.times.tokens_within(batch_ms) // _SHARE)
+        fixed = {
+            each.id: min(each.prompt_left + 1, part) if each.prompt_left else 1 for each in served
+        }
+        return self.pacing.beside(sum(fixed.values())), fixed
+
+    def _choose(
+        self, pacing: Pacing, asked: Sorted, promoted: Sequence[RequestView], is_open: bool
+    ) -> Choice:
+        names = {each.id for each in promoted}
+        free = [each for each in asked.best_effort if each.id not in names]
+        held = sum(each.reserve_tokens for each in free)
+        tokens = None if math.isinf(self.memory) else int(self.memory) + held
+        memory = Memory(self.rows + len(free), tokens)
+        return pacing.choose(asked.load, asked.new if is_open else (), memory)
+
+    def _admit(self, asked: Sorted, name: int, tokens: int, kept: Sequence[RequestView]) -> bool:
+        """With the memory of best-effort requests, the youngest first, if there is no other."""
+        names = {each.id for each in kept} | set(self.preempted)
+        victims = [each for each in asked.best_effort if each.id not in names]
+        taken: list[int] = []
+        rows, memory = self.rows, self.memory
+        while rows < 1 or memory < tokens:
+            if not victims:
+                return False
+            victim = victims.pop()
+            taken.append(victim.id)
+            rows, memory = rows + 1, memory + victim.reserve_tokens
+        self.preempted += taken
+        self.rows, self.memory = rows - 1, memory - tokens
+        self.admitted.append(name)
+        return True
+
+    def _admit_best_effort(self, asked: Sorted) -> None:
+        """In their order, into rows and memory that nobody was preempted for."""
+        for request in () if self.preempted else asked.waiting:
+            if request.id in self.admitted:
+                continue
+            if self.rows < 1:
+                return
+            if request.reserve_tokens > self.memory:
+                self.waits_for_memory = True
+                return
+            self.rows, self.memory = self.rows - 1, self.memory - request.reserve_tokens
+            self.admitted.append(request.id)
+
+    # What the batch does
+
+    def _written(self, asked: Sorted, load: Load, batch: Batch, fixed: dict[int, int]) -> Admission:
+        chunks = {
+            prompt.id: chunk for prompt, chunk in zip(load.prompts, batch.chunks, strict=True)
+        }
+        lengths = dict(zip(load.ids, batch.lengths.tolist(), strict=True))
+        room = batch.room
+        for name in sorted(load.ids, key=dict(zip(load.ids, load.due_ms, strict=True)).__getitem__):
+            if not lengths[name] and room:
+                lengths[name], room = 1, room - 1
+        room = self._share(asked, fixed, room, lengths, chunks)
+        # All but the last token of their prompts is read: that one is decoded, or waits.
+        held = {one.id for one in self.view.running if one.awaits_first and not one.prompt_left}
+        lengths |= {name: chunks.pop(name) for name in held & chunks.keys()}
+        return Admission(
+            tuple(self.admitted),
+            {name: chunk for name, chunk in chunks.items() if chunk},
+            self.waits_for_memory,
+            tuple(self.preempted),
+            self._declined(asked, load),
+            frozenset(name for name, length in lengths.items() if not length),
+            {name: max(0, length - 1) for name, length in lengths.items()},
+            room + sum(max(0, length - 1) for length in lengths.values()),
+            batch.ms,
+        )
+
+    def _share(
+        self,
+        asked: Sorted,
+        fixed: dict[int, int],
+        room: int,
+        lengths: dict[int, int],
+        chunks: dict[int, int],
+    ) -> int:
+        """What is left goes to best-effort requests, promoted ones first: a token for each that
+        decodes, then prompts. Returns what is left then."""
+        came = [each for each in asked.waiting if each.id in self.admitted]
+        running = [each for each in asked.best_effort if each.id not in self.preempted]
+        together = (*running, *came)
+        for request in together:
+            if not request.prompt_left:
+                lengths[request.id] = fixed.get(request.id, min(1, room))
+                room -= 0 if request.id in fixed else lengths[request.id]
+        for request in sorted(together, key=lambda each: each.id not in fixed):
+            if request.prompt_left:
+                own = fixed.get(request.id, 0)
+                more = min(room, request.prompt_left + 1 - own)
+                chunks[request.id], room = own + more, room - more
+        return room
+
+    def _declined(self, asked: Sorted, load: Load) -> tuple[int, ...]:
+        if not self.is_final:
+            return asked.beyond
+        admitted = {each.id for each in load.prompts}
+        return (*asked.beyond, *(each.id for each in asked.new if each.id not in admitted))

@@ -1,0 +1,163 @@
+"""Sorted: what a view's requests need, those with objectives and those without.
+
+A request has a deadline for its prompt and a TPOT for its output:
+
+- `ttft_ms` is the deadline. Without one, a request with a TPOT has `PATIENCE_MS`.
+- Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1).
+- `e2e_ms` is shared between both in proportion to their times on an idle machine, so that each may
+  be slowed down by the same factor. It needs the length of the output: known, or usual for the
+  class, or the most that it may be.
+- Who fell behind has its TPOT strengthened so that it is on time again within ten tokens.
+
+Who can attain its objective no more is served as if it had none, and so is who never had one.
+Pure.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from specrouter.profile.batch_time import BatchTime
+from specrouter.request.objective import RUN_TOKENS
+from specrouter.slo.serve.load import EPS_MS, Load, Prompt
+from specrouter.view import EngineView, RequestView
+
+PATIENCE_MS = 10_000.0  # for the first token of requests with a TPOT only
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """Attributes:
+    load: of running requests with objectives.
+    new: waiting ones that could attain theirs if they were alone.
+    best_effort: running ones without, or beyond, objectives, in the order of their keys.
+    waiting: the same of waiting ones.
+    beyond: ids of waiting ones whose objectives cannot be attained any more.
+    """
+
+    load: Load
+    new: tuple[Prompt, ...]
+    best_effort: tuple[RequestView, ...]
+    waiting: tuple[RequestView, ...]
+    beyond: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """`ttft_ms` from the arrival, `tpot_ms` of the output; infinite where there is none."""
+
+    ttft_ms: float
+    tpot_ms: float
+    has_deadline: bool
+
+
+def has_objective(request: RequestView) -> bool:
+    asked = (request.tpot_ms, request.ttft_ms, request.e2e_ms)
+    return bool(request.stages) or any(each is not None for each in asked)
+
+
+def sorted_requests(view: EngineView, times: BatchTime) -> Sorted:
+    prompts, new, best_effort, waiting, beyond = [], [], [], [], []
+    decoding: list[tuple[int, float, float]] = []
+    batch_ms = times.ms(1)
+    for request in view.running:
+        targets = None if request.declined else _targets(request, view, times)
+        if targets is not None and (request.prompt_left or request.awaits_first):
+            prompt = _prompt(request, targets, view.now_s, times)
+            if prompt is not None:
+                prompts.append(prompt)
+                continue
+        elif targets is not None and math.isfinite(targets.tpot_ms):
+            pace = _pace(request, targets.tpot_ms, batch_ms)
+            if pace is not None:
+                decoding.append((request.id, *pace))
+                continue
+        best_effort.append(request)
+    for request in view.waiting:
+        targets = None if request.declined else _targets(request, view, times)
+        prompt = None if targets is None else _prompt(request, targets, view.now_s, times)
+        if prompt is not None:
+            new.append(prompt)
+            continue
+        waiting.append(request)
+        if has_objective(request) and not request.declined:
+            beyond.append(request.id)
+    ids, due, paces = zip(*decoding, strict=True) if decoding else ((), (), ())
+    prompts.sort(key=lambda each: each.deadline_ms)
+    return Sorted(
+        Load(
+            ids, np.array(due, dtype=np.float64), np.array(paces, dtype=np.float64), tuple(prompts)
+        ),
+        tuple(new),
+        _by_key(best_effort),
+        _by_key(waiting),
+        tuple(beyond),
+    )
+
+
+def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
+    return tuple(sorted(requests, key=lambda each: each.priority_key))
+
+
+def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targets | None:
+    """None: it has no objective, or one that no machine could attain."""
+    if not has_objective(request):
+        return None
+    tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
+    tpot_ms, ttft_ms = min(tpots), request.ttft_ms or math.inf
+    if request.e2e_ms is not None:
+        prompt_ms = times.ms(max(1, request.reserve_tokens - request.max_new_tokens))
+        token_ms = times.ms(1)
+        outputs = max(1.0, _output_tokens(request, view) - 1.0)
+        factor = request.e2e_ms / (prompt_ms + outputs * token_ms)
+        if factor < 1.0:
+            return None
+        ttft_ms, tpot_ms = min(ttft_ms, factor * prompt_ms), min(tpot_ms, factor * token_ms)
+    return _Targets(min(ttft_ms, 1e12), tpot_ms, math.isfinite(ttft_ms))
+
+
+def _output_tokens(request: RequestView, view: EngineView) -> float:
+    if request.output_tokens is not None:
+        return float(request.output_tokens)
+    return min(
+        float(request.max_new_tokens),
+        view.output_tokens.get(request.tier, float(request.max_new_tokens)),
+    )
+
+
+def _prompt(
+    request: RequestView, targets: _Targets, now_s: float, times: BatchTime
+) -> Prompt | None:
+    """None: its deadline has come too near."""
+    tokens = request.prompt_left + 1
+    needs_ms = times.ms(tokens)
+    waited_ms = 1000.0 * (now_s - request.arrived_s)
+    if targets.has_deadline:
+        deadline_ms = targets.ttft_ms - waited_ms
+        if deadline_ms < needs_ms - EPS_MS:
+            return None
+    else:
+        deadline_ms = max(PATIENCE_MS - waited_ms, 2.0 * needs_ms)
+    is_running = request.row is not None
+    return Prompt(
+        request.id, deadline_ms, tokens, targets.tpot_ms, request.reserve_tokens, is_running
+    )
+
+
+def _pace(request: RequestView, tpot_ms: float, batch_ms: float) -> tuple[float, float] | None:
+    """When the next token is due, and the TPOT; None: it cannot be on time any more."""
+    if request.run_ms is not None:
+        done, since_ms = request.decoded % RUN_TOKENS, request.run_ms
+        tokens = RUN_TOKENS - done
+    else:
+        done, since_ms, tokens = request.decoded, request.decode_ms, RUN_TOKENS
+    due_ms = (done + 1) * tpot_ms - since_ms
+    if due_ms >= batch_ms:
+        return due_ms, tpot_ms
+    left = max(1, min(tokens, request.remaining))
+    strengthened_ms = (due_ms + (left - 1) * tpot_ms) / left
+    if strengthened_ms < batch_ms:
+        return None
+    return strengthened_ms, min(strengthened_ms, tpot_ms)
