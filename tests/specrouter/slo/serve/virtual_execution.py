@@ -55,7 +55,7 @@ class Job:
         found = []
         if self.ttft_ms is not None:
             found.append((self.came_ms[0] - self.arrived_ms) / self.ttft_ms)
-        paces = [stage.tpot_ms for stage in self.stages] or [self.tpot_ms]
+        paces: list[float | None] = [stage.tpot_ms for stage in self.stages] or [self.tpot_ms]
         bounds = [1, *(self.stage_bounds() if self.stages else [self.output])]
         for pace, began, ended in zip(paces, bounds, bounds[1:], strict=False):
             if pace is not None and ended > began:

@@ -1,0 +1,31 @@
+"""OutputLengths: how long outputs usually are, by SLO class, as served requests have shown.
+
+Contract: of each class the last `_KEPT` lengths count alike. Classes are those of the
+configuration, so there are few. Not thread-safe: the owner locks.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+_KEPT = 256
+_LEAST = 8  # lengths, below which a class tells nothing
+
+
+class OutputLengths:
+    def __init__(self) -> None:
+        self._seen: dict[str | None, deque[int]] = defaultdict(lambda: deque(maxlen=_KEPT))
+
+    def record(self, slo_class: str | None, tokens: int) -> None:
+        """Of a request that ended by itself."""
+        self._seen[slo_class].append(tokens)
+
+    def quantiles(self, share: float = 0.9) -> Mapping[str | None, float]:
+        """By class, the least length that so many outputs do not exceed; classes of which too
+        little is known are left out."""
+        assert 0.0 < share <= 1.0
+        return {
+            name: float(sorted(seen)[math.ceil(share * len(seen)) - 1])
+            for name, seen in self._seen.items()
+            if len(seen) >= _LEAST
+        }
