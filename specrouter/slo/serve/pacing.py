@@ -175,10 +175,7 @@ class Autoregressive:
 
 @dataclass(frozen=True)
 class Speculative:
-    """Batches that verify as many tokens of each request as read most prompt tokens per time.
-
-    Attributes: see `SpeculativeBudget`.
-    """
+    """Batches that read most prompt tokens per time. Attributes: see `SpeculativeBudget`."""
 
     times: BatchTime
     alpha: float
@@ -197,8 +194,6 @@ class Speculative:
         for prompt in sorted(new, key=lambda each: each.deadline_ms):
             if len(able) < _MOST_NEW and self.is_in_time(load.joined([prompt])):
                 able.append(prompt)
-        if not able:
-            return Choice()
         tiers = _tiers(load, able)
         return Choice(tuple(_chosen(load, able, memory, tiers, self._budget(tiers))))
 

@@ -1,0 +1,34 @@
+"""Whether batches can give requests what they need in time, and what is left after one."""
+
+import numpy as np
+
+from specrouter.profile.batch_time import RooflineTime
+from specrouter.slo.serve.load import Load, Prompt, leaves_nobody_late, tier_of, tiers_of
+
+SIX_A_UNIT = RooflineTime(((1.0 / 6.0, 0.0, 0.0),))
+THREE = Load((1, 2, 3), np.ones(3), np.ones(3), ())
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(10 + n, 6.0, 6, 1.0) for n in range(count)]
+
+
+def test_three_prompts_of_figure_3_are_in_time_and_a_fourth_is_not() -> None:
+    assert leaves_nobody_late(THREE.joined(prompts(3)), SIX_A_UNIT, 1.0)
+    assert not leaves_nobody_late(THREE.joined(prompts(4)), SIX_A_UNIT, 1.0)
+
+
+def test_a_batch_takes_from_what_is_due_and_what_is_left() -> None:
+    load = THREE.joined(prompts(2))
+    after = load.after(1.0, np.array([True, True, False]), [6, 2])
+    assert after.ids == (1, 2, 3, 10)
+    assert after.due_ms.tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert [(each.deadline_ms, each.tokens) for each in after.prompts] == [(5.0, 4)]
+
+
+def test_no_tier_is_looser_than_those_that_it_stands_for() -> None:
+    paces = [20.0, 35.0, 50.0, 80.0, 100.0, float("inf")]
+    tiers = tiers_of(paces)
+    assert len(tiers) <= 4
+    assert all(tiers[int(tier_of(tiers, pace))] <= pace for pace in paces)
+    assert tiers_of([50.0, 100.0]) == (50.0, 100.0)

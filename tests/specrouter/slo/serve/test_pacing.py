@@ -1,0 +1,38 @@
+"""The next batch: who decodes in it, and how much it reads of prompts."""
+
+import numpy as np
+
+from specrouter.slo.serve.load import Load, Prompt
+from specrouter.slo.serve.pacing import Autoregressive, Memory, Speculative, with_prompts
+from tests.specrouter.slo_machines import OPT_7B
+
+PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
+TWO = Load((1, 2), np.array([50.0, 100.0]), np.array([50.0, 100.0]), ())
+
+
+def test_a_loose_request_sits_out_while_its_token_may_wait() -> None:
+    batch = PLAIN.batch(TWO, 50.0)
+    assert (batch.ms, batch.tokens, batch.lengths.tolist()) == (50.0, 366, [1, 0])
+    assert with_prompts(PLAIN, TWO, batch).room == 365
+
+
+def test_prompts_are_read_by_earliest_deadline_in_what_is_left() -> None:
+    load = TWO.joined([Prompt(8, 900.0, 300, 50.0), Prompt(9, 400.0, 200, 50.0)])
+    batch = with_prompts(PLAIN, load, PLAIN.batch(load, 50.0))
+    assert [prompt.id for prompt in load.prompts] == [9, 8]
+    assert batch.chunks == (199, 166), "the last token of the first waits: nothing is idle"
+
+
+def test_rows_and_memory_bound_who_is_admitted() -> None:
+    new = [Prompt(n, 2000.0, 100, 50.0, reserve_tokens=400) for n in range(4)]
+    assert len(PLAIN.choose(TWO, new, Memory(9)).admitted) == 4
+    assert len(PLAIN.choose(TWO, new, Memory(3)).admitted) == 3
+    assert len(PLAIN.choose(TWO, new, Memory(9, 1000)).admitted) == 2
+
+
+def test_speculation_gives_each_tier_its_length() -> None:
+    batch = Speculative(OPT_7B, 0.7, 100.0).batch(TWO, 0.0)
+    tight, loose = batch.lengths.tolist()
+    assert tight > loose >= 1
+    assert batch.ms > 50.0
+    assert Speculative(OPT_7B, 0.0, 100.0).batch(TWO, 0.0).lengths.tolist() == [1, 1]
