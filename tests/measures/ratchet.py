@@ -14,6 +14,7 @@ MOST: Mapping[str, int] = {
     "functions of over 6 parameters": 6,
     "statements of step()": 11,
     "files without a test of their own": 2,
-    "named numeric constants of decision code": 63,
-    "types of decision code": 50,
+    # 63 and 50 without `slo/serve`: SLOs-Serve is a second system beside the first.
+    "named numeric constants of decision code": 74,
+    "types of decision code": 63,
 }
