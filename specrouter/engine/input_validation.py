@@ -20,7 +20,7 @@ from specrouter.config import RouterConfig
 from specrouter.engine.context_limit import ContextLimit
 from specrouter.engine.engine import Engine
 from specrouter.request.grammar import GrammarCompiler
-from specrouter.request.objective import SLO, SloLike, check_positive, resolve
+from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
 from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
@@ -111,12 +111,20 @@ class InputValidation:
             speculation,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             bad_words_ids=bad_words,
-            objective=resolve(asked.slo, self.slo_classes, self._engine().baseline_tpot_ms),
+            objective=self._objective(asked.slo),
             priority=asked.priority,
             timeout_s=asked.timeout_s,
             grammar=grammar,
             predicted=predicted,
         )
+
+    def _objective(self, slo: SloLike) -> Objective | None:
+        objective = resolve(slo, self.slo_classes, self._engine().baseline_tpot_ms)
+        if objective is not None and objective.stages:  # they would be accepted and never judged
+            raise RequestError(
+                "slo.stages", "are for simulations; the engine cannot follow them yet"
+            )
+        return objective
 
     def _check_speculation(self, speculation: SpeculationOverride) -> None:
         if isinstance(speculation, Speculation):

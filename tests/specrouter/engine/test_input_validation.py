@@ -19,7 +19,7 @@ from specrouter.engine.input_validation import (
     RequestArgs,
     args_of_each,
 )
-from specrouter.request.objective import Objective
+from specrouter.request.objective import Objective, Stage
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec
 from specrouter.request.structure import Structure
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
@@ -146,6 +146,15 @@ def test_an_objective_is_resolved_when_its_request_is_accepted(
 
 
 # What is refused
+
+
+def test_stages_are_refused_while_the_engine_cannot_follow_them(
+    validation: InputValidation,
+) -> None:
+    slo = SLO(stages=(Stage(20.0, until_tokens=8), Stage(60.0)))
+    with pytest.raises(RequestError) as caught:
+        validation.accept(args(slo=slo))
+    assert caught.value.field == "slo.stages"
 
 
 @pytest.mark.parametrize(
