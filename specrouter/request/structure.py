@@ -27,6 +27,7 @@ class Structure:
         self, kind: StructureKind, source: str | Mapping[str, Any] | Sequence[str] = ""
     ) -> None:
         """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""
-        text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
+        if isinstance(source, Mapping | list | tuple):  # anything else is refused with its request
+            source = json.dumps(source, allow_nan=False)
         object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "source", text)
+        object.__setattr__(self, "source", source)

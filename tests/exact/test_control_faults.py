@@ -40,7 +40,7 @@ SAMPLE = {
     "specrouter.profile.acceptance.AcceptanceEstimator.worth": "nan",
     "specrouter.profile.learning.learn_cycle": "always",
     "specrouter.profile.perf_model.PerfModel._common": "nan",
-    "specrouter.profile.time_curve.TimeCurve.at": "nan",
+    "specrouter.profile.time_curve.TimeCurve.many": "nan",
     "specrouter.request.detokenizer.Detokenizer.push": "once",
     "specrouter.routing.planner.Planner.plan": "nan",
     "specrouter.routing.scheduler.ModelChainScheduler.choose": "always",

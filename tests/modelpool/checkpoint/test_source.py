@@ -72,7 +72,9 @@ def test_a_source_without_a_scheme_is_answered_with_what_was_meant(
 
 
 def test_bundled_names_are_listed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_bundled_root", lambda: checkpoint.parent)
+    for name in ("source", "bundled"):
+        place = f"modelpool.checkpoint.{name}.bundled_root"
+        monkeypatch.setattr(place, lambda: checkpoint.parent)
     assert bundled_names() == ("model",)
     assert resolve_source("bundled:model", field=FIELD) == checkpoint
     assert "available: model" in reason_of("bundled:other")
