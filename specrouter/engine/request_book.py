@@ -64,18 +64,14 @@ class RequestBook:
                 row = self.executor.allocate(request.spec)
                 if row is None:
                     break
-                self._open(request, row)
+                request.row, self.running[row] = row, request  # whatever fails now, it is closed
+                self.waiting.remove(request)
+                self.executor.open(row, request.spec)
                 rows[request.handle.request_id] = row
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
                 logger.exception("request %d cannot begin", request.handle.request_id)
                 self.end_all([(request, "error", f"{type(error).__name__}: {error}")])
         return rows
-
-    def _open(self, request: RunningRequest, row: int) -> None:
-        self.waiting.remove(request)
-        request.row = row
-        self.running[row] = request
-        self.executor.open(row, request.spec)
 
     def end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":

@@ -75,6 +75,7 @@ TERMINAL = (
     "specrouter.engine.engine.",
     "specrouter.engine.engine_thread",
     "specrouter.engine.planning",
+    "specrouter.engine.quarantine.BackOff",
     "specrouter.engine.step_lock",
     "specrouter.engine.watchdog",
     "specrouter.engine.worker_threads",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from specrouter.engine.admission_queue import AdmissionQueue
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta
@@ -116,6 +117,20 @@ def test_one_that_no_row_can_be_found_for_ends_alone() -> None:
     assert book.admit([first, second]) == {1: 0}
     assert first.ends == [("error", "ZeroDivisionError: division by zero")]
     assert list(book.waiting) == []
+
+
+def test_a_row_is_free_again_whatever_failed_after_it_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def odd(queue: AdmissionQueue, request: Any) -> None:
+        raise IndexError
+
+    book, (first,) = book_of("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(AdmissionQueue, "remove", odd)
+        assert book.admit([first]) == {}
+    assert first.ends == [("error", "IndexError: ")]
+    assert (book.executor.closed, book.running, list(book.waiting)) == ([0], {}, [])
 
 
 def test_who_leaves_is_ended_with_its_reason() -> None:
