@@ -8,6 +8,7 @@ Not here: the rest of a plan (`specrouter.routing.planner`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,17 +139,24 @@ class CycleRoutes:
             return Route((self.scheduler.target,))
         # Options are of the shapes that are known, of which the next larger one may be predicted.
         limits, shape = self.scheduler.limits(key), option.shape
+        drafted = DraftShape(
+            min(shape.depth, limits.depth or shape.depth, cap or shape.depth) or 1,
+            min(shape.width, limits.width or shape.width),
+        )
         return Route(
             option.chain,
-            DraftShape(
-                min(shape.depth, limits.depth or shape.depth, cap or shape.depth) or 1,
-                min(shape.width, limits.width or shape.width),
-            ),
+            drafted,
             decision.hard_rejection,
             self._is_whole(option.chain, decision.hard_rejection),
-            # Who asks for another depth or width gets no tree of the fixed form.
-            self.trees.branching if len(option.chain) > 1 and key == SCHEDULED else None,
+            self._form(drafted) if len(option.chain) > 1 and key == SCHEDULED else None,
         )
+
+    def _form(self, shape: DraftShape) -> tuple[int, ...] | None:
+        """The fixed form of trees, if there is one: not for who asks for another depth or width,
+        nor where only paths are drafted or admission allows fewer levels."""
+        form = self.trees.branching
+        fits = form is not None and (len(form), prod(form)) == (shape.depth, shape.width)
+        return form if fits else None
 
     def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
         return len(chain) == 1 or hard_rejection or self.trees.selection == "whole"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -944,16 +945,20 @@ def test_what_objectives_need_is_judged_by_a_cycle_that_spends_the_whole_budget(
 
 
 def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
-    plan = pairs(Request(), Request("off"), trees={"shape": "static"}, policy="static", chain=PAIR)
+    size: dict[str, Any] = {"depth": len(SPECINFER_TREE), "width": math.prod(SPECINFER_TREE)}
+    fixed: dict[str, Any] = {"trees": {"shape": "static"}, "policy": "static", "chain": PAIR}
+    plan = pairs(Request(), Request("off"), **fixed, **size)
     branching = {group.chain: group.branching for group in plan.groups()}
     assert branching == {PAIR: SPECINFER_TREE, ALONE: None}
+    [path] = pairs(Request(), **fixed, depth=size["depth"], width=1).groups()
+    assert path.branching is None, "where only paths are drafted"
 
 
 @pytest.mark.parametrize(
     "asked", [Speculation(depth=3), Speculation(width=1), Speculation(depth=5, width=2)]
 )
 def test_who_asks_for_a_depth_or_width_gets_no_tree_of_the_fixed_form(asked: Speculation) -> None:
-    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR}
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8, "width": 3}
     plan = pairs(Request(), Request(asked), trees={"shape": "static"}, **fixed)
     groups = {int(group.rows[0]): group for group in plan.groups()}
     assert groups[0].branching == SPECINFER_TREE
