@@ -9,11 +9,11 @@ MOST: Mapping[str, int] = {
     # One more than the goal: views stand between policies and the profile that they are told of.
     "floors: longest chain of imports of rooms": 13,
     "characters of README.md": 6000,
-    "files over 300 lines": 4,
+    "files over 300 lines": 3,
     "functions over 40 lines": 2,
     "functions of over 6 parameters": 6,
     "statements of step()": 11,
-    "files without a test of their own": 2,
+    "files without a test of their own": 0,
     # 63 and 50 without `slo/serve`: SLOs-Serve is a second system beside the first.
     "named numeric constants of decision code": 74,
     "types of decision code": 63,

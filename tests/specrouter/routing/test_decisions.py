@@ -1,0 +1,146 @@
+"""When a decision is made anew, and what a switch leaves behind."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrouter.config import SchedulerConfig
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.routing.catch_up import CycleCatchUp
+from specrouter.routing.decisions import (
+    INTERVAL,
+    CycleDecisions,
+    put_away,
+    rows_of_mode,
+    workload_of,
+)
+from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
+from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS, flat, rising, snapshot
+
+TWIN = ("twin", "big")
+TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
+GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})
+TURNED = snapshot(TIMES, {PAIR: 0.3, TWIN: 0.6})
+LATE = 1000  # a cycle in which decisions are not so frequent any more
+
+
+def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> RequestView:
+    return RequestView(
+        row,
+        0.0,
+        0.0,
+        256,
+        0,
+        remaining,
+        128,
+        row,
+        sampled=sampled,
+        slots=slots,
+        missed={"small": 1},
+    )
+
+
+class Decided:
+    """One cycle after another, each of which sees what the one before left."""
+
+    def __init__(self, policy: str = "adaptive") -> None:
+        config = SchedulerConfig.model_validate({"policy": policy})
+        self.scheduler = ModelChainScheduler(config, NAMES, PARAMETERS, "big")
+        self.standing = Standing()
+        self.records = 0
+
+    def at(
+        self, cycle: int, known: PerformanceSnapshot, requests: int = 4, reading: int = 0
+    ) -> tuple[str, ...]:
+        by_row = {row: request(row) for row in range(requests)}
+        views = tuple(by_row.values())
+        view = EngineView(cycle, 0.0, views, (), 0, None, ALL, ALL, known, self.standing)
+        catch_up = CycleCatchUp(256, view, requests + reading)
+        decisions = CycleDecisions(self.scheduler, view, catch_up, requests, reading)
+        chosen = decisions.decide(SCHEDULED, by_row, Models(ALL))
+        self.standing = replace(self.standing, in_use=decisions.in_use)
+        self.records += len(decisions.records)
+        return chosen.chain
+
+    def settled(self) -> "Decided":
+        self.at(0, GOOD)
+        self.at(LATE, GOOD)
+        return self
+
+
+@given(cycles=st.integers(1, 3 * INTERVAL))
+def test_a_settled_decision_is_made_anew_after_its_interval(cycles: int) -> None:
+    chain = Decided().settled().at(LATE + cycles, TURNED)
+    assert chain == (TWIN if cycles >= INTERVAL else PAIR)
+
+
+@given(before=st.integers(1, 32), after=st.integers(1, 32))
+def test_and_at_once_when_the_load_is_another(before: int, after: int) -> None:
+    decided = Decided()
+    decided.at(0, GOOD, before)
+    decided.at(LATE, GOOD, before)
+    chain = decided.at(LATE + 1, TURNED, after)
+    is_other = max(before, after) > 1.25 * min(before, after)
+    assert chain == (TWIN if is_other else PAIR)
+
+
+def test_prompts_that_will_decode_are_part_of_the_load() -> None:
+    decided = Decided().settled()
+    assert decided.at(LATE + 1, TURNED, requests=4, reading=0) == PAIR
+    assert decided.at(LATE + 2, TURNED, requests=4, reading=4) == TWIN
+
+
+def test_a_shadow_evaluation_makes_it_due() -> None:
+    decided = Decided().settled()
+    decided.standing = replace(decided.standing, evaluated_at=LATE)
+    assert decided.at(LATE + 1, TURNED) == TWIN
+
+
+def test_the_paper_s_policy_decides_every_cycle() -> None:
+    decided = Decided("paper").settled()
+    in_use = decided.standing.in_use[SCHEDULED]
+    decided.at(LATE + 1, GOOD)
+    assert decided.standing.in_use[SCHEDULED].cycle == in_use.cycle + 1
+
+
+def test_only_a_switch_leaves_a_record() -> None:
+    decided = Decided().settled()
+    assert decided.records == 1  # the first one
+    decided.at(LATE + INTERVAL, GOOD)
+    assert decided.records == 1
+    decided.at(LATE + 2 * INTERVAL, TURNED)
+    assert decided.records == 2
+
+
+def test_what_was_put_away_is_due_and_knows_its_chain() -> None:
+    decided = Decided().settled()
+    decided.standing = put_away(decided.standing)
+    assert decided.standing.chain(SCHEDULED) == PAIR
+    assert not decided.standing.in_use[SCHEDULED].decision.grids
+    assert decided.at(LATE + 1, TURNED) == TWIN
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_rows_are_told_apart_by_sampling(sampled: list[bool]) -> None:
+    requests = {row: request(row, each) for row, each in enumerate(sampled)}
+    both = [rows_of_mode(requests, mode).tolist() for mode in (True, False)]
+    assert sorted(both[0] + both[1]) == list(requests)
+    assert all(requests[row].sampled for row in both[0])
+    assert all(rows == sorted(rows) for rows in both)
+
+
+def test_a_workload_is_the_mean_of_its_requests() -> None:
+    found = workload_of([request(0, True, 128, 10), request(1, False, 384, 30)])
+    assert (found.requests, found.slots, found.remaining) == (2, 256, 20)
+    assert found.sampled  # half of them
+    assert workload_of([]).requests == 0
+
+
+@pytest.mark.parametrize("with_lags", [True, False])
+def test_lags_are_what_a_drafter_lacks_beyond_the_last_token(with_lags: bool) -> None:
+    behind = replace(request(0), missed={"small": 9, "middle": 0})
+    expected = {"small": 8 + 0, "middle": 0} if with_lags else {}
+    assert workload_of([behind, request(1)], with_lags).lags == expected
