@@ -12,19 +12,18 @@ stages.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal, get_args
 
 from specrouter.request.params import RequestError
 
 QUANTITIES = ("tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio")
+# What becomes of a request whose objective will not be attained.
+OnUnattainable = Literal["best_effort", "reject"]
 STAGE_ENDS = ("until_tokens", "until_token")
 BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
-RUN_TOKENS = 10  # over so many tokens TPOT is reported along a request
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class SLO:
         slo_class: under which class of the configuration it is counted; it brings no values.
         e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
         stages: of the output, in their order; not together with `tpot_ms` or `tpot_ratio`.
+        on_unattainable: `reject`: it ends with an error, before its first token; `best_effort`: it
+            is served as if it had asked for nothing.
 
     Raises:
         RequestError: names one of `QUANTITIES`, such as `slo.tpot_ms`, which must be a finite
@@ -70,6 +71,7 @@ class SLO:
     slo_class: str | None = None
     e2e_ms: float | None = None
     stages: tuple[Stage, ...] = ()
+    on_unattainable: OnUnattainable = "best_effort"
 
     def __post_init__(self) -> None:
         given = [name for name in QUANTITIES if getattr(self, name) is not None]
@@ -82,6 +84,10 @@ class SLO:
             for name in ("tpot_ms", "tpot_ratio"):
                 if name in given:
                     raise RequestError(f"slo.{name}", "give either stages or one TPOT, not both")
+        if self.on_unattainable not in get_args(OnUnattainable):
+            choices = " or ".join(get_args(OnUnattainable))
+            reason = f"must be {choices}, not {self.on_unattainable!r}"
+            raise RequestError("slo.on_unattainable", reason)
         if not (given or self.stages):
             raise RequestError("slo", f"must give one of {', '.join(QUANTITIES)}, stages")
 
@@ -102,6 +108,7 @@ class Objective:
     slo_class: str | None = None
     e2e_ms: float | None = None
     stages: tuple[Stage, ...] = ()
+    on_unattainable: OnUnattainable = "best_effort"
 
     def is_attained(self, ttft_ms: float | None, decode_ms: float, decoded_tokens: int) -> bool:
         """Of a request that ended by itself.
@@ -142,6 +149,7 @@ def resolve(
         asked.slo_class,
         _float(asked.e2e_ms),
         asked.stages,
+        asked.on_unattainable,
     )
 
 
@@ -178,58 +186,6 @@ def joined(
         if present is not None and present != value:
             raise RequestError(spelling[name], f"is {value}, and slo gives {name} {present}")
     return SLO(**{**values, **added})
-
-
-def stage_ends(stages: Sequence[Stage], token_ids: Sequence[int]) -> tuple[int, ...]:
-    """After how many output tokens each stage ended, of those that have; the next one goes on."""
-    ends: list[int] = []
-    for stage in stages[:-1]:
-        began = ends[-1] if ends else 0
-        if stage.until_tokens is not None:
-            end = began + stage.until_tokens
-        elif stage.until_token is not None and stage.until_token in token_ids[began:]:
-            end = began + list(token_ids[began:]).index(stage.until_token) + 1
-        else:
-            break
-        if end > len(token_ids):
-            break
-        ends.append(end)
-    return tuple(ends)
-
-
-def attained_stages(
-    stages: Sequence[Stage], ends: Sequence[int], came_ms: Sequence[float]
-) -> tuple[bool, ...]:
-    """Of the stages that had tokens, which kept their TPOT.
-
-    Args:
-        ends: of `stage_ends`.
-        came_ms: when each output token came.
-    """
-    bounds = [1, *ends, len(came_ms)]
-    kept = []
-    for stage, began, ended in zip(stages, bounds, bounds[1:], strict=False):
-        tokens = min(ended, len(came_ms)) - began
-        took_ms = came_ms[began + tokens - 1] - came_ms[began - 1] if tokens > 0 else 0.0
-        kept.append(took_ms <= stage.tpot_ms * max(tokens, 0) * (1.0 + 1e-9))
-    return tuple(kept)
-
-
-def tpot_of_runs(commits: Sequence[tuple[float, int]], tokens: int = RUN_TOKENS) -> list[float]:
-    """Mean time of a token, in milliseconds, over every full run of `tokens` after the first token.
-
-    Tokens of one commit share the time since the one before it evenly.
-
-    Args:
-        commits: when tokens came, in seconds, and how many; at least 1 each.
-    """
-    counts = np.cumsum([count for _, count in commits])
-    if not len(counts):
-        return []
-    came_s = [commits[0][0], *(came_s for came_s, _ in commits)]
-    ends = np.arange(1, counts[-1] + 1, tokens)
-    ends_s = np.interp(ends, [1, *counts], came_s)
-    return [float(each) for each in np.diff(ends_s) * (1000 / tokens)]
 
 
 def check_positive(field: str, value: object, what: str = "") -> None:

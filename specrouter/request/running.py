@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from specrouter.request.attainment import tpot_of_runs
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import Objective, tpot_of_runs
+from specrouter.request.objective import Objective
 from specrouter.request.output import (
     STRUCTURE_FAILED,
     Delta,

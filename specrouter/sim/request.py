@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from specrouter.request.objective import Stage, attained_stages, stage_ends
+from specrouter.request.attainment import attained_stages, stage_ends
+from specrouter.request.objective import Stage
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.view import RequestView
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specrouter.profile.batch_time import BatchTime
-from specrouter.request.objective import RUN_TOKENS
+from specrouter.request.attainment import RUN_TOKENS
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt
 from specrouter.view import EngineView, RequestView
 

@@ -10,7 +10,8 @@ import pytest
 
 from specrouter import SLO, ChainRouter, RequestError
 from specrouter.cli.main import main
-from specrouter.request.objective import Objective, SloLike, joined, resolve, tpot_of_runs
+from specrouter.request.attainment import tpot_of_runs
+from specrouter.request.objective import Objective, SloLike, joined, resolve
 from tests.specrouter.fake_router import FakeRouter
 
 CLASSES = {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
@@ -54,6 +55,13 @@ def test_an_objective_asks_for_something() -> None:
         assert refused(make).field == "slo"
 
 
+@pytest.mark.parametrize("choice", ["", "refuse", None, True, 503, ["reject"]])
+def test_what_becomes_of_the_unattainable_is_one_of_two(choice: Any) -> None:
+    error = refused(lambda: SLO(tpot_ms=50, on_unattainable=choice))
+    assert error.field == "slo.on_unattainable"
+    assert "best_effort or reject" in error.reason
+
+
 def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
     error = refused(lambda: resolve("urgent", CLASSES, no_baseline))
     assert error.field == "slo"
@@ -81,6 +89,7 @@ def test_anything_else_is_refused(slo: Any) -> None:
         (SLO(e2e_ms=5000), Objective(None, None, e2e_ms=5000.0)),
         ("interactive", Objective(50.0, 1000.0, "interactive")),
         (SLO(tpot_ms=7, slo_class="coding"), Objective(7.0, None, "coding")),
+        (SLO(50, on_unattainable="reject"), Objective(50.0, None, on_unattainable="reject")),
     ],
 )
 def test_milliseconds_are_taken_as_they_are(slo: SloLike, objective: Objective | None) -> None:
@@ -113,6 +122,11 @@ def test_a_ratio_that_the_baseline_makes_meaningless_is_refused(
         (SLO(tpot_ms=5), {"e2e_ms": 5000.0}, SLO(tpot_ms=5, e2e_ms=5000.0)),
         (SLO(tpot_ms=5), {"ttft_ms": 9.0}, SLO(tpot_ms=5, ttft_ms=9.0)),
         (SLO(tpot_ms=5), {"tpot_ms": 5.0}, SLO(tpot_ms=5)),
+        (
+            SLO(tpot_ms=5, on_unattainable="reject"),
+            {"ttft_ms": 9.0},
+            SLO(tpot_ms=5, ttft_ms=9.0, on_unattainable="reject"),
+        ),
         (SLO(tpot_ratio=2), {"ttft_ms": 9.0}, SLO(tpot_ratio=2, ttft_ms=9.0)),
         ("coding", {"ttft_ms": 9.0}, SLO(ttft_ms=9.0, tpot_ratio=1.2, slo_class="coding")),
     ],

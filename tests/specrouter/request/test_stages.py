@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, RequestError
-from specrouter.request.objective import (
-    Objective,
-    Stage,
-    attained_stages,
-    joined,
-    resolve,
-    stage_ends,
-)
+from specrouter.request.attainment import attained_stages, stage_ends
+from specrouter.request.objective import Objective, Stage, joined, resolve
 
 END_OF_THINKING = 7
 THINKING = Stage(20.0, until_token=END_OF_THINKING)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specrouter.profile.batch_time import BatchTime
-from specrouter.request.objective import Stage, stage_ends, tpot_of_runs
+from specrouter.request.attainment import stage_ends, tpot_of_runs
+from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admission, AdmissionPolicy
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL, flat, snapshot
