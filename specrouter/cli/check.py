@@ -18,7 +18,7 @@ from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
 from specrouter.cli.check_report import CheckReport, DeviceReport, MemberReport, shown_bytes
-from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig
+from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig, slos_by_class
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.keys import network_warnings
 from specrouter.http.serve import check_server
@@ -41,6 +41,7 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
     found = tuple(read_devices() if devices is None else devices)
     pool, too_large = _pool(config, found)
     pool.check_architectures()
+    slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
     unusable = _drafters_without_room(config, pool)
     members = tuple(_member(model, pool) for model in config.pool.models if not model.is_weightless)
@@ -54,7 +55,8 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
         weightless=tuple(name for name in pool.names if pool.is_weightless(name)),
         devices=reports,
         slo_classes={
-            name: one.model_dump(exclude_none=True) for name, one in config.slo_classes.items()
+            name: one.model_dump(mode="json", exclude_defaults=True)
+            for name, one in config.slo_classes.items()
         },
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any, Literal
 
 _MIB = 2**20
@@ -53,7 +54,7 @@ class CheckReport:
     members: tuple[MemberReport, ...]
     weightless: tuple[str, ...]
     devices: tuple[DeviceReport, ...]
-    slo_classes: Mapping[str, Mapping[str, float]]
+    slo_classes: Mapping[str, Mapping[str, Any]]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -91,11 +92,22 @@ def _lines(report: CheckReport) -> Iterator[str]:
     )
     yield ""
     for name, objectives in report.slo_classes.items():
-        yield f"class {name}: {', '.join(f'{key} {value:g}' for key, value in objectives.items())}"
+        yield f"class {name}: {', '.join(starmap(_shown_objective, objectives.items()))}"
     yield from (f"warning: {warning}" for warning in report.warnings)
     yield from (f"does not fit: {problem}" for problem in report.problems)
     if report.fits:
         yield "The configuration is valid, and its models fit."
+
+
+def _shown_objective(key: str, value: Any) -> str:
+    if key == "stages":
+        return f"stages of {' and '.join(map(_shown_stage, value))}"
+    return f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}"
+
+
+def _shown_stage(stage: Mapping[str, Any]) -> str:
+    end = "".join(f" {key} {value!r}" for key, value in stage.items() if key != "tpot_ms")
+    return f"tpot_ms {stage['tpot_ms']:g}{end}"
 
 
 def _member_cells(member: MemberReport) -> list[str]:

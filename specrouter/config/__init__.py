@@ -4,7 +4,7 @@ from specrouter.config.engine import TREE_SLOTS, EngineConfig
 from specrouter.config.router import RouterConfig, check_chain
 from specrouter.config.scheduler import Policy, SchedulerConfig
 from specrouter.config.server import ServerConfig, is_api_key
-from specrouter.config.slo_class import SloConfig
+from specrouter.config.slo_class import SloConfig, slos_by_class
 from specrouter.config.trees import Selection, TreesConfig
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "TreesConfig",
     "check_chain",
     "is_api_key",
+    "slos_by_class",
 ]

@@ -1,11 +1,41 @@
 """SloConfig: a class of objectives, by the name that requests ask for."""
 
-from pydantic import Field, model_validator
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import Field, StrictInt, StrictStr, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
-from specrouter.request.objective import SLO
+from specrouter.request.objective import SLO, OnUnattainable
 from specrouter.request.params import RequestError
+from specrouter.request.stages import (
+    TokenIdOf,
+    check_vocabulary,
+    single_token,
+    stages_of,
+)
+
+if TYPE_CHECKING:  # a file is checked before what takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+
+class StageConfig(Strict):
+    """A part of an output with a TPOT of its own. The last stage ends with the output; all others
+    must say where they end.
+
+    Attributes:
+        tpot_ms: mean time of its output tokens, in milliseconds; the request's first one excluded.
+        until_tokens: it has so many tokens.
+        until_token: it ends with this token: an id, or the text of a single token, such as
+            `</think>`.
+    """
+
+    tpot_ms: float = Field(strict=True)
+    until_tokens: int | None = Field(default=None, ge=1, strict=True)
+    until_token: StrictInt | StrictStr | None = None
 
 
 class SloConfig(Strict):
@@ -17,20 +47,57 @@ class SloConfig(Strict):
         tpot_ratio: `tpot_ms` as so many times what a token takes when the target serves one request
             alone. Not together with `tpot_ms`.
         e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
+        stages: parts of the output, in their order, such as thinking and the answer; not together
+            with `tpot_ms` or `tpot_ratio`.
+        on_unattainable: what becomes of a request whose objective cannot be attained. `reject`: it
+            is answered with 503; `best_effort`: it is served as one without an objective.
     """
 
     tpot_ms: float | None = Field(default=None, strict=True)
     ttft_ms: float | None = Field(default=None, strict=True)
     tpot_ratio: float | None = Field(default=None, strict=True)
     e2e_ms: float | None = Field(default=None, strict=True)
+    stages: tuple[StageConfig, ...] = ()
+    on_unattainable: OnUnattainable = "best_effort"
 
     @model_validator(mode="after")
-    def _is_an_slo(self) -> "SloConfig":
+    def _is_an_slo(self) -> SloConfig:
         try:
-            self.slo()
+            self.slo(_any_token)
         except RequestError as error:
-            raise ConfigError(error.field.removeprefix("slo").lstrip("."), error.reason) from None
+            raise ConfigError(_place(error), error.reason) from None
         return self
 
-    def slo(self) -> SLO:
-        return SLO(self.tpot_ms, self.ttft_ms, self.tpot_ratio, e2e_ms=self.e2e_ms)
+    def slo(self, token_id_of: TokenIdOf) -> SLO:
+        """Raises `RequestError`."""
+        return SLO(
+            self.tpot_ms,
+            self.ttft_ms,
+            self.tpot_ratio,
+            e2e_ms=self.e2e_ms,
+            stages=stages_of(self.stages, token_id_of),
+            on_unattainable=self.on_unattainable,
+        )
+
+
+def slos_by_class(
+    classes: Mapping[str, SloConfig], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, SLO]:
+    """Raises `ConfigError` where a stage's end is no token of the tokenizer."""
+    token_id_of, slos = single_token(tokenizer), {}
+    for name, one in classes.items():
+        try:
+            slos[name] = one.slo(token_id_of)
+            check_vocabulary(slos[name].stages, len(tokenizer))
+        except RequestError as error:
+            raise ConfigError(f"slo_classes.{name}.{_place(error)}", error.reason) from None
+    return slos
+
+
+def _place(error: RequestError) -> str:
+    return error.field.removeprefix("slo").lstrip(".")
+
+
+def _any_token(field: str, text: str) -> int:
+    """While there is no tokenizer yet."""
+    return 0

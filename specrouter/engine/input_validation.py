@@ -16,13 +16,14 @@ from operator import length_hint
 from typing import Any
 
 from modelpool import ModelPool
-from specrouter.config import RouterConfig
+from specrouter.config import RouterConfig, slos_by_class
 from specrouter.engine.context_limit import ContextLimit
 from specrouter.engine.engine import Engine
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
 from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
+from specrouter.request.stages import check_vocabulary
 from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
 
@@ -48,12 +49,13 @@ class RequestArgs:
 
 
 class InputValidation:
-    """Args: `engine` gives the one that runs now, by whose limits and speed requests are judged."""
+    """Args: `engine` gives the one that runs now, by whose limits and speed requests are judged.
+
+    Raises `ConfigError` where the end of a class's stage is no token.
+    """
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Engine]) -> None:
-        self.slo_classes: Mapping[str, SLO] = {
-            name: one.slo() for name, one in config.slo_classes.items()
-        }
+        self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
         self.context = ContextLimit(pool.tokenizer, config.engine.kv_budget_tokens, engine)
         self._pool = pool
         self._engine = engine
@@ -120,6 +122,8 @@ class InputValidation:
 
     def _objective(self, slo: SloLike) -> Objective | None:
         objective = resolve(slo, self.slo_classes, self._engine().baseline_tpot_ms)
+        if objective is not None:
+            check_vocabulary(objective.stages, self._pool.vocab_size)
         if objective is not None and objective.stages:  # they would be accepted and never judged
             raise RequestError(
                 "slo.stages", "are for simulations; the engine cannot follow them yet"

@@ -22,9 +22,10 @@ from specrouter.http.generate import add_generate
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
+from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest, Prediction, StreamOptions
 from specrouter.http.openapi import TAGS
-from specrouter.http.request_fields import SloRequest, SpeculationRequest
+from specrouter.http.request_fields import SpeculationRequest
 from specrouter.http.router_pages import add_health, add_router_pages
 from specrouter.http.service import Service
 from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
@@ -42,6 +43,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     GenerateRequest,
     SpeculationRequest,
     SloRequest,
+    StageRequest,
     CompletionRequest,
     StreamOptions,
     ChatRequest,

@@ -23,7 +23,8 @@ from specrouter.engine.context_limit import ContextLengthError
 from specrouter.http.error_answer import error_payload, error_response
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import count_refusal
-from specrouter.http.request_fields import SloRequest, SpeculationRequest
+from specrouter.http.objective_fields import SloRequest, StageRequest
+from specrouter.http.request_fields import SpeculationRequest
 from specrouter.http.unserved import no_such_method, no_such_path
 from specrouter.request.errors import OverloadedError, UnavailableError
 from specrouter.request.output import RequestOutput
@@ -31,8 +32,16 @@ from specrouter.request.params import RequestError
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
 
-# What the bodies know that refuse other fields, by their class, as pydantic's locations name it.
-_KNOWN = {body.__name__: ", ".join(body.model_fields) for body in (SloRequest, SpeculationRequest)}
+# What the bodies know that refuse other fields, by the last name before it in pydantic's locations:
+# a class where there is a choice of several, else the field that holds them.
+_KNOWN = {
+    name: ", ".join(body.model_fields)
+    for name, body in (
+        (SloRequest.__name__, SloRequest),
+        (SpeculationRequest.__name__, SpeculationRequest),
+        ("stages", StageRequest),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,8 @@ def _invalid_body_response(
     if errors[0]["type"] == "json_invalid":
         position = f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][-1]}"
         return error_response(400, f"malformed JSON: {position}", code="invalid_json")
+    # An unknown key first: a misspelt one is why a required one is missing.
+    errors = sorted(errors, key=lambda error: bool(error["type"] != "extra_forbidden"))
     paths = [_field_path(error, fields) for error in errors]
     if not paths[0]:
         message = "the body must be a JSON object, sent with Content-Type: application/json"
@@ -183,7 +194,8 @@ def _reason(error: Mapping[str, Any]) -> str:
     message: str = error["msg"]
     if error["type"] != "extra_forbidden":
         return message
-    *_, place, name = error["loc"]
+    *path, name = error["loc"]
+    place = next((part for part in reversed(path) if isinstance(part, str)), "")
     if place in _KNOWN:
         return f"unknown; known are {_KNOWN[place]}"
     near = difflib.get_close_matches(str(name)[:80], GenerateRequest.model_fields, 1)

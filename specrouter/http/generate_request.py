@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from specrouter.http.request_fields import LogprobCount, Refused, RequestFields, TokenIds, Tokens
+from specrouter.http.field_types import LogprobCount, TokenIds, Tokens
+from specrouter.http.request_fields import Refused, RequestFields
 from specrouter.http.texts import Text
 from specrouter.request.params import RequestError
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from specrouter.http.answer_schemas import ErrorAnswer
-from specrouter.http.request_fields import SLO_HEADERS
+from specrouter.http.objective_fields import SLO_HEADERS
 
 GENERATION, TOKENS, MODELS = "Generation", "Tokens", "Models"
 ROUTER, OPERATION = "Router", "Operation"

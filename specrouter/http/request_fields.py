@@ -4,10 +4,8 @@ Contract: types and ranges are checked here, so that the API's schema shows them
 several fields or on the models is refused by `SamplingParams` and the router. A field that is null
 or absent has its default. Unknown fields are accepted, because existing clients send fields that we
 do not have; those of OpenAI's and vLLM's that would change the text or its log-probabilities are
-refused, and so are other servers' names for a form of the text. `speculation` and `slo` are our
-own, so an unknown key inside them is an error. An objective may also come in headers
-(`x-slo-tpot-ms`, `x-slo-ttft-ms`, `x-slo-e2e-ms`), which add to the body's and must not contradict
-it.
+refused, and so are other servers' names for a form of the text. `speculation` is our own, so an
+unknown key inside it is an error.
 """
 
 from __future__ import annotations
@@ -20,39 +18,37 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import Headers
 
+from specrouter.http.field_types import (
+    MOST,
+    Bias,
+    Count,
+    LogprobCount,
+    Penalty,
+    Positive,
+    Samples,
+    TokenIds,
+)
+from specrouter.http.objective_fields import SloRequest, asked_objective
 from specrouter.http.structure_fields import StructureFields
 from specrouter.http.texts import Text
-from specrouter.request.objective import SLO, SloLike, joined
+from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,
-    MAX_LOGPROBS,
-    MAX_SAMPLES,
     MAX_WIDTH,
     RequestError,
     SamplingParams,
     Speculation,
 )
 from specrouter.request.spec import MAX_PRIORITY
+from specrouter.request.stages import TokenIdOf
 
-_MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
 MAX_STOPS = 64  # texts: each is looked for after every token
 MAX_STOP_CHARACTERS = 4096  # of all of them: to look for a beginning takes a square of its length
 MAX_BAD_WORDS = 1024
 MAX_BIASES = 16_384  # ids of `logit_bias`
 MAX_STOP_IDS = 16_384
 
-Count = Annotated[int, Field(ge=0, le=_MOST)]
-Tokens = Annotated[int, Field(ge=1, le=_MOST)]
-TokenId = Annotated[int, Field(ge=0, le=_MOST)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
-LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
-
-SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms", "e2e_ms": "x-slo-e2e-ms"}
 Refused = SkipJsonSchema[Any]  # whatever is given but null, false, and what asks for nothing
 _LARK = "is not known here: use structured_outputs.grammar, in Lark's notation"
 _SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)} - {"logits_processors"}
@@ -65,23 +61,6 @@ def _short(stops: str | list[str]) -> str | list[str]:
 
 
 Stops = Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOPS)], AfterValidator(_short)]
-
-
-class SloRequest(BaseModel):
-    """An objective by value; what is null is not asked for."""
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
-    )
-
-    tpot_ms: Positive | None = None
-    """Mean time of an output token after the first, in milliseconds."""
-    ttft_ms: Positive | None = None
-    """Time from submission to the first token, in milliseconds."""
-    e2e_ms: Positive | None = None
-    """Time from submission to the last token, in milliseconds."""
-    tpot_ratio: Positive | None = None
-    """`tpot_ms` as a multiple of what a token takes when the target serves one request alone."""
 
 
 class SpeculationRequest(BaseModel):
@@ -133,7 +112,7 @@ class RequestFields(StructureFields):
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
-    top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None  # 0 and -1 are off
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None  # 0 and -1 are off
     """Sample among the k most probable tokens; 0 and -1 are off."""
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     """Sample among the most probable tokens that together have this probability."""
@@ -236,30 +215,8 @@ class RequestFields(StructureFields):
         chain = None if asked.chain is None else tuple(asked.chain)
         return Speculation(chain, asked.depth, asked.width, asked.inner_rounds)
 
-    def objective(self, headers: Headers, classes: Mapping[str, SLO]) -> SloLike:
-        """What the body and the headers ask for together.
-
-        Raises:
-            RequestError: names the field or the header that is no positive number, and the header
-                that contradicts the body.
-        """
-        asked = self.slo
-        slo = SLO(**asked.model_dump()) if isinstance(asked, SloRequest) else asked
-        added = {
-            name: _number_of(headers, header)
-            for name, header in SLO_HEADERS.items()
-            if header in headers
-        }
-        return joined(slo, added, classes, SLO_HEADERS)
-
-
-def _number_of(headers: Headers, name: str) -> float:
-    given = headers.getlist(name)
-    if len(given) > 1:
-        raise RequestError(name, "is given more than once")
-    try:
-        if "_" in given[0]:  # Python would read 1_000
-            raise ValueError
-        return float(given[0])
-    except ValueError:
-        raise RequestError(name, f"must be a number, not {given[0][:40]!r}") from None
+    def objective(
+        self, headers: Headers, classes: Mapping[str, SLO], token_id_of: TokenIdOf
+    ) -> SloLike:
+        """Raises `RequestError`: see `asked_objective`."""
+        return asked_objective(self.slo, headers, classes, token_id_of)

@@ -28,6 +28,7 @@ from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of
 from specrouter.request.lanes import text_lane
 from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.stages import single_token
 from specrouter.router import ChainRouter
 from specrouter.version import __version__
 
@@ -47,6 +48,7 @@ class Service:
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
         self.tool_format = _tool_format(self.config.tool_parser, self.template)
         self._fingerprint = _fingerprint(router)
+        self._token_id_of = single_token(self.tokenizer)
 
     def check_model(self, asked: str | None) -> None:
         """None and an empty name ask for what is served. Raises `UnknownModelError`."""
@@ -99,7 +101,7 @@ class Service:
             prompts,
             params,
             body.speculation_override(),
-            body.objective(request.headers, self.router.slo_classes),
+            body.objective(request.headers, self.router.slo_classes, self._token_id_of),
             body.priority or 0,
             limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
             self.config.max_waiting,

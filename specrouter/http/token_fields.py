@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from specrouter.http.conversation_fields import Conversation
+from specrouter.http.field_types import TokenIds
 from specrouter.http.fields import Fields
-from specrouter.http.request_fields import TokenIds
 from specrouter.http.texts import Text
 
 

@@ -347,3 +347,22 @@ def test_invalid_configuration_ends_with_code_2_and_one_line(
     assert json.loads(out)["error"]["field"] == "pool.models[0].source"
     assert err.startswith("specrouter: pool.models[0].source: ")
     assert err.count("\n") == 1
+
+
+def test_classes_of_objectives_are_shown_and_the_ends_of_their_stages_checked(
+    settings: Settings,
+) -> None:
+    def checked(end: str) -> CheckReport:
+        stages = [{"tpot_ms": 20, "until_token": end}, {"tpot_ms": 60}]
+        think = {"ttft_ms": 900, "stages": stages, "on_unattainable": "reject"}
+        return check(settings | {"slo_classes": {"think": think}})
+
+    report = checked(")")
+    assert report.to_json()["slo_classes"]["think"]["stages"][1] == {"tpot_ms": 60.0}
+    assert (
+        "class think: ttft_ms 900, stages of tpot_ms 20 until_token ')' and tpot_ms 60, "
+        "on_unattainable reject"
+    ) in report.to_text()
+    with pytest.raises(ConfigError) as caught:
+        checked(") and more")
+    assert caught.value.field == "slo_classes.think.stages[0].until_token"

@@ -15,11 +15,12 @@ from specrouter.config import (
     SloConfig,
     TreesConfig,
 )
+from specrouter.config.slo_class import StageConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 CLASSES = [
     RouterConfig, PoolConfig, ModelConfig, SchedulerConfig, TreesConfig, EngineConfig, ServerConfig,
-    SloConfig,
+    SloConfig, StageConfig,
 ]  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from modelpool.errors import ConfigError
 from specrouter.config import RouterConfig
-from specrouter.request.objective import SLO
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
 Settings = dict[str, Any]
@@ -115,60 +114,6 @@ def test_an_unknown_section_names_itself_and_the_nearest_known_one() -> None:
     error = refused({"pool": POOL, "schedular": {}})
     assert error.field == "schedular"
     assert "'scheduler'" in error.reason
-
-
-CLASSES: Settings = {
-    "interactive": {"tpot_ms": 50, "ttft_ms": 1000},
-    "coding": {"tpot_ratio": 1.2},
-    "batch": {"e2e_ms": 5000},
-}
-
-
-def test_there_are_no_classes_of_objectives_unless_configured() -> None:
-    assert RouterConfig.load({"pool": POOL}).slo_classes == {}
-
-
-def test_classes_of_objectives_have_names() -> None:
-    config = RouterConfig.load({"pool": POOL, "slo_classes": CLASSES})
-    slos = {name: one.slo() for name, one in config.slo_classes.items()}
-    assert slos == {
-        "interactive": SLO(tpot_ms=50, ttft_ms=1000),
-        "coding": SLO(tpot_ratio=1.2),
-        "batch": SLO(e2e_ms=5000),
-    }
-
-
-@pytest.mark.parametrize("key", ["tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio"])
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "50", "fast", [50], 10**400])
-def test_a_bad_objective_of_a_class_names_itself(key: str, value: Any) -> None:
-    error = refused({"pool": POOL, "slo_classes": {**CLASSES, "chat": {key: value}}})
-    assert error.field == f"slo_classes.chat.{key}"
-
-
-@pytest.mark.parametrize(
-    ("classes", "field"),
-    [
-        ({"chat": {}}, "slo_classes.chat"),
-        ({"chat": {"tpot_ms": None}}, "slo_classes.chat"),
-        ({"chat": {"tpot_ms": 50, "tpot_ratio": 2}}, "slo_classes.chat.tpot_ratio"),
-        ({"chat": {"tpot": 50}}, "slo_classes.chat.tpot"),
-        ({"chat": 50}, "slo_classes.chat"),
-        ({"": {"tpot_ms": 50}}, "slo_classes"),
-        ({" ": {"tpot_ms": 50}}, "slo_classes"),
-        ({"none": {"tpot_ms": 50}}, "slo_classes.none"),
-        ({"default": {"tpot_ms": 50}}, "slo_classes.default"),
-        ([], "slo_classes"),
-    ],
-)
-def test_a_class_that_cannot_be_asked_for_names_itself(classes: Any, field: str) -> None:
-    assert refused({"pool": POOL, "slo_classes": classes}).field == field
-
-
-@pytest.mark.parametrize("key", ["tpot", "tpot_m", "ttft"])
-def test_an_unknown_objective_of_a_class_is_answered_with_the_nearest(key: str) -> None:
-    error = refused({"pool": POOL, "slo_classes": {"chat": {key: 50}}})
-    assert error.field == f"slo_classes.chat.{key}"
-    assert f"did you mean '{key[:4]}_ms'?" in error.reason
 
 
 @pytest.mark.parametrize("section", ["scheduler", "trees", "engine", "server", "slo_classes"])

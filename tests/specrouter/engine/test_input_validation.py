@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from modelpool.errors import ConfigError
 from specrouter import SLO, RequestError, RouterConfig, SamplingParams, Speculation
 from specrouter.engine.context_limit import ContextLengthError
 from specrouter.engine.input_validation import (
@@ -61,9 +62,13 @@ def pool(tokenizer: PreTrainedTokenizerBase) -> Pool:
 
 @pytest.fixture
 def validation(pool: Pool) -> InputValidation:
+    return validation_with(pool, {"batch": {"e2e_ms": 5000}})
+
+
+def validation_with(pool: Pool, slo_classes: dict[str, Any]) -> InputValidation:
     models = [{"name": name, "source": f"path:/none/{name}"} for name in ("small", "big")]
     config = RouterConfig.load(
-        {"pool": {"target": "big", "models": models}, "slo_classes": {"batch": {"e2e_ms": 5000}}}
+        {"pool": {"target": "big", "models": models}, "slo_classes": slo_classes}
     )
     return InputValidation(config, cast(Any, pool), lambda: cast(Any, Engine()))
 
@@ -145,7 +150,27 @@ def test_an_objective_is_resolved_when_its_request_is_accepted(
     assert validation.accept(args(slo=slo)).objective == objective
 
 
+def test_a_class_has_the_end_of_its_stages_as_a_text_or_an_id(
+    pool: Pool, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    def stages(end: str | int) -> tuple[Stage, ...]:
+        classes = {"think": {"stages": [{"tpot_ms": 20, "until_token": end}, {"tpot_ms": 60}]}}
+        return validation_with(pool, classes).slo_classes["think"].stages
+
+    [token] = tokenizer(")", add_special_tokens=False)["input_ids"]
+    assert stages(")") == stages(token) == (Stage(20, until_token=token), Stage(60))
+    for end in (") and more", "", len(tokenizer)):
+        with pytest.raises(ConfigError) as caught:
+            stages(end)
+        assert caught.value.field == "slo_classes.think.stages[0].until_token"
+
+
 # What is refused
+
+
+def test_a_stage_ends_with_a_token_of_the_vocabulary(validation: InputValidation) -> None:
+    slo = SLO(stages=(Stage(20.0, until_token=10**6), Stage(60.0)))
+    assert refused(validation, args(slo=slo)).field == "slo.stages[0].until_token"
 
 
 def test_stages_are_refused_while_the_engine_cannot_follow_them(

@@ -286,7 +286,7 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
     monkeypatch.setattr("tests.specrouter.fake_router.METRICS", judged)
     metrics = post(FakeRouter(), PROMPT).json()["metrics"]
     asked = {"tpot_ms": 12.5, "ttft_ms": None, "slo_class": "coding", "e2e_ms": None}
-    assert metrics["objective"] == {**asked, "stages": []}
+    assert metrics["objective"] == {**asked, "stages": [], "on_unattainable": "best_effort"}
     assert (metrics["attained"], metrics["tpot_ms_every_10"]) == (True, [9.5])
 
 
@@ -457,7 +457,8 @@ def test_a_union_is_refused_with_all_that_it_allows() -> None:
         ),
         (
             {"slo": {"tpot": 50}},
-            "slo.tpot: unknown; known are tpot_ms, ttft_ms, e2e_ms, tpot_ratio",
+            "slo.tpot: unknown; known are "
+            "tpot_ms, ttft_ms, e2e_ms, tpot_ratio, stages, on_unattainable",
         ),
     ],
 )

@@ -1,0 +1,136 @@
+"""Objectives in bodies: stages, their ends, and what becomes of what cannot be attained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specrouter import SLO
+from specrouter.http.objective_fields import MAX_STAGES, MAX_TOKEN_CHARACTERS
+from specrouter.request.objective import SloLike, Stage
+from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
+from tests.specrouter.http.client import Headers, post, refusal
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+PATHS: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "def f"},
+    "/v1/completions": {"prompt": "def f"},
+    "/v1/chat/completions": CHAT,
+}
+END = ord("]") + 100  # the fake tokenizer's id
+THINKING: dict[str, Any] = {"tpot_ms": 20, "until_token": "]"}
+ANSWER = {"tpot_ms": 60}
+STAGES = (Stage(20.0, until_token=END), Stage(60.0))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("slo", "headers", "asked"),
+    [
+        ({"stages": [ANSWER]}, [], SLO(stages=(Stage(60.0),))),
+        ({"stages": [THINKING, ANSWER]}, [], SLO(stages=STAGES)),
+        ({"stages": [{**THINKING, "until_token": END}, ANSWER]}, [], SLO(stages=STAGES)),
+        (
+            {"stages": [{"tpot_ms": 20, "until_tokens": 8, "until_token": None}, ANSWER]},
+            [],
+            SLO(stages=(Stage(20.0, until_tokens=8), Stage(60.0))),
+        ),
+        (
+            {"stages": [THINKING, ANSWER], "e2e_ms": 9000},
+            [("x-slo-ttft-ms", "900")],
+            SLO(stages=STAGES, e2e_ms=9000.0, ttft_ms=900.0),
+        ),
+        (
+            {"tpot_ms": 40, "on_unattainable": "reject"},
+            [],
+            SLO(tpot_ms=40.0, on_unattainable="reject"),
+        ),
+        (
+            {"tpot_ms": 40, "on_unattainable": "reject"},
+            [("x-slo-ttft-ms", "900")],
+            SLO(tpot_ms=40.0, ttft_ms=900.0, on_unattainable="reject"),
+        ),
+        ({"tpot_ms": 40, "on_unattainable": None, "stages": None}, [], SLO(tpot_ms=40.0)),
+    ],
+)
+def test_every_endpoint_takes_stages_and_what_becomes_of_the_unattainable(
+    slo: Any, headers: Headers, asked: SloLike, stream: bool, path: str
+) -> None:
+    router = FakeRouter()
+    response = post(router, {**PATHS[path], "slo": slo, "stream": stream}, path, headers)
+    assert response.status_code == 200, response.text
+    assert router.slos == [asked]
+
+
+FIRST = "slo.stages[0]"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("slo", "named"),
+    [
+        ({"stages": []}, "slo.stages"),
+        ({"stages": [ANSWER] * (MAX_STAGES + 1)}, "slo.stages"),
+        ({"stages": {"tpot_ms": 20}}, "slo.stages"),
+        ({"stages": [20]}, FIRST),
+        ({"stages": [{}]}, f"{FIRST}.tpot_ms"),
+        ({"stages": [{"tpot_ms": None}]}, f"{FIRST}.tpot_ms"),
+        ({"stages": [{"tpot_ms": -1}]}, f"{FIRST}.tpot_ms"),
+        ({"stages": [{"tpot_ms": float("nan")}]}, f"{FIRST}.tpot_ms"),
+        ({"stages": [THINKING, {"tpot_ms": 0}]}, "slo.stages[1].tpot_ms"),
+        ({"stages": [{"tpot_ms": 20, "until": 8}, ANSWER]}, f"{FIRST}.until"),
+        ({"stages": [{"tpot_ms": 20, "until_tokens": 0}, ANSWER]}, f"{FIRST}.until_tokens"),
+        ({"stages": [{"tpot_ms": 20, "until_tokens": 2.5}, ANSWER]}, f"{FIRST}.until_tokens"),
+        ({"stages": [{"tpot_ms": 20, "until_token": -1}, ANSWER]}, f"{FIRST}.until_token"),
+        ({"stages": [{"tpot_ms": 20, "until_token": True}, ANSWER]}, f"{FIRST}.until_token"),
+        ({"stages": [{"tpot_ms": 20, "until_token": ""}, ANSWER]}, f"{FIRST}.until_token"),
+        ({"stages": [{"tpot_ms": 20, "until_token": "]]"}, ANSWER]}, f"{FIRST}.until_token"),
+        ({"stages": [{"tpot_ms": 20, "until_token": "\ud800"}, ANSWER]}, f"{FIRST}.until_token"),
+        (
+            {"stages": [{"tpot_ms": 20, "until_token": "]" * (MAX_TOKEN_CHARACTERS + 1)}, ANSWER]},
+            f"{FIRST}.until_token",
+        ),
+        ({"stages": [{**THINKING, "until_tokens": 8}, ANSWER]}, f"{FIRST}.until_token"),
+        ({"stages": [ANSWER, ANSWER]}, FIRST),
+        ({"stages": [THINKING]}, f"{FIRST}.until_token"),
+        ({"stages": [ANSWER], "tpot_ms": 20}, "slo.tpot_ms"),
+        ({"stages": [ANSWER], "tpot_ratio": 2}, "slo.tpot_ratio"),
+        ({"on_unattainable": "reject"}, "slo"),
+        ({"tpot_ms": 40, "on_unattainable": "refuse"}, "slo.on_unattainable"),
+        ({"tpot_ms": 40, "on_unattainable": True}, "slo.on_unattainable"),
+    ],
+)
+def test_a_bad_objective_is_a_400_that_names_the_field(slo: Any, named: str, path: str) -> None:
+    router = FakeRouter()
+    error = refusal(post(router, {**PATHS[path], "slo": slo}, path))
+    assert error["param"] == named
+    assert error["message"].startswith(f"{named}: ")
+    assert router.calls == []
+
+
+def test_a_header_contradicts_stages() -> None:
+    body = {**PATHS["/generate"], "slo": {"stages": [ANSWER]}}
+    error = refusal(post(FakeRouter(), body, headers=[("x-slo-tpot-ms", "60")]))
+    assert error["param"] == "x-slo-tpot-ms"
+
+
+def test_an_end_that_is_several_tokens_is_told_how_many() -> None:
+    body = {**PATHS["/generate"], "slo": {"stages": [{**THINKING, "until_token": "end"}, ANSWER]}}
+    error = refusal(post(FakeRouter(), body))
+    assert "'end' is 3 tokens" in error["message"]
+
+
+def test_an_end_that_the_tokenizer_does_not_know_is_refused() -> None:
+    beyond = chr(FakeTokenizer.vocab_size)  # it gives the last id to whatever comes after it
+    body = {**PATHS["/generate"], "slo": {"stages": [{**THINKING, "until_token": beyond}, ANSWER]}}
+    error = refusal(post(FakeRouter(), body))
+    assert error["param"] == f"{FIRST}.until_token"
+    assert "does not know" in error["message"]
+
+
+def test_an_unknown_key_of_a_stage_is_answered_with_the_known_ones() -> None:
+    body = {**PATHS["/generate"], "slo": {"stages": [{"tpot": 50}]}}
+    message = refusal(post(FakeRouter(), body))["message"]
+    assert message == f"{FIRST}.tpot: unknown; known are tpot_ms, until_tokens, until_token"
