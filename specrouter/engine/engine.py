@@ -7,7 +7,7 @@ requests is called from the engine's thread; what only looks, and `set_policy`, 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
@@ -17,7 +17,7 @@ from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.plan_check import PlanCheck
-from specrouter.engine.planning import CyclePlanning
+from specrouter.engine.planning import CyclePlanning, target_alone
 from specrouter.engine.policies import PolicyRegistry
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
@@ -83,6 +83,7 @@ class Engine:
             PlanCheck(pool.names, pool.target, weightless, engine.prefill_chunk),
             self._faults,
         )
+        self._cycle = 0  # the number of the one that runs
         self._baseline_ms: float | None = None  # the last that made sense
         self._is_full = False  # for the first that waits
         self._stepping = StepLock()  # state may be looked at from outside between steps
@@ -132,7 +133,7 @@ class Engine:
             manager.budget_tokens or manager.rows * manager.max_tokens,
             {name: state.store.nbytes for name, state in states.items() if state is not None},
             {name: self._quarantine.counts[name] for name in names},
-            frozenset(names) - self._quarantine.available(names, self._planning.cycle),
+            frozenset(names) - self._quarantine.available(names, self._cycle),
             dict(self._faults.counts),
         )
 
@@ -201,7 +202,7 @@ class Engine:
                 try:
                     self._executor.states.prepare(name)
                 except StageError as error:
-                    self._quarantine.add(error.failure, self._planning.cycle)
+                    self._quarantine.add(error.failure, self._cycle)
 
     # A cycle
 
@@ -211,23 +212,29 @@ class Engine:
     def step(self) -> None:
         with self._stepping.step():
             started_s = time.perf_counter()
+            self._cycle += 1
             self._book.retire()
             admitted = self._admit()
             if self._book.running:
-                unread = self._executor.unread(self._book.running)
-                plan = self._planning.plan(admitted, unread)
+                plan = self._plan(admitted)
                 result = self._run(plan)
                 if result is not None:
-                    self._delivery.deliver(result, self._planning.cycle, plan.budget_nodes)
-                    self._learn(plan, result, time.perf_counter() - started_s)
+                    self._delivery.deliver(result, self._cycle, plan.budget_nodes)
+                    with self._faults.part("learning"):
+                        self._learn(plan, result, time.perf_counter() - started_s)
 
     def _admit(self) -> dict[int, int]:
-        """Gives requests rows, by id. Nobody can be admitted while no row is free."""
+        """Gives requests rows, by id. Nobody can be admitted while no row is free.
+
+        Without a decision of the policies, as many as there is room for, in their order.
+        """
         book = self._book
         has_row = len(book.running) < self._manager.rows
         first = book.waiting.first_of(_WAITING_SHOWN) if has_row else []
         waiting = {request.handle.request_id: request for request in first}
-        admission = self._planning.admission(waiting)
+        admission = None
+        with self._faults.part("planning"):
+            admission = self._planning.admission(self._cycle, waiting)
         chosen = first if admission is None else [waiting[each] for each in admission.admitted]
         rows = book.admit(chosen)
         is_left = bool(book.waiting) and len(book.running) < self._manager.rows
@@ -245,6 +252,15 @@ class Engine:
         available = self._quarantine.available(self._pool.names, cycle)
         return self._views.build(cycle, self._book.running, waiting, available, standing)
 
+    def _plan(self, admitted: Mapping[int, int]) -> Plan:
+        """`admitted`: rows by id. Where the policies fail or rest, the target decodes alone."""
+        left, plan = self._executor.unread(self._book.running), None
+        with self._faults.part("planning"):
+            plan = self._planning.plan(self._cycle, admitted, left)
+        if plan is None:
+            return target_alone(self._pool.target, left, self._config.engine.prefill_chunk)
+        return plan
+
     def _run(self, plan: Plan) -> CycleResult | None:
         """None: the target has failed, and the requests have ended."""
         with self._faults.part("learning"):
@@ -253,21 +269,21 @@ class Engine:
             result = self._executor.run(plan)
         except TargetError as error:
             with self._faults.part("quarantine"):
-                self._quarantine.add_all(error.failures, self._planning.cycle)
+                self._quarantine.add_all(error.failures, self._cycle)
             for row in plan.rows:
                 self._book.end(self._book.running[row], "error", str(error))
             return None
         if self._book.is_abandoned:  # a cycle that was stuck: all have been told
             raise Abandoned
-        self._planning.judge(result.selection_failed)
+        with self._faults.part("planning"):
+            self._planning.judge(self._cycle, result.selection_failed)
         self._executor.states.forget_evicted()
         return result
 
     def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
-        with self._faults.part("learning"):
-            self.decode_counts.record_cycle(elapsed_s)
-            self.profiler.record_switches(len(plan.records))
-            learn_cycle(self.profiler, plan, result, elapsed_s * 1000)
+        self.decode_counts.record_cycle(elapsed_s)
+        self.profiler.record_switches(len(plan.records))
+        learn_cycle(self.profiler, plan, result, elapsed_s * 1000)
 
     # Ends
 
@@ -300,4 +316,4 @@ class Engine:
         with self._stepping.take_over():
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
-            self._quarantine.add(ModelFailure(hung, error), self._planning.cycle)
+            self._quarantine.add(ModelFailure(hung, error), self._cycle)

@@ -1,12 +1,14 @@
 """CyclePlanning: what a cycle is to do, decided by the policies as long as they make sense.
 
-Contract: `admission` and `plan` never raise for a policy's sake. Where building the view,
-admission, the planner or the selection of nodes fails, or decides what cannot be run
-(`plan_check`), the cycle runs with the target alone: first come, first served, without drafts. The
-policies rest then, for 4 cycles at first and twice as long each time until they do well.
+Contract: where building the view, admission, the planner or the selection of nodes fails, or
+decides what cannot be run (`plan_check`), the error is raised and the policies rest, for 4 cycles
+at first and twice as long each time until they do well. Whoever plans without them (`target_alone`)
+may do so whatever is raised here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,10 +28,19 @@ _MOST_CYCLES_OUT = 128  # in a row, that a request which decodes may be left out
 ViewOf = Callable[[int, Sequence[RunningRequest], Standing], EngineView]
 
 
+@dataclass(frozen=True, eq=False)
+class _Decided:
+    """What was admitted in a cycle, and by which view."""
+
+    cycle: int
+    view: EngineView
+    admission: Admission
+
+
 class CyclePlanning:
     """Belongs to the engine's thread; `policies` may be read anywhere.
 
-    Attributes: `cycle`: the number of the one that runs.
+    A cycle calls `admission`, `plan` and `judge`, each with its number.
     """
 
     def __init__(
@@ -41,68 +52,71 @@ class CyclePlanning:
         faults: FaultGuard,
     ) -> None:
         self.policies = policies
-        self.cycle = 0
         self._admission_policy = admission_policy
         self._view_of = view_of
         self._check = check
         self._faults = faults
         self._rest = BackOff()
-        self._decided: tuple[EngineView, Admission] | None = None  # of this cycle
+        self._decided: _Decided | None = None  # of the last cycle in which the policies planned
         self._left_out: dict[int, int] = {}  # cycles in a row, by row
 
-    def admission(self, waiting: Mapping[int, RunningRequest]) -> Admission | None:
-        """Begins a cycle. None: as many as there is room for, in their order.
+    def admission(self, cycle: int, waiting: Mapping[int, RunningRequest]) -> Admission | None:
+        """None: the policies rest.
 
         `waiting`: by id, the requests that may be admitted.
         """
-        self.cycle += 1
-        self._decided = None
-        if not self._rest.lasts(self.cycle):
-            with self._faults.part("planning"):
-                standing = self.policies.current.standing
-                view = self._view_of(self.cycle, list(waiting.values()), standing)
-                admission = self._admission_policy(view)
-                self._check.check_admission(admission, waiting)
-                self._decided = view, admission
-            if self._decided is None:
-                self._begin_rest()
-        return None if self._decided is None else self._decided[1]
+        if self._rest.lasts(cycle):
+            return None
+        with self._resting_after_failure(cycle):
+            view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
+            admission = self._admission_policy(view)
+            self._check.check_admission(admission, waiting)
+            self._decided = _Decided(cycle, view, admission)
+        return admission
 
-    def plan(self, admitted: Mapping[int, int], left: Mapping[int, int]) -> Plan:
-        """Of the running requests, at least one.
+    def plan(self, cycle: int, admitted: Mapping[int, int], left: Mapping[int, int]) -> Plan | None:
+        """Of the running requests, at least one. None: the policies rest.
 
         Args:
             admitted: rows by id of those that were just given one.
             left: by row, in the order of admission: tokens before its last one that the target has
                 not read; 0: it decodes.
         """
-        if self._decided is not None:
-            with self._faults.part("planning"):
-                view, admission = self._decided
-                plan = self.policies.current.plan(view.admitted(admitted), admission)
-                self._check.check_plan(plan, left)
-                self._check_patience(plan, left)
-                with self._faults.part("records"):
-                    self.policies.current.keep(plan)
-                return plan
-            self._begin_rest()
-        return target_alone(self._check.target, left, self._check.prompt_tokens)
+        decided = self._decided
+        if decided is None or decided.cycle != cycle:
+            return None
+        with self._resting_after_failure(cycle):
+            view = decided.view.admitted(admitted)
+            plan = self.policies.current.plan(view, decided.admission)
+            self._check.check_plan(plan, left)
+            self._check_patience(plan, left)
+        with self._faults.part("records"):
+            self.policies.current.keep(plan)
+        return plan
 
-    def judge(self, selection_failed: bool) -> None:
-        """How this cycle's plan came out; one for the target alone says nothing of the policies."""
-        if self._decided is None:
+    def judge(self, cycle: int, selection_failed: bool) -> None:
+        """How a cycle came out; one for the target alone says nothing of the policies."""
+        if self._decided is None or self._decided.cycle != cycle:
             return
         if selection_failed:
-            self._begin_rest()
+            self._begin_rest(cycle)
         else:
             self._rest = BackOff()
 
-    def _begin_rest(self) -> None:
+    @contextmanager
+    def _resting_after_failure(self, cycle: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._begin_rest(cycle)
+            raise
+
+    def _begin_rest(self, cycle: int) -> None:
         """What the policies left behind for the next cycle may be what they failed by."""
         self._decided = None
         self._left_out = {}
         self.policies.current.standing = Standing()
-        self._rest = self._rest.longer(self.cycle)
+        self._rest = self._rest.longer(cycle)
 
     def _check_patience(self, plan: Plan, left: Mapping[int, int]) -> None:
         """Whoever decodes takes part now and then."""

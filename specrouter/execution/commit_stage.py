@@ -39,22 +39,27 @@ class CommitStage:
             for draft in drafts:
                 chains.update(dict.fromkeys(draft.rows.tolist(), (*draft.used, self._target)))
         paths = self._sound_paths(verified, result)
-        logprobs = self._logprobs(verified, paths, result)
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        with self._faults.part("rows"):
+            logprobs = self._logprobs(verified, paths, result)
         for index, path in paths.items():
             row = int(verified.tree.rows[index])
             with RowGuard(result.errors, row, "committing its tokens"):
+                of_tokens = logprobs.get(index)
+                is_told = of_tokens is not None or self._rows.logprobs(row) is None
+                assert is_told, "its log-probabilities are not known"
                 self._rows.extend(row, path)
                 of_prompt = self._rows.prompt_logprobs.take(row)
                 drafted, chain = int(verified.tree.sizes[index]), chains.get(row, (self._target,))
                 result.commits.append(
-                    Commit(row, path.tolist(), chain, logprobs.get(index), of_prompt, drafted)
+                    Commit(row, path.tolist(), chain, of_tokens, of_prompt, drafted)
                 )
 
     def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:
         """By index: what each row gains, as far as tokens could be chosen."""
-        paths = {}
-        remaining = self._rows.remaining(verified.tree.rows)
-        failed = self.take_errors()
+        paths, failed = dict[int, Ints](), dict[int, Exception]()
+        with self._faults.part("rows"):
+            failed = self._rows.sampler.take_errors()
         for index, row in enumerate(verified.tree.rows.tolist()):
             if row in result.errors:
                 continue
@@ -63,7 +68,6 @@ class CommitStage:
                 if not verified.sound[index]:  # what comes before is good, and may end the text
                     result.errors[row] = self._reason(row, failed, verified.broken[index].any())
                     path = path[: verified.sound_length(index)]
-                assert len(path) <= remaining[index], "a tree was deeper than the request may go"
                 if len(path):
                     paths[index] = path
         return paths
@@ -109,9 +113,3 @@ class CommitStage:
                 continue
             del paths[index]
         return each
-
-    def take_errors(self) -> Mapping[int, Exception]:
-        """See `Sampler.take_errors`."""
-        with self._faults.part("rows"):
-            return self._rows.sampler.take_errors()
-        return {}

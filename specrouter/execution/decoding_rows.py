@@ -79,6 +79,9 @@ class DecodingRows:
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
+        facts, length = self._facts[row], int(self._manager.counts[row]) + len(tokens)
+        limit = facts.prompt_tokens + facts.max_new_tokens
+        assert length <= limit, "a tree was deeper than the request may go"
         self._manager.extend(row, tokens)
         self.sampler.extend(row, tokens.tolist())
 

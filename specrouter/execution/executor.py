@@ -12,6 +12,7 @@ a chain drafts (`ChainDrafter`); which models hold which state (`ModelStates`).
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -88,14 +89,20 @@ class Executor:
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
         with torch.inference_mode(), self.states.cycle():
-            result = CycleResult()
+            result, drafts = CycleResult(), list[GroupDraft]()
             if plan.shadow_evaluation is not None:
-                self._evaluate(plan.shadow_evaluation, result)
-            drafts = self._selected(plan, self._drafted(plan, result), result)
-            if not plan.groups and not len(plan.prefill_rows):
+                with self._faults.part("evaluation"):
+                    self._evaluate(plan.shadow_evaluation, result)
+            try:
+                drafts = self._selected(plan, self._drafted(plan, result), result)
+            except Exception as error:  # around the groups' own guards
+                self._faults.note("drafting", error)
+                result.is_regular = False
+            rows, positions = self._positions(plan, result)
+            if not len(rows) and not len(plan.prefill_rows):
                 return result
             try:
-                verified = self._verify_with_target(plan, drafts, result)
+                verified = self._verify_with_target(plan, drafts, rows, positions, result)
             except StageError as stage:
                 error = stage.failure.error
                 reason = f"{self._target} failed: {type(error).__name__}: {error}"
@@ -184,29 +191,53 @@ class Executor:
             return [draft for draft in drafts if not draft.group.leaves_choice]
         return []
 
+    def _positions(self, plan: CyclePlan, result: CycleResult) -> tuple[Ints, Ints]:
+        """The rows that decode, ascending, and the positions of their next tokens among their
+        output. Together, and one by one if that fails: a row that it fails for ends."""
+        grouped = [group.rows for group in plan.groups]
+        rows = np.sort(np.concatenate([plan.prefill_rows[:0], *grouped]))
+        with self._faults.part("rows"):
+            return rows, self._rows.output_positions(rows)
+        sound, positions = [rows[:0]], [rows[:0]]
+        for at, row in enumerate(rows.tolist()):
+            with RowGuard(result.errors, row, "the place in its text"):
+                positions.append(self._rows.output_positions(rows[at : at + 1]))
+                sound.append(rows[at : at + 1])
+        return np.concatenate(sound), np.concatenate(positions)
+
     def _verify_with_target(
-        self, plan: CyclePlan, drafts: Sequence[GroupDraft], result: CycleResult
+        self,
+        plan: CyclePlan,
+        drafts: Sequence[GroupDraft],
+        rows: Ints,
+        positions: Ints,
+        result: CycleResult,
     ) -> VerifyResult:
-        """Raises `StageError` where the target fails."""
-        results = [draft.result for draft in drafts if draft.result is not None]
-        drafted = [result.tree.rows for result in results]
-        rows = np.concatenate([plan.prefill_rows[:0], *(group.rows for group in plan.groups)])
-        undrafted = np.setdiff1d(rows, np.concatenate([plan.prefill_rows[:0], *drafted]))
-        tree = join([*(result.tree for result in results), TokenTree.empty(undrafted)])
-        self._commits.take_errors()  # those of drafters concern their drafts only
+        """`rows`, `positions`: see `_positions`. Raises `StageError` where the target fails."""
+        offered = [draft.result for draft in drafts if draft.result is not None]
+        if result.errors:  # rows that have ended are in no pack
+            offered = [own for one in offered if len((own := one.of_rows(rows)).tree.rows)]
+        drafted = [rows[:0], *(one.tree.rows for one in offered)]
+        undrafted = TokenTree.empty(np.setdiff1d(rows, np.concatenate(drafted)))
+        tree = join([*(one.tree for one in offered), undrafted])
+        with self._faults.part("rows"):  # those of drafters concern their drafts only
+            self._rows.sampler.take_errors()
         started = time.perf_counter()
         with self.states.stage(self._target, tree.rows) as active:
             with self._faults.part("timing"):
                 started = self._runtime.begin_stage()
-            verified = self._verify.verify(active, self._request(active, plan, tree, results))
+            verified = self._verify.verify(
+                active, self._request(active, plan, tree, positions, offered)
+            )
             self.states.touch(active.state, tree.rows, verified.fed)
             if verified.poisoned.any():
                 active.state.scrub(verified.fed.flat_slots[verified.poisoned])
         with self._faults.part("feedback"):
             self._comparison.keep_prompt_ends(verified)
-        for row, logits in verified.earlier.items():
-            with RowGuard(result.errors, row, "log-probabilities of the prompt"):
-                self._rows.prompt_logprobs.note(row, logits)
+        with self._faults.part("rows"):  # a request whose log-probabilities are forgotten ends
+            for row, logits in verified.earlier.items():
+                with RowGuard(result.errors, row, "log-probabilities of the prompt"):
+                    self._rows.prompt_logprobs.note(row, logits)
         with self._faults.part("timing"):
             places = int((verified.places >= 0).sum())
             self._runtime.end_stage("verify", places, started)
@@ -217,36 +248,31 @@ class Executor:
         active: ActiveModel,
         plan: CyclePlan,
         tree: TokenTree,
+        positions: Ints,
         drafts: Sequence[DraftResult],
     ) -> VerifyRequest:
-        rows, counts = plan.prefill_rows, plan.prefill_counts
         level = max((len(group.chain) - 1 for group in plan.groups), default=1)
-        return VerifyRequest(
-            tree,
-            self._rows.output_positions(tree.rows),
-            drafts,
-            max(1, level),
-            earlier=self._earlier(active, tree.rows),
-            chunks=PrefillChunks(rows, counts, self._whole_chunks(rows, counts)),
-        )
+        chunks = PrefillChunks(plan.prefill_rows, plan.prefill_counts)
+        request = VerifyRequest(tree, positions, drafts, max(1, level), chunks=chunks)
+        with self._faults.part("rows"):  # as for those that are not noted
+            asked = self._rows.prompt_logprobs.asked
+            earlier = np.where(asked(chunks.rows), chunks.counts, 0)
+            return replace(
+                request,
+                earlier=self._earlier(active.lag(tree.rows), asked(tree.rows)),
+                chunks=replace(chunks, earlier=earlier),
+            )
+        return request
 
-    def _earlier(self, active: ActiveModel, rows: Ints) -> Ints:
+    def _earlier(self, behind: Ints, asked: NDArray[np.bool_]) -> Ints:
         """[B] places before the roots whose logits are of use: a prompt's end, which drafters will
-        be compared with when they read it, or all of it."""
-        behind = active.lag(rows)
-        return np.where(
-            self._asked(rows), behind, np.minimum(behind, self._comparison.prompt_positions)
-        )
+        be compared with when they read it, or all of it.
 
-    def _whole_chunks(self, rows: Ints, counts: Ints) -> Ints:
-        """[P] the same within chunks of prompts."""
-        return np.where(self._asked(rows), counts, 0)
-
-    def _asked(self, rows: Ints) -> NDArray[np.bool_]:
-        """[R] whose prompts' log-probabilities are wanted; who is forgotten here ends later."""
-        with self._faults.part("rows"):
-            return self._rows.prompt_logprobs.asked(rows)
-        return np.zeros(len(rows), dtype=np.bool_)
+        Args:
+            behind: [B] tokens that are read before each root.
+            asked: [B] whether the log-probabilities of the row's prompt are wanted.
+        """
+        return np.where(asked, behind, np.minimum(behind, self._comparison.prompt_positions))
 
 
 def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:

@@ -12,6 +12,8 @@ import torch
 from specrouter.view import EngineView, Standing
 from tests.exact.control_faults import (
     MODES,
+    ROW,
+    TERMINAL,
     ControlFaultCheck,
     Fault,
     Service,
@@ -30,8 +32,11 @@ SAMPLE = {
     "processors.grammar_masks.GrammarMasks.at": "once",
     "processors.ngram.NgramDraftProcessor.draft": "once",
     "processors.score_edits.edit": "once",
+    "specrouter.engine.planning.CyclePlanning.admission": "always",
+    "specrouter.engine.quarantine.BackOff.lasts": "always",
     "specrouter.engine.view_builder.ViewBuilder.build": "always",
     "specrouter.execution.chain_drafter.ChainDrafter.begin": "always",
+    "specrouter.execution.decoding_rows.DecodingRows.output_positions": "once",
     "specrouter.execution.drafter_prefill.DrafterPrefill.read": "once",
     "specrouter.execution.executor.Executor.run": "once",
     "specrouter.execution.forward_clock.ForwardClock.take_ms": "always",
@@ -69,6 +74,13 @@ def test_some_hundred_functions_are_found_and_called(service: Service) -> None:
     names = {one.name for one in called(service, every)}
     assert len(names) > 400
     assert SAMPLE.keys() <= names
+
+
+def test_what_may_end_more_than_its_request_is_a_short_list_of_what_there_is() -> None:
+    names = [one.name for one in find_functions()]
+    for beginning in (*TERMINAL, *ROW):
+        assert any(name.startswith(beginning) for name in names), beginning
+    assert sum(name.startswith(TERMINAL) for name in names) <= 95
 
 
 @pytest.mark.parametrize(("name", "mode"), SAMPLE.items(), ids=SAMPLE)

@@ -15,7 +15,9 @@ from specrouter import SamplingParams
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_queue import AdmissionPace
 from specrouter.engine.decode_counts import DecodeCounts
-from specrouter.engine.quarantine import Quarantine
+from specrouter.engine.engine import Engine
+from specrouter.engine.planning import CyclePlanning
+from specrouter.engine.quarantine import BackOff, Quarantine
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.view_builder import ViewBuilder
@@ -71,6 +73,11 @@ def spoilt(plan: Plan, how: str) -> Any:
 
 
 CONTROL = {
+    "the planning of admission": (CyclePlanning, "admission", "planning"),
+    "the planning": (CyclePlanning, "plan", "planning"),
+    "whether policies rest": (BackOff, "lasts", "planning"),
+    "all drafts": (Executor, "_drafted", "drafting"),
+    "the selection": (Executor, "_selected", "drafting"),
     "the view": (ViewBuilder, "build", "planning"),
     "the planner": (Planner, "plan", "planning"),
     "the quarantine's list": (Quarantine, "available", "planning"),
@@ -78,6 +85,8 @@ CONTROL = {
     "a draft": (ChainDrafter, "draft", "drafting"),
 }
 FACTS = {
+    "how a plan came out": (CyclePlanning, "judge", "planning"),
+    "what is learned": (Engine, "_learn", "learning"),
     "the cycle's time": (PerformanceProfiler, "record_cycle", "learning"),
     "the cycle's beginning": (PerformanceProfiler, "begin_cycle", "learning"),
     "the cycle's tokens": (DecodeCounts, "record", "learning"),

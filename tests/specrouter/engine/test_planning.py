@@ -58,6 +58,7 @@ class Bench:
     def __init__(self) -> None:
         self.policy = Policy()
         self.faults = FaultGuard()
+        self.number = 0
         policies: Any = SimpleNamespace(current=self.policy)
         check = PlanCheck(PAIR, "big", (), prompt_tokens=16)
         self.planning = CyclePlanning(
@@ -65,13 +66,16 @@ class Bench:
         )
 
     def cycle(self, selection_failed: bool = False) -> bool:
-        """Whether anybody drafts."""
-        self.planning.admission({})
-        plan = self.planning.plan({}, {0: 0, 1: 0})
-        self.planning.judge(selection_failed)
-        if not self.policy.leaves_out:
-            assert sorted(plan.rows) == [0, 1]
-        return len(plan.groups[0].chain) > 1
+        """Whether the policies plan. What they raise is counted, as by the engine."""
+        self.number += 1
+        plan = None
+        with self.faults.part("planning"):
+            self.planning.admission(self.number, {})
+        with self.faults.part("planning"):
+            plan = self.planning.plan(self.number, {}, {0: 0, 1: 0})
+        self.planning.judge(self.number, selection_failed)
+        assert plan is None or plan.groups[0].chain == PAIR
+        return plan is not None
 
     def cycles(self, count: int) -> str:
         return "".join("d" if self.cycle() else "-" for _ in range(count))
@@ -130,8 +134,18 @@ def test_a_request_that_is_left_out_for_ever_is_served_by_the_target() -> None:
     assert "-" in served[128:]
 
 
-def test_while_policies_rest_requests_are_admitted_in_their_order() -> None:
+def test_policies_that_rest_decide_nothing() -> None:
     bench = Bench()
-    assert bench.planning.admission({}) == Admission()
+    assert bench.planning.admission(1, {}) == Admission()
     bench.policy.fails = "admission"
-    assert bench.planning.admission({}) is None
+    with pytest.raises(ZeroDivisionError):
+        bench.planning.admission(2, {})
+    assert bench.planning.admission(3, {}) is None
+    assert bench.planning.plan(3, {}, {0: 0}) is None
+
+
+def test_a_cycle_is_not_planned_by_the_view_of_an_earlier_one() -> None:
+    bench = Bench()
+    assert bench.planning.admission(1, {}) is not None
+    assert bench.planning.plan(2, {}, {0: 0, 1: 0}) is None
+    assert bench.policy.asked == 0

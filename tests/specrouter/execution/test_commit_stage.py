@@ -1,5 +1,6 @@
 """What rows gain of a verification; what fails for one of them is its own affair."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -142,3 +143,44 @@ def test_a_row_that_no_token_can_be_chosen_for(
         bench, errors = run(pool, params)
     assert errors == {_ROW: "no token could be chosen: ZeroDivisionError: odd"}
     assert_alone(pool, params, bench, "chosen")
+
+
+def test_a_row_whose_place_in_its_text_is_not_known(
+    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        spoil(patch, DecodingRows, "output_positions", lambda _, rows: _ROW in rows, after=1)
+        bench, errors = run(pool, params)
+    assert errors == {_ROW: "the place in its text failed: ZeroDivisionError: odd"}
+    expected, _ = run(pool, params)
+    for row, (made, wanted) in enumerate(zip(bench.made(), expected.made(), strict=True)):
+        assert made == wanted[: len(made)]
+        assert row == _ROW or len(made) >= 4, "a token in each cycle"
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_places_that_cannot_be_told_once_cost_a_draft_at_most(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Some of the calls are for the drafts, and some for the target's pass."""
+    params, calls = PARAMS["plain"], itertools.count(1)
+    expected, _ = run(pool, params)
+    with monkeypatch.context() as patch:
+        spoil(patch, DecodingRows, "output_positions", lambda *_: next(calls) == call)
+        bench, errors = run(pool, params)
+    assert errors == {}
+    for made, wanted in zip(bench.made(), expected.made(), strict=True):
+        assert made == wanted[: len(made)]
+        assert len(made) >= 4, "a token in each cycle"
+
+
+def test_log_probabilities_that_cannot_be_had_end_those_who_asked(
+    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_stage.CommitStage, "_logprobs", None)
+        bench, errors = run(pool, params)
+    asked = params.logprobs is not None
+    assert sorted(errors) == (list(range(3)) if asked else [])
+    assert all("log-probabilities are not known" in error for error in errors.values())
+    assert any(bench.made()) != asked

@@ -46,6 +46,14 @@ def test_tokens_that_are_committed_are_no_longer_remaining(
     assert rows.remaining(np.array([0, 1])).tolist() == [4, 1]
 
 
+def test_no_row_is_committed_more_than_its_request_may_have(
+    rows: DecodingRows, manager: StateManager
+) -> None:
+    with pytest.raises(AssertionError, match="deeper than the request may go"):
+        rows.extend(1, np.array([10, 11, 12, 13, 14]))
+    assert manager.committed(1).tolist() == [4, 5, 6]
+
+
 def test_rows_with_a_temperature_are_sampled(rows: DecodingRows) -> None:
     assert rows.sampled(np.array([0, 1])).tolist() == [False, True]
 
