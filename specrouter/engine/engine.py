@@ -212,7 +212,6 @@ class Engine:
     def step(self) -> None:
         with self._stepping.step():
             started_s = time.perf_counter()
-            self._cycle += 1
             self._book.retire()
             admitted = self._admit()
             if self._book.running:
@@ -224,10 +223,10 @@ class Engine:
                         self._learn(plan, result, time.perf_counter() - started_s)
 
     def _admit(self) -> dict[int, int]:
-        """Gives requests rows, by id. Nobody can be admitted while no row is free.
-
-        Without a decision of the policies, as many as there is room for, in their order.
+        """Begins a cycle, and gives requests rows, by id. Nobody can be admitted while no row is
+        free; without a decision of the policies, as many as there is room for, in their order.
         """
+        self._cycle += 1
         book = self._book
         has_row = len(book.running) < self._manager.rows
         first = book.waiting.first_of(_WAITING_SHOWN) if has_row else []

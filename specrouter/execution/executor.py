@@ -95,8 +95,8 @@ class Executor:
                     self._evaluate(plan.shadow_evaluation, result)
             try:
                 drafts = self._selected(plan, self._drafted(plan, result), result)
-            except Exception as error:  # around the groups' own guards
-                self._faults.note("drafting", error)
+            except Exception as failure:  # around the groups' own guards
+                self._faults.note("drafting", failure)
                 result.is_regular = False
             rows, positions = self._positions(plan, result)
             if not len(rows) and not len(plan.prefill_rows):

@@ -119,6 +119,7 @@ TERMINAL = (
     "specrouter.request.handle.RequestHandle.deliver",
     "specrouter.request.handle.RequestHandle.is_done",
     # State: the state manager, and what keeps models' states and committed tokens in step.
+    "specrouter.execution.executor.Executor.allocate",
     "specrouter.execution.executor.Executor.close",
     "specrouter.execution.model_states.ModelStates._",
     "specrouter.execution.model_states.ModelStates.begin",
@@ -142,7 +143,7 @@ ROW = (
     "specrouter.engine.input_validation",
     "specrouter.execution.commit_stage",
     "specrouter.execution.decoding_rows",
-    "specrouter.execution.executor.Executor.allocate",
+    "specrouter.execution.executor.Executor._earlier",
     "specrouter.execution.executor.Executor.open",
     "specrouter.execution.logprobs",
     "specrouter.request",
@@ -171,7 +172,9 @@ _TARGET_S = 0.002  # that every forward of the target takes longer, so that draf
 _SLEEP_S, _SLEEPS = 0.02, 8
 _LATEST_CALL = 6  # the first call that "once" may strike
 _PATIENCE_S = 20.0
-_RECOVERIES = 8  # rounds of requests in which drafters are to be used again
+# Rounds of requests in which drafters are to be used again: about as many cycles as it takes until
+# half of what was learned in the burst has faded (`evidence.HALF_LIFE`).
+_RECOVERIES = 16
 _SHOWN = 8
 
 
