@@ -11,7 +11,7 @@ from specrouter.bench.output_file import check_json
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
-DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "slo", "goodput")
+DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "adaserve", "goodput")
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,9 @@ class LoadOptions:
             if name not in POLICIES:
                 known = ", ".join(POLICIES)
                 raise ConfigError("--policy", f"{name!r} is none of {known}")
+            if POLICIES[name].admission != "fcfs" and self.simulate is None:
+                reason = f"{name!r} admits otherwise than an engine does so far: give --simulate"
+                raise ConfigError("--policy", reason)
         if self.policy is not None and len(set(self.policy)) < len(self.policy):
             raise ConfigError("--policy", "names one twice")
         if self.rows is not None:

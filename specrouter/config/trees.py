@@ -8,7 +8,7 @@ from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
-Selection = Literal["goodput", "slo", "global-greedy", "equal-greedy", "whole"]
+Selection = Literal["goodput", "slo", "slo-phase", "global-greedy", "equal-greedy", "whole"]
 
 
 class TreesConfig(Strict):
@@ -20,9 +20,10 @@ class TreesConfig(Strict):
             `adaserve-v1`: by the number of requests (AdaServe, Equations 8 and 9, and their earlier
             form); `fixed`: as the scheduler's policy says; `static`: SpecInfer's tree.
         selection: `goodput`: maximises the expected rate of tokens that arrive in time; `slo`:
-            AdaServe's Algorithm 2 under a budget; `global-greedy`: the same without objectives;
-            `equal-greedy`: the same share for each request; `whole`: all nodes. Left out, adaptive
-            routing takes `goodput`, the other policies verify whole trees, or their `nodes`.
+            AdaServe's Algorithm 2 under a budget; `slo-phase`: its first phase only, objectives;
+            `global-greedy`: its second only, without objectives; `equal-greedy`: the same share
+            for each request; `whole`: all nodes. Left out, adaptive routing takes `goodput`, the
+            other policies verify whole trees, or their `nodes`.
         budget_tokens: tokens that the target reads in a cycle, roots and prompts included, for
             `slo`, `global-greedy` and `equal-greedy`. Left out, as many as bring most tokens per
             second by its measured times and the acceptances so far.

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.time_curve import ForwardTimes
 
 Floats = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ class CurveTime:
         slots: KV slots that a token attends to, in the mean.
     """
 
-    target: TimeCurve
+    target: ForwardTimes
     step_ms: float = 0.0
     around_ms: float = 0.0
     slots: float = 0.0

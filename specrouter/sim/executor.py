@@ -6,6 +6,9 @@ rows together with the chunks of prompts. A forward takes what the machine's cur
 tokens; drafts and what is accepted of them are drawn (`specrouter.sim.text`). Tokens have no value
 here, only a number.
 
+Where a machine's batches were published instead of its forwards (`Machine.batch`), a cycle takes
+what these say for the target's tokens and the steps of the longest draft.
+
 Not simulated: failures, loading, shadow evaluations, and the engine's own work beyond `stages`.
 """
 
@@ -68,6 +71,7 @@ class SimulatedExecutor:
     knowledge: Knowledge
     draws: np.random.Generator
     _ms: float = 0.0  # of the cycle so far
+    _target_tokens: int = 0  # of its pass
 
     def run(self, plan: CyclePlan) -> tuple[CycleResult, float]:
         """What the cycle brings, and its milliseconds."""
@@ -80,6 +84,9 @@ class SimulatedExecutor:
         for draft in drafts:
             self._commit(draft, result)
         self.rows.read[self.machine.target][plan.prefill_rows] += plan.prefill_counts
+        if self.machine.batch is not None:
+            steps = max((len(one.trees.levels) for one in drafts if one.trees), default=0)
+            self._ms = self.machine.batch.ms(self._target_tokens, steps)
         return result, self._ms
 
     def _forward(self, model: str, tokens: int, rows: Ints, times: int = 1) -> None:
@@ -181,7 +188,8 @@ class SimulatedExecutor:
             rows.append(group)
             places += len(group) + int(draft.chosen.sum())
             tokens += int(self.rows.lag(target, group).sum())
-        self._forward(target, tokens + places, np.concatenate(rows))
+        self._target_tokens = tokens + places
+        self._forward(target, self._target_tokens, np.concatenate(rows))
         self._work("verify", places)
         is_drafted = any(len(draft.group.chain) > 1 for draft in drafts)
         self._work("drafting" if is_drafted else "cycle", sum(map(len, rows[1:])))

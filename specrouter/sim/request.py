@@ -2,8 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from specrouter.request.attainment import attained_stages, stage_ends
+import numpy as np
+
+from specrouter.request.attainment import RUN_TOKENS, attained_stages, stage_ends
 from specrouter.request.objective import Stage
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.view import RequestView
@@ -21,7 +24,8 @@ class SimulatedRequest:
         tier: that policies are told of it: its category, if it has an objective.
         tokens: of its output so far; `cycles`: that brought them.
         is_declined: policies were told that its objectives will not be attained.
-        commits: when tokens came, and how many; noted for requests with stages.
+        commits: when tokens came, and how many; noted for requests with stages, and for those that
+            are judged by runs of ten tokens.
         waiting_view: of it before it ran, which does not change.
         refusal: why it is not served.
     """
@@ -42,6 +46,7 @@ class SimulatedRequest:
     _stage: int = 0  # that it is in,
     _stage_tokens: int = 1  # tokens before it, the first one included,
     _stage_s: float = math.nan  # and when they were there
+    _run_s: float = math.nan  # when the run of ten tokens began that it is in
 
     def __post_init__(self) -> None:
         request = self.request
@@ -80,19 +85,31 @@ class SimulatedRequest:
         """The time that those took so far."""
         return (now_s - self._stage_s) * 1000 if self.tokens else 0.0
 
+    def run_ms(self, now_s: float) -> float | None:
+        """Since `decoded` was a multiple of ten; None where no such run is judged."""
+        judged = self.request.judges_runs and self.tokens
+        return (now_s - self._run_s) * 1000 if judged else None
+
     def take(self, tokens: int, now_s: float) -> None:
         """What a cycle brought that has ended now."""
         self.cycles += 1
         if not self.tokens:
-            self.first_s = self._stage_s = now_s
+            self.first_s = self._stage_s = self._run_s = now_s
+        begun = self.decoded // RUN_TOKENS
+        begins = (self.decoded + tokens) // RUN_TOKENS
+        if self.tokens and begins > begun:  # tokens of one commit share its time evenly
+            share = (begins * RUN_TOKENS - self.decoded) / tokens
+            self._run_s = self.last_s + share * (now_s - self.last_s)
         self.tokens += tokens
         self.last_s = now_s
         assert self.tokens <= self.request.new_tokens, "no cycle brings more than is asked for"
-        if self.request.stages:
+        if self.request.stages or self.request.judges_runs:
             self.commits.append((now_s, tokens))
-            ends = stage_ends(self.request.stages, (_NO_TOKEN,) * self.tokens)
+        if self.request.stages:
+            ends = self._stage_ends()
             if len(ends) > self._stage:
-                self._stage, self._stage_tokens, self._stage_s = len(ends), ends[-1], now_s
+                self._stage, self._stage_tokens = len(ends), ends[-1]
+                self._stage_s = self._run_s = now_s
 
     def answer(self) -> Answer:
         error = self.refusal or ("cancelled" if self.is_cancelled else None)
@@ -103,9 +120,29 @@ class SimulatedRequest:
             tpot_ms = (self.last_s - self.first_s) * 1000 / (self.tokens - 1)
         ttft_ms = (self.first_s - self.sent_s) * 1000
         accepted = self.tokens / self.cycles
-        return Answer(ttft_ms, tpot_ms, self.tokens, accepted, error, self._attained_stages())
+        stages = self._attained_stages()
+        worst_ms = self._worst_run_ms(1, self.tokens) if self.request.judges_runs else None
+        return Answer(ttft_ms, tpot_ms, self.tokens, accepted, error, stages, worst_ms)
 
     def _attained_stages(self) -> tuple[bool, ...]:
-        stages = self.request.stages
+        stages, ends = self.request.stages, self._stage_ends()
         came_ms = [at_s * 1000 for at_s, count in self.commits for _ in range(count)]
-        return attained_stages(stages, stage_ends(stages, (_NO_TOKEN,) * self.tokens), came_ms)
+        kept = attained_stages(stages, ends, came_ms)
+        if not self.request.judges_runs:
+            return kept
+        bounds = [1, *ends, self.tokens]
+        runs_ms = [self._worst_run_ms(*each) for each in pairwise(bounds)]
+        return tuple(
+            is_kept if ms is None else ms <= stage.tpot_ms * (1.0 + 1e-9)
+            for is_kept, ms, stage in zip(kept, runs_ms, stages, strict=False)
+        )
+
+    def _stage_ends(self) -> tuple[int, ...]:
+        return stage_ends(self.request.stages, (_NO_TOKEN,) * self.tokens)
+
+    def _worst_run_ms(self, began: int, ended: int) -> float | None:
+        """Of full runs of ten tokens after `began` of them."""
+        counts = np.cumsum([count for _, count in self.commits])
+        came_s = [self.first_s, *(at_s for at_s, _ in self.commits)]
+        ends = np.interp(np.arange(began, ended + 1, RUN_TOKENS), [1, *counts], came_s)
+        return float(np.diff(ends).max() * 1000 / RUN_TOKENS) if len(ends) > 1 else None

@@ -18,6 +18,7 @@ import numpy as np
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.engine.policies import Policy, planner_of
 from specrouter.routing.planner import Plan, Planner
+from specrouter.sim.admissions import admission_of
 from specrouter.sim.executor import SimulatedExecutor
 from specrouter.sim.knowledge import Knowledge, Known
 from specrouter.sim.machine import Machine
@@ -26,11 +27,12 @@ from specrouter.sim.request import SimulatedRequest
 from specrouter.sim.rows import SimulatedRows
 from specrouter.sim.text import SimulatedTexts
 from specrouter.sim.view_builder import SimulatedViews
-from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
-from specrouter.slo.policies import POLICIES
-from specrouter.view import EngineView
+from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.policies import POLICIES, RouterPolicy
+from specrouter.view import EngineView, RequestView
 
 _WAITING_SHOWN = 64  # requests of the queue that a policy may choose among, as in the engine
+_NOT_SENT = -1  # id of a request that is only shown
 
 # What each cycle was decided from, and what was decided.
 Watch = Callable[[EngineView, Admission, EngineView, Plan | None], None]
@@ -45,7 +47,8 @@ class SimulatedService:
 
     Attributes:
         acceptance: of a drafter's best token, where the machine knows none of a pair.
-        admission: None: `fcfs` with the machine's chunk of prompt tokens.
+        admission: None: the policy's own.
+        batch_tokens: of Sarathi-Serve's batches; None: the machine's chunk of prompt tokens.
         knowledge: of the machine; a new one for each policy that is used.
         watch: is told of every cycle: the view, the admission, the view with the requests that it
             gave rows, and the plan, if there was one.
@@ -57,28 +60,33 @@ class SimulatedService:
     admission: AdmissionPolicy | None = None
     knowledge: Callable[[Machine, SimulatedTexts], Knowledge] = Known
     watch: Watch | None = None
+    batch_tokens: int | None = None
     _now_s: float = 0.0  # of the client
     _free_s: float = 0.0  # when the cycle ends that runs
     _ids: Iterable[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self._admission = self.admission or fcfs(self.machine.prefill_chunk)
         self._running: dict[int, SimulatedRequest] = {}  # by row, in the order of admission
         self._waiting: list[SimulatedRequest] = []  # by arrival
         self.use("target-only")
 
     # The service
 
-    def use(self, policy: str) -> None:
+    def use(self, policy: str | RouterPolicy) -> None:
         """One of `POLICIES`, from now on, and by an engine that has seen nothing before."""
         assert not self._unfinished, "no policy is changed while requests run"
-        chosen, machine = POLICIES[policy], self.machine
+        chosen = POLICIES[policy] if isinstance(policy, str) else policy
+        machine = self.machine
         config = SchedulerConfig.model_validate({"policy": chosen.policy, **chosen.settings})
-        changed = {"selection": chosen.selection, "shape": chosen.shape}
+        published = machine.trees.model_dump(exclude_unset=True) if chosen.is_published else {}
+        changed = {**published, "selection": chosen.selection, "shape": chosen.shape}
         key = config, self.trees.model_copy(update=changed)
         engine = EngineConfig(prefill_chunk=machine.prefill_chunk)
         self._policy = Policy(key, planner_of(engine, machine, machine.parameters, key))
         texts = SimulatedTexts(self.acceptance, machine.acceptance)
+        self._admission = self.admission or admission_of(
+            chosen.admission, machine, texts, self.batch_tokens
+        )
         follow = frozenset(machine.drafters if machine.free_drafter_prefill else ())
         rows = SimulatedRows(machine.max_requests, machine.names, follow)
         knowledge = self.knowledge(machine, texts)
@@ -108,6 +116,23 @@ class SimulatedService:
         else:
             self._waiting.append(sent)
         return sent
+
+    def shown(self, request: LoadRequest) -> tuple[EngineView, RequestView]:
+        """What a router sees of this engine now, and what the engine would be told of a request."""
+        asked = SimulatedRequest(_NOT_SENT, request, self._now_s)
+        view = self._views.build(
+            self._cycle,
+            self._now_s,
+            {row: one for row, one in self._running.items() if not one.is_done},
+            [one for one in self._waiting if not one.is_done],
+            self._knowledge.snapshot(),
+            self._policy.standing,
+        )
+        return view, self._views.waiting(asked, self._now_s)
+
+    def admits(self, view: EngineView, name: int) -> bool:
+        """Would the policy in use admit the request of this id at once?"""
+        return name in self._admission(view).admitted
 
     # The clock
 

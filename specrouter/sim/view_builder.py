@@ -37,7 +37,7 @@ class SimulatedViews:
             cycle,
             now_s,
             self._running(running, now_s),
-            tuple(self._waiting(one, now_s) for one in waiting),
+            tuple(self.waiting(one, now_s) for one in waiting),
             self.rows.free,
             None if budget is None else budget - self.rows.reserved_tokens,
             self._models,
@@ -59,7 +59,7 @@ class SimulatedViews:
         missed = missed or [{}] * len(at)
         return tuple(map(_view, running.values(), repeat(now_s), left, missed, slots))
 
-    def _waiting(self, request: SimulatedRequest, now_s: float) -> RequestView:
+    def waiting(self, request: SimulatedRequest, now_s: float) -> RequestView:
         if request.waiting_view is not None:
             return request.waiting_view
         unread = request.prompt_tokens + request.tokens - 1
@@ -104,4 +104,6 @@ def _view(
         request.stages,
         output_tokens=asked.new_tokens,
         declined=request.is_declined,
+        run_ms=request.run_ms(now_s),
+        awaits_first=request.row is not None and not request.tokens,
     )

@@ -57,7 +57,7 @@ def fcfs(prefill_chunk: int) -> AdmissionPolicy:
     """Args: `prefill_chunk`: prompt tokens that the target reads in a cycle at most."""
 
     def policy(view: EngineView) -> Admission:
-        admitted, waits = _those_that_fit(view)
+        admitted, waits = those_that_fit(view)
         reading = [one for one in (*view.running, *admitted) if one.prompt_left]
         # The last chunk of a prompt brings the first token.
         wanted = np.array([one.prompt_left + 1 for one in reading], dtype=np.int64)
@@ -68,8 +68,8 @@ def fcfs(prefill_chunk: int) -> AdmissionPolicy:
     return policy
 
 
-def _those_that_fit(view: EngineView) -> tuple[list[RequestView], bool]:
-    """In the order of their keys; and whether the next one waits for memory."""
+def those_that_fit(view: EngineView) -> tuple[list[RequestView], bool]:
+    """Waiting requests in the order of their keys; and whether the next one waits for memory."""
     admitted: list[RequestView] = []
     free_tokens = view.kv_free_tokens
     for request in sorted(view.waiting, key=lambda one: one.priority_key):

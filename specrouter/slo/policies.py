@@ -1,43 +1,80 @@
-"""The named policies that benchmarks and simulations compare: what each means by itself."""
+"""The named policies that benchmarks and simulations compare: what each means by itself.
+
+Each is a router's policy and an admission. Those of papers are as published, and none of them falls
+back to something better where it would pay, with one exception: `global-greedy` spends as many
+nodes as promise most tokens by survival times profiled cost, which may be none. That is AdaServe's
+ablation without objectives, and also the rule that vLLM merged in 2026; it is the strongest of the
+baselines, so it is kept as strong as it can be.
+
+Sources: AdaServe (EuroSys '26), sections 5.2, 6.1 and 6.3; SLOs-Serve (arXiv 2504.08784), section
+6; what is not in the texts: docs/decisions.md.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specrouter.config import Selection
+from specrouter.slo.serve.prefill_budget import MOST_SPECULATED
+
+# `prefill-first`, `decode-first`: `specrouter.slo.baseline_admission`; the last two:
+# `specrouter.slo.serve.policy`.
+AdmissionName = Literal["fcfs", "prefill-first", "decode-first", "slos-serve", "slo"]
 
 
 @dataclass(frozen=True)
 class RouterPolicy:
     """What a policy means by itself. The rest of `trees`, its budget say, is the scenario's.
 
-    `settings`: of the scheduler.
+    `settings`: of the scheduler. `is_published`: the budgets and bounds of trees are those that a
+    machine file says were published for it.
     """
 
     policy: str
     selection: Selection
     shape: Literal["adaptive", "adaserve", "fixed", "static"] = "adaptive"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    admission: AdmissionName = "fcfs"
+    is_published: bool = False
 
 
-def _chain(depth: int) -> RouterPolicy:
+def _chain(depth: int, admission: AdmissionName = "fcfs") -> RouterPolicy:
     """Always speculates, as AdaServe's baseline vLLM-Spec does."""
-    return RouterPolicy("ssd-smallest", "whole", "fixed", {"depth": depth, "width": 1})
+    settings = {"depth": depth, "width": 1}
+    return RouterPolicy("ssd-smallest", "whole", "fixed", settings, admission)
 
 
-# The baselines: what AdaServe compares with. The others answer to objectives.
+def _adaserve(selection: Selection) -> RouterPolicy:
+    """Always speculates, with trees of Equations 8 and 9 under the published budgets."""
+    return RouterPolicy("ssd-smallest", selection, "adaserve", is_published=True)
+
+
+def _by_tier() -> RouterPolicy:
+    """As deep as any tier may speculate; admission says how deep each does."""
+    return _chain(MOST_SPECULATED - 1, "slos-serve")
+
+
+# The baselines: what AdaServe compares with. `target-only` and `spec-*` read prompts in chunks
+# beside the others' tokens; `vllm` and `vllm-spec-*` are the same with prefill first.
 BASELINES: Mapping[str, RouterPolicy] = {
     "target-only": RouterPolicy("target-only", "whole", "fixed"),
+    "vllm": RouterPolicy("target-only", "whole", "fixed", admission="prefill-first"),
+    "sarathi": RouterPolicy("target-only", "whole", "fixed", admission="decode-first"),
     "spec-4": _chain(4),
     "spec-6": _chain(6),
     "spec-8": _chain(8),
-    "static-tree": RouterPolicy("ssd-smallest", "whole", "static"),
-    "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
+    "vllm-spec-4": _chain(4, "prefill-first"),
+    "vllm-spec-6": _chain(6, "prefill-first"),
+    "vllm-spec-8": _chain(8, "prefill-first"),
+    "specinfer": RouterPolicy("ssd-smallest", "whole", "static"),
+    "equal-greedy": _adaserve("equal-greedy"),
     "global-greedy": RouterPolicy("adaptive", "global-greedy"),
 }
 POLICIES: Mapping[str, RouterPolicy] = {
     **BASELINES,
-    "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
-    "slo": RouterPolicy("adaptive", "slo"),
+    "adaserve": _adaserve("slo"),
+    "adaserve-slo-phase": _adaserve("slo-phase"),
+    "slos-serve": _by_tier(),
+    "slo": RouterPolicy("adaptive", "goodput", admission="slo"),  # ours, of both systems
     "goodput": RouterPolicy("adaptive", "goodput"),  # the default
 }

@@ -152,7 +152,7 @@ class TreePlanner:
             return lambda rows, candidates, aside: whole(candidates)
         if self.selection == "goodput":
             return partial(self._by_value, progress, cost)
-        if self.selection == "slo":
+        if self.selection in ("slo", "slo-phase"):
             cycle_ms = cost.whole_ms(budget_nodes)
             return partial(self._by_objectives, progress, budget_nodes, cycle_ms)
         greedy = global_greedy if self.selection == "global-greedy" else equal_greedy
@@ -189,6 +189,7 @@ class TreePlanner:
             int(candidates.depths.max(initial=0)),
             config.root_credit,
             config.order,
+            fills=self.selection == "slo",
         )
 
 

@@ -90,6 +90,7 @@ def slo_customized(
     root_credit: float = 1.0,
     order: Order = "neediest",
     most: int = MAX_TREE_TOKENS,
+    fills: bool = True,
 ) -> Bools:
     """[B, W] objectives first, then the likeliest of all: both selection phases of Algorithm 2.
 
@@ -106,6 +107,7 @@ def slo_customized(
         root_credit: tokens that a root counts for: 1 in Algorithm 2, 0 in Figure 5.
         order: "neediest" as in the paper's text, "easiest" as in its code; ties to the lower row.
         most: nodes of one tree, in both phases.
+        fills: False leaves the second phase out: AdaServe's ablation.
     """
     limits = np.minimum(candidates.counts, most)
     sums = _running_sums(candidates.gains, root_credit)
@@ -114,7 +116,7 @@ def slo_customized(
     turns = np.argsort(needs if order == "easiest" else -needs, kind="stable")
     budgets = np.array([budget_nodes])
     taken = _in_turn(wanted, turns, budgets)
-    return candidates.best(_filled(candidates, taken, budgets, most)[0])
+    return candidates.best((_filled(candidates, taken, budgets, most) if fills else taken)[0])
 
 
 def most_valuable(

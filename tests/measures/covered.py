@@ -77,7 +77,9 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "decision_record": "test_planner",
         "route": "test_planner",
     },
+    "specrouter/slo": {"policies": "../sim/test_named_policies"},
     "specrouter/sim": {
+        "admissions": "test_named_policies",
         "knowledge": "test_service",
         "request": "test_service",
         "view_builder": "test_service",

@@ -13,6 +13,7 @@ from specrouter.profile.time_curve import TimeCurve
 from specrouter.sim.machine import Machine
 from specrouter.sim.replay import LoadRequest, replay
 from specrouter.sim.service import SimulatedService
+from specrouter.slo.policies import RouterPolicy
 from tests.replay.stretches import Arrival
 
 MACHINES_FILE = Path(__file__).parent / "machines.json"
@@ -26,6 +27,12 @@ POLICIES = (
     "goodput",
 )
 DEFAULT, FORMER_DEFAULT = "goodput", "costmodel"
+# Selections that a configuration may ask for, with the scheduler's own chains and budgets.
+_CONFIGURED = {
+    "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
+    "slo": RouterPolicy("adaptive", "slo"),
+    "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
+}
 
 _SEEDS_OF_A_RUN = 100_000
 _PUBLISHED_BASELINE_MS = 30.0  # on which objectives in milliseconds were stated
@@ -111,7 +118,7 @@ def simulate(
 ) -> Result:
     """One stretch under one policy. The seed draws acceptances, and nothing else."""
     service = SimulatedService(machine.machine(free_drafter_prefill), acceptance, TreesConfig())
-    service.use(policy)
+    service.use(_CONFIGURED.get(policy, policy))
     found = figures(replay(machine.requests(stretch, seed), service, service))
     return Result(
         found["requests"],

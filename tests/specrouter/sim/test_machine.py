@@ -26,6 +26,57 @@ def test_published_machines_have_the_published_times() -> None:
     assert (qwen.times[qwen.target].at(1024), qwen.times[qwen.target].at(1)) == (188.0, 28.0)
 
 
+def test_adaserves_machines_have_its_settings() -> None:
+    llama = load_machine(FOLDER / "adaserve-llama70b.yaml").trees
+    qwen = load_machine(FOLDER / "adaserve-qwen32b.yaml").trees
+    published = [
+        (one.budget_tokens, one.drafter_tokens, one.max_depth, one.min_depth, one.max_width)
+        for one in (llama, qwen)
+    ]
+    assert published == [(512, 96, 8, 4, 3), (256, 80, 5, 3, 3)]
+
+
+def test_slos_serves_machines_have_the_published_batches_and_room() -> None:
+    found = {
+        size: load_machine(FOLDER / f"slos-serve-opt-{size}.yaml")
+        for size in ("6.7b", "13b", "30b")
+    }
+    batches = {size: one.batch_times for size, one in found.items()}
+    assert [one.tokens_within(50.0) for one in batches.values()] == [366, 253, 130]
+    assert batches["13b"].ms(100, 4) == pytest.approx(7.213 + 4 * 3.341 + 31.73)
+    for machine in found.values():
+        assert machine.batch is not None
+        curve = machine.times[machine.target]
+        for tokens in (1, 60, 500, 3000, 9000):
+            assert curve.at(tokens) == pytest.approx(machine.batch.ms(tokens))
+    rooms = [one.kv_tokens or 0 for one in found.values()]
+    assert rooms == [44_729, 57_227, 61_428], "memory over bytes of a token"
+
+
+def test_a_drafting_step_is_what_it_adds_to_a_batch() -> None:
+    machine = load_machine(FOLDER / "slos-serve-opt-13b.yaml")
+    assert machine.times["opt-125m"].at(32) == pytest.approx(3.341)
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_machine_serves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["bench", "load", "--poisson", "1", "--requests", "3", "--simulate", "0.7"]
+    asked += ["--policy", "vllm", "slo", "--output-tokens", "8", "--machine", str(file)]
+    assert main(asked) == 0
+    assert "vllm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_number_says_where_it_is_from(file: Path) -> None:
+    """In a comment on its line, or above it."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(("kv_", "adaserve:", "batch_terms")):
+            above = lines[number - 1].startswith(("#", "kv_", "batch_terms"))
+            told = "#" in line or above or line.startswith("batch_terms")
+            assert told, line
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -43,6 +94,10 @@ def test_published_machines_have_the_published_times() -> None:
         ("drafter.parameters", 0),
         ("target.name", "d"),
         ("speed", 1),
+        ("batch_terms", [[1.0, 1.0, 1.0]]),
+        ("kv_memory_gb", 10.0),
+        ("kv_bytes_per_token", 10),
+        ("adaserve", {"max_depth": 0}),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> None:

@@ -1,0 +1,47 @@
+"""The admissions of named policies on a simulated machine, which knows its times as they are."""
+
+from collections.abc import Callable, Mapping
+
+from specrouter.sim.machine import Machine
+from specrouter.sim.text import SimulatedTexts
+from specrouter.slo.admission import AdmissionPolicy, fcfs
+from specrouter.slo.baseline_admission import decode_first, prefill_first
+from specrouter.slo.policies import AdmissionName
+from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
+from specrouter.slo.serve.policy import slo, slos_serve
+from specrouter.view import EngineView
+
+VLLM_TOKENS = 2048  # of prompts that vLLM reads in a batch, its default at the time
+# Of every TPOT, kept for what a mean number of accepted tokens does not hold. None is published.
+_MARGIN = 0.1
+
+
+def admission_of(
+    name: AdmissionName, machine: Machine, texts: SimulatedTexts, batch_tokens: int | None = None
+) -> AdmissionPolicy:
+    """`batch_tokens`: of Sarathi-Serve's batches; None: the machine's chunk."""
+    chunk = machine.prefill_chunk
+
+    def paced() -> Callable[[EngineView], Pacing]:
+        pacing = _pacing(machine, texts)
+        return lambda view: pacing
+
+    made: Mapping[AdmissionName, Callable[[], AdmissionPolicy]] = {
+        "fcfs": lambda: fcfs(chunk),
+        "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
+        "decode-first": lambda: decode_first(batch_tokens or chunk),
+        "slos-serve": lambda: slos_serve(paced(), chunk),
+        "slo": lambda: slo(paced(), chunk),
+    }
+    return made[name]()
+
+
+def _pacing(machine: Machine, texts: SimulatedTexts) -> Pacing:
+    """Speculative where there is a drafter. Nobody waits longer for others' prompts than a chunk
+    of them takes."""
+    times = machine.batch_times
+    idle_ms = times.ms(machine.prefill_chunk)
+    if machine.drafters:
+        alpha = texts.of(machine.drafters[0], machine.target).acceptance
+        return Speculative(times, alpha, idle_ms, margin=_MARGIN)
+    return Autoregressive(times, idle_ms)
