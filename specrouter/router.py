@@ -22,7 +22,13 @@ from transformers import PreTrainedTokenizerBase
 from modelpool import ModelPool
 from modelpool.config import validate_config
 from modelpool.progress import LoadProgress
-from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig, check_chain
+from specrouter.config import (
+    EngineConfig,
+    RouterConfig,
+    SchedulerConfig,
+    TreesConfig,
+    check_chain,
+)
 from specrouter.cycle import DraftShape
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
@@ -375,12 +381,17 @@ class ChainRouter:
         return self._engine.decisions
 
     def set_policy(
-        self, policy: str, trees: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        policy: str,
+        trees: Mapping[str, Any] | None = None,
+        admission: str | None = None,
+        **settings: Any,
     ) -> None:
         """Routes by another policy from now on; what was learned stays.
 
         Args:
             trees: of the section `trees` (`TreesConfig`); None keeps the configured ones.
+            admission: of the section `engine`; None keeps the configured one.
             settings: of the scheduler (`SchedulerConfig`), such as a chain for `static`.
 
         Raises:
@@ -392,7 +403,9 @@ class ChainRouter:
         shapes = self.config.trees
         if trees is not None:
             shapes = validate_config(TreesConfig, dict(trees), "trees")
-        self._engine.set_policy(checked, shapes)
+        engine = self.config.engine.model_dump() | ({"admission": admission} if admission else {})
+        admits = validate_config(EngineConfig, engine, "engine").admission
+        self._engine.set_policy(checked, shapes, admits)
 
     def predict(
         self,

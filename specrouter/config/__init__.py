@@ -1,6 +1,6 @@
 """The configuration: one YAML file per scenario, one tree of strict models."""
 
-from specrouter.config.engine import TREE_SLOTS, EngineConfig
+from specrouter.config.engine import TREE_SLOTS, AdmissionName, EngineConfig
 from specrouter.config.router import RouterConfig, check_chain
 from specrouter.config.scheduler import Policy, SchedulerConfig
 from specrouter.config.server import ServerConfig, is_api_key
@@ -9,6 +9,7 @@ from specrouter.config.trees import Selection, TreesConfig
 
 __all__ = [
     "TREE_SLOTS",
+    "AdmissionName",
     "EngineConfig",
     "Policy",
     "RouterConfig",

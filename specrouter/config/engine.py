@@ -7,6 +7,8 @@ from pydantic import Field
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
 
+AdmissionName = Literal["fcfs", "slos-serve", "slo"]
+
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
 
@@ -21,6 +23,10 @@ class EngineConfig(Strict):
             and that each drafter reads of texts it has not seen.
         kv_budget_tokens: the most tokens that all running requests may reserve together; others
             wait. It saves no memory, which each loaded model takes for all rows at once.
+        admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
+            objectives are attainable come first, in time for all whom it admits, and take rows back
+            from those without, which go on later with the same text; `slos-serve`: the same as
+            published, which asks once about each request and lets others wait as long as need be.
         verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
             text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
             distribution, but the text of a seed depends on the chains.
@@ -41,6 +47,7 @@ class EngineConfig(Strict):
     max_model_len: int = Field(default=1024, ge=2)
     prefill_chunk: int = Field(default=256, ge=1)
     kv_budget_tokens: int | None = Field(default=None, ge=2)
+    admission: AdmissionName = "fcfs"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
@@ -51,6 +58,11 @@ class EngineConfig(Strict):
     def max_request_tokens(self, longest: int) -> int:
         """Of a request, prompt and output, where models can be used at `longest` tokens."""
         return min(self.max_model_len, longest)
+
+    @property
+    def most_batch_tokens(self) -> int:
+        """Of prompts and of decoding requests, that admission plans a cycle with."""
+        return self.prefill_chunk + self.max_requests
 
     def row_slots(self, longest: int) -> int:
         """Slots that each request has in every model's KV store, its trees included."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
-from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.config import TREE_SLOTS, AdmissionName, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
@@ -38,7 +38,6 @@ from specrouter.request.params import MAX_DEPTH, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
-from specrouter.slo.admission import fcfs
 from specrouter.view import EngineView, Standing
 from statemgr import StateManager
 
@@ -78,9 +77,8 @@ class Engine:
         weightless = {name for name in pool.names if pool.is_weightless(name)}
         self._planning = CyclePlanning(
             PolicyRegistry(engine, pool, parameters, (config.scheduler, config.trees)),
-            fcfs(engine.prefill_chunk),
             self._view,
-            PlanCheck(pool.names, pool.target, weightless, engine.prefill_chunk),
+            PlanCheck(pool.names, pool.target, weightless, engine.most_batch_tokens),
             self._faults,
         )
         self._cycle = 0  # the number of the one that runs
@@ -172,10 +170,12 @@ class Engine:
             self._manager.check_integrity()
             assert self._manager.free_rows == self._manager.rows - len(self._book.running)
 
-    def set_policy(self, config: SchedulerConfig, trees: TreesConfig) -> None:
-        """Routes by another policy from now on; what was learned stays."""
+    def set_policy(
+        self, config: SchedulerConfig, trees: TreesConfig, admission: AdmissionName | None = None
+    ) -> None:
+        """Routes by another policy from now on; what was learned stays. See `PolicyRegistry`."""
         with self._stepping:
-            self._planning.policies.use((config, trees))
+            self._planning.policies.use((config, trees), admission)
 
     # Before the first cycle
 
@@ -223,26 +223,26 @@ class Engine:
                         self._learn(plan, result, time.perf_counter() - started_s)
 
     def _admit(self) -> dict[int, int]:
-        """Begins a cycle, and gives requests rows, by id. Nobody can be admitted while no row is
-        free; without a decision of the policies, as many as there is room for, in their order.
+        """Begins a cycle, and gives requests rows, by id. While no row is free, only who takes some
+        back admits; without a decision of the policies, as many as there is room for, in order.
         """
         self._cycle += 1
         book = self._book
-        has_row = len(book.running) < self._manager.rows
+        has_row = len(book.running) < self._manager.rows or self._planning.policies.preempts
         first = book.waiting.first_of(_WAITING_SHOWN) if has_row else []
         waiting = {request.handle.request_id: request for request in first}
         admission = None
         with self._faults.part("planning"):
-            admission = self._planning.admission(self._cycle, waiting)
-        chosen = first if admission is None else [waiting[each] for each in admission.admitted]
-        rows = book.admit(chosen)
+            admission = self._planning.admission(self._cycle, waiting, book.running_ids)
+        rows = book.admit(first) if admission is None else book.follow(admission, waiting)
         is_left = bool(book.waiting) and len(book.running) < self._manager.rows
         self._is_full = is_left and (admission is None or admission.waits_for_memory)
         with self._faults.part("accounts"):
             book.pace.note_queue(bool(book.waiting), time.perf_counter())
         with self._faults.part("learning"):
-            for row in rows.values():
-                self.decode_counts.record_prompt(len(book.running[row].spec.token_ids))
+            for request in map(book.running.__getitem__, rows.values()):
+                if not request.preemptions:
+                    self.decode_counts.record_prompt(len(request.spec.token_ids))
         return rows
 
     def _view(
@@ -294,7 +294,8 @@ class Engine:
         """After a failure of the engine itself: its state is beyond use, but all are told, and
         `others`, which may not be queued here."""
         self.abandon_running(cause)
-        self._book.tell((*self._book.waiting, *others), "unserved", cause)
+        self._book.tell_waiting(cause)
+        self._book.tell(others, "unserved", cause)
 
     def abandon_running(self, cause: str) -> None:
         """The same, but those that wait may still be served by the successor."""
@@ -307,7 +308,8 @@ class Engine:
         self._executor.states.drop_all()
         engine = Engine(self._config, self._pool)
         engine._book.inherit(self._book)
-        engine.set_policy(*self._planning.policies.current.key)
+        policies = self._planning.policies
+        engine.set_policy(*policies.current.key, policies.admission)
         return engine
 
     def take_over(self, hung: str) -> None:

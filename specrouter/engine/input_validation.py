@@ -124,10 +124,6 @@ class InputValidation:
         objective = resolve(slo, self.slo_classes, self._engine().baseline_tpot_ms)
         if objective is not None:
             check_vocabulary(objective.stages, self._pool.vocab_size)
-        if objective is not None and objective.stages:  # they would be accepted and never judged
-            raise RequestError(
-                "slo.stages", "are for simulations; the engine cannot follow them yet"
-            )
         return objective
 
     def _check_speculation(self, speculation: SpeculationOverride) -> None:

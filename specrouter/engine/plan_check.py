@@ -7,6 +7,7 @@ Not here: whether a decision is a good one.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -33,15 +34,36 @@ class PlanCheck:
     weightless: Collection[str]
     prompt_tokens: int
 
-    def check_admission(self, admission: Admission, waiting: Collection[int]) -> None:
-        """`waiting`: ids of the requests that may be admitted. Memory is not looked at."""
+    def check_admission(
+        self, admission: Admission, waiting: Collection[int], running: Collection[int]
+    ) -> None:
+        """Memory is not looked at: who finds none waits on.
+
+        Args:
+            waiting: ids of the requests that may be admitted; `running`: of those that run.
+        """
         _expect(isinstance(admission, Admission), "it is no Admission")
-        _expect(len(set(admission.admitted)) == len(admission.admitted), "a request twice")
-        _expect(set(admission.admitted) <= set(waiting), "an id that does not wait")
-        _expect(not admission.preempted, "rows taken back, which this engine does not do")
-        chunks = list(admission.chunks.values())
-        _expect(all(_is_count(each) for each in chunks), "prompt tokens", chunks)
-        _expect(sum(chunks) <= self.prompt_tokens, "prompt tokens", chunks)
+        known = {*waiting, *running}
+        for named, of, what in (
+            (admission.admitted, waiting, "admitted"),
+            (admission.declined, waiting, "declined"),
+            (admission.preempted, running, "preempted"),
+        ):
+            _expect(isinstance(named, tuple) and set(named) <= set(of), what, named)
+            _expect(len(set(named)) == len(named), f"{what} twice", named)
+        for counts, what in (
+            (admission.chunks, "prompt tokens"),
+            (admission.depths, "depths"),
+            (dict.fromkeys(admission.paused, 0), "paused"),
+        ):
+            is_known = known.issuperset(counts)
+            _expect(is_known and all(map(_is_count, counts.values())), what, counts)
+        tokens = sum(admission.chunks.values())
+        _expect(tokens <= self.prompt_tokens, "prompt tokens", tokens)
+        nodes, budget_ms = admission.budget_nodes, admission.budget_ms
+        _expect(nodes is None or _is_count(nodes), "a budget of nodes", nodes)
+        is_time = budget_ms is None or (_is_number(budget_ms) and budget_ms > 0.0)
+        _expect(is_time, "a budget of time", budget_ms)
 
     def check_plan(self, plan: CyclePlan, left: Mapping[int, int]) -> None:
         """`left`: by running row, tokens before its last that the target has not read."""
@@ -101,6 +123,10 @@ def _ascending(rows: Ints) -> Ints:
     _expect(isinstance(rows, np.ndarray) and rows.dtype == np.int64, "rows are no integers")
     _expect(rows.ndim == 1 and bool((np.diff(rows) > 0).all()), "rows that do not ascend", rows)
     return rows
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float | np.number) and not math.isnan(value)
 
 
 def _is_count(value: object) -> bool:

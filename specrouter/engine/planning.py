@@ -6,7 +6,7 @@ at first and twice as long each time until they do well. Whoever plans without t
 may do so whatever is raised here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,10 +19,11 @@ from specrouter.engine.quarantine import BackOff
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
-from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.admission import Admission
 from specrouter.view import EngineView, Standing
 
-_MOST_CYCLES_OUT = 128  # in a row, that a request which decodes may be left out
+_MOST_CYCLES_OUT = 128  # in a row, that a request which decodes may be left out,
+_MOST_CYCLES_PAUSED = 1 << 14  # and where admission pauses requests, for others' objectives
 
 # Of a cycle, the requests that may be admitted, in their order, and what earlier cycles left.
 ViewOf = Callable[[int, Sequence[RunningRequest], Standing], EngineView]
@@ -46,13 +47,11 @@ class CyclePlanning:
     def __init__(
         self,
         policies: PolicyRegistry,
-        admission_policy: AdmissionPolicy,
         view_of: ViewOf,
         check: PlanCheck,
         faults: FaultGuard,
     ) -> None:
         self.policies = policies
-        self._admission_policy = admission_policy
         self._view_of = view_of
         self._check = check
         self._faults = faults
@@ -60,17 +59,20 @@ class CyclePlanning:
         self._decided: _Decided | None = None  # of the last cycle in which the policies planned
         self._left_out: dict[int, int] = {}  # cycles in a row, by row
 
-    def admission(self, cycle: int, waiting: Mapping[int, RunningRequest]) -> Admission | None:
+    def admission(
+        self, cycle: int, waiting: Mapping[int, RunningRequest], running: Collection[int]
+    ) -> Admission | None:
         """None: the policies rest.
 
-        `waiting`: by id, the requests that may be admitted.
+        Args:
+            waiting: by id, the requests that may be admitted; `running`: ids.
         """
         if self._rest.lasts(cycle):
             return None
         with self._resting_after_failure(cycle):
             view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
-            admission = self._admission_policy(view)
-            self._check.check_admission(admission, waiting)
+            admission = self.policies.admits(view)
+            self._check.check_admission(admission, waiting, running)
             self._decided = _Decided(cycle, view, admission)
         return admission
 
@@ -86,10 +88,11 @@ class CyclePlanning:
         if decided is None or decided.cycle != cycle:
             return None
         with self._resting_after_failure(cycle):
-            view = decided.view.admitted(admitted)
-            plan = self.policies.current.plan(view, decided.admission)
+            admission = decided.admission
+            view = decided.view.without(admission.preempted).admitted(admitted)
+            plan = self.policies.current.plan(view, admission)
             self._check.check_plan(plan, left)
-            self._check_patience(plan, left)
+            self._check_patience(plan, left, admission)
         with self._faults.part("records"):
             self.policies.current.keep(plan)
         return plan
@@ -118,13 +121,14 @@ class CyclePlanning:
         self.policies.current.standing = Standing()
         self._rest = self._rest.longer(cycle)
 
-    def _check_patience(self, plan: Plan, left: Mapping[int, int]) -> None:
-        """Whoever decodes takes part now and then."""
+    def _check_patience(self, plan: Plan, left: Mapping[int, int], admission: Admission) -> None:
+        """Whoever decodes takes part now and then, and who is paused before long."""
         out = left.keys() - set(plan.rows)
         known = self._left_out
         self._left_out = {row: known.get(row, 0) + 1 for row in out if not left[row]}
-        if max(self._left_out.values(), default=0) > _MOST_CYCLES_OUT:
-            raise PlanError(f"a request has been left out for {_MOST_CYCLES_OUT} cycles")
+        most = _MOST_CYCLES_PAUSED if admission.paused else _MOST_CYCLES_OUT
+        if max(self._left_out.values(), default=0) > most:
+            raise PlanError(f"a request has been left out for {most} cycles")
 
 
 def target_alone(target: str, left: Mapping[int, int], prompt_tokens: int) -> Plan:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
-from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
+from specrouter.config import AdmissionName, EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import put_away
 from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
-from specrouter.slo.admission import Admission
+from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
+from specrouter.slo.serve.measured_pacing import MeasuredPacing
+from specrouter.slo.serve.policy import slo, slos_serve
 from specrouter.slo.tree_planner import TreePlanner, default_selection
 from specrouter.view import EngineView, Standing
 
@@ -76,8 +78,22 @@ def planner_of(
     return Planner(scheduler, shapes, engine.prefill_chunk)
 
 
+def admission_of(name: AdmissionName, engine: EngineConfig, target: str) -> AdmissionPolicy:
+    """By the times that a view's snapshot has of the target."""
+    chunk = engine.prefill_chunk
+    if name == "fcfs":
+        return fcfs(chunk)
+    pacing = MeasuredPacing(target, chunk, engine.most_batch_tokens)
+    return slo(pacing, chunk) if name == "slo" else slos_serve(pacing, chunk)
+
+
 class PolicyRegistry:
-    """Of the policies used so far; `current` plans."""
+    """Of the policies used so far.
+
+    Attributes:
+        current: plans; `admits`: gives rows, and says what each reads.
+        admission: the name of that.
+    """
 
     def __init__(
         self, engine: EngineConfig, pool: Models, parameters: Mapping[str, int], key: PolicyKey
@@ -87,15 +103,29 @@ class PolicyRegistry:
         self._parameters = parameters
         self.current = Policy(key, self._planner(key))
         self._known = {key: self.current}
+        self._admit(engine.admission)
 
-    def use(self, key: PolicyKey) -> None:
-        """From now on. What a policy decided before is decided anew when it is its turn again."""
+    def use(self, key: PolicyKey, admission: AdmissionName | None = None) -> None:
+        """From now on. What a policy decided before is decided anew when it is its turn again.
+
+        `admission` None: the configured one.
+        """
+        self._admit(admission or self._engine.admission)
         if key == self.current.key:
             return
         self.current.standing = put_away(self.current.standing)
         if key not in self._known:
             self._known[key] = Policy(key, self._planner(key))
         self.current = self._known[key]
+
+    @property
+    def preempts(self) -> bool:
+        """Whether rows may be taken back."""
+        return self.admission != "fcfs"
+
+    def _admit(self, admission: AdmissionName) -> None:
+        self.admission = admission
+        self.admits = admission_of(admission, self._engine, self._pool.target)
 
     def _planner(self, key: PolicyKey) -> Planner:
         return planner_of(self._engine, self._pool, self._parameters, key)

@@ -6,7 +6,7 @@ its caller is told, who may rely on either. Belongs to the engine's thread.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
@@ -16,6 +16,7 @@ from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta, FinishReason
 from specrouter.request.running import RunningRequest, last_delta
+from specrouter.slo.admission import Admission
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class RequestBook:
         yield from self.waiting
         yield from self.running.values()
 
+    @property
+    def running_ids(self) -> set[int]:
+        return {one.handle.request_id for one in self.running.values()}
+
     def inherit(self, before: "RequestBook") -> None:
         """The requests that wait, and the accounts, of an engine that has failed."""
         self.waiting, self.slo_accounts, self.meter = (
@@ -48,6 +53,24 @@ class RequestBook:
             before.slo_accounts,
             before.meter,
         )
+
+    def follow(self, admission: Admission, waiting: Mapping[int, RunningRequest]) -> dict[int, int]:
+        """Takes rows back, notes who is declined, and gives rows: by id, as `admit`."""
+        by_id = {one.handle.request_id: one for one in self.running.values()}
+        for each in admission.preempted:
+            self._preempt(by_id[each])
+        for each in admission.declined:
+            waiting[each].is_declined = True
+        return self.admit([waiting[each] for each in admission.admitted])
+
+    def _preempt(self, request: RunningRequest) -> None:
+        """It keeps its tokens and its place in the queue; nothing fails between its two places."""
+        assert request.row is not None, "only who runs is preempted"
+        self.executor.close(request.row)
+        del self.running[request.row]
+        request.row = None
+        request.preemptions += 1
+        self.waiting.push(request)
 
     def retire(self) -> None:
         """Ends what was cancelled, and what has run out of time."""
@@ -61,12 +84,13 @@ class RequestBook:
         rows: dict[int, int] = {}
         for request in requests:
             try:
-                row = self.executor.allocate(request.spec)
+                spec = request.continuation
+                row = self.executor.allocate(spec)
                 if row is None:
                     break
                 request.row, self.running[row] = row, request  # whatever fails now, it is closed
                 self.waiting.remove(request)
-                self.executor.open(row, request.spec)
+                self.executor.open(row, spec)
                 rows[request.handle.request_id] = row
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
                 logger.exception("request %d cannot begin", request.handle.request_id)
@@ -109,6 +133,11 @@ class RequestBook:
                 with self.faults.part("accounts"):
                     self._account(request, delta)
                 request.handle.deliver(delta)
+
+    def tell_waiting(self, cause: str) -> None:
+        """The same of those that wait; who has tokens has been served, and failed."""
+        for request in list(self.waiting):
+            self.tell([request], "error" if request.produced_tokens else "unserved", cause)
 
     def _account(self, request: RunningRequest, delta: Delta) -> None:
         assert delta.output is not None, "only the last delta ends a request"

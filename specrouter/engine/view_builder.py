@@ -9,11 +9,13 @@ from modelpool import ModelPool
 from specrouter.execution.executor import Executor
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import StateManager
 
 _SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
+_NOTHING = Objective(None, None)
 
 
 class ViewBuilder:
@@ -48,7 +50,7 @@ class ViewBuilder:
             cycle,
             now_s,
             self._running(running, now_s),
-            tuple(map(self._waiting, waiting)),
+            tuple(self._waiting(one, now_s) for one in waiting),
             manager.rows - len(running),
             None if budget is None else budget - manager.reserved_tokens,
             available,
@@ -83,10 +85,10 @@ class ViewBuilder:
             for at, request in enumerate(running.values())
         )
 
-    def _waiting(self, request: RunningRequest) -> RequestView:
-        unread = len(request.spec.committed) - 1
+    def _waiting(self, request: RunningRequest, now_s: float) -> RequestView:
+        unread = request.committed_tokens - 1
         missed = dict.fromkeys(self._drafters, unread)
-        return _view(request, 0.0, unread, missed, self._executor.slots_for(unread + 1), 0)
+        return _view(request, now_s, unread, missed, self._executor.slots_for(unread + 1), 0)
 
 
 def _view(
@@ -97,7 +99,9 @@ def _view(
     slots: int,
     repeatable: int,
 ) -> RequestView:
-    spec, objective = request.spec, request.objective
+    spec, pace = request.spec, request.pace
+    objective = request.objective or _NOTHING
+    stages = pace.stages
     return RequestView(
         request.handle.request_id,
         request.admission_key,
@@ -107,14 +111,19 @@ def _view(
         request.remaining,
         spec.params.max_new_tokens,
         request.row,
-        request.decoded_tokens,
-        request.decode_ms(now_s),
-        None if objective is None else objective.tpot_ms,
-        None if objective is None else objective.ttft_ms,
-        None if objective is None else objective.slo_class,
+        pace.decoded,
+        pace.decode_ms(now_s),
+        stages[0].tpot_ms if stages else objective.tpot_ms,
+        objective.ttft_ms,
+        objective.slo_class,
         spec.params.temperature > 0,
         spec.speculation,
         missed,
         repeatable,
         slots,
+        objective.e2e_ms,
+        stages,
+        pace.run_ms(now_s),
+        declined=request.is_declined,
+        awaits_first=request.row is not None and not request.produced_tokens,
     )

@@ -4,7 +4,8 @@ Contract: all that admission knows of a machine. A batch is its tokens, of promp
 requests together, and the drafting steps before it. Neither more tokens nor more steps take less
 time, and `tokens_within` is the inverse of `ms`: with the most tokens that fit, one more does not.
 
-Two forms: `RooflineTime`, SLOs-Serve's, and `CurveTime`, over the curves measured here.
+Two forms: `RooflineTime`, SLOs-Serve's, and `CurveTime`, over the curves measured here. A batch
+that is bounded has the times of several where `ms` is asked about more tokens (`Chunked`).
 Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
 """
 
@@ -111,6 +112,24 @@ class Reserved:
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:
         return max(0, self.times.tokens_within(ms, steps) - self.tokens)
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Another machine's times, where a batch has `most` tokens at most: more take several."""
+
+    times: BatchTime
+    most: int
+
+    def ms(self, tokens: float, steps: int = 0) -> float:
+        if tokens <= self.most:
+            return self.times.ms(tokens, steps)
+        whole, rest = divmod(tokens, self.most)
+        last_ms = self.times.ms(rest, steps) if rest else 0.0
+        return whole * self.times.ms(self.most, steps) + last_ms
+
+    def tokens_within(self, ms: float, steps: int = 0) -> int:
+        return min(self.most, self.times.tokens_within(ms, steps))
 
 
 def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:

@@ -1,10 +1,10 @@
 """What a caller asks of a request's speed, and whether it was given.
 
 Contract: an `SLO` is checked when it is made, and becomes an `Objective` in absolute milliseconds
-when its request is accepted. TPOT, TTFT and end-to-end objectives are recorded and judged; so far
-only TPOT objectives change what the engine schedules. Objectives of stages are data that admission
-plans with (`specrouter.slo.serve`); the engine does not follow them yet and refuses them. A request
-without an objective is throughput traffic.
+when its request is accepted. All are recorded and judged. TPOT objectives, that of the current
+stage where there are stages, change which trees are verified; TTFT and end-to-end objectives change
+what is scheduled where admission heeds them (`engine.admission`). A request without an objective is
+throughput traffic.
 Pure: no clock, no state.
 Sources: AdaServe (EuroSys '26), section 6.1, "Metrics", for TPOT; SpecRouter, section 6 ("P95
 request latency < 5 s"), for the end-to-end latency; SLOs-Serve (arXiv 2504.08784), section 2.1, for

@@ -8,8 +8,12 @@ from specrouter.request.objective import Objective
 # "unserved": the engine has stopped for good before the request had a row.
 FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
 
-# How the `error` of a request begins whose structure took more than it may, or led nowhere.
+# How the `error` of a request begins whose structure took more than it may, or led nowhere; and of
+# one whose objective will not be attained, where it asked to be rejected then.
 STRUCTURE_FAILED = "the structure cannot go on"
+UNATTAINABLE = "the objective cannot be attained"
+# What is to blame for an error, by how that begins: a field of the request, or its objective.
+BLAMED = ((STRUCTURE_FAILED, "structure"), (UNATTAINABLE, "unattainable"))
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class RequestMetrics:
         drafted_tokens: that the target verified for the request.
         accepted_tokens: those of them that are part of the output.
         e2e_ms: from submission to the last token; None where there was none.
+        attained_stages: of the objective's stages that had tokens, which kept their TPOT.
     """
 
     ttft_ms: float | None
@@ -44,6 +49,7 @@ class RequestMetrics:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     e2e_ms: float | None = None
+    attained_stages: tuple[bool, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -60,6 +66,7 @@ class RequestMetrics:
             "tpot_ms_every_10": list(self.tpot_ms_every_10),
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
+            "attained_stages": list(self.attained_stages),
         }
 
 
@@ -85,8 +92,8 @@ class RequestOutput:
     `prompt_logprobs`, one entry for each token of the prompt: None for the first, which nothing
     stands before.
 
-    `error_field`, with "error", is the field of the request that is to blame, if one is:
-    "structure".
+    `error_field`, with "error", is what of the request is to blame, if anything: the field
+    "structure"; "unattainable", if it asked to be rejected where its objective cannot be attained.
 
     `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
     """

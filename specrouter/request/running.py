@@ -12,18 +12,19 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from specrouter.request.attainment import tpot_of_runs
+from specrouter.request.attainment import attained_stages, tpot_of_runs
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.output import (
-    STRUCTURE_FAILED,
+    BLAMED,
     Delta,
     FinishReason,
     RequestMetrics,
     RequestOutput,
     TokenLogprobs,
 )
+from specrouter.request.pace import Pace
 from specrouter.request.params import Chain, RequestError
 from specrouter.request.spec import RequestSpec
 
@@ -33,7 +34,14 @@ _PRIORITY_S = 10.0  # of waiting that a step of priority is worth
 
 
 class RunningRequest:
-    """Raises `RequestError` where the tokens of the earlier attempt already end the text."""
+    """Attributes:
+        row: None while it waits.
+        pace: of its output, by its stages.
+        preemptions: rows that were taken from it.
+        is_declined: its objective will not be attained; it is served as if it had none.
+
+    Raises `RequestError` where the tokens of the earlier attempt already end the text.
+    """
 
     def __init__(
         self,
@@ -45,6 +53,10 @@ class RunningRequest:
         self.spec = spec
         self.handle = handle
         self.row: int | None = None
+        stages = () if spec.objective is None else spec.objective.stages
+        self.pace = Pace(stages, spec.generated)
+        self.preemptions = 0
+        self.is_declined = False
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
         self._detokenizer = Detokenizer(
@@ -71,6 +83,21 @@ class RunningRequest:
             self._detokenizer.push(token)
             if self._ending(token) is not None:
                 raise RequestError("generated", f"the text ends with token {len(self._tokens)}")
+
+    @property
+    def continuation(self) -> RequestSpec:
+        """What a row is to begin with, so that the text goes on after all its tokens."""
+        if not self.produced_tokens:
+            return self.spec
+        params = self.spec.params
+        if self._prompt_logprobs is not None:  # they came with the first tokens
+            params = replace(params, prompt_logprobs=None)
+        return replace(self.spec, generated=tuple(self._tokens), params=params)
+
+    @property
+    def committed_tokens(self) -> int:
+        """Of the prompt and the output so far."""
+        return len(self.spec.token_ids) + len(self._tokens)
 
     @property
     def remaining(self) -> int:
@@ -132,6 +159,7 @@ class RunningRequest:
         self._committed += len(tokens)
         text, fresh, reason = self._append(tokens)
         self._commits.append((came_s, len(fresh)))
+        self.pace.take(self._tokens, came_s)
         self._drafted += drafted
         self._accepted += min(len(fresh), len(tokens) - 1)
         kept: list[TokenLogprobs] | None = None
@@ -187,7 +215,7 @@ class RunningRequest:
             list(self._logprobs) if self._logprobs is not None else None,
             self._prompt_logprobs,
             self._stop_reason(tokens) if reason == "stop" else None,
-            "structure" if (error or "").startswith(STRUCTURE_FAILED) else None,
+            next((what for said, what in BLAMED if (error or "").startswith(said)), None),
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(text, list(tokens), reason, output, index, fresh)
@@ -211,10 +239,11 @@ class RunningRequest:
         if self._commits:
             ttft_ms = (self._commits[0][0] - self.submitted_s) * 1000
             decode_ms = self.decode_ms(self._commits[-1][0])
-        attained = None
+        attained, stages = None, self._attained_stages()
         if self.objective is not None:
             ended_by_itself = reason in ("eos", "stop", "length")
-            attained = ended_by_itself and self.objective.is_attained(ttft_ms, decode_ms, decoded)
+            in_time = self.objective.is_attained(ttft_ms, decode_ms, decoded)
+            attained = ended_by_itself and in_time and all(stages)
         return RequestMetrics(
             ttft_ms,
             decode_ms / decoded if decoded else None,
@@ -229,7 +258,16 @@ class RunningRequest:
             self._drafted,
             self._accepted,
             None if ttft_ms is None else ttft_ms + decode_ms,
+            stages,
         )
+
+    def _attained_stages(self) -> tuple[bool, ...]:
+        """Of those that had tokens in this attempt."""
+        if self.objective is None or not self.objective.stages:
+            return ()
+        came_ms = [came_s * 1000 for came_s, count in self._commits for _ in range(count)]
+        stages = self.objective.stages[self.pace.stages_before :]
+        return attained_stages(stages, self.pace.ends, came_ms)
 
 
 def last_delta(request: RunningRequest, reason: FinishReason, error: str | None = None) -> Delta:

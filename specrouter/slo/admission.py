@@ -20,8 +20,7 @@ from specrouter.view import EngineView, RequestView
 class Admission:
     """What a cycle does for whom. `fcfs` gives the first three.
 
-    The engine follows these so far, the planner `paused` and `depths` too, and the simulator all
-    but the budgets; a policy that gives more must not be selectable before that is followed.
+    The engine and the simulator follow all but the budgets.
 
     Attributes:
         admitted: ids, in the order in which they are given rows.

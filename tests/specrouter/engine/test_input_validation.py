@@ -173,13 +173,10 @@ def test_a_stage_ends_with_a_token_of_the_vocabulary(validation: InputValidation
     assert refused(validation, args(slo=slo)).field == "slo.stages[0].until_token"
 
 
-def test_stages_are_refused_while_the_engine_cannot_follow_them(
-    validation: InputValidation,
-) -> None:
+def test_stages_are_part_of_the_objective(validation: InputValidation) -> None:
     slo = SLO(stages=(Stage(20.0, until_tokens=8), Stage(60.0)))
-    with pytest.raises(RequestError) as caught:
-        validation.accept(args(slo=slo))
-    assert caught.value.field == "slo.stages"
+    objective = validation.accept(args(slo=slo)).objective
+    assert objective == Objective(None, None, stages=slo.stages)
 
 
 @pytest.mark.parametrize(

@@ -108,16 +108,33 @@ def test_senseless_plans_are_refused(senseless: Any) -> None:
         Admission((1,), {1: -1}),
         Admission((1,), {1: math.nan}),  # type: ignore[dict-item]
         Admission((1,), {1: 20, 2: 13}),
+        Admission(chunks={4: 1}),
+        Admission(preempted=(1,)),
+        Admission(preempted=(8, 8)),
+        Admission(preempted=(8, 9, 10)),
+        Admission(declined=(9,)),
+        Admission(declined=(2, 2)),
+        Admission(paused=frozenset({4})),
+        Admission(depths={8: -1}),
+        Admission(depths={8: math.inf}),  # type: ignore[dict-item]
+        Admission(budget_nodes=-1),
+        Admission(budget_nodes=math.nan),  # type: ignore[arg-type]
+        Admission(budget_ms=math.nan),
+        Admission(budget_ms=0.0),
+        Admission(budget_ms="1"),  # type: ignore[arg-type]
     ],
-    ids=["none", "a request twice", "nobody's id", "negative", "NaN", "beyond the chunk"],
+    ids=str,
 )
 def test_senseless_admissions_are_refused(admission: Any) -> None:
     with pytest.raises(PlanError):
-        CHECK.check_admission(admission, {1, 2, 3})
+        CHECK.check_admission(admission, {1, 2, 3}, {8, 9})
 
 
 def test_sound_admissions_pass() -> None:
-    CHECK.check_admission(Admission((3, 1), {3: 20, 9: 12}, waits_for_memory=True), {1, 2, 3})
+    sound = Admission((3, 1), {3: 20, 9: 12}, waits_for_memory=True)
+    CHECK.check_admission(sound, {1, 2, 3}, {8, 9})
+    full = Admission((3,), {3: 20}, False, (8,), (2,), frozenset({9}), {9: 0}, 0, math.inf)
+    CHECK.check_admission(full, {1, 2, 3}, {8, 9})
 
 
 def test_the_target_alone_serves_who_decodes_and_reads_prompts_in_order() -> None:

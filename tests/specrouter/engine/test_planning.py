@@ -30,7 +30,8 @@ class Policy:
     def view(self, cycle: int, waiting: Any, standing: Standing) -> Any:
         if self.fails == "view":
             raise KeyError("no such row")
-        return SimpleNamespace(admitted=lambda rows: self)
+        seen = SimpleNamespace(admitted=lambda rows: self)
+        return SimpleNamespace(without=lambda preempted: seen)
 
     def admit(self, view: Any) -> Any:
         if self.fails == "admission":
@@ -59,10 +60,10 @@ class Bench:
         self.policy = Policy()
         self.faults = FaultGuard()
         self.number = 0
-        policies: Any = SimpleNamespace(current=self.policy)
+        policies: Any = SimpleNamespace(current=self.policy, admits=self.policy.admit)
         check = PlanCheck(PAIR, "big", (), prompt_tokens=16)
         self.planning = CyclePlanning(
-            policies, self.policy.admit, self.policy.view, check, self.faults
+            policies, self.policy.view, check, self.faults
         )
 
     def cycle(self, selection_failed: bool = False) -> bool:
@@ -70,7 +71,7 @@ class Bench:
         self.number += 1
         plan = None
         with self.faults.part("planning"):
-            self.planning.admission(self.number, {})
+            self.planning.admission(self.number, {}, ())
         with self.faults.part("planning"):
             plan = self.planning.plan(self.number, {}, {0: 0, 1: 0})
         self.planning.judge(self.number, selection_failed)
@@ -136,16 +137,16 @@ def test_a_request_that_is_left_out_for_ever_is_served_by_the_target() -> None:
 
 def test_policies_that_rest_decide_nothing() -> None:
     bench = Bench()
-    assert bench.planning.admission(1, {}) == Admission()
+    assert bench.planning.admission(1, {}, ()) == Admission()
     bench.policy.fails = "admission"
     with pytest.raises(ZeroDivisionError):
-        bench.planning.admission(2, {})
-    assert bench.planning.admission(3, {}) is None
+        bench.planning.admission(2, {}, ())
+    assert bench.planning.admission(3, {}, ()) is None
     assert bench.planning.plan(3, {}, {0: 0}) is None
 
 
 def test_a_cycle_is_not_planned_by_the_view_of_an_earlier_one() -> None:
     bench = Bench()
-    assert bench.planning.admission(1, {}) is not None
+    assert bench.planning.admission(1, {}, ()) is not None
     assert bench.planning.plan(2, {}, {0: 0, 1: 0}) is None
     assert bench.policy.asked == 0

@@ -1,0 +1,80 @@
+"""Pace: how far an output has come in its stages, and how fast: what admission goes by.
+
+An output without stages is one stage without an end. Times are seconds of one clock, which comes
+in. Not here: how requests are judged when they have ended (`attainment`).
+"""
+
+from collections.abc import Sequence
+
+from specrouter.request.attainment import RUN_TOKENS
+from specrouter.request.objective import Stage
+
+
+class Pace:
+    """Args:
+    stages: of the objective; none where it has none.
+    before: output tokens of an earlier attempt, which have no times. Stages that ended there are
+        over.
+    """
+
+    def __init__(self, stages: Sequence[Stage], before: Sequence[int] = ()) -> None:
+        self._stages = tuple(stages)
+        self._ends: list[int] = []  # tokens after which stages have ended
+        self._first = len(before) + 1  # the token that time counts from
+        self._tokens = self._searched = 0
+        self._stage_s: float | None = None
+        self._run_s: float | None = None
+        self._find_ends(before)
+        self.stages_before = len(self._ends)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """That are left, the current one first."""
+        return self._stages[len(self._ends) :]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """After how many tokens of this attempt stages ended, without those that ended before."""
+        return tuple(end - self._first + 1 for end in self._ends[self.stages_before :])
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of this stage, without the first one of the attempt."""
+        return max(0, self._tokens - self._began)
+
+    def decode_ms(self, now_s: float) -> float:
+        """The time that those took so far; 0.0 before the first token."""
+        return 0.0 if self._stage_s is None else (now_s - self._stage_s) * 1000
+
+    def run_ms(self, now_s: float) -> float | None:
+        """Since `decoded` was a multiple of `RUN_TOKENS`; None before the first token."""
+        return None if self._run_s is None else (now_s - self._run_s) * 1000
+
+    def take(self, tokens: Sequence[int], now_s: float) -> None:
+        """`tokens`: of the whole output, of which the last have come now."""
+        runs, ends = self.decoded // RUN_TOKENS, len(self._ends)
+        self._tokens = len(tokens)
+        self._find_ends(tokens)
+        if self._stage_s is None or len(self._ends) > ends:
+            self._stage_s = self._run_s = now_s
+        elif self.decoded // RUN_TOKENS > runs:
+            self._run_s = now_s
+
+    @property
+    def _began(self) -> int:
+        return max(self._first, self._ends[-1]) if self._ends else self._first
+
+    def _find_ends(self, tokens: Sequence[int]) -> None:
+        """Each token is looked at once."""
+        while len(self._ends) < len(self._stages) - 1:
+            stage, began = self._stages[len(self._ends)], self._ends[-1] if self._ends else 0
+            if stage.until_tokens is not None:
+                end = began + stage.until_tokens
+            else:
+                since = max(began, self._searched)
+                found = (at for at in range(since, len(tokens)) if tokens[at] == stage.until_token)
+                end = next(found, len(tokens)) + 1
+            if end > len(tokens):
+                break
+            self._ends.append(end)
+        self._searched = len(tokens)

@@ -1,0 +1,55 @@
+"""Rows that are taken from running requests at random, by a policy that does nothing else odd."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specrouter import ChainRouter
+from specrouter.engine.engine import Engine
+from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.view import EngineView
+
+
+@dataclass
+class RandomPreemption:
+    """Another policy, for which rows are freed: each running request's with this chance a cycle.
+
+    Pure but for `count`, of the rows that were taken.
+    """
+
+    policy: AdmissionPolicy
+    share: float
+    count: int = field(default=0, compare=False)
+
+    def __call__(self, view: EngineView) -> Admission:
+        draws = np.random.default_rng(view.cycle)
+        taken = [one for one in view.running if draws.random() < self.share]
+        ids = tuple(one.id for one in taken)
+        free = view.kv_free_tokens
+        if free is not None:
+            free += sum(one.reserve_tokens for one in taken)
+        seen = replace(view.without(ids), free_rows=view.free_rows + len(ids), kv_free_tokens=free)
+        self.count += len(ids)
+        decided = self.policy(seen)
+        return replace(decided, preempted=(*ids, *decided.preempted))
+
+
+@contextlib.contextmanager
+def preempting(engine: Engine, share: float) -> Iterator[RandomPreemption]:
+    """The engine's admission, disturbed. It must not be changed meanwhile."""
+    policies = engine._planning.policies
+    usual = policies.admission, policies.admits
+    disturbed = RandomPreemption(policies.admits, share)
+    policies.admission, policies.admits = "slo", disturbed
+    try:
+        yield disturbed
+    finally:
+        policies.admission, policies.admits = usual
+
+
+@contextlib.contextmanager
+def preempting_router(router: ChainRouter, share: float) -> Iterator[RandomPreemption]:
+    with preempting(router._engine, share) as disturbed:
+        yield disturbed

@@ -1,0 +1,276 @@
+"""Who loses a row keeps the tokens and ends once, with the text that there would have been."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation, Structure
+from specrouter.engine.engine import Engine
+from specrouter.request.handle import RequestHandle
+from specrouter.slo.admission import Admission, fcfs
+from specrouter.view import EngineView
+from tests.exact.comparison import assert_whole
+from tests.exact.preemption import preempting, preempting_router
+from tests.exact.seeded import seeded_params
+from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
+
+NEW = 20
+CHAIN = ("small", "middle", "target")
+OVERRIDES = (None, "off", Speculation(CHAIN, 3, 2), Speculation(("ngram", "target"), 4))
+JSON = Structure("json_schema", {"type": "array", "items": {"type": "integer"}, "maxItems": 4})
+
+
+@pytest.fixture(scope="module")
+def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    settings = copy.deepcopy(small_config)
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    settings["engine"] |= {"max_requests": 6, "prefill_chunk": 16}
+    with ChainRouter.from_config(settings) as router:
+        yield router
+        assert_whole(router)
+
+
+def prompt_of(index: int) -> list[int]:
+    draws = np.random.default_rng(index)
+    return [int(each) for each in draws.integers(0, 300, int(draws.integers(1, 40)))]
+
+
+def asked() -> list[tuple[list[int], SamplingParams, Any, tuple[int, ...]]]:
+    """All sampling parameters, alone and together; some go on after an earlier attempt."""
+    sampled = SamplingParams(NEW, temperature=1.0, seed=5, ignore_eos=True)
+    params = [
+        *(seeded_params(index, NEW) for index in range(24)),
+        replace(sampled, logprobs=3, prompt_logprobs=2),
+        replace(sampled, logprobs=0, temperature=0.0),
+        replace(sampled, stop=("e", "th"), max_new_tokens=40),
+        replace(sampled, stop=("a",), include_stop_str_in_output=True, max_new_tokens=40),
+        replace(sampled, structure=JSON, ignore_eos=False, max_new_tokens=40),
+    ]
+    requests = [
+        (prompt_of(index), each, OVERRIDES[index % len(OVERRIDES)], ())
+        for index, each in enumerate(params)
+    ]
+    before = tuple(prompt_of(99)[:7])
+    return [*requests, *((prompt, each, how, before) for prompt, each, how, _ in requests[-4:-2])]
+
+
+def served(router: ChainRouter) -> tuple[list[RequestOutput], list[str]]:
+    """Outputs, and what was told of each text as it came."""
+    handles: list[RequestHandle] = []
+    for prompt, params, speculation, before in asked():
+        handles.append(router.submit(prompt, params, speculation, before))
+    handles += router.submit_all(prompt_of(7), replace(asked()[0][1], n=3, temperature=1.0))
+    told = ["".join(delta.text for delta in handle) for handle in handles]
+    return [handle.result(timeout=60) for handle in handles], told
+
+
+def facts(output: RequestOutput) -> tuple[Any, ...]:
+    return (
+        output.token_ids,
+        output.text,
+        output.finish_reason,
+        output.stop_reason,
+        output.seed,
+        output.index,
+        output.error,
+    )
+
+
+def numbers(output: RequestOutput) -> list[float]:
+    """Of all log-probabilities."""
+    every = [*(output.logprobs or ()), *(output.prompt_logprobs or ())]
+    return [one.logprob for one in every if one is not None]
+
+
+def test_texts_are_those_of_requests_that_ran_undisturbed(router: ChainRouter) -> None:
+    plain, told_plain = served(router)
+    with preempting_router(router, 0.12) as disturbed:
+        outputs, told = served(router)
+    assert disturbed.count >= 40
+    assert [facts(one) for one in outputs] == [facts(one) for one in plain]
+    assert told == told_plain, "nothing is told twice"
+    for one, other in zip(outputs, plain, strict=True):
+        assert numbers(one) == pytest.approx(numbers(other), abs=1e-9)
+    assert {one.finish_reason for one in outputs} >= {"length", "stop", "eos"}
+
+
+def test_prompts_are_told_of_once(router: ChainRouter) -> None:
+    params = SamplingParams(NEW, ignore_eos=True, prompt_logprobs=1)
+    with preempting_router(router, 0.25):
+        handle = router.submit(prompt_of(3), params)
+        told = [delta.prompt_logprobs for delta in handle if delta.prompt_logprobs is not None]
+    assert len(told) == 1
+    assert len(told[0]) == len(prompt_of(3))
+
+
+# One engine, step by step
+
+
+class Scripted:
+    """`fcfs`, but rows of `takes` requests, the first ones, are taken in the next cycle, and nobody
+    is admitted while it `holds`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.takes = 0
+        self.holds = False
+        self.seen: list[EngineView] = []
+        self._usual = fcfs(32)
+        engine._planning.policies.admission = "slo"
+        engine._planning.policies.admits = self
+
+    def __call__(self, view: EngineView) -> Admission:
+        self.seen.append(view)
+        taken, self.takes = tuple(one.id for one in view.running[: self.takes]), 0
+        seen = replace(view.without(taken), waiting=() if self.holds else view.waiting)
+        return replace(self._usual(seen), preempted=taken)
+
+
+@pytest.fixture
+def bench(small_config: dict[str, Any]) -> EngineBench:
+    return EngineBench(small_config)
+
+
+@pytest.fixture
+def script(bench: EngineBench) -> Scripted:
+    return Scripted(bench.engine)
+
+
+def preempted(bench: EngineBench, script: Scripted, steps: int = 4) -> RequestHandle:
+    """One that has tokens, and waits."""
+    handle = bench.submit(PROMPTS[0])
+    for _ in range(steps):
+        bench.engine.step()
+    script.takes, script.holds = 1, True
+    bench.engine.step()
+    assert (bench.engine.waiting, len(bench.engine._book.running)) == (1, 0)
+    bench.engine.check_integrity()
+    return handle
+
+
+def told(handle: RequestHandle) -> list[int]:
+    return [token for delta in handle for token in delta.token_ids]
+
+
+def test_who_waits_again_is_seen_with_its_tokens(bench: EngineBench, script: Scripted) -> None:
+    preempted(bench, script)
+    bench.engine.step()
+    [seen] = script.seen[-1].waiting
+    tokens = GREEDY.max_new_tokens - seen.remaining
+    assert tokens > 1
+    assert (seen.row, seen.decoded) == (None, tokens - 1)
+    assert seen.prompt_left == len(PROMPTS[0]) + tokens - 1
+    assert seen.decode_ms > 0.0
+    before = script.seen[-2].by_row[0]
+    assert seen.priority_key == before.priority_key
+    assert not seen.awaits_first
+
+
+def test_it_comes_before_those_that_came_later(bench: EngineBench, script: Scripted) -> None:
+    first = preempted(bench, script)
+    bench.submit(PROMPTS[1])
+    bench.engine.step()
+    assert [one.id for one in script.seen[-1].waiting] == [1, 2]
+    script.holds = False
+    [output] = bench.finish([first])
+    assert output.finish_reason == "length"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6, 9])
+def test_it_goes_on_with_its_text(bench: EngineBench, script: Scripted, steps: int) -> None:
+    [plain] = bench.finish([bench.submit(PROMPTS[0])])
+    handle = preempted(bench, script, steps)
+    script.holds = False
+    [output] = bench.finish([handle])
+    assert output.token_ids == plain.token_ids == told(handle)
+    assert output.metrics.output_tokens == GREEDY.max_new_tokens
+
+
+def test_prompts_are_counted_once(bench: EngineBench, script: Scripted) -> None:
+    handle = preempted(bench, script)
+    script.holds = False
+    bench.finish([handle])
+    assert bench.engine.decode_counts.figures().prompt_tokens == len(PROMPTS[0])
+
+
+def test_cancelled_while_it_waits_it_ends_with_its_tokens(
+    bench: EngineBench, script: Scripted
+) -> None:
+    handle = preempted(bench, script)
+    handle.cancel()
+    bench.engine.step()
+    output = handle.result(timeout=0)
+    assert output.finish_reason == "cancelled"
+    assert output.token_ids == told(handle) != []
+    assert not bench.engine.has_work
+    bench.engine.check_integrity()
+
+
+def test_out_of_time_while_it_waits_it_ends_with_its_tokens(
+    bench: EngineBench, script: Scripted
+) -> None:
+    handle = preempted(bench, script)
+    [request] = bench.engine._book.waiting
+    request.spec = replace(request.spec, timeout_s=1e-9)
+    bench.engine.step()
+    output = handle.result(timeout=0)
+    assert output.finish_reason == "timeout"
+    assert output.token_ids == told(handle) != []
+
+
+def test_a_successor_goes_on_with_its_text(bench: EngineBench, script: Scripted) -> None:
+    [plain] = bench.finish([bench.submit(PROMPTS[0])])
+    handle = preempted(bench, script)
+    bench.engine.abandon_running("a row was lost")
+    assert not handle.is_done, "it ran no more"
+    bench.engine = bench.engine.successor()
+    bench.engine.warm_up()
+    [output] = bench.finish([handle])
+    assert output.token_ids == plain.token_ids == told(handle)
+
+
+def test_after_the_last_engine_who_has_tokens_failed_and_who_has_none_was_not_served(
+    bench: EngineBench, script: Scripted
+) -> None:
+    handle, other = preempted(bench, script), bench.submit(PROMPTS[1])
+    bench.engine.abandon("no memory")
+    ends = [one.result(timeout=0) for one in (handle, other)]
+    assert [one.finish_reason for one in ends] == ["error", "unserved"]
+    assert ends[0].token_ids == told(handle) != []
+    assert {one.error for one in ends} == {"no memory"}
+
+
+def test_its_row_and_its_memory_are_others(bench: EngineBench, script: Scripted) -> None:
+    handles = [bench.submit(prompt) for prompt in PROMPTS]
+    for _ in range(3):
+        bench.engine.step()
+    assert len(script.seen[-1].waiting) == 1, "it is shown though no row is free"
+    script.takes = 2
+    outputs = bench.finish(handles)
+    assert {one.finish_reason for one in outputs} == {"length"}
+    assert max(len(seen.running) for seen in script.seen) == 3
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_senseless_preemptions_cost_no_request(
+    bench: EngineBench, script: Scripted, steps: int
+) -> None:
+    usual = script._usual
+    script._usual = lambda view: replace(usual(view), admitted=(77,))
+    outputs = bench.serve()
+    script._usual = usual
+    assert [one.finish_reason for one in outputs] == ["length"] * len(PROMPTS)
+    assert bench.faults()["planning"] >= 1
+
+
+def test_random_preemptions_leave_the_state_whole(bench: EngineBench) -> None:
+    plain = bench.serve()
+    with preempting(bench.engine, 0.2) as disturbed:
+        for _ in range(3):
+            outputs = bench.serve()
+            assert [one.token_ids for one in outputs] == [one.token_ids for one in plain]
+    assert disturbed.count >= 8
+    assert not bench.faults()

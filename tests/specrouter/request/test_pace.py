@@ -1,0 +1,69 @@
+"""How far an output is in its stages is told as its tokens come, as it is judged afterwards."""
+
+import numpy as np
+import pytest
+
+from specrouter.request.attainment import stage_ends
+from specrouter.request.objective import Stage
+from specrouter.request.pace import Pace
+
+END = 7
+THINKING, ANSWER = Stage(20.0, until_token=END), Stage(50.0)
+
+
+def test_an_output_without_stages_counts_from_its_first_token() -> None:
+    pace = Pace(())
+    assert (pace.stages, pace.decoded, pace.decode_ms(9.0), pace.run_ms(9.0)) == ((), 0, 0.0, None)
+    pace.take([1], 10.0)
+    pace.take([1, 2, 3], 11.0)
+    assert (pace.decoded, pace.decode_ms(12.0), pace.run_ms(12.0)) == (2, 2000.0, 2000.0)
+
+
+def test_a_run_begins_with_every_tenth_token() -> None:
+    pace, tokens = Pace(()), [1]
+    seen = []
+    for second in range(30):
+        pace.take(tokens, float(second))
+        seen.append(pace.run_ms(float(second)))
+        tokens = [*tokens, 2]
+    assert [at for at, ms in enumerate(seen) if ms == 0.0] == [0, 10, 20]
+
+
+def test_a_stage_ends_with_its_token_and_the_next_one_counts_from_there() -> None:
+    pace = Pace((THINKING, ANSWER))
+    pace.take([1, 2], 1.0)
+    assert (pace.stages, pace.decoded) == ((THINKING, ANSWER), 1)
+    pace.take([1, 2, END, 4], 2.0)
+    assert (pace.stages, pace.ends) == ((ANSWER,), (3,))
+    assert (pace.decoded, pace.decode_ms(2.5), pace.run_ms(2.5)) == (1, 500.0, 500.0)
+
+
+def test_stages_of_an_earlier_attempt_are_over() -> None:
+    pace = Pace((THINKING, Stage(30.0, until_tokens=3), ANSWER), before=[1, END, 3])
+    assert (pace.stages_before, len(pace.stages), pace.ends) == (1, 2, ())
+    pace.take([1, END, 3, 4], 1.0)
+    assert (pace.decoded, pace.ends) == (0, ())
+    pace.take([1, END, 3, 4, 5, 6], 2.0)
+    assert (pace.stages, pace.ends) == ((ANSWER,), (2,))
+    assert pace.decoded == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ends_are_found_whatever_comes_together(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    ends = [
+        {"until_token": END}
+        if draws.random() < 0.5
+        else {"until_tokens": int(draws.integers(1, 9))}
+        for _ in range(3)
+    ]
+    stages = (*(Stage(20.0, **each) for each in ends), ANSWER)
+    tokens = draws.integers(0, 12, 40).tolist()
+    pace, there = Pace(stages), 0
+    while there < len(tokens):
+        there += int(draws.integers(1, 5))
+        pace.take(tokens[:there], float(there))
+        expected = stage_ends(stages, tokens[:there])
+        assert pace.ends == expected
+        assert pace.stages == stages[len(expected) :]
+        assert pace.decoded == len(tokens[:there]) - (max(1, expected[-1]) if expected else 1)
