@@ -4,8 +4,7 @@ Contract: all that admission knows of a machine. A batch is its tokens, of promp
 requests together, and the drafting steps before it. Neither more tokens nor more steps take less
 time, and `tokens_within` is the inverse of `ms`: with the most tokens that fit, one more does not.
 
-Two forms: `RooflineTime`, SLOs-Serve's, and `CurveTime`, over the curves measured here. A batch
-that is bounded has the times of several where `ms` is asked about more tokens (`Chunked`).
+Two forms: `RooflineTime`, SLOs-Serve's, and `CurveTime`, over the curves measured here.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
 """
 
@@ -84,20 +83,26 @@ class CurveTime:
         step_ms: of a drafting step.
         around_ms: of a cycle, whatever is in it.
         slots: KV slots that a token attends to, in the mean.
+        most: tokens of a batch at most; `ms` of more is that of several.
     """
 
     target: ForwardTimes
     step_ms: float = 0.0
     around_ms: float = 0.0
     slots: float = 0.0
+    most: int = MOST_TOKENS
 
     def ms(self, tokens: float, steps: int = 0) -> float:
+        if tokens > self.most:
+            return self.ms(self.most, steps) + self.ms(tokens - self.most, steps)
         return self.around_ms + self.step_ms * steps + self.target.at(tokens, self.slots * tokens)
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:
         left_ms = ms - self.around_ms - self.step_ms * steps
         most = self.target.tokens_within(left_ms, slots=self.slots)
-        return _adjusted(self, min(most, MOST_TOKENS), ms, steps)
+        if most >= self.most and self.ms(self.most, steps) <= ms:
+            return self.most
+        return min(self.most, _adjusted(self, min(most, self.most), ms, steps))
 
 
 @dataclass(frozen=True)
@@ -112,24 +117,6 @@ class Reserved:
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:
         return max(0, self.times.tokens_within(ms, steps) - self.tokens)
-
-
-@dataclass(frozen=True)
-class Chunked:
-    """Another machine's times, where a batch has `most` tokens at most: more take several."""
-
-    times: BatchTime
-    most: int
-
-    def ms(self, tokens: float, steps: int = 0) -> float:
-        if tokens <= self.most:
-            return self.times.ms(tokens, steps)
-        whole, rest = divmod(tokens, self.most)
-        last_ms = self.times.ms(rest, steps) if rest else 0.0
-        return whole * self.times.ms(self.most, steps) + last_ms
-
-    def tokens_within(self, ms: float, steps: int = 0) -> int:
-        return min(self.most, self.times.tokens_within(ms, steps))
 
 
 def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:

@@ -1,92 +1,92 @@
-"""MeasuredPacing: the pacing of a machine whose times and acceptances are measured as it runs.
+"""The pacing of a machine whose times and acceptances are measured as it runs.
 
 Requests are paced as the planner decodes them: with the drafts of the chain that is in use for
 those that leave it open, or one token at a time where that is the target alone.
 
-Pure but for what it remembers: the same view gives the same pacing. It is made anew when the
-snapshot of the measurements is, or the load differs: a bound of the work per cycle.
+Pure but for what is remembered: the same view gives the same pacing. It is made anew when the
+snapshot of the measurements is, or the load differs: most cycles find it made.
 """
 
 import numpy as np
 
-from specrouter.profile.batch_time import BatchTime, Chunked, CurveTime
+from specrouter.profile.batch_time import CurveTime
 from specrouter.profile.cycle_times import Workload, curve_of, drafting_ms, model_ms, stage_ms
 from specrouter.profile.prediction import acceptance_rate
 from specrouter.profile.snapshot import PerformanceSnapshot, load_of, outcome_of
 from specrouter.profile.time_curve import PAIRS, TimeCurve
 from specrouter.request.params import Chain
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
+from specrouter.slo.serve.policy import PacingOf
 from specrouter.view import SCHEDULED, EngineView
 from statemgr.row_groups import KV_QUANTUM, READING_QUERIES
 
-# Of every TPOT, kept for what a mean number of accepted tokens does not hold.
-_MARGIN = 0.1
-_Key = tuple[Chain, int, int, bool]  # chain, requests, slots, sampled
 
-
-class MeasuredPacing:
+def measured_pacing(
+    target: str, prefill_chunk: int, most_tokens: int, margin: float = 0.1
+) -> PacingOf:
     """Args:
     prefill_chunk: prompt tokens of a batch while nobody decodes who has an objective.
     most_tokens: of a batch.
+    margin: share of every TPOT that is kept where drafts are counted on, for what a mean number of
+        accepted tokens does not hold.
     """
+    known: list[PerformanceSnapshot] = []
+    made: dict[tuple[Chain, int, int, bool], Pacing] = {}
 
-    def __init__(self, target: str, prefill_chunk: int, most_tokens: int) -> None:
-        self._target = target
-        self._chunk = prefill_chunk
-        self._most = most_tokens
-        self._snapshot: PerformanceSnapshot | None = None
-        self._made: dict[_Key, Pacing] = {}
+    def pacing_of(view: EngineView) -> Pacing:
+        if not known or known[0] is not view.performance:
+            known[:] = [view.performance]
+            made.clear()
+        chain, (requests, slots, sampled) = _chain(view, target), _load(view)
+        key = (chain, requests, slots, sampled)
+        if key not in made:
+            work = Workload(requests, slots, sampled=sampled)
+            made[key] = pacing(view.performance, chain, work)
+        return made[key]
 
-    def __call__(self, view: EngineView) -> Pacing:
-        if view.performance is not self._snapshot:
-            self._snapshot, self._made = view.performance, {}
-        key = self._key(view)
-        if key not in self._made:
-            self._made[key] = self._pacing(view.performance, *key)
-        return self._made[key]
-
-    def _key(self, view: EngineView) -> _Key:
-        chain = view.standing.chain(SCHEDULED) or (self._target,)
-        if not view.available.issuperset(chain):
-            chain = (self._target,)
-        decoding = [one for one in view.running if not one.prompt_left]
-        slots = sum(one.slots for one in decoding) / max(1, len(decoding))
-        quanta = max(1, round(slots / KV_QUANTUM))
-        sampled = 2 * sum(one.sampled for one in decoding) >= len(decoding)
-        return chain, load_of(max(1, len(decoding))), quanta * KV_QUANTUM, sampled
-
-    def _pacing(
-        self, snapshot: PerformanceSnapshot, chain: Chain, requests: int, slots: int, sampled: bool
-    ) -> Pacing:
-        work = Workload(requests, slots, sampled=sampled)
-        times = self._times(snapshot, chain, work)
-        idle_ms = times.ms(self._chunk)
+    def pacing(snapshot: PerformanceSnapshot, chain: Chain, work: Workload) -> Pacing:
+        times = batch_times(snapshot, chain, work, most_tokens)
+        idle_ms = times.ms(prefill_chunk)
         if len(chain) == 1:
             return Autoregressive(times, idle_ms)
-        alpha = acceptance_rate(chain[:-1], self._target, snapshot, sampled)
-        return Speculative(times, min(alpha, 0.99), idle_ms, margin=_MARGIN)
+        alpha = acceptance_rate(chain[:-1], target, snapshot, work.sampled)
+        return Speculative(times, min(alpha, 0.99), idle_ms, margin=margin)
 
-    def _times(self, snapshot: PerformanceSnapshot, chain: Chain, work: Workload) -> BatchTime:
-        batch = np.array([work.requests])
-        target = curve_of(snapshot, self._target, self._target)
-        assert isinstance(target, TimeCurve), "measured times are curves"
-        outcome = outcome_of(snapshot, chain, work.requests, work.sampled)
-        factor = snapshot.machine * outcome.time
-        around_ms = float(
-            (stage_ms(snapshot, "verify", batch) + stage_ms(snapshot, "cycle", batch))[0]
-        )
-        around_ms += (
-            target.slope_ms_per_million * PAIRS * READING_QUERIES * work.requests * work.slots
-        )
-        step_ms = 0.0
-        for name in chain[:-1]:  # an intermediate judges as often as the first model drafts
-            step_ms += float(model_ms(snapshot, name, self._target, work, batch)[0])
-        if len(chain) > 1:
-            step_ms += float(stage_ms(snapshot, "draft", batch)[0])
-            around_ms += drafting_ms(snapshot, work.requests)
-        return Chunked(
-            CurveTime(
-                target.scaled(factor), factor * step_ms, factor * around_ms, float(work.slots)
-            ),
-            self._most,
-        )
+    return pacing_of
+
+
+def batch_times(
+    snapshot: PerformanceSnapshot, chain: Chain, work: Workload, most_tokens: int
+) -> CurveTime:
+    """Of batches beside which so many requests draft with a chain, on the machine as it is now."""
+    name, batch = chain[-1], np.array([work.requests])
+    target = curve_of(snapshot, name, name)
+    assert isinstance(target, TimeCurve), "measured times are curves"
+    factor = snapshot.machine * outcome_of(snapshot, chain, work.requests, work.sampled).time
+    read = READING_QUERIES * work.requests * work.slots
+    around_ms = target.slope_ms_per_million * PAIRS * read
+    around_ms += float(
+        stage_ms(snapshot, "verify", batch)[0] + stage_ms(snapshot, "cycle", batch)[0]
+    )
+    # An intermediate judges about as often as the first model drafts.
+    step_ms = sum(float(model_ms(snapshot, each, name, work, batch)[0]) for each in chain[:-1])
+    if len(chain) > 1:
+        step_ms += float(stage_ms(snapshot, "draft", batch)[0])
+        around_ms += drafting_ms(snapshot, work.requests)
+    return CurveTime(
+        target.scaled(factor), factor * step_ms, factor * around_ms, float(work.slots), most_tokens
+    )
+
+
+def _chain(view: EngineView, target: str) -> Chain:
+    """In use for requests that leave it open."""
+    chain = view.standing.chain(SCHEDULED)
+    return chain if chain and view.available.issuperset(chain) else (target,)
+
+
+def _load(view: EngineView) -> tuple[int, int, bool]:
+    """Decoding requests, to a power of 2, their slots in the mean, and whether most are sampled."""
+    decoding = [one for one in view.running if not one.prompt_left]
+    count = max(1, len(decoding))
+    quanta = max(1, round(sum(one.slots for one in decoding) / count / KV_QUANTUM))
+    return load_of(count), quanta * KV_QUANTUM, 2 * sum(one.sampled for one in decoding) >= count

@@ -1,0 +1,83 @@
+"""Batches are planned with the times and the acceptances that the engine has measured."""
+
+import numpy as np
+import pytest
+
+from specrouter.cycle import DraftShape
+from specrouter.profile.cycle_times import Workload, verification_ms
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.params import Chain
+from specrouter.slo.serve.measured_pacing import batch_times, measured_pacing
+from specrouter.slo.serve.pacing import Autoregressive, Speculative
+from specrouter.view import SCHEDULED, ChainDecision, EngineView, InUse, Standing
+from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, rising, snapshot
+from tests.specrouter.slo.test_admission import request
+
+TIMES = {"small": flat(1.0), "middle": flat(9.0), "big": rising(50.0, 0.5)}
+KNOWN = snapshot(TIMES, {PAIR: 0.6, TRIPLE: 0.8})
+ALONE = ("big",)
+
+
+def view(
+    decoding: int,
+    chain: Chain | None = None,
+    performance: PerformanceSnapshot = KNOWN,
+    available: frozenset[str] = ALL,
+) -> EngineView:
+    running = tuple(request(number, row=number, left=0) for number in range(decoding))
+    standing = Standing()
+    if chain is not None:
+        in_use = InUse(ChainDecision(chain, DraftShape(4)), decoding, 0, 1, 1)
+        standing = Standing({SCHEDULED: in_use})
+    return EngineView(1, 10.0, running, (), 4, None, available, available, performance, standing)
+
+
+def test_without_drafts_batches_take_what_a_pass_of_the_target_takes() -> None:
+    pacing = measured_pacing("big", 64, 96)(view(4))
+    assert isinstance(pacing, Autoregressive)
+    assert pacing.times.ms(20) == 50.0 + 0.5 * 19
+    assert pacing.idle_ms == pacing.times.ms(64)
+
+
+def test_what_is_planned_is_what_the_scheduler_predicts_of_the_targets_pass() -> None:
+    known = snapshot(TIMES, stages={"verify": rising(1.0, 0.1), "cycle": rising(2.0, 0.2)})
+    work = Workload(8, 256)
+    [expected] = verification_ms(known, work, "big", np.array([8]))
+    assert batch_times(known, ALONE, work, 96).ms(8) == pytest.approx(float(expected))
+
+
+def test_a_slow_machine_is_slow_for_admission_too() -> None:
+    slow = snapshot(TIMES, machine=1.5)
+    assert measured_pacing("big", 64, 96)(view(4, None, slow)).times.ms(1) == 75.0
+
+
+@pytest.mark.parametrize(("chain", "alpha", "step_ms"), [(PAIR, 0.6, 1.0), (TRIPLE, 0.8, 10.0)])
+def test_with_drafts_batches_count_on_what_is_accepted_of_the_chain_in_use(
+    chain: Chain, alpha: float, step_ms: float
+) -> None:
+    pacing = measured_pacing("big", 64, 96)(view(4, chain))
+    assert isinstance(pacing, Speculative)
+    assert pacing.alpha == pytest.approx(alpha, abs=1e-6)
+    assert pacing.times.ms(20, 3) - pacing.times.ms(20) == pytest.approx(3 * step_ms)
+
+
+def test_a_chain_that_rests_is_not_counted_on() -> None:
+    seen = view(4, PAIR, available=ALL - {"small"})
+    assert isinstance(measured_pacing("big", 64, 96)(seen), Autoregressive)
+
+
+def test_no_batch_has_more_tokens_than_a_cycle_reads() -> None:
+    times = measured_pacing("big", 64, 96)(view(4)).times
+    assert times.tokens_within(1e6) == 96
+    assert times.ms(96 * 2 + 10) == 2 * times.ms(96) + times.ms(10), "they are read in several"
+    assert times.tokens_within(times.ms(20)) == 20
+
+
+def test_it_is_made_once_for_a_snapshot_and_a_load() -> None:
+    pacing_of = measured_pacing("big", 64, 96)
+    first = pacing_of(view(3))
+    assert pacing_of(view(4)) is first
+    assert pacing_of(view(5)) is not first
+    other = pacing_of(view(4, performance=snapshot(TIMES)))
+    assert other is not first
+    assert other == first
