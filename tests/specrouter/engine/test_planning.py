@@ -62,9 +62,7 @@ class Bench:
         self.number = 0
         policies: Any = SimpleNamespace(current=self.policy, admits=self.policy.admit)
         check = PlanCheck(PAIR, "big", (), prompt_tokens=16)
-        self.planning = CyclePlanning(
-            policies, self.policy.view, check, self.faults
-        )
+        self.planning = CyclePlanning(policies, self.policy.view, check, self.faults)
 
     def cycle(self, selection_failed: bool = False) -> bool:
         """Whether the policies plan. What they raise is counted, as by the engine."""
