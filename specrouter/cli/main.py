@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain
 from specrouter.cli.bench_chains import add_bench_chains
+from specrouter.cli.bench_figures import add_bench_figures
 from specrouter.cli.bench_load import add_bench_load
 from specrouter.cli.check_command import add_check
 from specrouter.cli.generate import add_generate
@@ -65,3 +66,4 @@ def _add_bench(commands: Commands) -> None:
     what = bench.add_subparsers(metavar="WHAT", required=True)
     add_bench_chains(what)
     add_bench_load(what)
+    add_bench_figures(what)
