@@ -36,6 +36,7 @@ class Prompt:
         tokens: of its prompt that are left, with the one that brings the first token.
         tpot_ms: of its output; infinite without such an objective.
         reserve_tokens: KV that it needs.
+        left: tokens of its output after the first one, as far as is known.
     """
 
     id: int
@@ -44,6 +45,7 @@ class Prompt:
     tpot_ms: float
     reserve_tokens: int = 0
     is_running: bool = False
+    left: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +54,14 @@ class Load:
     ids: [R] of decoding requests that have a TPOT.
     due_ms: [R] when each one's next token is due, from now.
     tpot_ms: [R] finite.
+    left: [R] tokens that are still to come, as far as is known.
     prompts: of admitted requests, by rising deadline.
     """
 
     ids: tuple[int, ...]
     due_ms: Floats
     tpot_ms: Floats
+    left: Floats
     prompts: tuple[Prompt, ...]
 
     def joined(self, prompts: Sequence[Prompt]) -> "Load":
@@ -67,10 +71,22 @@ class Load:
         together = sorted((*self.prompts, *prompts), key=lambda each: each.deadline_ms)
         return replace(self, prompts=tuple(together))
 
+    def without_neediest(self, count: int) -> "Load":
+        """Without so many of those that decode, whose TPOTs are the tightest."""
+        kept = np.sort(np.argsort(self.tpot_ms, kind="stable")[count:])
+        ids = tuple(self.ids[place] for place in kept.tolist())
+        return replace(
+            self,
+            ids=ids,
+            due_ms=self.due_ms[kept],
+            tpot_ms=self.tpot_ms[kept],
+            left=self.left[kept],
+        )
+
     def after(self, batch_ms: float, served: Bools, chunks: Sequence[int]) -> "Load":
         """When a batch has ended that brought tokens of `served` [R] and read these `chunks`."""
         due = self.due_ms - batch_ms + np.where(served, self.tpot_ms, 0.0)
-        ids, paces, left = list(self.ids), list[float](), list[Prompt]()
+        ids, paces, rest, left = list(self.ids), list[float](), list[float](), list[Prompt]()
         for prompt, chunk in zip(self.prompts, chunks, strict=True):
             if chunk < prompt.tokens:
                 deadline_ms = prompt.deadline_ms - batch_ms
@@ -78,10 +94,12 @@ class Load:
             elif math.isfinite(prompt.tpot_ms):
                 ids.append(prompt.id)
                 paces.append(prompt.tpot_ms)
+                rest.append(prompt.left)
         return Load(
             tuple(ids),
             np.concatenate((due, paces)),
             np.concatenate((self.tpot_ms, paces)),
+            np.concatenate((self.left, rest)),
             tuple(left),
         )
 
@@ -91,16 +109,17 @@ class Load:
         return float(self.tpot_ms.min(initial=np.inf))
 
 
-def tiers_of(tpots_ms: Sequence[float]) -> tuple[float, ...]:
+def tiers_of(tpots_ms: Floats | Sequence[float]) -> tuple[float, ...]:
     """Few TPOTs, rising, that stand for many: none is looser than those that it stands for. An
     infinite one comes last."""
-    distinct = sorted({each for each in tpots_ms if math.isfinite(each)})
+    given = np.asarray(tpots_ms, dtype=np.float64)
+    is_finite = np.isfinite(given)
+    distinct = np.unique(given[is_finite])
     if len(distinct) > _TIERS:
         cuts = np.geomspace(distinct[0], distinct[-1] * (1.0 + _ROUNDING), _TIERS + 1)[:-1]
-        places = np.searchsorted(distinct, cuts * (1.0 - _ROUNDING))
-        distinct = sorted({distinct[place] for place in places.tolist()})
-    has_none = any(math.isinf(each) for each in tpots_ms)
-    return (*distinct, *((math.inf,) if has_none or not distinct else ()))
+        distinct = np.unique(distinct[np.searchsorted(distinct, cuts * (1.0 - _ROUNDING))])
+    has_none = not len(distinct) or not is_finite.all()
+    return (*distinct.tolist(), *((math.inf,) if has_none else ()))
 
 
 def tier_of(tiers_ms: Sequence[float], tpots_ms: Floats | float) -> Ints:

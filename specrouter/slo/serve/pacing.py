@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,11 @@ from specrouter.slo.serve.load import (
     tiers_of,
 )
 from specrouter.slo.serve.prefill_budget import (
+    MOST_SPECULATED,
     AutoregressiveBudget,
     PrefillBudget,
     SpeculativeBudget,
+    accepted,
 )
 
 Ints = NDArray[np.int64]
@@ -50,6 +52,10 @@ class Memory:
 
     rows: int
     tokens: int | None = None
+
+    def holds(self, prompts: Sequence[Prompt]) -> bool:
+        tokens = sum(each.reserve_tokens for each in prompts)
+        return len(prompts) <= self.rows and (self.tokens is None or tokens <= self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,16 +82,29 @@ class Batch:
 
 @dataclass(frozen=True)
 class Choice:
-    """`admitted`: of the new ones. `batch_ms`: what batches take, where that is chosen."""
+    """Attributes:
+    admitted: of the new ones.
+    batch_ms: what batches take, where that is chosen.
+    in_time: those admitted before stay in time, but for the `given_up` neediest.
+    """
 
     admitted: tuple[Prompt, ...] = ()
     batch_ms: float = 0.0
     in_time: bool = True
+    given_up: int = 0
 
 
 class Pacing(Protocol):
+    """`leaves_decoding`: it paces prompts only, and the planner chooses how requests decode."""
+
+    leaves_decoding: ClassVar[bool]
+
     @property
     def times(self) -> BatchTime: ...
+
+    @property
+    def fastest_ms(self) -> float:
+        """TPOT of a request alone."""
 
     def beside(self, tokens: int) -> "Pacing":
         """The same where so many tokens of every batch are others'."""
@@ -112,6 +131,11 @@ class Autoregressive:
     times: BatchTime
     idle_ms: float
     most_ms: float = math.inf
+    leaves_decoding: ClassVar[bool] = False
+
+    @property
+    def fastest_ms(self) -> float:
+        return self.times.ms(1)
 
     def beside(self, tokens: int) -> "Autoregressive":
         return replace(self, times=Reserved(self.times, tokens))
@@ -183,6 +207,11 @@ class Speculative:
     most_ms: float = math.inf
     margin: float = 0.0
     steps_as_printed: bool = False
+    leaves_decoding: ClassVar[bool] = False
+
+    @property
+    def fastest_ms(self) -> float:
+        return _fastest_ms(self)
 
     def beside(self, tokens: int) -> "Speculative":
         return replace(self, times=Reserved(self.times, tokens))
@@ -214,6 +243,13 @@ class Speculative:
 
     def _budget(self, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
         return _speculative(self, tiers_ms)
+
+
+@lru_cache(maxsize=16)
+def _fastest_ms(pacing: Speculative) -> float:
+    lengths = np.arange(1, MOST_SPECULATED + 1)
+    took_ms = [pacing.times.ms(length, length - 1) for length in lengths.tolist()]
+    return float((took_ms / accepted(pacing.alpha, lengths)).min())
 
 
 @lru_cache(maxsize=16)
@@ -257,7 +293,8 @@ def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
 
 
 def _tiers(load: Load, new: Sequence[Prompt]) -> tuple[float, ...]:
-    return tiers_of([*load.tpot_ms.tolist(), *(each.tpot_ms for each in (*load.prompts, *new))])
+    prompts = [each.tpot_ms for each in (*load.prompts, *new)]
+    return tiers_of(np.concatenate((load.tpot_ms, prompts)))
 
 
 def _counts(load: Load, tiers_ms: Sequence[float]) -> list[int]:

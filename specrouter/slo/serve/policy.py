@@ -72,19 +72,20 @@ class _Decision:
     waits_for_memory: bool = False
 
     def admission(self) -> Admission:
-        view, asked = self.view, sorted_requests(self.view, self.pacing.times)
+        view, pacing = self.view, self.pacing
+        asked = sorted_requests(view, pacing.times, pacing.fastest_ms)
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         promoted = self._promoted(asked)
         have_rows = self._admit_promoted(asked, promoted)
         pacing, fixed = self._beside(asked.load, promoted)
-        choice = self._choose(pacing, asked, promoted, is_open=have_rows)
+        choice, load = self._choose(pacing, asked, promoted, is_open=have_rows)
         if fixed and not choice.in_time:  # they wait for what is left until there is room for them
             pacing, fixed = self.pacing, {}
-            choice = self._choose(pacing, asked, promoted, is_open=False)
+            choice, load = self._choose(pacing, asked, promoted, is_open=False)
         for prompt in choice.admitted:
             self._admit(asked, prompt.id, prompt.reserve_tokens, promoted)
-        load = asked.load.joined([replace(each, is_running=True) for each in choice.admitted])
+        load = load.joined([replace(each, is_running=True) for each in choice.admitted])
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort(asked)
         return self._written(asked, load, batch, fixed)
@@ -121,13 +122,14 @@ class _Decision:
 
     def _choose(
         self, pacing: Pacing, asked: Sorted, promoted: Sequence[RequestView], is_open: bool
-    ) -> Choice:
+    ) -> tuple[Choice, Load]:
         names = {each.id for each in promoted}
         free = [each for each in asked.best_effort if each.id not in names]
         held = sum(each.reserve_tokens for each in free)
         tokens = None if math.isinf(self.memory) else int(self.memory) + held
         memory = Memory(self.rows + len(free), tokens)
-        return pacing.choose(asked.load, asked.new if is_open else (), memory)
+        choice = pacing.choose(asked.load, asked.new if is_open else (), memory)
+        return choice, asked.load.without_neediest(choice.given_up)
 
     def _admit(self, asked: Sorted, name: int, tokens: int, kept: Sequence[RequestView]) -> bool:
         """With the memory of best-effort requests, the youngest first, if there is no other."""
@@ -174,16 +176,21 @@ class _Decision:
         # All but the last token of their prompts is read: that one is decoded, or waits.
         held = {one.id for one in self.view.running if one.awaits_first and not one.prompt_left}
         lengths |= {name: chunks.pop(name) for name in held & chunks.keys()}
-        return Admission(
+        admission = Admission(
             tuple(self.admitted),
             {name: chunk for name, chunk in chunks.items() if chunk},
             self.waits_for_memory,
             tuple(self.preempted),
             self._declined(asked, load),
-            frozenset(name for name, length in lengths.items() if not length),
-            {name: max(0, length - 1) for name, length in lengths.items()},
-            room + sum(max(0, length - 1) for length in lengths.values()),
-            batch.ms,
+        )
+        if self.pacing.leaves_decoding:
+            return admission
+        return replace(
+            admission,
+            paused=frozenset(name for name, length in lengths.items() if not length),
+            depths={name: max(0, length - 1) for name, length in lengths.items()},
+            budget_nodes=room + sum(max(0, length - 1) for length in lengths.values()),
+            budget_ms=batch.ms,
         )
 
     def _share(

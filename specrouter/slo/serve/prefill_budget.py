@@ -11,7 +11,7 @@ that they may take longer than a TPOT and read more (section 3.2.3, Appendix D).
 Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/decisions.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -178,25 +178,29 @@ class SpeculativeBudget:
         return self.candidates[present][int(np.argmax((tokens - lengths @ counts) / ms))]
 
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
-        ms, left = self._best_of_all(counts)
-        return np.where(left >= 0.0, whole_batches(spans_ms, ms) * left, -np.inf)
+        flat = counts.reshape(-1, counts.shape[-1])
+        spans = np.broadcast_to(spans_ms, counts.shape[:-1]).reshape(-1)
+        found = np.empty(len(flat))
+        for of, those_ms, spare in self._spare(flat):
+            read = whole_batches(spans[of][:, None], those_ms) * spare
+            found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)
+        return found.reshape(counts.shape[:-1])
 
     def holds(self, counts: Ints) -> Bools:
-        return np.asarray(self._best_of_all(counts)[1] >= 0.0)
-
-    def _best_of_all(self, counts: Ints) -> tuple[Floats, Floats]:
-        """[...] what the best batch takes, and its prompt tokens."""
         flat = counts.reshape(-1, counts.shape[-1])
-        ms, left = np.empty(len(flat)), np.empty(len(flat))
-        held = (flat > 0) & np.isfinite(self.tiers_ms)
+        found = np.empty(len(flat), dtype=np.bool_)
+        for of, _, spare in self._spare(flat):
+            found[of] = (spare >= 0.0).any(axis=1)
+        return found.reshape(counts.shape[:-1])
+
+    def _spare(self, counts: Ints) -> Iterator[tuple[Bools, Floats, Floats]]:
+        """For counts [N, L] with the same tiers present: which they are [N], and what the C batches
+        that they may have take [C] and read of prompts [K, C]."""
+        held = (counts > 0) & np.isfinite(self.tiers_ms)
         for present, (lengths, those_ms, tokens) in self._tables.items():
             of = (held == np.array(present)).all(axis=1)
-            spare = tokens - flat[of] @ lengths.T  # [K, C]
-            best = np.argmax(spare / those_ms, axis=1)
-            ms[of] = those_ms[best]
-            left[of] = np.take_along_axis(spare, best[:, None], axis=1)[:, 0]
-        shape = counts.shape[:-1]
-        return ms.reshape(shape), left.reshape(shape)
+            if of.any():
+                yield of, those_ms, tokens - counts[of] @ lengths.T
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:

@@ -7,7 +7,8 @@ A request has a deadline for its prompt and a TPOT for its output:
 - `e2e_ms` is shared between both in proportion to their times on an idle machine, so that each may
   be slowed down by the same factor. It needs the length of the output: known, or usual for the
   class, or the most that it may be.
-- Who fell behind has its TPOT strengthened so that it is on time again within ten tokens.
+- What a request is behind, or ahead, is made good by the tokens that are left: those of its run of
+  ten where TPOT is judged by such runs, else those of its output or stage.
 
 Who can attain its objective no more is served as if it had none, and so is who never had one.
 Pure.
@@ -58,37 +59,39 @@ def has_objective(request: RequestView) -> bool:
     return bool(request.stages) or any(each is not None for each in asked)
 
 
-def sorted_requests(view: EngineView, times: BatchTime) -> Sorted:
+def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> Sorted:
+    """`fastest_ms`: TPOT that a request alone attains."""
     prompts, new, best_effort, waiting, beyond = [], [], [], [], []
-    decoding: list[tuple[int, float, float]] = []
-    batch_ms = times.ms(1)
+    decoding: list[tuple[int, float, float, float]] = []
     for request in view.running:
         targets = None if request.declined else _targets(request, view, times)
         if targets is not None and (request.prompt_left or request.awaits_first):
-            prompt = _prompt(request, targets, view.now_s, times)
+            prompt = _prompt(request, targets, view, times)
             if prompt is not None:
                 prompts.append(prompt)
                 continue
         elif targets is not None and math.isfinite(targets.tpot_ms):
-            pace = _pace(request, targets.tpot_ms, batch_ms)
+            pace = _pace(request, targets.tpot_ms, view, fastest_ms)
             if pace is not None:
-                decoding.append((request.id, *pace))
+                decoding.append((request.id, *pace, _left(request, view)))
                 continue
         best_effort.append(request)
     for request in view.waiting:
         targets = None if request.declined else _targets(request, view, times)
-        prompt = None if targets is None else _prompt(request, targets, view.now_s, times)
+        prompt = None if targets is None else _prompt(request, targets, view, times)
         if prompt is not None:
             new.append(prompt)
             continue
         waiting.append(request)
         if has_objective(request) and not request.declined:
             beyond.append(request.id)
-    ids, due, paces = zip(*decoding, strict=True) if decoding else ((), (), ())
+    ids, due, paces, left = zip(*decoding, strict=True) if decoding else ((), (), (), ())
     prompts.sort(key=lambda each: each.deadline_ms)
     return Sorted(
         Load(
-            ids, np.array(due, dtype=np.float64), np.array(paces, dtype=np.float64), tuple(prompts)
+            ids,
+            *(np.array(each, dtype=np.float64) for each in (due, paces, left)),
+            tuple(prompts),
         ),
         tuple(new),
         _by_key(best_effort),
@@ -127,13 +130,25 @@ def _output_tokens(request: RequestView, view: EngineView) -> float:
     )
 
 
+def _left(request: RequestView, view: EngineView) -> float:
+    """Tokens that are still to come of what its TPOT is judged by, at least one."""
+    if request.run_ms is not None:
+        left = float(RUN_TOKENS - request.decoded % RUN_TOKENS)
+    elif request.stages and request.stages[0].until_tokens is not None:
+        left = float(request.stages[0].until_tokens - request.decoded)
+    else:
+        left = _output_tokens(request, view) - request.decoded - 1.0
+    return max(1.0, min(left, float(request.remaining)))
+
+
 def _prompt(
-    request: RequestView, targets: _Targets, now_s: float, times: BatchTime
+    request: RequestView, targets: _Targets, view: EngineView, times: BatchTime
 ) -> Prompt | None:
     """None: its deadline has come too near."""
     tokens = request.prompt_left + 1
     needs_ms = times.ms(tokens)
-    waited_ms = 1000.0 * (now_s - request.arrived_s)
+    waited_ms = 1000.0 * (view.now_s - request.arrived_s)
+    output_tokens = _output_tokens(request, view)
     if targets.has_deadline:
         deadline_ms = targets.ttft_ms - waited_ms
         if deadline_ms < needs_ms - EPS_MS:
@@ -142,22 +157,34 @@ def _prompt(
         deadline_ms = max(PATIENCE_MS - waited_ms, 2.0 * needs_ms)
     is_running = request.row is not None
     return Prompt(
-        request.id, deadline_ms, tokens, targets.tpot_ms, request.reserve_tokens, is_running
+        request.id,
+        deadline_ms,
+        tokens,
+        targets.tpot_ms,
+        request.reserve_tokens,
+        is_running,
+        max(1.0, output_tokens - 1.0),
     )
 
 
-def _pace(request: RequestView, tpot_ms: float, batch_ms: float) -> tuple[float, float] | None:
-    """When the next token is due, and the TPOT; None: it cannot be on time any more."""
-    if request.run_ms is not None:
-        done, since_ms = request.decoded % RUN_TOKENS, request.run_ms
-        tokens = RUN_TOKENS - done
-    else:
-        done, since_ms, tokens = request.decoded, request.decode_ms, RUN_TOKENS
-    due_ms = (done + 1) * tpot_ms - since_ms
-    if due_ms >= batch_ms:
+def _pace(
+    request: RequestView, tpot_ms: float, view: EngineView, fastest_ms: float
+) -> tuple[float, float] | None:
+    """When the next token is due, and the TPOT from now on; None: it cannot be on time any more.
+
+    Where TPOT is judged by runs of ten tokens, a run that fell behind is to be on time at its end.
+    Else it is the mean over the output, and what was gained or lost so far is spread over the rest.
+    """
+    if request.run_ms is None:
+        left = _left(request, view)
+        pace_ms = tpot_ms + (request.decoded * tpot_ms - request.decode_ms) / left
+        return None if pace_ms < fastest_ms else (pace_ms, pace_ms)
+    done = request.decoded % RUN_TOKENS
+    due_ms = (done + 1) * tpot_ms - request.run_ms
+    if due_ms >= fastest_ms:
         return due_ms, tpot_ms
-    left = max(1, min(tokens, request.remaining))
+    left = max(1, min(RUN_TOKENS - done, request.remaining))
     strengthened_ms = (due_ms + (left - 1) * tpot_ms) / left
-    if strengthened_ms < batch_ms:
+    if strengthened_ms < fastest_ms:
         return None
     return strengthened_ms, min(strengthened_ms, tpot_ms)

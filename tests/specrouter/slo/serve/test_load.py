@@ -6,7 +6,7 @@ from specrouter.profile.batch_time import RooflineTime
 from specrouter.slo.serve.load import Load, Prompt, leaves_nobody_late, tier_of, tiers_of
 
 SIX_A_UNIT = RooflineTime(((1.0 / 6.0, 0.0, 0.0),))
-THREE = Load((1, 2, 3), np.ones(3), np.ones(3), ())
+THREE = Load((1, 2, 3), np.ones(3), np.ones(3), np.full(3, 90.0), ())
 
 
 def prompts(count: int) -> list[Prompt]:

@@ -1,6 +1,7 @@
 """What a view's requests need: deadlines and paces, of those that can still be on time."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,30 +10,63 @@ from specrouter.slo.serve.requests import sorted_requests
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 
+FASTEST_MS = OPT_7B.ms(1)
+
 
 def test_a_deadline_counts_from_the_arrival_and_the_tightest_stage_counts() -> None:
     stages = (Stage(50.0, 10), Stage(40.0))
     late = replace(request(1, left=99, ttft_ms=900.0, stages=stages), arrived_s=-0.5)
-    (prompt,) = sorted_requests(view([late], []), OPT_7B).new
+    (prompt,) = sorted_requests(view([late], []), OPT_7B, FASTEST_MS).new
     assert (prompt.deadline_ms, prompt.tokens, prompt.tpot_ms) == (400.0, 100, 40.0)
     gone = replace(late, arrived_s=-0.88)
-    asked = sorted_requests(view([gone], []), OPT_7B)
+    asked = sorted_requests(view([gone], []), OPT_7B, FASTEST_MS)
     assert (asked.new, asked.beyond) == ((), (1,))
 
 
 def test_an_end_to_end_objective_slows_prompt_and_output_by_one_factor() -> None:
     alone_ms = OPT_7B.ms(100) + 19 * OPT_7B.ms(1)
     known = request(1, left=100, e2e_ms=2.0 * alone_ms, output_tokens=20, reserve_tokens=120)
-    (prompt,) = sorted_requests(view([known], []), OPT_7B).new
+    (prompt,) = sorted_requests(view([known], []), OPT_7B, FASTEST_MS).new
     assert prompt.deadline_ms == pytest.approx(2.0 * OPT_7B.ms(100))
     assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
 
 
-def test_who_fell_behind_has_its_tpot_strengthened() -> None:
-    behind = request(1, left=0, row=0, tpot_ms=50.0, decoded=3, decode_ms=190.0)
-    load = sorted_requests(view([], [behind]), OPT_7B).load
-    assert load.tpot_ms.tolist() == [46.0]
-    on_time = replace(behind, decode_ms=150.0)
-    assert sorted_requests(view([], [on_time]), OPT_7B).load.due_ms.tolist() == [50.0]
-    lost = replace(behind, decode_ms=2000.0)
-    assert [each.id for each in sorted_requests(view([], [lost]), OPT_7B).best_effort] == [1]
+def paces(**changes: Any) -> tuple[list[float], list[float], list[float]]:
+    """When the next token is due, TPOT from now on, and tokens that are left, of who decodes."""
+    running = replace(request(1, left=0, row=0, tpot_ms=50.0, output_tokens=21), **changes)
+    load = sorted_requests(view([], [running]), OPT_7B, FASTEST_MS).load
+    return load.due_ms.tolist(), load.tpot_ms.tolist(), load.left.tolist()
+
+
+def test_where_runs_of_ten_are_judged_a_run_that_is_late_is_made_good_by_its_end() -> None:
+    on_time = {"decoded": 13, "run_ms": 150.0}
+    assert paces(**on_time) == ([50.0], [50.0], [7.0])
+    assert paces(**{**on_time, "run_ms": 170.0}) == ([30.0], [50.0], [7.0])
+    due, tpot, _ = paces(**{**on_time, "run_ms": 220.0})
+    assert due == tpot == [pytest.approx((500.0 - 220.0) / 7)]
+    assert paces(**{**on_time, "run_ms": 400.0}) == ([], [], [])
+
+
+def test_else_what_was_lost_or_gained_is_spread_over_what_is_left() -> None:
+    for decode_ms in (0.0, 250.0, 400.0):
+        due, tpot, left = paces(decoded=5, decode_ms=decode_ms)
+        assert left == [15.0]
+        assert due == tpot == [pytest.approx((20 * 50.0 - decode_ms) / 15)]
+    lost = replace(request(1, left=0, row=0, tpot_ms=50.0), decoded=5, decode_ms=9000.0)
+    asked = sorted_requests(view([], [lost]), OPT_7B, FASTEST_MS)
+    assert [each.id for each in asked.best_effort] == [1]
+
+
+def test_what_the_fastest_machine_cannot_make_good_is_lost() -> None:
+    behind = replace(
+        request(1, left=0, row=0, tpot_ms=50.0, output_tokens=21), decoded=5, decode_ms=700.0
+    )
+    assert sorted_requests(view([], [behind]), OPT_7B, FASTEST_MS).load.ids == ()
+    assert sorted_requests(view([], [behind]), OPT_7B, 15.0).load.ids == (1,)
+
+
+def test_a_stage_is_made_good_within_itself() -> None:
+    stages = (Stage(50.0, 12), Stage(100.0))
+    due, tpot, left = paces(stages=stages, decoded=4, decode_ms=280.0)
+    assert left == [8.0]
+    assert due == tpot == [pytest.approx((12 * 50.0 - 280.0) / 8)]

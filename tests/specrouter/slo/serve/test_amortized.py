@@ -1,0 +1,152 @@
+"""Prompts that cannot wait are read at once, if those that decode can make it good."""
+
+import time
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specrouter.profile.batch_time import RooflineTime
+from specrouter.slo.admission import Admission
+from specrouter.slo.serve.amortized import Amortized
+from specrouter.slo.serve.load import Load, Prompt
+from specrouter.slo.serve.pacing import Autoregressive, Memory, Speculative
+from specrouter.slo.serve.policy import slo
+from specrouter.slo.serve.prefill_budget import accepted
+from tests.specrouter.slo.test_admission import request, view
+from tests.specrouter.slo_machines import OPT_7B
+
+ROOMY = Memory(rows=64)
+CHUNK = 512
+ALPHA = 0.7
+REACH = tuple(accepted(ALPHA, np.arange(1, 9)).tolist())
+STRICT = Speculative(OPT_7B, ALPHA, idle_ms=100.0, margin=0.1)
+PACING = Amortized(STRICT, REACH, CHUNK)
+
+
+def decoding(*tpots_ms: float, left: float = 100.0) -> Load:
+    paces = np.array(tpots_ms, dtype=np.float64)
+    return Load(tuple(range(len(paces))), paces, paces, np.full(len(paces), left), ())
+
+
+def prompt(name: int, deadline_ms: float, tokens: int, tpot_ms: float = 100.0) -> Prompt:
+    return Prompt(name, deadline_ms, tokens, tpot_ms)
+
+
+loads = st.lists(st.floats(30.0, 120.0), max_size=24).map(lambda each: decoding(*each))
+prompts = st.lists(st.tuples(st.floats(20.0, 400.0), st.integers(1, 900)), max_size=5).map(
+    lambda found: [prompt(100 + n, ms, tokens) for n, (ms, tokens) in enumerate(found)]
+)
+
+
+def names(found: tuple[Prompt, ...]) -> set[int]:
+    return {each.id for each in found}
+
+
+def test_what_a_prompt_takes_is_shared_by_the_tokens_that_are_left() -> None:
+    """By hand: 600 tokens take 400 ms here, 4 ms of each of 100 tokens, or 40 of each of 10."""
+    times = RooflineTime(((2.0 / 3.0, 0.0, 20.0),))
+    pacing = Amortized(Autoregressive(times, 100.0), (1.0,), CHUNK)
+    now = prompt(9, 500.0, 600)
+    for left, admits in ((100.0, True), (10.0, False)):
+        found = pacing.choose(decoding(40.0, left=left), [now], ROOMY)
+        assert bool(found.admitted) == admits
+        assert found.in_time
+
+
+def test_prompts_that_can_wait_are_the_strict_pacing_s() -> None:
+    load, calm = decoding(*[50.0] * 20), [prompt(n, 60_000.0, 300) for n in range(100, 104)]
+    strict = STRICT.choose(load, calm, ROOMY)
+    assert names(PACING.choose(load, calm, ROOMY).admitted) == names(strict.admitted)
+    assert (
+        PACING.batch(load.joined(calm), 0.0).tokens == STRICT.batch(load.joined(calm), 0.0).tokens
+    )
+
+
+def test_an_urgent_prompt_is_read_whole_though_a_strict_batch_has_less_room() -> None:
+    load, soon = decoding(*[50.0] * 250), prompt(100, 150.0, 500)
+    assert not STRICT.choose(load, [soon], ROOMY).admitted
+    assert names(PACING.choose(load, [soon], ROOMY).admitted) == {100}
+    batch = PACING.batch(load.joined([soon]), 0.0)
+    assert batch.tokens - batch.lengths.sum() >= 500
+
+
+@given(loads, prompts, st.integers(0, 4))
+def test_never_fewer_than_the_strict_pacing_and_never_more_than_there_are_rows(
+    load: Load, new: list[Prompt], rows: int
+) -> None:
+    strict = STRICT.choose(load, new, Memory(rows))
+    found = PACING.choose(load, new, Memory(rows))
+    assert len(found.admitted) <= rows
+    assert found.in_time >= strict.in_time
+    assert len(found.admitted) - found.given_up >= (len(strict.admitted) if strict.in_time else 0)
+
+
+@given(loads, prompts)
+def test_nobody_is_given_up_for_fewer_than_are_gained(load: Load, new: list[Prompt]) -> None:
+    found = PACING.choose(load, new, ROOMY)
+    if found.given_up and PACING.is_in_time(load):
+        assert len(found.admitted) > found.given_up
+    assert found.given_up <= len(load.ids)
+
+
+@given(prompts)
+@settings(max_examples=300)
+def test_of_urgent_prompts_alone_no_set_in_time_is_larger(new: list[Prompt]) -> None:
+    """Reading only: nobody decodes, and their outputs have no objective."""
+    urgent = [replace(each, tpot_ms=np.inf) for each in new]
+    pacing = Amortized(_Never(OPT_7B, 100.0), REACH, 10_000)
+    found = pacing.choose(decoding(), urgent, ROOMY)
+    most = 0
+    for size in range(len(urgent) + 1):
+        for chosen in combinations(sorted(urgent, key=lambda each: each.deadline_ms), size):
+            read = np.cumsum([each.tokens for each in chosen])
+            if all(OPT_7B.ms(int(r)) <= p.deadline_ms for r, p in zip(read, chosen, strict=True)):
+                most = size
+    able = [each for each in urgent if each.deadline_ms < 10 * OPT_7B.ms(each.tokens)]
+    assert len(found.admitted) == (most if len(able) == len(urgent) else len(found.admitted))
+    assert len(found.admitted) <= most
+
+
+class _Never(Autoregressive):
+    """Admits nobody."""
+
+    def choose(self, load, new, memory):  # type: ignore[no-untyped-def]
+        return super().choose(load, (), memory)
+
+
+@given(loads, st.floats(1.0, 3.0))
+def test_who_is_in_time_stays_so_with_looser_objectives(load: Load, looser: float) -> None:
+    loose = replace(load, tpot_ms=load.tpot_ms * looser)
+    if PACING._is_sustained(load):
+        assert PACING._is_sustained(loose)
+
+
+def test_the_planner_chooses_how_requests_decode() -> None:
+    asked = {"tpot_ms": 50.0, "ttft_ms": 900.0}
+    seen = view(
+        [request(n, left=300 * n, **asked) for n in range(1, 5)],
+        [request(9, left=0, row=0, decoded=3, decode_ms=110.0, **asked)],
+    )
+    found = slo(lambda _: PACING, CHUNK)(seen)
+    assert found.admitted
+    assert found.chunks
+    plain = Admission(found.admitted, found.chunks, found.waits_for_memory, (), found.declined)
+    assert found == plain
+    assert slo(lambda _: STRICT, CHUNK)(seen).depths
+
+
+@pytest.mark.timing
+def test_ten_new_and_two_hundred_running_requests_take_at_most_five_milliseconds() -> None:
+    draws = np.random.default_rng(0)
+    load = decoding(*draws.uniform(400.0, 900.0, 200))
+    new = [prompt(1000 + n, float(draws.uniform(50, 2000)), 700) for n in range(10)]
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        PACING.choose(load, new, ROOMY)
+        took.append(time.perf_counter() - began)
+    assert np.median(took) <= 5e-3
