@@ -7,8 +7,10 @@ from specrouter.sim.text import SimulatedTexts
 from specrouter.slo.admission import AdmissionPolicy, fcfs
 from specrouter.slo.baseline_admission import decode_first, prefill_first
 from specrouter.slo.policies import AdmissionName
+from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import slo, slos_serve
+from specrouter.slo.serve.prefill_budget import chain_reach
 from specrouter.view import EngineView
 
 VLLM_TOKENS = 2048  # of prompts that vLLM reads in a batch, its default at the time
@@ -26,12 +28,17 @@ def admission_of(
         pacing = _pacing(machine, texts)
         return lambda view: pacing
 
+    def amortized() -> Callable[[EngineView], Pacing]:
+        alpha = _alpha(machine, texts)
+        pacing = Amortized(_pacing(machine, texts), chain_reach(alpha), chunk)
+        return lambda view: pacing
+
     made: Mapping[AdmissionName, Callable[[], AdmissionPolicy]] = {
         "fcfs": lambda: fcfs(chunk),
         "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
         "decode-first": lambda: decode_first(batch_tokens or chunk),
         "slos-serve": lambda: slos_serve(paced(), chunk),
-        "slo": lambda: slo(paced(), chunk),
+        "slo": lambda: slo(amortized(), chunk),
     }
     return made[name]()
 
@@ -39,9 +46,15 @@ def admission_of(
 def _pacing(machine: Machine, texts: SimulatedTexts) -> Pacing:
     """Speculative where there is a drafter. Nobody waits longer for others' prompts than a chunk
     of them takes."""
-    times = machine.batch_times
+    times, alpha = machine.batch_times, _alpha(machine, texts)
     idle_ms = times.ms(machine.prefill_chunk)
-    if machine.drafters:
-        alpha = texts.of(machine.drafters[0], machine.target).acceptance
-        return Speculative(times, alpha, idle_ms, margin=_MARGIN)
-    return Autoregressive(times, idle_ms)
+    if not alpha:
+        return Autoregressive(times, idle_ms)
+    return Speculative(times, alpha, idle_ms, margin=_MARGIN)
+
+
+def _alpha(machine: Machine, texts: SimulatedTexts) -> float:
+    """0 without a drafter."""
+    if not machine.drafters:
+        return 0.0
+    return texts.of(machine.drafters[0], machine.target).acceptance

@@ -90,6 +90,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "route": "test_planner",
     },
     "specrouter/slo": {"policies": "../sim/test_named_policies"},
+    "specrouter/slo/serve": {"program": "test_pacing"},
     "specrouter/sim": {
         "admissions": "test_named_policies",
         "knowledge": "test_service",

@@ -14,7 +14,8 @@ MOST: Mapping[str, int] = {
     "functions of over 6 parameters": 6,
     "statements of step()": 11,
     "files without a test of their own": 0,
-    # 63 and 50 without `slo/serve`: SLOs-Serve is a second system beside the first.
-    "named numeric constants of decision code": 74,
-    "types of decision code": 63,
+    # 63 and 50 without `slo/serve`: SLOs-Serve is a second system beside the first, and amortized
+    # pacing joins the two, with five constants.
+    "named numeric constants of decision code": 79,
+    "types of decision code": 64,
 }

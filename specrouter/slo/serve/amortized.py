@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing
+from specrouter.slo.serve.pacing import Batch, Choice, Pacing
+from specrouter.slo.serve.program import Memory
 
 Floats = NDArray[np.float64]
 

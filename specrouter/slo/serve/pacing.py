@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime, Reserved
 from specrouter.slo.serve.admission_dp import (
-    PromptDemand,
     Room,
     left_at_deadlines,
-    most_admitted,
 )
 from specrouter.slo.serve.load import (
     EPS_MS,
@@ -35,27 +33,19 @@ from specrouter.slo.serve.load import (
 from specrouter.slo.serve.prefill_budget import (
     MOST_SPECULATED,
     AutoregressiveBudget,
-    PrefillBudget,
     SpeculativeBudget,
     accepted,
 )
+from specrouter.slo.serve.program import (
+    MOST_NEW,
+    Memory,
+    best_set,
+    counts_of,
+    demands_of,
+    tiers_for,
+)
 
 Ints = NDArray[np.int64]
-
-_MOST_NEW = 10  # requests that one decision chooses among
-_UNITS = 48  # of memory that a decision counts with
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What new requests may take. `tokens` of KV, None: without bound."""
-
-    rows: int
-    tokens: int | None = None
-
-    def holds(self, prompts: Sequence[Prompt]) -> bool:
-        tokens = sum(each.reserve_tokens for each in prompts)
-        return len(prompts) <= self.rows and (self.tokens is None or tokens <= self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,19 +169,19 @@ class Autoregressive:
     ) -> tuple[Prompt, ...]:
         able: list[Prompt] = []
         for prompt in sorted(new, key=lambda each: each.deadline_ms):
-            if len(able) < _MOST_NEW and leaves_nobody_late(
+            if len(able) < MOST_NEW and leaves_nobody_late(
                 load.joined([prompt]), self.times, batch_ms
             ):
                 able.append(prompt)
         if not able:
             return ()
-        tiers = _tiers(load, able)
+        tiers = tiers_for(load, able)
         budget = AutoregressiveBudget(self.times, tiers, self.idle_ms, batch_ms)
         first = self.batch(load, batch_ms)
         begin = (0.0, 0)
         if first.ms < batch_ms:
             begin = first.ms, first.tokens - int(first.lengths.sum())
-        admitted = _chosen(load, able, memory, tiers, budget, begin)
+        admitted = best_set(load, able, memory, tiers, budget, begin)
         while admitted and not leaves_nobody_late(load.joined(admitted), self.times, batch_ms):
             admitted.remove(max(admitted, key=lambda each: each.tokens))
         return tuple(admitted)
@@ -221,22 +211,23 @@ class Speculative:
             return Choice(in_time=False)
         able: list[Prompt] = []
         for prompt in sorted(new, key=lambda each: each.deadline_ms):
-            if len(able) < _MOST_NEW and self.is_in_time(load.joined([prompt])):
+            if len(able) < MOST_NEW and self.is_in_time(load.joined([prompt])):
                 able.append(prompt)
-        tiers = _tiers(load, able)
-        return Choice(tuple(_chosen(load, able, memory, tiers, self._budget(tiers))))
+        tiers = tiers_for(load, able)
+        return Choice(tuple(best_set(load, able, memory, tiers, self._budget(tiers))))
 
     def is_in_time(self, load: Load) -> bool:
-        tiers = _tiers(load, ())
-        budget, counts = self._budget(tiers), _counts(load, tiers)
-        left = left_at_deadlines(_demands(load.prompts, tiers), Room(tuple(counts)), budget)
+        tiers = tiers_for(load, ())
+        budget, counts = self._budget(tiers), counts_of(load, tiers)
+        left = left_at_deadlines(demands_of(load.prompts, tiers), Room(tuple(counts)), budget)
         for prompt in load.prompts:
             counts[int(tier_of(tiers, prompt.tpot_ms))] += 1
         return all(each >= 0.0 for each in left) and bool(budget.holds(np.array(counts)))
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
-        tiers = _tiers(load, ())
-        best = self._budget(tiers).best(np.array(_counts(load, tiers)))
+        tiers = tiers_for(load, ())
+        first_ms = min((each.deadline_ms for each in load.prompts), default=math.inf)
+        best = self._budget(tiers).best(np.array(counts_of(load, tiers)), first_ms)
         lengths = np.array(best.lengths)[tier_of(tiers, load.tpot_ms)]
         room = best.tokens - np.cumsum(lengths)
         return Batch(best.ms, best.ms, best.tokens, best.steps, np.where(room >= 0, lengths, 0))
@@ -290,46 +281,3 @@ def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
             else:
                 chunks[place] -= 1
     return replace(batch, chunks=tuple(chunks), room=room)
-
-
-def _tiers(load: Load, new: Sequence[Prompt]) -> tuple[float, ...]:
-    prompts = [each.tpot_ms for each in (*load.prompts, *new)]
-    return tiers_of(np.concatenate((load.tpot_ms, prompts)))
-
-
-def _counts(load: Load, tiers_ms: Sequence[float]) -> list[int]:
-    """Of each tier that decode now."""
-    found = np.bincount(tier_of(tiers_ms, load.tpot_ms), minlength=len(tiers_ms))
-    return [int(each) for each in found]
-
-
-def _demands(
-    prompts: Sequence[Prompt], tiers_ms: Sequence[float], unit: float = math.inf
-) -> list[PromptDemand]:
-    return [
-        PromptDemand(
-            each.deadline_ms,
-            each.tokens,
-            int(tier_of(tiers_ms, each.tpot_ms)),
-            0 if each.is_running else math.ceil(each.reserve_tokens / unit),
-            each.is_running,
-        )
-        for each in prompts
-    ]
-
-
-def _chosen(
-    load: Load,
-    new: Sequence[Prompt],
-    memory: Memory,
-    tiers_ms: tuple[float, ...],
-    budget: PrefillBudget,
-    begin: tuple[float, int] = (0.0, 0),
-) -> list[Prompt]:
-    """By the dynamic program."""
-    prompts = load.joined(new).prompts
-    unit = math.inf if memory.tokens is None else max(1.0, memory.tokens / _UNITS)
-    units = 0 if memory.tokens is None else math.floor(memory.tokens / unit)
-    room = Room(tuple(_counts(load, tiers_ms)), units, memory.rows, *begin)
-    found = most_admitted(_demands(prompts, tiers_ms, unit), room, budget)
-    return [prompts[place] for place in found or ()]

@@ -4,13 +4,14 @@ Both admit by the dynamic program, read prompts by deadline in chunks of the siz
 leaves, decode each tier at its pace, and give what is left to requests without objectives, which
 lose row and KV, but no tokens, to those that have some.
 
-`slos_serve` chooses once among those that came: who is declined then is best effort for good.
-`slo` asks again as long as a request could attain its objective, bounds how much its trees draft,
-and lets nobody starve: of the best-effort requests that are older than `patience_ms` the
-`_PROMOTED` oldest come first. Nobody else is admitted until they have their rows; then each decodes
-a token in every batch, or reads at least an eighth of one. So the oldest of them ends, at the
-latest, when `patience_ms` have passed, those that ran then have ended, its prompt was read in
-chunks of an eighth of a batch and its output in as many batches as it has tokens.
+`slos_serve` chooses once among those that came: who is declined then is best effort for good. `slo`
+asks again as long as a request could attain its objective, reads a prompt that cannot wait at once
+where that can be made good (`amortized`), leaves it to the planner how requests decode, whose trees
+answer to the same objectives, and lets nobody starve: of the best-effort requests that are older
+than `patience_ms` the `_PROMOTED` oldest come first. Nobody else is admitted until they have their
+rows; then each decodes a token in every batch, or reads at least an eighth of one. So the oldest of
+them ends, at the latest, when `patience_ms` have passed, those that ran then have ended, its prompt
+was read in chunks of an eighth of a batch and its output in as many batches as it has tokens.
 
 Without any objective both decide as `fcfs` does.
 
@@ -23,7 +24,8 @@ from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
 from specrouter.slo.serve.load import Load
-from specrouter.slo.serve.pacing import Batch, Choice, Memory, Pacing, with_prompts
+from specrouter.slo.serve.pacing import Batch, Choice, Pacing, with_prompts
+from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.requests import Sorted, has_objective, sorted_requests
 from specrouter.view import EngineView, RequestView
 

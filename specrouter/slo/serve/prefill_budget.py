@@ -171,11 +171,16 @@ class SpeculativeBudget:
         held = (counts > 0) & np.isfinite(self.tiers_ms)
         return tuple(held.tolist())
 
-    def best(self, counts: Ints) -> Speculation:
-        """[L] -> the batch that reads most prompt tokens per millisecond."""
+    def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
+        """[L] -> the batch that reads most prompt tokens per millisecond, of those that end within
+        a time, if any do."""
         present = self._present(counts)
         lengths, ms, tokens = self._tables[present]
-        return self.candidates[present][int(np.argmax((tokens - lengths @ counts) / ms))]
+        rates = (tokens - lengths @ counts) / ms
+        ends = ms <= within_ms
+        if ends.any():
+            rates = np.where(ends, rates, -np.inf)
+        return self.candidates[present][int(np.argmax(rates))]
 
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
         flat = counts.reshape(-1, counts.shape[-1])
@@ -209,3 +214,9 @@ def accepted(alpha: float, lengths: Ints) -> Floats:
         return lengths.astype(np.float64)
     found: Floats = (1.0 - np.power(alpha, lengths.astype(np.float64))) / (1.0 - alpha)
     return found
+
+
+def chain_reach(alpha: float) -> tuple[float, ...]:
+    """Acc(1), Acc(2), ...: of all lengths that a request may verify; of 1 alone without drafts."""
+    most = MOST_SPECULATED if alpha > 0.0 else 1
+    return tuple(accepted(alpha, np.arange(1, most + 1)).tolist())

@@ -15,7 +15,7 @@ Pure.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,19 +85,16 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
         waiting.append(request)
         if has_objective(request) and not request.declined:
             beyond.append(request.id)
-    ids, due, paces, left = zip(*decoding, strict=True) if decoding else ((), (), (), ())
-    prompts.sort(key=lambda each: each.deadline_ms)
-    return Sorted(
-        Load(
-            ids,
-            *(np.array(each, dtype=np.float64) for each in (due, paces, left)),
-            tuple(prompts),
-        ),
-        tuple(new),
-        _by_key(best_effort),
-        _by_key(waiting),
-        tuple(beyond),
-    )
+    load = _load(decoding, prompts)
+    return Sorted(load, tuple(new), _by_key(best_effort), _by_key(waiting), tuple(beyond))
+
+
+def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable[Prompt]) -> Load:
+    """Of those that decode: id, when the next token is due, TPOT, and tokens that are left."""
+    columns = np.array([each[1:] for each in decoding], dtype=np.float64).reshape(-1, 3).T
+    due_ms, tpot_ms, left = columns
+    in_order = sorted(prompts, key=lambda each: each.deadline_ms)
+    return Load(tuple(each[0] for each in decoding), due_ms, tpot_ms, left, tuple(in_order))
 
 
 def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:

@@ -13,9 +13,10 @@ from specrouter.profile.batch_time import RooflineTime
 from specrouter.slo.admission import Admission
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Autoregressive, Memory, Speculative
+from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.policy import slo
 from specrouter.slo.serve.prefill_budget import accepted
+from specrouter.slo.serve.program import Memory
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 

@@ -3,11 +3,13 @@
 import numpy as np
 
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Autoregressive, Memory, Speculative, with_prompts
+from specrouter.slo.serve.pacing import Autoregressive, Speculative, with_prompts
+from specrouter.slo.serve.program import Memory
 from tests.specrouter.slo_machines import OPT_7B
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
-TWO = Load((1, 2), *np.array([[50.0, 100.0], [50.0, 100.0], [90.0, 90.0]]), ())
+PACES = np.array([50.0, 100.0])
+TWO = Load((1, 2), PACES, PACES, np.full(2, 90.0), ())
 
 
 def test_a_loose_request_sits_out_while_its_token_may_wait() -> None:
