@@ -101,7 +101,7 @@ class RequestView:
         e2e_ms: objective of the end-to-end latency.
         stages: that are left, the current one first. `tpot_ms` is then the current one's, and
             `decoded` and `decode_ms` are since the end of the one before.
-        run_ms: since `decoded` was a multiple of ten; None: not known.
+        run_ms: since `decoded` was a multiple of ten, where TPOT is judged by such runs; else None.
         output_tokens: length of its output, where it is known, as in a simulation.
         declined: it is served as if it had no objective.
         awaits_first: it runs, and its first token has not come.

@@ -13,7 +13,7 @@ from specrouter.routing.decisions import put_away
 from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
-from specrouter.slo.serve.measured_pacing import measured_pacing
+from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
 from specrouter.slo.serve.policy import slo, slos_serve
 from specrouter.slo.tree_planner import TreePlanner, default_selection
 from specrouter.view import EngineView, Standing
@@ -84,7 +84,9 @@ def admission_of(name: AdmissionName, engine: EngineConfig, target: str) -> Admi
     if name == "fcfs":
         return fcfs(chunk)
     pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
-    return slo(pacing, chunk) if name == "slo" else slos_serve(pacing, chunk)
+    if name == "slos-serve":
+        return slos_serve(pacing, chunk)
+    return slo(amortized(pacing, chunk), chunk)
 
 
 class PolicyRegistry:

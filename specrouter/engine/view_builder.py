@@ -123,7 +123,6 @@ def _view(
         slots,
         objective.e2e_ms,
         stages,
-        pace.run_ms(now_s),
         declined=request.is_declined,
         awaits_first=request.row is not None and not request.produced_tokens,
     )

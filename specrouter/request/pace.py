@@ -6,7 +6,6 @@ in. Not here: how requests are judged when they have ended (`attainment`).
 
 from collections.abc import Sequence
 
-from specrouter.request.attainment import RUN_TOKENS
 from specrouter.request.objective import Stage
 
 
@@ -23,7 +22,6 @@ class Pace:
         self._first = len(before) + 1  # the token that time counts from
         self._tokens = self._searched = 0
         self._stage_s: float | None = None
-        self._run_s: float | None = None
         self._find_ends(before)
         self.stages_before = len(self._ends)
 
@@ -46,19 +44,13 @@ class Pace:
         """The time that those took so far; 0.0 before the first token."""
         return 0.0 if self._stage_s is None else (now_s - self._stage_s) * 1000
 
-    def run_ms(self, now_s: float) -> float | None:
-        """Since `decoded` was a multiple of `RUN_TOKENS`; None before the first token."""
-        return None if self._run_s is None else (now_s - self._run_s) * 1000
-
     def take(self, tokens: Sequence[int], now_s: float) -> None:
         """`tokens`: of the whole output, of which the last have come now."""
-        runs, ends = self.decoded // RUN_TOKENS, len(self._ends)
+        ends = len(self._ends)
         self._tokens = len(tokens)
         self._find_ends(tokens)
         if self._stage_s is None or len(self._ends) > ends:
-            self._stage_s = self._run_s = now_s
-        elif self.decoded // RUN_TOKENS > runs:
-            self._run_s = now_s
+            self._stage_s = now_s
 
     @property
     def _began(self) -> int:

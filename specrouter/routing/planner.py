@@ -212,5 +212,10 @@ def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) 
         np.array([one.decoded for one in ordered]),
         np.array([one.remaining for one in ordered]),
         np.array([waited.get(one.id, 0) for one in ordered]),
-        np.array([np.nan if one.tpot_ms is None else one.tpot_ms for one in ordered]),
+        np.array([_tpot_ms(one) for one in ordered]),
     )
+
+
+def _tpot_ms(request: RequestView) -> float:
+    """NaN: it has none, or none that can still be attained."""
+    return np.nan if request.tpot_ms is None or request.declined else request.tpot_ms

@@ -10,7 +10,6 @@ from specrouter.slo.policies import AdmissionName
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import slo, slos_serve
-from specrouter.slo.serve.prefill_budget import chain_reach
 from specrouter.view import EngineView
 
 VLLM_TOKENS = 2048  # of prompts that vLLM reads in a batch, its default at the time
@@ -29,8 +28,7 @@ def admission_of(
         return lambda view: pacing
 
     def amortized() -> Callable[[EngineView], Pacing]:
-        alpha = _alpha(machine, texts)
-        pacing = Amortized(_pacing(machine, texts), chain_reach(alpha), chunk)
+        pacing = Amortized(_pacing(machine, texts), chunk)
         return lambda view: pacing
 
     made: Mapping[AdmissionName, Callable[[], AdmissionPolicy]] = {
@@ -46,15 +44,9 @@ def admission_of(
 def _pacing(machine: Machine, texts: SimulatedTexts) -> Pacing:
     """Speculative where there is a drafter. Nobody waits longer for others' prompts than a chunk
     of them takes."""
-    times, alpha = machine.batch_times, _alpha(machine, texts)
+    times = machine.batch_times
     idle_ms = times.ms(machine.prefill_chunk)
-    if not alpha:
-        return Autoregressive(times, idle_ms)
-    return Speculative(times, alpha, idle_ms, margin=_MARGIN)
-
-
-def _alpha(machine: Machine, texts: SimulatedTexts) -> float:
-    """0 without a drafter."""
-    if not machine.drafters:
-        return 0.0
-    return texts.of(machine.drafters[0], machine.target).acceptance
+    if machine.drafters:
+        alpha = texts.of(machine.drafters[0], machine.target).acceptance
+        return Speculative(times, alpha, idle_ms, margin=_MARGIN)
+    return Autoregressive(times, idle_ms)

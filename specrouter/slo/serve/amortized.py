@@ -43,12 +43,10 @@ _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
 class Amortized:
     """Attributes:
     strict: for prompts that can wait.
-    reach: tokens that verifying 1, 2, 3, ... of a request brings in the mean, its root included.
     chunk: prompt tokens that a cycle reads at most.
     """
 
     strict: Pacing
-    reach: tuple[float, ...]
     chunk: int
     leaves_decoding: ClassVar[bool] = True
 
@@ -56,12 +54,13 @@ class Amortized:
     def times(self) -> BatchTime:
         return self.strict.times
 
-    @cached_property
+    @property
+    def reach(self) -> tuple[float, ...]:
+        return self.strict.reach
+
+    @property
     def fastest_ms(self) -> float:
-        return min(
-            self.times.ms(drafted + 1, drafted) / tokens
-            for drafted, tokens in enumerate(self.reach)
-        )
+        return self.strict.fastest_ms
 
     @cached_property
     def _token_ms(self) -> float:

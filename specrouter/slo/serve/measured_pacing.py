@@ -15,6 +15,7 @@ from specrouter.profile.prediction import acceptance_rate
 from specrouter.profile.snapshot import PerformanceSnapshot, load_of, outcome_of
 from specrouter.profile.time_curve import PAIRS, TimeCurve
 from specrouter.request.params import Chain
+from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import PacingOf
 from specrouter.view import SCHEDULED, EngineView
@@ -53,6 +54,19 @@ def measured_pacing(
         return Speculative(times, min(alpha, 0.99), idle_ms, margin=margin)
 
     return pacing_of
+
+
+def amortized(pacing_of: PacingOf, chunk: int) -> PacingOf:
+    """The same, where a prompt's time may be made good later. `chunk`: of prompts, in a cycle."""
+    last: list[Amortized] = []
+
+    def amortized_of(view: EngineView) -> Pacing:
+        strict = pacing_of(view)
+        if not last or last[0].strict is not strict:
+            last[:] = [Amortized(strict, chunk)]
+        return last[0]
+
+    return amortized_of
 
 
 def batch_times(

@@ -31,10 +31,9 @@ from specrouter.slo.serve.load import (
     tiers_of,
 )
 from specrouter.slo.serve.prefill_budget import (
-    MOST_SPECULATED,
     AutoregressiveBudget,
     SpeculativeBudget,
-    accepted,
+    chain_reach,
 )
 from specrouter.slo.serve.program import (
     MOST_NEW,
@@ -93,6 +92,10 @@ class Pacing(Protocol):
     def times(self) -> BatchTime: ...
 
     @property
+    def reach(self) -> tuple[float, ...]:
+        """Tokens that verifying 1, 2, 3, ... of a request brings in the mean, its root included."""
+
+    @property
     def fastest_ms(self) -> float:
         """TPOT of a request alone."""
 
@@ -122,6 +125,10 @@ class Autoregressive:
     idle_ms: float
     most_ms: float = math.inf
     leaves_decoding: ClassVar[bool] = False
+
+    @property
+    def reach(self) -> tuple[float, ...]:
+        return (1.0,)
 
     @property
     def fastest_ms(self) -> float:
@@ -200,6 +207,10 @@ class Speculative:
     leaves_decoding: ClassVar[bool] = False
 
     @property
+    def reach(self) -> tuple[float, ...]:
+        return chain_reach(self.alpha)
+
+    @property
     def fastest_ms(self) -> float:
         return _fastest_ms(self)
 
@@ -238,9 +249,8 @@ class Speculative:
 
 @lru_cache(maxsize=16)
 def _fastest_ms(pacing: Speculative) -> float:
-    lengths = np.arange(1, MOST_SPECULATED + 1)
-    took_ms = [pacing.times.ms(length, length - 1) for length in lengths.tolist()]
-    return float((took_ms / accepted(pacing.alpha, lengths)).min())
+    found = enumerate(pacing.reach)
+    return min(pacing.times.ms(drafted + 1, drafted) / tokens for drafted, tokens in found)
 
 
 @lru_cache(maxsize=16)

@@ -13,7 +13,7 @@ Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/decisio
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Protocol
 
@@ -216,7 +216,7 @@ def accepted(alpha: float, lengths: Ints) -> Floats:
     return found
 
 
+@lru_cache(maxsize=64)
 def chain_reach(alpha: float) -> tuple[float, ...]:
-    """Acc(1), Acc(2), ...: of all lengths that a request may verify; of 1 alone without drafts."""
-    most = MOST_SPECULATED if alpha > 0.0 else 1
-    return tuple(accepted(alpha, np.arange(1, most + 1)).tolist())
+    """Acc(1), Acc(2), ...: of all lengths that a request may verify."""
+    return tuple(accepted(alpha, np.arange(1, MOST_SPECULATED + 1)).tolist())

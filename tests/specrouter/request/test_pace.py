@@ -13,20 +13,10 @@ THINKING, ANSWER = Stage(20.0, until_token=END), Stage(50.0)
 
 def test_an_output_without_stages_counts_from_its_first_token() -> None:
     pace = Pace(())
-    assert (pace.stages, pace.decoded, pace.decode_ms(9.0), pace.run_ms(9.0)) == ((), 0, 0.0, None)
+    assert (pace.stages, pace.decoded, pace.decode_ms(9.0)) == ((), 0, 0.0)
     pace.take([1], 10.0)
     pace.take([1, 2, 3], 11.0)
-    assert (pace.decoded, pace.decode_ms(12.0), pace.run_ms(12.0)) == (2, 2000.0, 2000.0)
-
-
-def test_a_run_begins_with_every_tenth_token() -> None:
-    pace, tokens = Pace(()), [1]
-    seen = []
-    for second in range(30):
-        pace.take(tokens, float(second))
-        seen.append(pace.run_ms(float(second)))
-        tokens = [*tokens, 2]
-    assert [at for at, ms in enumerate(seen) if ms == 0.0] == [0, 10, 20]
+    assert (pace.decoded, pace.decode_ms(12.0)) == (2, 2000.0)
 
 
 def test_a_stage_ends_with_its_token_and_the_next_one_counts_from_there() -> None:
@@ -35,7 +25,7 @@ def test_a_stage_ends_with_its_token_and_the_next_one_counts_from_there() -> Non
     assert (pace.stages, pace.decoded) == ((THINKING, ANSWER), 1)
     pace.take([1, 2, END, 4], 2.0)
     assert (pace.stages, pace.ends) == ((ANSWER,), (3,))
-    assert (pace.decoded, pace.decode_ms(2.5), pace.run_ms(2.5)) == (1, 500.0, 500.0)
+    assert (pace.decoded, pace.decode_ms(2.5)) == (1, 500.0)
 
 
 def test_stages_of_an_earlier_attempt_are_over() -> None:

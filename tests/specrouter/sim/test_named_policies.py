@@ -166,7 +166,7 @@ def test_slos_serve_speculates_by_tier_and_keeps_objectives_of_whom_it_admits(po
     assert late <= 0.05 * len(kept)
     assert sum(bool(one.is_attained) for one in outcomes) > 40
     caps = {cap for _, admission, *_ in cycles for cap in admission.depths.values()}
-    assert len(caps) > 1
+    assert (len(caps) > 1) == (policy == "slos-serve"), "slo leaves it to the planner"
     for _, admission, view, plan in cycles:
         for group in plan.groups if plan is not None else ():
             for row in group.rows.tolist():

@@ -15,7 +15,6 @@ from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.policy import slo
-from specrouter.slo.serve.prefill_budget import accepted
 from specrouter.slo.serve.program import Memory
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
@@ -23,9 +22,8 @@ from tests.specrouter.slo_machines import OPT_7B
 ROOMY = Memory(rows=64)
 CHUNK = 512
 ALPHA = 0.7
-REACH = tuple(accepted(ALPHA, np.arange(1, 9)).tolist())
 STRICT = Speculative(OPT_7B, ALPHA, idle_ms=100.0, margin=0.1)
-PACING = Amortized(STRICT, REACH, CHUNK)
+PACING = Amortized(STRICT, CHUNK)
 
 
 def decoding(*tpots_ms: float, left: float = 100.0) -> Load:
@@ -50,7 +48,7 @@ def names(found: tuple[Prompt, ...]) -> set[int]:
 def test_what_a_prompt_takes_is_shared_by_the_tokens_that_are_left() -> None:
     """By hand: 600 tokens take 400 ms here, 4 ms of each of 100 tokens, or 40 of each of 10."""
     times = RooflineTime(((2.0 / 3.0, 0.0, 20.0),))
-    pacing = Amortized(Autoregressive(times, 100.0), (1.0,), CHUNK)
+    pacing = Amortized(Autoregressive(times, 100.0), CHUNK)
     now = prompt(9, 500.0, 600)
     for left, admits in ((100.0, True), (10.0, False)):
         found = pacing.choose(decoding(40.0, left=left), [now], ROOMY)
@@ -99,7 +97,7 @@ def test_nobody_is_given_up_for_fewer_than_are_gained(load: Load, new: list[Prom
 def test_of_urgent_prompts_alone_no_set_in_time_is_larger(new: list[Prompt]) -> None:
     """Reading only: nobody decodes, and their outputs have no objective."""
     urgent = [replace(each, tpot_ms=np.inf) for each in new]
-    pacing = Amortized(_Never(OPT_7B, 100.0), REACH, 10_000)
+    pacing = Amortized(_Never(OPT_7B, 100.0), 10_000)
     found = pacing.choose(decoding(), urgent, ROOMY)
     most = 0
     for size in range(len(urgent) + 1):
