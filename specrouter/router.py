@@ -12,9 +12,11 @@ import logging
 import queue
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from operator import length_hint
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client.metrics_core import Metric
 from transformers import PreTrainedTokenizerBase
@@ -47,6 +49,7 @@ from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import LONG_CHARACTERS, Lane, Lanes
+from specrouter.request.loop_mailbox import LoopMailbox
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams, Speculation
@@ -89,6 +92,8 @@ class ChainRouter:
         self.slo_classes = self._validation.slo_classes
         self.lanes = Lanes()
         self._ids = itertools.count(1)
+        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
+        self._mailboxes = WeakKeyDictionary()
         self._thread = thread
         thread.start()  # raises what is wrong with the target
 
@@ -229,12 +234,12 @@ class ChainRouter:
         self.check_room(max_waiting)  # before anything is done for it, and again at the end
         lane, is_large = _lane(prompts, params, speculation)
         accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
-        loop = asyncio.get_running_loop()
+        mailbox = self._mailbox(asyncio.get_running_loop())
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
 
         def listener(number: int) -> Listener:
             def hand_over(delta: Delta) -> None:
-                loop.call_soon_threadsafe(deltas.put_nowait, (number, delta))
+                mailbox.post(partial(deltas.put_nowait, (number, delta)))
 
             return hand_over
 
@@ -457,6 +462,10 @@ class ChainRouter:
     @property
     def _engine(self) -> Engine:
         return self._thread.engine
+
+    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
+        """Of all that streams in this loop."""
+        return self._mailboxes.setdefault(loop, LoopMailbox(loop))
 
     def _enqueue(
         self,
