@@ -6,6 +6,8 @@ in a way that is known here; where they are forced, the grammar makes the text n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -49,6 +51,8 @@ def add_chat(app: FastAPI, service: Service) -> None:
             room = service.router.max_request_tokens - len(ids)
             room = max(1, room)  # the router refuses what has no room
             params = sampling_params(body, room, structure)
+            if reader is not None:  # which looks for the tags in the text
+                params = replace(params, shown_special_token_ids=service.tool_tag_ids)
             envelope = service.envelope(request, "chatcmpl")
             answer = ChatAnswer(body, envelope, Prompt(ids), service.texts, reader)
             deltas = service.deltas(request, body, [ids], params)

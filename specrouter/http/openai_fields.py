@@ -216,6 +216,10 @@ class ChatRequest(OpenAIRequest, Conversation):
         """Raises `RequestError`."""
         return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
+    def structure_field(self) -> str:
+        use = self.tool_use()
+        return "tools" if use is not None and use.forced else super().structure_field()
+
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:

@@ -25,7 +25,7 @@ from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
 from specrouter.http.token_texts import TokenTexts
-from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of
+from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of, special_tags
 from specrouter.request.lanes import text_lane
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.stages import single_token
@@ -47,6 +47,7 @@ class Service:
         self.texts = TokenTexts(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
         self.tool_format = _tool_format(self.config.tool_parser, self.template)
+        self.tool_tag_ids = special_tags(self.tool_format, self.tokenizer)
         self._fingerprint = _fingerprint(router)
         self._token_id_of = single_token(self.tokenizer)
 
@@ -108,8 +109,7 @@ class Service:
         )
         if params.structure is None:
             return deltas
-        asked, field = body.asked_structure()
-        return _blaming(deltas, "tools" if asked is None else field)
+        return _blaming(deltas, body.structure_field())
 
 
 async def _blaming(deltas: Deltas, field: str) -> Deltas:

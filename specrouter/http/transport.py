@@ -29,6 +29,7 @@ MAX_HEADER_BYTES = 2**16
 HEADER_S = 15.0  # for a header to arrive, from the connection's or the header's beginning on
 _SLICE = 2**16  # bytes that are parsed at once: httptools joins a header's pieces anew at each
 _LINGER_S = 2.0  # a client that still sends would miss the answer if the connection were closed
+_TWO_HOSTS = "the request has more than one Host header"
 _OTHER_FILES = 128  # that the process may have open beside connections
 
 
@@ -53,6 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_header = False
         self._is_refused = False
         self._field_bytes = 0  # of the header, as far as it was parsed
+        self._hosts = 0  # fields of the header that name one
         self._steps = 0  # that the parser has told of
         self._quiet_bytes = 0  # parsed since the last step
 
@@ -89,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._steps += 1
-        self._is_in_header, self._field_bytes = True, 0
+        self._is_in_header, self._field_bytes, self._hosts = True, 0, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -98,6 +100,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
+        if name.lower() == b"host":
+            self._hosts += 1
+            if self._hosts > 1:
+                raise ValueError(_TWO_HOSTS)  # as where it is too large
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -119,7 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._field_bytes > MAX_HEADER_BYTES:
             self._refuse_header()
         else:
-            self._refuse(400, "invalid_http", msg)
+            self._refuse(400, "invalid_http", _TWO_HOSTS if self._hosts > 1 else msg)
 
     def _count(self, size: int) -> None:
         self._field_bytes += size

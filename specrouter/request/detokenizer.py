@@ -4,7 +4,7 @@ Contract: what was returned is the beginning of what all ids together decode to,
 that are no characters stand: some tokenizers then make a whole run of bytes unreadable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,11 +28,17 @@ class Detokenizer:
         keep_stop: bool = False,
         skip_special_tokens: bool = True,
         prompt: Sequence[int] = (),
+        shown_special_ids: Collection[int] = (),
     ) -> None:
+        """`shown_special_ids`: special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._keep_stop = keep_stop
         self._skip_special_tokens = skip_special_tokens
+        self._hidden: set[int] | None = None  # None: the tokenizer skips them itself
+        if shown_special_ids and skip_special_tokens:
+            added = tokenizer.added_tokens_decoder.items()
+            self._hidden = {one for one, token in added if token.special} - {*shown_special_ids}
         self._prompt = list(prompt[-_SEEN:])  # its end, until the first token comes
         self._context: list[int] = []  # the next ids' text hangs on these
         self._known = ""  # their text
@@ -104,9 +110,11 @@ class Detokenizer:
         self._pending, self._shown = [], len(self._known)
 
     def _decode(self, ids: list[int]) -> str:
+        if self._hidden is not None:
+            ids = [one for one in ids if one not in self._hidden]
         text = self._tokenizer.decode(
             ids,
-            skip_special_tokens=self._skip_special_tokens,
+            skip_special_tokens=self._skip_special_tokens and self._hidden is None,
             clean_up_tokenization_spaces=False,
         )
         assert isinstance(text, str)  # a list only for several sequences

@@ -31,6 +31,7 @@ MAX_WIDTH = 8  # branches of a token tree
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
+_TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class SamplingParams:
             the end back only where something else may follow, and `ignore_eos` does nothing.
         include_stop_str_in_output: a text of `stop` that ended the output is part of it.
         skip_special_tokens: False shows them in the text, the end-of-text one included.
+        shown_special_token_ids: those that the text shows all the same.
     """
 
     max_new_tokens: int = 128
@@ -93,9 +95,10 @@ class SamplingParams:
     structure: Structure | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "bad_words", "logits_processors"):
+        for name in ("stop", *_TOKEN_IDS, "bad_words", "logits_processors"):
             object.__setattr__(self, name, _tuple(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
         object.__setattr__(self, "bad_words_ids", _sequences("bad_words_ids", self.bad_words_ids))
@@ -142,8 +145,9 @@ class SamplingParams:
             raise RequestError("min_tokens", reason)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError("stop", "must hold texts that are not empty")
-        for token in self.stop_token_ids:
-            check_int("stop_token_ids", token, least=0)
+        for name in _TOKEN_IDS:
+            for token in getattr(self, name):
+                check_int(name, token, least=0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(name, "must be true or false")

@@ -65,6 +65,7 @@ class RunningRequest:
             spec.params.include_stop_str_in_output,
             spec.params.skip_special_tokens,
             spec.token_ids,
+            spec.params.shown_special_token_ids,
         )
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if spec.params.logprobs is None else []

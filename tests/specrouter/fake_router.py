@@ -110,6 +110,7 @@ class FakeTokenizer:
     begin = 1
     vocab_size = 10_000
     special_tokens_map: Mapping[str, str] = {}
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def __init__(self, chat_template: str | None = None) -> None:
         self.chat_template = chat_template

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from transformers import PreTrainedTokenizerBase
+
 ToolFormatName = Literal["hermes", "llama3_json"]
 
 
@@ -35,6 +37,10 @@ class ToolFormat:
     padding: str
     arguments: Literal["arguments", "parameters"]
 
+    @property
+    def tags(self) -> frozenset[str]:
+        return frozenset({self.tag, self.end_tag} - {""})
+
 
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", True, "\n", "\n", "arguments")
 LLAMA3_JSON = ToolFormat("llama3_json", "<|python_tag|>", "", False, "; ", "", "parameters")
@@ -54,6 +60,13 @@ def format_of(template: str) -> ToolFormat | None:
     if LLAMA3_JSON.tag in template or "Environment: ipython" in template:
         return LLAMA3_JSON
     return None
+
+
+def special_tags(form: ToolFormat | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids of a format's tags that are special tokens, which texts do not show by themselves."""
+    tags = frozenset[str]() if form is None else form.tags
+    added = tokenizer.added_tokens_decoder.items()
+    return tuple(one for one, token in added if token.special and token.content in tags)
 
 
 def has_single_calls(template: str) -> bool:

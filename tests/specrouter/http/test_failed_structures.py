@@ -49,6 +49,16 @@ def test_in_a_stream_it_is_an_event(path: str) -> None:
     assert (last["error"]["param"], last["error"]["type"]) == (field, "invalid_request_error")
 
 
+@pytest.mark.parametrize("asked", [{}, {"response_format": {"type": "json_object"}}], ids=str)
+def test_of_forced_calls_it_is_told_of_the_tools(asked: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool], **asked}
+    path = "/v1/chat/completions"
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        response = post(FakeRouter(error=ERROR), {**body, "tool_choice": choice}, path)
+        assert (response.status_code, refusal(response)["param"]) == (400, "tools")
+
+
 def test_what_fails_otherwise_is_the_services_fault() -> None:
     body, _ = ASKED["/generate"]
     assert post(FakeRouter(error="out of memory"), body).status_code == 500

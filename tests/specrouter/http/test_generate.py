@@ -71,7 +71,8 @@ def test_every_sampling_field_reaches_the_router() -> None:
     assert router.calls == [([1, 2], expected, override)]
     assert router.calls[0][1].logit_bias == ((3, 2.5), (9, -100.0))
     known = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert known - set(fields) == {"structure", "logits_processors"}  # HTTP cannot carry code
+    # HTTP cannot carry code, and which special tokens are shown the service knows by itself.
+    assert known - set(fields) == {"structure", "logits_processors", "shown_special_token_ids"}
 
 
 def test_a_top_k_of_minus_one_is_off_as_for_other_servers() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
@@ -79,6 +80,18 @@ def test_an_answer_of_calls_alone_has_no_content() -> None:
     message = answer_of(router_of(TEXT.partition("\n")[2]))["message"]
     assert message["content"] is None
     assert calls_of(message) == CALLS
+
+
+def test_tags_that_are_special_tokens_are_looked_for_in_the_text() -> None:
+    router = router_of(TEXT)
+    tokens = [("<tool_call>", True), ("</tool_call>", False), ("<|im_end|>", True)]
+    router.pool.tokenizer.added_tokens_decoder = {
+        number: AddedToken(text, special=is_special)
+        for number, (text, is_special) in enumerate(tokens)
+    }
+    for choice, shown in (("auto", (0,)), ("required", (0,)), ("none", ())):
+        answer_of(router, tool_choice=choice)
+        assert router.calls[-1][1].shown_special_token_ids == shown
 
 
 @pytest.mark.parametrize("size", [1, 3, 20, 1000])

@@ -150,6 +150,16 @@ def test_what_is_no_http_is_a_400_in_the_shape_of_the_service() -> None:
     serving(test)
 
 
+def test_two_hosts_are_a_400() -> None:
+    async def test(served: Served) -> None:
+        hosts = b"GET / HTTP/1.1\r\nHost: a\r\nhOST: b\r\n\r\n"
+        status, error = await answer(await sent(served, hosts))
+        assert (status, error["code"]) == (400, "invalid_http")
+        assert "more than one Host" in error["message"]
+
+    serving(test)
+
+
 def test_a_header_that_does_not_end_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "HEADER_S", 0.1)
 

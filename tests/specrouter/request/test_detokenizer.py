@@ -1,5 +1,6 @@
 """However a text is cut into tokens, it streams to what decoding it at once gives."""
 
+import copy
 import functools
 import itertools
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specrouter.request.detokenizer import Detokenizer
@@ -281,6 +282,16 @@ def test_a_stop_text_is_kept_where_asked_and_named(keep: bool, text: str) -> Non
     detok = Detokenizer(pieces, ["x", "END"], keep_stop=keep)
     assert "".join(map(detok.push, (1, 2, 3))) == detok.text == text
     assert detok.stopped_by == "END"
+
+
+def test_some_special_tokens_are_text_where_others_are_skipped() -> None:
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=True)])
+    shown = tokenizer.convert_tokens_to_ids("<tool_call>")
+    ids = [*ids_of(tokenizer, "one "), shown, tokenizer.eos_token_id, *ids_of(tokenizer, "two")]
+    for ids_shown, text in (((shown,), "one <tool_call>two"), ((), "one two")):
+        detok = Detokenizer(tokenizer, (), shown_special_ids=ids_shown)
+        assert "".join([*map(detok.push, ids), detok.finish()]) == text
 
 
 def test_special_tokens_are_text_where_asked() -> None:

@@ -67,6 +67,8 @@ def test_parameters_cannot_change() -> None:
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
         ("stop_token_ids", (True,)),
+        ("shown_special_token_ids", (-1,)),
+        ("shown_special_token_ids", 5),
         ("stop_token_ids", 5),
         ("ignore_eos", 1),
         ("ignore_eos", None),
