@@ -171,9 +171,14 @@ class PerformanceProfiler:
         by the mode that was predicted, whose acceptances the expected tokens are made of.
 
         The prediction is the plain one, without what earlier outcomes have corrected.
+
+        Raises:
+            ArithmeticError: a number is none; it is not learned, since sums would never lose it.
         """
         if not self.is_learning:
             return
+        if not math.isfinite(predicted_ms + elapsed_ms + expected + committed):
+            raise ArithmeticError(f"the outcome of {chain} holds what is no number")
         with self._lock:
             key = chain, load_of(requests), sampled
             log_error = None

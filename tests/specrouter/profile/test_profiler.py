@@ -40,6 +40,19 @@ def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
     assert known.parameters == {"small": 10, "big": 100}
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_an_outcome_that_is_no_number_is_not_learned(
+    profiler: PerformanceProfiler, place: int
+) -> None:
+    profiler.record_outcome(PAIR, 1, 10.0, 10.0, 1.5, 1.5)
+    before = profiler.snapshot().outcomes
+    numbers = [10.0, 12.0, 1.5, 1.0]
+    numbers[place] = math.nan
+    with pytest.raises(ArithmeticError):
+        profiler.record_outcome(PAIR, 1, *numbers)
+    assert profiler.snapshot().outcomes == before
+
+
 def test_what_trees_teach_is_forgotten_where_it_is_no_number(
     profiler: PerformanceProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
