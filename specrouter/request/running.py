@@ -59,14 +59,7 @@ class RunningRequest:
         self.is_declined = False
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            spec.params.stop,
-            spec.params.include_stop_str_in_output,
-            spec.params.skip_special_tokens,
-            spec.token_ids,
-            spec.params.shown_special_token_ids,
-        )
+        self._detokenizer = _detokenizer_of(spec, tokenizer)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if spec.params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -269,6 +262,18 @@ class RunningRequest:
         came_ms = [came_s * 1000 for came_s, count in self._commits for _ in range(count)]
         stages = self.objective.stages[self.pace.stages_before :]
         return attained_stages(stages, self.pace.ends, came_ms)
+
+
+def _detokenizer_of(spec: RequestSpec, tokenizer: PreTrainedTokenizerBase) -> Detokenizer:
+    params = spec.params
+    return Detokenizer(
+        tokenizer,
+        params.stop,
+        params.include_stop_str_in_output,
+        params.skip_special_tokens,
+        spec.token_ids,
+        params.shown_special_token_ids,
+    )
 
 
 def last_delta(request: RunningRequest, reason: FinishReason, error: str | None = None) -> Delta:

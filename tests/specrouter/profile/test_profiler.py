@@ -48,8 +48,9 @@ def test_an_outcome_that_is_no_number_is_not_learned(
     before = profiler.snapshot().outcomes
     numbers = [10.0, 12.0, 1.5, 1.0]
     numbers[place] = math.nan
+    predicted_ms, elapsed_ms, expected, committed = numbers
     with pytest.raises(ArithmeticError):
-        profiler.record_outcome(PAIR, 1, *numbers)
+        profiler.record_outcome(PAIR, 1, predicted_ms, elapsed_ms, expected, committed)
     assert profiler.snapshot().outcomes == before
 
 

@@ -287,7 +287,7 @@ def test_a_stop_text_is_kept_where_asked_and_named(keep: bool, text: str) -> Non
 def test_some_special_tokens_are_text_where_others_are_skipped() -> None:
     tokenizer = copy.deepcopy(byte_level())
     tokenizer.add_tokens([AddedToken("<tool_call>", special=True)])
-    shown = tokenizer.convert_tokens_to_ids("<tool_call>")
+    shown = id_of(tokenizer, "<tool_call>")
     ids = [*ids_of(tokenizer, "one "), shown, tokenizer.eos_token_id, *ids_of(tokenizer, "two")]
     for ids_shown, text in (((shown,), "one <tool_call>two"), ((), "one two")):
         detok = Detokenizer(tokenizer, (), shown_special_ids=ids_shown)

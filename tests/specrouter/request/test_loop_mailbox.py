@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import weakref
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ def test_everything_comes_in_order_from_whichever_thread() -> None:
 
         def tell() -> None:
             for number in range(5000):
-                mailbox.post(lambda number=number: found.append(number))
+                mailbox.post(partial(found.append, number))
             mailbox.post(done.set)
 
         thread = threading.Thread(target=tell)
@@ -43,7 +44,7 @@ def test_what_comes_together_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch
         mailbox = LoopMailbox(loop)
         for wave in (1, 2):
             for number in range(16):
-                mailbox.post(lambda number=number: found.append(number))
+                mailbox.post(partial(found.append, number))
             await asyncio.sleep(0)
             assert len(found) == 16 * wave
         return wakes
