@@ -162,6 +162,7 @@ def _asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
         "poisson_per_s": options.poisson,
         "lengths": options.lengths,
         "e2e_objective_ms": options.e2e_ms,
+        "ttft_slowdown": options.ttft_slowdown,
         "requests": options.requests,
         "skip": options.skip,
         "output_tokens": options.output_tokens,

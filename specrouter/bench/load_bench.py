@@ -1,7 +1,8 @@
 """LoadBench: a service under each policy in turn, on the same requests.
 
 Contract: policies take turns, in an order that rotates by round. Objectives are ratios times the
-baseline latency, which is measured first: that of a request alone, on the target only.
+baseline latency, which is measured first: that of a request alone, on the target only; objectives
+of the TTFT are times that of a prompt alone, a line through what the shortest and the longest take.
 """
 
 import math
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol
+
+import numpy as np
 
 from specrouter.bench.load_figures import figures, medians, series, with_ratios
 from specrouter.bench.load_options import LoadOptions
@@ -24,6 +27,7 @@ from specrouter.slo.policies import BASELINES
 
 _BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32
+_READING_RUNS = 3
 _SETTLING_REQUESTS = 10
 _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
@@ -59,12 +63,17 @@ class LoadBench:
         self._options, self._progress = options, progress
         self._clock = clock or WallClock()
         self.baseline_ms = 0.0
+        self._alone_ms: list[tuple[int, float]] = []  # tokens of prompts, and their TTFT alone
 
     def run(self, points: Sequence[Point]) -> dict[str, Any]:
         """`points` with the figures of each policy, and the `series` of the first one."""
         self._settle(points[0])
         self.baseline_ms = self.measure_baseline(points[0])
         self._progress.note(f"baseline latency {self.baseline_ms:.2f} ms a token")
+        if self._options.ttft_slowdown is not None:
+            self._alone_ms = self.measure_reading(points[0])
+            shortest, longest = (f"{ms:.0f} ms for {tokens}" for tokens, ms in self._alone_ms)
+            self._progress.note(f"TTFT alone: {shortest} tokens, {longest}")
         measured = [self._run_point(point) for point in points]
         shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
         results = zip(points, measured, strict=True)
@@ -102,6 +111,33 @@ class LoadBench:
                 raise MeasurementError(f"baseline: {answer.error or 'no time per token'}")
             found.append(answer.tpot_ms)
         return median(found[1:] or found)  # the first one warms up
+
+    def measure_reading(self, point: Point) -> list[tuple[int, float]]:
+        """Tokens of the shortest and the longest prompt, and the median TTFT of either alone.
+
+        Raises:
+            MeasurementError: one of them failed.
+        """
+        by_length = sorted(self._requests(point, 0), key=lambda request: len(request.token_ids))
+        found = []
+        for request in (by_length[0], by_length[-1]):
+            alone = replace(_at_once(request), new_tokens=1, speculation="off")
+            took_ms = []
+            for _ in range(_READING_RUNS):
+                answer = replay([alone], self._service, self._clock)[0].answer
+                if answer.error is not None or answer.ttft_ms is None:
+                    raise MeasurementError(f"TTFT alone: {answer.error or 'no first token'}")
+                took_ms.append(answer.ttft_ms)
+            found.append((len(request.token_ids), median(took_ms)))
+        return found
+
+    def _ttft_ms(self, prompt_tokens: int, slo_scale: float) -> float | None:
+        """The objective; None without one, and while it is measured."""
+        if not self._alone_ms or self._options.ttft_slowdown is None:
+            return None
+        tokens, took_ms = np.array(self._alone_ms).T
+        alone_ms = float(np.interp(prompt_tokens, tokens, took_ms))
+        return self._options.ttft_slowdown * alone_ms * slo_scale
 
     def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
         """Outcomes by policy, a list for each round."""
@@ -152,6 +188,7 @@ class LoadBench:
                 first_seed + index,
                 None if arrival.slo_ratio is None else arrival.slo_ratio * self.baseline_ms,
                 e2e_ms=e2e_ms,
+                ttft_ms=self._ttft_ms(len(prompt), point.slo_scale),
             )
             for index, (arrival, prompt) in enumerate(zip(point.arrivals, prompts, strict=True))
         ]

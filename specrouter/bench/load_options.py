@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from modelpool.errors import ConfigError
 from specrouter.bench.output_file import check_json
+from specrouter.config import AdmissionName
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
@@ -24,6 +25,8 @@ class LoadOptions:
         lengths: whose lengths and objectives Poisson arrivals have: AdaServe's mix, or the four
             datasets of SpecRouter's evaluation, without objectives.
         e2e_ms: end-to-end objective of every request, beside the arrivals' own; times `slo_scale`.
+        ttft_slowdown: TTFT objective of every request, as times the TTFT of a prompt of its length
+            alone; times `slo_scale`.
         scale: times the trace's gaps; every value is a point of the sweep, and so is every one of
             `urgent_share` (none: as the trace has it) and `slo_scale`.
         output_tokens: None takes the trace's, times `length_scale`.
@@ -43,6 +46,7 @@ class LoadOptions:
     poisson: float | None = None
     lengths: Literal["adaserve", "specrouter"] | None = None
     e2e_ms: float | None = None
+    ttft_slowdown: float | None = None
     scale: tuple[float, ...] = (1.0,)
     requests: int = 200
     skip: int = 0
@@ -95,6 +99,8 @@ class LoadOptions:
             raise ConfigError("--lengths", "goes with --poisson")
         if self.e2e_ms is not None:
             _check_positive("--e2e-ms", [self.e2e_ms])
+        if self.ttft_slowdown is not None:
+            _check_positive("--ttft-slowdown", [self.ttft_slowdown])
         _check_positive("--scale", self.scale)
         _check_whole("--requests", self.requests)
         _check_whole("--skip", self.skip, 0)
@@ -108,8 +114,8 @@ class LoadOptions:
             if name not in POLICIES:
                 known = ", ".join(POLICIES)
                 raise ConfigError("--policy", f"{name!r} is none of {known}")
-            if POLICIES[name].admission != "fcfs" and self.simulate is None:
-                reason = f"{name!r} admits otherwise than an engine does so far: give --simulate"
+            if POLICIES[name].admission not in get_args(AdmissionName) and self.simulate is None:
+                reason = f"{name!r} admits as no engine here does: give --simulate"
                 raise ConfigError("--policy", reason)
         if self.policy is not None and len(set(self.policy)) < len(self.policy):
             raise ConfigError("--policy", "names one twice")

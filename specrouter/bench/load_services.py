@@ -74,7 +74,9 @@ class OwnService:
         chosen = POLICIES[policy]
         configured = self._router.config.trees.model_dump(exclude_unset=True)
         trees = {**configured, "selection": chosen.selection, "shape": chosen.shape}
-        self._router.set_policy(chosen.policy, trees=trees, **chosen.settings)
+        self._router.set_policy(
+            chosen.policy, trees=trees, admission=chosen.admission, **chosen.settings
+        )
         # What runs without drafters would teach the others for nothing.
         self._router.set_learning(chosen.policy != "target-only")
 

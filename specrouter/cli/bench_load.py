@@ -46,6 +46,11 @@ def _add_load_arrivals(parser: argparse.ArgumentParser) -> None:
         help="objective: time to the last token of every request, beside the trace's objectives",
     )  # fmt: skip
     parser.add_argument(
+        "--ttft-slowdown", type=float, metavar="F",
+        help="objective: time to the first token of every request, as so many times that of a "
+        "prompt of its length alone",
+    )  # fmt: skip
+    parser.add_argument(
         "--scale", type=float, nargs="+", default=[1.0], metavar="X",
         help="times the gaps between requests: 2 halves the rate (default: 1); several are a sweep",
     )  # fmt: skip

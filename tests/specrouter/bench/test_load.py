@@ -145,6 +145,15 @@ def test_an_end_to_end_objective_is_asked_of_every_request_and_judged() -> None:
     assert rows["goodput"]["over"]["eaf_tpot"] == pytest.approx(3.0)
 
 
+def test_a_ttft_objective_is_times_that_of_a_prompt_of_its_length_alone() -> None:
+    """The fake's first token comes after 5 ms, whatever the prompt."""
+    router = FakeRouter()
+    bench = load_bench(router, policy=("target-only", "slo"), ttft_slowdown=3.0)
+    bench.run([Point(1.0, 0.5, 2.0, point().arrivals)])
+    assert {slo and slo.ttft_ms for _, _, slo in router.calls[-4:]} == {30.0}
+    assert router.calls[0][2] is None
+
+
 def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
     options = LoadOptions(Path("x"), poisson=2.0, requests=60)
     assert {one.category for one in read_arrivals(options)} == {"coding", "chat", "summarization"}
@@ -524,6 +533,7 @@ def test_the_document_is_written_where_it_is_asked_for(
         (["--trace", "x", "--lengths", "specrouter"], "--lengths"),
         (["--poisson", "1", "--lengths", "gsm8k"], "--lengths"),
         (["--poisson", "1", "--e2e-ms", "0"], "--e2e-ms"),
+        (["--poisson", "1", "--ttft-slowdown", "nan"], "--ttft-slowdown"),
         (["--poisson", "1", "--urgent-share", "0.5", "--lengths", "specrouter"], "--urgent-share"),
         (["--poisson", "1", "--scale", "1", "0"], "--scale"),
         (["--poisson", "1", "--requests", "0"], "--requests"),
