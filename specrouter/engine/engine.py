@@ -32,6 +32,7 @@ from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import ExecutionSettings, Runtime
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.learning import learn_cycle
+from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, Chain
@@ -69,10 +70,11 @@ class Engine:
             engine.prefill_chunk, window, rule, self.guard, engine.fresh_times, self._faults
         )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
-        self._views = ViewBuilder(pool, self._manager, self._executor, self.profiler)
+        lengths = OutputLengths()
+        self._views = ViewBuilder(pool, self._manager, self._executor, self.profiler, lengths)
         self._quarantine = Quarantine()
         meter = RequestMeter(pool.target, config.slo_classes)
-        self._book = RequestBook(self._executor, SloAccounts(), meter, self._faults)
+        self._book = RequestBook(self._executor, SloAccounts(), meter, self._faults, lengths)
         self._delivery = Delivery(self._book, self._quarantine, self.decode_counts, self._faults)
         weightless = {name for name in pool.names if pool.is_weightless(name)}
         self._planning = CyclePlanning(

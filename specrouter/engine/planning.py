@@ -20,10 +20,13 @@ from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
+from specrouter.slo.serve.feasible import earliest_feasible
 from specrouter.view import EngineView, Standing
 
 _MOST_CYCLES_OUT = 128  # in a row, that a request which decodes may be left out,
 _MOST_CYCLES_PAUSED = 1 << 14  # and where admission pauses requests, for others' objectives
+
+_MOST_FORESEEN = 4  # rejections of a cycle, that say what could be attained
 
 # Of a cycle, the requests that may be admitted, in their order, and what earlier cycles left.
 ViewOf = Callable[[int, Sequence[RunningRequest], Standing], EngineView]
@@ -74,7 +77,17 @@ class CyclePlanning:
             admission = self.policies.admits(view)
             self._check.check_admission(admission, waiting, running)
             self._decided = _Decided(cycle, view, admission)
+        if admission.declined:
+            with self._faults.part("planning"):
+                self._foresee(view, [waiting[each] for each in admission.declined])
         return admission
+
+    def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
+        """What the first few could attain that are rejected: finding it takes milliseconds each."""
+        asked = {one.id: one for one in view.waiting}
+        for request in [one for one in declined if one.rejects][:_MOST_FORESEEN]:
+            seen = asked[request.handle.request_id]
+            request.feasible = earliest_feasible(self.policies.admits, view, seen)
 
     def plan(self, cycle: int, admitted: Mapping[int, int], left: Mapping[int, int]) -> Plan | None:
         """Of the running requests, at least one. None: the policies rest.

@@ -14,7 +14,8 @@ from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
-from specrouter.request.output import Delta, FinishReason
+from specrouter.profile.output_lengths import OutputLengths
+from specrouter.request.output import UNATTAINABLE, Delta, Feasible, FinishReason
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.slo.admission import Admission
 
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RequestBook:
-    """`executor`: has the rows. `running`: by row, in the order of admission.
+    """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
+    that ended by themselves.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
@@ -33,6 +35,7 @@ class RequestBook:
     slo_accounts: SloAccounts
     meter: RequestMeter
     faults: FaultGuard
+    lengths: OutputLengths = field(default_factory=OutputLengths)
     waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
@@ -61,7 +64,16 @@ class RequestBook:
             self._preempt(by_id[each])
         for each in admission.declined:
             waiting[each].is_declined = True
-        return self.admit([waiting[each] for each in admission.admitted])
+        rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
+        if rejected:
+            self.end_all([(one, "error", _unattainable(one)) for one in rejected])
+        rows = self.admit([waiting[one] for one in admission.admitted if not waiting[one].finished])
+        with self.faults.part("accounts"):
+            came = [(waiting[one], admission.slack.get(one)) for one in rows]
+            declined = [waiting[one] for one in admission.declined]
+            taken = [by_id[one] for one in admission.preempted]
+            self.slo_accounts.note_admission(came, declined, taken)
+        return rows
 
     def _preempt(self, request: RunningRequest) -> None:
         """It keeps its tokens and its place in the queue; nothing fails between its two places."""
@@ -100,8 +112,9 @@ class RequestBook:
     def end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":
             handle = request.handle
-            logger.warning(
-                "request %d failed: %s", handle.request_id, error, extra=handle.log_extra
+            level = logging.DEBUG if request.is_declined and request.rejects else logging.WARNING
+            logger.log(
+                level, "request %d failed: %s", handle.request_id, error, extra=handle.log_extra
             )
         self.conclude(request, last_delta(request, reason, error))
 
@@ -150,6 +163,21 @@ class RequestBook:
             self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
         with self.faults.part("accounts"):
             self.meter.record(delta.output, ended_s - request.submitted_s)
+        if delta.finish_reason in ("eos", "stop", "length"):
+            with self.faults.part("learning"):
+                slo_class = None if request.objective is None else request.objective.slo_class
+                self.lengths.record(slo_class, metrics.output_tokens)
+
+
+def _unattainable(request: RunningRequest) -> str:
+    """The error of a request that is rejected."""
+    feasible = request.feasible or Feasible()
+    given = [
+        f"{name} {value_ms:.4g}"
+        for name, value_ms in (("ttft_ms", feasible.ttft_ms), ("tpot_ms", feasible.tpot_ms))
+        if value_ms is not None
+    ]
+    return f"{UNATTAINABLE} now" + (f"; {' and '.join(given)} could be" if given else "")
 
 
 def _why_it_leaves(request: RunningRequest) -> tuple[FinishReason, str | None] | None:

@@ -6,15 +6,19 @@ thread. Times come in as seconds of one clock; there is none here.
 
 import math
 import threading
-from collections import deque
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
-from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
+from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE, Objective
 from specrouter.request.output import RequestMetrics
+from specrouter.request.running import RunningRequest
 
+SLACK_BOUNDS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # shares of objectives
 _RECENT = 1024  # requests whose times the percentiles describe
 
 
@@ -77,9 +81,41 @@ class SloReport:
     classes: dict[str, SloFigures]
 
 
+@dataclass(frozen=True)
+class AdmissionCounts:
+    """What admission decided about the requests of a class.
+
+    Attributes:
+        admitted: given a row for the first time, so that their objectives are attained.
+        best_effort: given one for the first time without an objective, or after being declined.
+        declined: whose objectives would not be attained; those that were rejected among them.
+        rejected: ended, since they had asked for that.
+        preempted: rows that were taken back.
+    """
+
+    admitted: int = 0
+    best_effort: int = 0
+    declined: int = 0
+    rejected: int = 0
+    preempted: int = 0
+
+
+@dataclass(frozen=True)
+class SlackFigures:
+    """`counts`: of admitted requests, whose predicted slack did not exceed each of `SLACK_BOUNDS`,
+    and all of them."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+
 class SloAccounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._admissions: dict[str, Counter[str]] = {}
+        self._stages: dict[str, list[list[int]]] = {}  # judged and attained, by class and stage
+        self._slacks = [0] * (len(SLACK_BOUNDS) + 1)
+        self._slack_sum = 0.0
         self._total = _Account()
         self._classes: dict[str, _Account] = {}
         self._first_s, self._last_s = math.inf, -math.inf
@@ -99,6 +135,57 @@ class SloAccounts:
             own = self._classes.setdefault(class_of(metrics), _Account())
             for account in (own, self._total):
                 account.add(metrics, tokens)
+            stages = self._stages.setdefault(class_of(metrics), [])
+            for place, is_attained in enumerate(metrics.attained_stages):
+                if place == len(stages):
+                    stages.append([0, 0])
+                stages[place][0] += 1
+                stages[place][1] += is_attained
+
+    def note_admission(
+        self,
+        came: Sequence[tuple[RunningRequest, float | None]],
+        declined: Sequence[RunningRequest],
+        preempted: Sequence[RunningRequest],
+    ) -> None:
+        """Of a cycle: who was given a row, with the predicted slack, who was declined, and who lost
+        the row."""
+        with self._lock:
+            for request, slack in came:
+                if not request.preemptions:
+                    is_free = request.objective is None or request.is_declined
+                    self._count(request, "best_effort" if is_free else "admitted")
+                if slack is not None:
+                    self._slacks[bisect_left(SLACK_BOUNDS, slack)] += 1
+                    self._slack_sum += slack
+            for request in declined:
+                self._count(request, "declined")
+                if request.finished:
+                    self._count(request, "rejected")
+            for request in preempted:
+                self._count(request, "preempted")
+
+    def _count(self, request: RunningRequest, what: str) -> None:
+        name = class_named(request.objective)
+        self._admissions.setdefault(name, Counter())[what] += 1
+
+    def admissions(self) -> dict[str, AdmissionCounts]:
+        """By class; of policies that heed objectives."""
+        with self._lock:
+            return {name: AdmissionCounts(**counts) for name, counts in self._admissions.items()}
+
+    def stages(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """By class, of each stage in its order: how often it was judged, and attained."""
+        with self._lock:
+            return {
+                name: tuple((judged, attained) for judged, attained in each)
+                for name, each in self._stages.items()
+                if each
+            }
+
+    def slack(self) -> SlackFigures:
+        with self._lock:
+            return SlackFigures(tuple(accumulate(self._slacks)), self._slack_sum)
 
     def counts(self) -> dict[str, SloCounts]:
         """By class, without the percentiles that `report` has to work out."""
@@ -156,9 +243,13 @@ class _Account:
 
 def class_of(metrics: RequestMetrics) -> str:
     """The name that a request is counted under."""
-    if metrics.objective is None:
+    return class_named(metrics.objective)
+
+
+def class_named(objective: Objective | None) -> str:
+    if objective is None:
         return NO_OBJECTIVE
-    return metrics.objective.slo_class or BY_VALUE
+    return objective.slo_class or BY_VALUE
 
 
 def _percentiles(times_ms: Iterable[float | None]) -> Percentiles | None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from modelpool import ModelPool
 from specrouter.execution.executor import Executor
+from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
@@ -25,15 +26,18 @@ class ViewBuilder:
         manager: StateManager,
         executor: Executor,
         profiler: PerformanceProfiler,
+        lengths: OutputLengths,
     ) -> None:
         self._pool = pool
         self._manager = manager
         self._executor = executor
         self._profiler = profiler
+        self._lengths = lengths
         self._models = [name for name in pool.names if not pool.is_weightless(name)]
         self._drafters = [name for name in self._models if name != pool.target]
         self._snapshot: PerformanceSnapshot | None = None
         self._snapshot_cycle = 0
+        self._output_tokens: Mapping[str | None, float] = {}
 
     def build(
         self,
@@ -57,6 +61,7 @@ class ViewBuilder:
             frozenset(name for name in self._pool.names if self._executor.is_open(name)),
             self._performance(cycle, standing),
             standing,
+            self._output_tokens,
         )
 
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
@@ -64,6 +69,7 @@ class ViewBuilder:
         known, age = self._snapshot, cycle - self._snapshot_cycle
         if known is None or age >= _SNAPSHOT_CYCLES or standing.evaluated_at == cycle - 1:
             known = self._snapshot = self._profiler.snapshot()
+            self._output_tokens = self._lengths.quantiles()
             self._snapshot_cycle = cycle
         return known
 

@@ -83,6 +83,14 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class Feasible:
+    """The earliest objective that could have been attained, in milliseconds; None: not known."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """`seed` reproduces the text, whichever chains were used; `error` is set with "error" and
     "unserved".
@@ -94,6 +102,9 @@ class RequestOutput:
 
     `error_field`, with "error", is what of the request is to blame, if anything: the field
     "structure"; "unattainable", if it asked to be rejected where its objective cannot be attained.
+
+    `feasible`, with "unattainable" for `error_field`, is what could have been attained instead of
+    the request's objective.
 
     `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
     """
@@ -109,6 +120,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     stop_reason: str | int | None = None
     error_field: str | None = None
+    feasible: Feasible | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from specrouter.request.objective import Objective
 from specrouter.request.output import (
     BLAMED,
     Delta,
+    Feasible,
     FinishReason,
     RequestMetrics,
     RequestOutput,
@@ -38,7 +39,9 @@ class RunningRequest:
         row: None while it waits.
         pace: of its output, by its stages.
         preemptions: rows that were taken from it.
-        is_declined: its objective will not be attained; it is served as if it had none.
+        is_declined: its objective will not be attained; it is served as if it had none, or
+            rejected.
+        feasible: what could have been attained instead, where that was asked.
 
     Raises `RequestError` where the tokens of the earlier attempt already end the text.
     """
@@ -53,10 +56,10 @@ class RunningRequest:
         self.spec = spec
         self.handle = handle
         self.row: int | None = None
-        stages = () if spec.objective is None else spec.objective.stages
-        self.pace = Pace(stages, spec.generated)
+        self.pace = Pace(spec.objective.stages if spec.objective else (), spec.generated)
         self.preemptions = 0
         self.is_declined = False
+        self.feasible: Feasible | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
         self._detokenizer = _detokenizer_of(spec, tokenizer)
@@ -87,6 +90,12 @@ class RunningRequest:
         if self._prompt_logprobs is not None:  # they came with the first tokens
             params = replace(params, prompt_logprobs=None)
         return replace(self.spec, generated=tuple(self._tokens), params=params)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether it ends where its objective will not be attained: nobody saw a token yet."""
+        rejects = self.objective is not None and self.objective.on_unattainable == "reject"
+        return rejects and not self.produced_tokens
 
     @property
     def committed_tokens(self) -> int:
@@ -210,6 +219,7 @@ class RunningRequest:
             self._prompt_logprobs,
             self._stop_reason(tokens) if reason == "stop" else None,
             next((what for said, what in BLAMED if (error or "").startswith(said)), None),
+            self.feasible,
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(text, list(tokens), reason, output, index, fresh)

@@ -36,6 +36,7 @@ class Admission:
         depths: tokens that may be drafted for a decoding request, by id; without bound for others.
         budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
         budget_ms: what the cycle may take; None: without bound.
+        slack: of admitted requests with objectives, by id: by which share these could be tighter.
     """
 
     admitted: tuple[int, ...] = ()
@@ -47,6 +48,7 @@ class Admission:
     depths: Mapping[int, int] = field(default_factory=dict)
     budget_nodes: int | None = None
     budget_ms: float | None = None
+    slack: Mapping[int, float] = field(default_factory=dict)
 
 
 AdmissionPolicy = Callable[[EngineView], Admission]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
+from specrouter.slo.serve.feasible import slack_of
 from specrouter.slo.serve.load import Load
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing, with_prompts
 from specrouter.slo.serve.program import Memory
@@ -75,7 +76,7 @@ class _Decision:
 
     def admission(self) -> Admission:
         view, pacing = self.view, self.pacing
-        asked = sorted_requests(view, pacing.times, pacing.fastest_ms)
+        asked = self._realistic(sorted_requests(view, pacing.times, pacing.fastest_ms))
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         promoted = self._promoted(asked)
@@ -93,6 +94,20 @@ class _Decision:
         return self._written(asked, load, batch, fixed)
 
     # Who is admitted
+
+    def _realistic(self, asked: Sorted) -> Sorted:
+        """Who asks for a TPOT that an idle machine could not keep has nothing to wait for; who has
+        waited too long is best effort, as long as it waits."""
+        limit_s = self.view.now_s - self.patience_ms / 1000.0
+        out = {one.id: one for one in self.view.waiting if one.arrived_s <= limit_s}
+        beyond = tuple(one.id for one in asked.new if one.tpot_ms < self.pacing.fastest_ms)
+        out |= {one.id: one for one in self.view.waiting if one.id in beyond}
+        left = tuple(each for each in asked.new if each.id not in out)
+        moved = [out[each.id] for each in asked.new if each.id in out]
+        if not moved:
+            return asked
+        waiting = sorted((*asked.waiting, *moved), key=lambda each: each.priority_key)
+        return replace(asked, new=left, waiting=tuple(waiting), beyond=(*asked.beyond, *beyond))
 
     def _promoted(self, asked: Sorted) -> tuple[RequestView, ...]:
         """Best-effort requests that have waited too long, the oldest first."""
@@ -184,6 +199,11 @@ class _Decision:
             self.waits_for_memory,
             tuple(self.preempted),
             self._declined(asked, load),
+            slack={
+                prompt.id: slack_of(self.pacing, load, prompt)
+                for prompt in load.prompts
+                if prompt.id in self.admitted
+            },
         )
         if self.pacing.leaves_decoding:
             return admission

@@ -10,7 +10,11 @@ import pytest
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation, Structure
 from specrouter.engine.engine import Engine
+from specrouter.engine.policies import admission_of
+from specrouter.engine.slo_accounts import AdmissionCounts
 from specrouter.request.handle import RequestHandle
+from specrouter.request.objective import Objective
+from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, fcfs
 from specrouter.view import EngineView
 from tests.exact.comparison import assert_whole
@@ -117,6 +121,7 @@ class Scripted:
     def __init__(self, engine: Engine) -> None:
         self.takes = 0
         self.holds = False
+        self.declines = False
         self.seen: list[EngineView] = []
         self._usual = fcfs(32)
         engine._planning.policies.admission = "slo"
@@ -126,7 +131,9 @@ class Scripted:
         self.seen.append(view)
         taken, self.takes = tuple(one.id for one in view.running[: self.takes]), 0
         seen = replace(view.without(taken), waiting=() if self.holds else view.waiting)
-        return replace(self._usual(seen), preempted=taken)
+        asked = [one.id for one in view.waiting if one.ttft_ms and not one.declined]
+        declined = tuple(asked) if self.declines else ()
+        return replace(self._usual(seen), preempted=taken, declined=declined)
 
 
 @pytest.fixture
@@ -264,6 +271,99 @@ def test_senseless_preemptions_cost_no_request(
     script._usual = usual
     assert [one.finish_reason for one in outputs] == ["length"] * len(PROMPTS)
     assert bench.faults()["planning"] >= 1
+
+
+# Declined
+
+
+def declined(bench: EngineBench, script: Scripted, choice: Any) -> RequestHandle:
+    """A request whose objective will not be attained, beside one that has none."""
+    script.declines = True
+    handle = bench.submit(PROMPTS[0])
+    [request] = bench.engine._book.waiting
+    objective = Objective(None, 1.0, "chat", on_unattainable=choice)
+    request.spec = replace(request.spec, objective=objective)
+    bench.submit(PROMPTS[1])
+    bench.engine.step()
+    return handle
+
+
+def test_who_is_declined_is_served_as_if_nothing_had_been_asked(
+    bench: EngineBench, script: Scripted
+) -> None:
+    handle = declined(bench, script, "best_effort")
+    [output] = bench.finish([handle])
+    assert output.finish_reason == "length"
+    assert script.seen[-1].by_row[0].declined
+    counts = bench.engine.slo_accounts.admissions()
+    assert counts["chat"] == AdmissionCounts(declined=1, best_effort=1)
+    assert counts["none"] == AdmissionCounts(best_effort=1)
+
+
+def test_who_wants_to_be_rejected_ends_with_what_is_feasible(
+    bench: EngineBench, script: Scripted
+) -> None:
+    output = declined(bench, script, "reject").result(timeout=0)
+    assert (output.finish_reason, output.error_field) == ("error", "unattainable")
+    assert output.token_ids == []
+    assert output.error is not None
+    assert output.error.startswith("the objective cannot be attained")
+    assert output.feasible == Feasible(), "this policy would admit nothing else"
+    assert bench.engine.slo_accounts.admissions()["chat"] == AdmissionCounts(declined=1, rejected=1)
+    assert not bench.faults()
+    bench.engine.step()
+    bench.engine.check_integrity()
+
+
+def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -> None:
+    handle = preempted(bench, script)
+    [request] = bench.engine._book.waiting
+    objective = Objective(None, 1.0, on_unattainable="reject")
+    request.spec = replace(request.spec, objective=objective)
+    script.holds, script.declines = False, True
+    [output] = bench.finish([handle])
+    assert output.finish_reason == "length"
+    assert bench.engine.slo_accounts.admissions()["default"].declined == 1
+
+
+def test_a_live_policy_names_what_it_would_admit(small_config: dict[str, Any]) -> None:
+    bench = EngineBench(small_config, admission="slo")
+    for tpot_ms in (1e-6, 1e4):
+        handle = bench.submit(PROMPTS[0])
+        [request] = bench.engine._book.waiting
+        objective = Objective(tpot_ms, 1e4, on_unattainable="reject")
+        request.spec = replace(request.spec, objective=objective)
+        [output] = bench.finish([handle])
+        if tpot_ms == 1e4:
+            assert output.metrics.attained
+            break
+        assert output.error_field == "unattainable"
+        assert output.feasible is not None
+        assert output.feasible.tpot_ms is not None
+        assert 1e-6 < output.feasible.tpot_ms < 1e4
+        assert "tpot_ms" in (output.error or "")
+    assert not bench.faults()
+    assert bench.engine.slo_accounts.slack().counts[-1] == 1
+
+
+def test_without_objectives_the_live_policies_decide_as_first_come_first_served(
+    small_config: dict[str, Any],
+) -> None:
+    bench = EngineBench(small_config, prefill_chunk=5)
+    policies = bench.engine._planning.policies
+    slo, usual = admission_of("slo", bench.engine._config.engine, "target"), fcfs(5)
+    decided = []
+
+    def both(view: EngineView) -> Admission:
+        one, other = slo(view), usual(view)
+        assert one == other
+        decided.append(one)
+        return one
+
+    policies.admission, policies.admits = "slo", both
+    bench.serve()
+    assert sum(len(one.admitted) for one in decided) == len(PROMPTS)
+    assert not bench.faults()
 
 
 def test_random_preemptions_leave_the_state_whole(bench: EngineBench) -> None:

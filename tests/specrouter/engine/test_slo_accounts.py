@@ -2,10 +2,18 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from specrouter.engine.slo_accounts import SloAccounts, SloCounts, SloFigures
+from specrouter.engine.slo_accounts import (
+    SLACK_BOUNDS,
+    AdmissionCounts,
+    SloAccounts,
+    SloCounts,
+    SloFigures,
+)
 from specrouter.request.objective import Objective
 from specrouter.request.output import RequestMetrics
 from tests.specrouter.fake_router import METRICS
@@ -124,3 +132,22 @@ def test_several_threads_lose_nothing() -> None:
     for thread in threads:
         thread.join()
     assert accounts.report().total.requests == 1200
+
+
+def test_stages_are_counted_one_by_one() -> None:
+    accounts = SloAccounts()
+    for stages in ((True, False), (True,), (), (False, True, True)):
+        accounts.record(replace(metrics(CHAT, True), attained_stages=stages), 5, 0.0, 1.0)
+    accounts.record(metrics(None, None), 5, 0.0, 1.0)
+    assert accounts.stages() == {"chat": ((3, 2), (2, 1), (1, 1))}
+
+
+def test_slack_counts_where_it_was_predicted() -> None:
+    accounts = SloAccounts()
+    request: Any = SimpleNamespace(objective=CHAT, is_declined=False, preemptions=0)
+    again: Any = SimpleNamespace(objective=CHAT, is_declined=False, preemptions=1)
+    accounts.note_admission([(request, 0.25), (request, None), (again, 1.0)], [], [again])
+    figures = accounts.slack()
+    assert figures.counts == tuple((bound >= 0.25) + (bound >= 1.0) for bound in (*SLACK_BOUNDS, 9))
+    assert figures.sum == 1.25
+    assert accounts.admissions() == {"chat": AdmissionCounts(admitted=2, preempted=1)}

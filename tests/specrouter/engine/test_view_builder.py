@@ -91,3 +91,15 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
     assert id(kept[1].performance) != first
     assert performance(5, evaluated_at=3) == id(kept[1].performance)
     assert performance(6, evaluated_at=5) != id(kept[1].performance)
+
+
+def test_outputs_that_ended_by_themselves_tell_how_long_they_usually_are(
+    bench: EngineBench,
+) -> None:
+    params = SamplingParams(6, ignore_eos=True)
+    handles = [bench.submit(PROMPTS[1], params, "off") for _ in range(8)]
+    late = bench.submit(PROMPTS[1], params, "off")
+    late.cancel()
+    assert view(bench).output_tokens == {}
+    bench.finish([*handles, late])
+    assert view(bench, 99).output_tokens == {None: 6.0}

@@ -250,3 +250,20 @@ def test_figure_3_as_a_policy_admits_three_of_four() -> None:
     assert late(jobs) == []
     assert sum(job.was_admitted for job in new) == 3
     assert all(job.was_admitted for job in old)
+
+
+@pytest.mark.parametrize("make", [ours, published])
+def test_a_tpot_beyond_the_machine_is_declined_and_served_at_once(make: MakePolicy) -> None:
+    decided = make(PLAIN)(view([request(1, left=20, tpot_ms=1e-3)], []))
+    assert (decided.declined, decided.admitted) == ((1,), (1,))
+
+
+def test_who_asks_for_a_tpot_does_not_wait_for_ever() -> None:
+    """Nine rows' worth of others come first; then it is the oldest that waits."""
+    running = [request(10 + each, row=each, left=0, tpot_ms=25.0) for each in range(8)]
+    late = request(1, left=2000, tpot_ms=25.0, reserve_tokens=2020)
+    seen = view([late], running)
+    assert ours(PLAIN)(replace(seen, now_s=1.0)).admitted == ()
+    promoted = ours(PLAIN)(replace(seen, now_s=31.0))
+    assert promoted.admitted == (1,)
+    assert promoted.declined == ()

@@ -1,0 +1,67 @@
+"""What could be attained now: a request's earliest objective, and how much tighter one could be.
+
+Pure: asks the policy, or its pacing, about the same view with other objectives.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from specrouter.request.output import Feasible
+from specrouter.slo.admission import AdmissionPolicy
+from specrouter.slo.serve.load import Load, Prompt
+from specrouter.slo.serve.pacing import Pacing
+from specrouter.view import EngineView, RequestView
+
+
+def earliest_feasible(policy: AdmissionPolicy, view: EngineView, request: RequestView) -> Feasible:
+    """What the policy would admit a request with that came now, and alone: its own TPOT or the
+    least that is feasible, and the least TTFT beside that; to 5%."""
+
+    def admits(ttft_ms: float, tpot_ms: float | None) -> bool:
+        asked = replace(
+            request,
+            arrived_s=view.now_s,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            e2e_ms=None,
+            stages=(),
+            declined=False,
+        )
+        decided = policy(replace(view, waiting=(asked,)))
+        return asked.id in decided.admitted and asked.id not in decided.declined
+
+    patient_ms = 1e6
+    tpot_ms = min((stage.tpot_ms for stage in request.stages), default=request.tpot_ms)
+    if tpot_ms is not None:
+        tpot_ms = _least(lambda ms: admits(patient_ms, ms), tpot_ms, patient_ms)
+        if tpot_ms is None:
+            return Feasible()
+    return Feasible(_least(lambda ms: admits(ms, tpot_ms), 1.0, patient_ms), tpot_ms)
+
+
+def slack_of(pacing: Pacing, load: Load, prompt: Prompt) -> float:
+    """By which share of what is left the objectives of a request of the load could be tighter, so
+    that all are still in time; to 1/32."""
+    others = replace(load, prompts=tuple(one for one in load.prompts if one.id != prompt.id))
+    slack, step = 0.0, 0.5
+    while step >= 1 / 32:
+        left = 1.0 - slack - step
+        tighter = replace(
+            prompt, deadline_ms=prompt.deadline_ms * left, tpot_ms=prompt.tpot_ms * left
+        )
+        if pacing.is_in_time(others.joined([tighter])):
+            slack += step
+        step /= 2
+    return slack
+
+
+def _least(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+    """The least value that holds, to 5%, where larger ones do too; None: not even `high`."""
+    if holds(low):
+        return low
+    if not holds(high):
+        return None
+    while high > 1.05 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

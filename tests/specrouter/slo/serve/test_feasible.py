@@ -1,0 +1,84 @@
+"""What is named as feasible is admitted, and what is a little tighter is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specrouter.request.objective import Stage
+from specrouter.request.output import Feasible
+from specrouter.slo.admission import fcfs
+from specrouter.slo.serve.feasible import earliest_feasible, slack_of
+from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
+from specrouter.slo.serve.policy import slo, slos_serve
+from specrouter.slo.serve.requests import sorted_requests
+from tests.specrouter.slo.test_admission import request, view
+from tests.specrouter.slo_machines import OPT_7B
+
+PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
+DRAFTING = Speculative(OPT_7B, 0.7, 100.0)
+BUSY = [request(10 + each, row=each, left=0, tpot_ms=50.0) for each in range(4)]
+
+
+@pytest.mark.parametrize("make", [slo, slos_serve])
+@pytest.mark.parametrize("pacing", [PLAIN, DRAFTING])
+@pytest.mark.parametrize("running", [[], BUSY])
+def test_the_earliest_objective_is_admitted_and_an_earlier_one_is_not(
+    make: type, pacing: Pacing, running: list
+) -> None:  # type: ignore[type-arg]
+    policy = make(lambda view: pacing, 256)
+    asked = request(1, left=1500, tpot_ms=50.0, ttft_ms=60.0)
+    seen = view([asked], running)
+    assert 1 in policy(seen).declined
+    found = earliest_feasible(policy, seen, asked)
+    assert found.tpot_ms == 50.0
+    assert found.ttft_ms is not None
+
+    def admits(ttft_ms: float) -> bool:
+        return policy(view([replace(asked, ttft_ms=ttft_ms)], running)).admitted == (1,)
+
+    assert admits(found.ttft_ms)
+    assert (
+        not admits(found.ttft_ms / 1.06)
+        or 1 in policy(view([replace(asked, ttft_ms=found.ttft_ms / 1.06)], running)).declined
+    )
+
+
+def test_where_the_tpot_is_beyond_the_machine_the_least_one_is_named() -> None:
+    policy = slo(lambda view: PLAIN, 256)
+    asked = request(1, left=100, ttft_ms=500.0, stages=(Stage(1.0, until_tokens=5), Stage(90.0)))
+    found = earliest_feasible(policy, view([asked], []), asked)
+    assert found.tpot_ms == pytest.approx(OPT_7B.ms(1), rel=0.06)
+    assert found.ttft_ms is not None
+
+
+def test_without_a_tpot_only_a_ttft_is_named() -> None:
+    policy = slo(lambda view: PLAIN, 256)
+    asked = request(1, left=1500, ttft_ms=1.0)
+    found = earliest_feasible(policy, view([asked], []), asked)
+    assert found.tpot_ms is None
+    assert found.ttft_ms is not None
+    assert found.ttft_ms >= OPT_7B.ms(1500)
+
+
+def test_where_nothing_is_feasible_nothing_is_named() -> None:
+    policy = slo(lambda view: PLAIN, 256)
+    asked = request(1, left=100, tpot_ms=50.0, ttft_ms=500.0)
+    full = replace(view([asked], BUSY), free_rows=0)
+    assert earliest_feasible(policy, full, asked) == Feasible()
+    assert earliest_feasible(lambda seen: replace(fcfs(8)(seen), admitted=()), full, asked) == (
+        Feasible()
+    )
+
+
+@pytest.mark.parametrize("pacing", [PLAIN, DRAFTING])
+def test_slack_is_how_much_tighter_an_objective_could_be(pacing: Pacing) -> None:
+    def slack(ttft_ms: float, tpot_ms: float, running: list) -> float:  # type: ignore[type-arg]
+        asked = request(1, left=500, ttft_ms=ttft_ms, tpot_ms=tpot_ms)
+        found = sorted_requests(view([asked], running), pacing.times)
+        [prompt] = found.new
+        return slack_of(pacing, found.load.joined([prompt]), prompt)
+
+    assert slack(400.0, 60.0, []) < slack(1000.0, 100.0, []) < slack(4000.0, 1000.0, []) < 1.0
+    assert slack(1000.0, 100.0, BUSY) <= slack(1000.0, 100.0, [])
