@@ -6,6 +6,7 @@ import pytest
 
 from specrouter import SLO, SamplingParams, Speculation
 from specrouter.engine.view_builder import ViewBuilder
+from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.objective import resolve
 from specrouter.view import EngineView, Standing
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
@@ -78,7 +79,9 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
     bench: EngineBench,
 ) -> None:
     engine = bench.engine
-    views = ViewBuilder(bench.pool, engine._manager, engine._executor, engine.profiler)
+    views = ViewBuilder(
+        bench.pool, engine._manager, engine._executor, engine.profiler, OutputLengths()
+    )
 
     def performance(cycle: int, evaluated_at: int = -1) -> int:
         standing = Standing(evaluated_at=evaluated_at)

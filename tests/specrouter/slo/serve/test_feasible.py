@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from specrouter.request.objective import Stage
 from specrouter.request.output import Feasible
-from specrouter.slo.admission import fcfs
+from specrouter.slo.admission import AdmissionPolicy, fcfs
 from specrouter.slo.serve.feasible import earliest_feasible, slack_of
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import slo, slos_serve
 from specrouter.slo.serve.requests import sorted_requests
+from specrouter.view import RequestView
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 
@@ -25,8 +27,8 @@ BUSY = [request(10 + each, row=each, left=0, tpot_ms=50.0) for each in range(4)]
 @pytest.mark.parametrize("pacing", [PLAIN, DRAFTING])
 @pytest.mark.parametrize("running", [[], BUSY])
 def test_the_earliest_objective_is_admitted_and_an_earlier_one_is_not(
-    make: type, pacing: Pacing, running: list
-) -> None:  # type: ignore[type-arg]
+    make: Callable[..., AdmissionPolicy], pacing: Pacing, running: list[RequestView]
+) -> None:
     policy = make(lambda view: pacing, 256)
     asked = request(1, left=1500, tpot_ms=50.0, ttft_ms=60.0)
     seen = view([asked], running)
@@ -74,7 +76,7 @@ def test_where_nothing_is_feasible_nothing_is_named() -> None:
 
 @pytest.mark.parametrize("pacing", [PLAIN, DRAFTING])
 def test_slack_is_how_much_tighter_an_objective_could_be(pacing: Pacing) -> None:
-    def slack(ttft_ms: float, tpot_ms: float, running: list) -> float:  # type: ignore[type-arg]
+    def slack(ttft_ms: float, tpot_ms: float, running: list[RequestView]) -> float:
         asked = request(1, left=500, ttft_ms=ttft_ms, tpot_ms=tpot_ms)
         found = sorted_requests(view([asked], running), pacing.times)
         [prompt] = found.new
