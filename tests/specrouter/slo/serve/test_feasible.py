@@ -78,7 +78,7 @@ def test_where_nothing_is_feasible_nothing_is_named() -> None:
 def test_slack_is_how_much_tighter_an_objective_could_be(pacing: Pacing) -> None:
     def slack(ttft_ms: float, tpot_ms: float, running: list[RequestView]) -> float:
         asked = request(1, left=500, ttft_ms=ttft_ms, tpot_ms=tpot_ms)
-        found = sorted_requests(view([asked], running), pacing.times)
+        found = sorted_requests(view([asked], running), pacing.times, pacing.fastest_ms)
         [prompt] = found.new
         return slack_of(pacing, found.load.joined([prompt]), prompt)
 
