@@ -39,8 +39,7 @@ class RunningRequest:
         row: None while it waits.
         pace: of its output, by its stages.
         preemptions: rows that were taken from it.
-        is_declined: its objective will not be attained; it is served as if it had none, or
-            rejected.
+        is_declined: its objective will not be attained: it has none from now on, or it ends.
         feasible: what could have been attained instead, where that was asked.
 
     Raises `RequestError` where the tokens of the earlier attempt already end the text.
@@ -57,8 +56,7 @@ class RunningRequest:
         self.handle = handle
         self.row: int | None = None
         self.pace = Pace(spec.objective.stages if spec.objective else (), spec.generated)
-        self.preemptions = 0
-        self.is_declined = False
+        self.preemptions, self.is_declined = 0, False
         self.feasible: Feasible | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
@@ -87,15 +85,16 @@ class RunningRequest:
         if not self.produced_tokens:
             return self.spec
         params = self.spec.params
-        if self._prompt_logprobs is not None:  # they came with the first tokens
+        if self._prompt_logprobs:  # they came with the first tokens
             params = replace(params, prompt_logprobs=None)
         return replace(self.spec, generated=tuple(self._tokens), params=params)
 
     @property
     def rejects(self) -> bool:
         """Whether it ends where its objective will not be attained: nobody saw a token yet."""
-        rejects = self.objective is not None and self.objective.on_unattainable == "reject"
-        return rejects and not self.produced_tokens
+        if self.objective is None or self.produced_tokens:
+            return False
+        return self.objective.on_unattainable == "reject"
 
     @property
     def committed_tokens(self) -> int:
