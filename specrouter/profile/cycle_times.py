@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.profile.time_curve import ForwardTimes, TimeCurve
+from specrouter.request.params import Chain
 from statemgr.row_groups import READING_QUERIES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the last two
 _UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
 
 
@@ -96,6 +98,26 @@ def stage_ms(snapshot: PerformanceSnapshot, stage: str, places: NDArray[np.gener
     if curve is None:
         return np.zeros(places.shape)
     return curve.many(places.astype(np.float64), np.zeros(places.shape))
+
+
+def drafter_ms(
+    snapshot: PerformanceSnapshot,
+    workload: Workload,
+    chain: Chain,
+    depths: Ints,
+    widths: Ints,
+) -> Floats:
+    """Of the first model's steps for trees of these depths and widths, [O] each."""
+    name, target, wide = chain[0], chain[-1], workload.requests * widths
+    step = model_ms(snapshot, name, target, workload, wide)
+    if not snapshot.parameters.get(name, 1):  # its steps are all alike, and rank nothing
+        return np.asarray(depths * step)
+    first = np.full(1, workload.requests * _STEADY_LAG)
+    return np.asarray(
+        model_ms(snapshot, name, target, workload, first)
+        + (depths - 1) * step
+        + depths * stage_ms(snapshot, "draft", wide)
+    )
 
 
 def drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:

@@ -33,6 +33,7 @@ from specrouter.profile.acceptance import (
 )
 from specrouter.profile.cycle_times import (
     Workload,
+    drafter_ms,
     drafting_ms,
     model_ms,
     stage_ms,
@@ -48,7 +49,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _NODES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-_STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the last two
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class OptionGrid:
     def _find_levels_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, 1] all that comes before the target."""
         batch, target = workload.requests, self.chain[-1]
-        drafting = self._drafter_ms(snapshot, workload)
+        drafting = drafter_ms(snapshot, workload, self.chain, SHAPE_DEPTHS, SHAPE_WIDTHS)
         total = np.zeros(len(SHAPE_NODES))
         for index, name in enumerate(self.chain[1:-1], start=1):
             prefix = self.chain[:index]
@@ -200,20 +200,6 @@ class OptionGrid:
             total += judging + stage_ms(snapshot, "verify", places)
         total += drafting + drafting_ms(snapshot, workload.batch)
         return np.asarray(total)[:, None]
-
-    def _drafter_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
-        """[O] of the drafter's steps."""
-        name, target = self.chain[0], self.chain[-1]
-        wide = workload.requests * SHAPE_WIDTHS
-        step = model_ms(snapshot, name, target, workload, wide)
-        if not snapshot.parameters.get(name, 1):  # its steps are all alike, and rank nothing
-            return np.asarray(SHAPE_DEPTHS * step)
-        first = np.full(1, workload.requests * _STEADY_LAG)
-        return np.asarray(
-            model_ms(snapshot, name, target, workload, first)
-            + (SHAPE_DEPTHS - 1) * step
-            + SHAPE_DEPTHS * stage_ms(snapshot, "draft", wide)
-        )
 
     def _target_ms(self, snapshot: PerformanceSnapshot, workload: Workload) -> Floats:
         """[O, G], or [1, G] where it is the same for all shapes."""

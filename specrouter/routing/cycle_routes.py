@@ -6,7 +6,7 @@ gives this one cycle the trees that suit it. Used for one view, and thrown away.
 Not here: the rest of a plan (`specrouter.routing.planner`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -14,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import DraftShape, Option
+from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation, fitting_width
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
+from specrouter.routing.cycle_budget import CycleBudget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
-from specrouter.routing.route import Asked, Route, by_what_they_ask
+from specrouter.routing.route import Asked, Route, by_what_they_ask, nodes_of, route_ms
 from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
 from specrouter.slo.cycle_shape import Beside
-from specrouter.slo.tree_planner import Progress, TreePlanner
+from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
 
 Ints = NDArray[np.int64]
@@ -66,6 +68,7 @@ class CycleRoutes:
     requests: Mapping[int, RequestView]  # that decode, by row
     progress: Progress  # of the same
     depths: Mapping[int, int] = field(default_factory=dict)  # that may be drafted, by request's id
+    budget: CycleBudget = field(default_factory=CycleBudget)
     members: dict[Route, list[int]] = field(default_factory=dict)
     predicted: dict[Route, Option] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -78,7 +81,47 @@ class CycleRoutes:
                 held |= self._route_named(asked, held)
             else:
                 held |= self._route_scheduled(asked.key, asked.requests, held)
+        if self.budget != CycleBudget():
+            self._cut()
         self._foresee()
+
+    def _cut(self) -> None:
+        """To what the budget allows."""
+        for route, cut in self.budget.cut(self.members, self._whole_nodes, self._ms).items():
+            if cut != route:
+                self.members.setdefault(cut, []).extend(self.members.pop(route))
+                self.predicted.pop(route, None)
+
+    def _whole_nodes(self, route: Route) -> int:
+        """Of a request's tree, if all of it is verified: each intermediate may lengthen a path."""
+        if len(route.chain) == 1 or not (route.whole or self.scheduler.verifies_whole):
+            return 0
+        return nodes_of(route) + len(route.chain) - 2
+
+    def _ms(self, shares: Sequence[tuple[Route, int]]) -> float:
+        """Predicted of a cycle of routes of so many requests, with the nodes that their options
+        mean to verify."""
+        snapshot, target = self.view.performance, self.scheduler.target
+        work = workload_of(list(self.requests.values()), with_lags=False)
+        nodes, levels_ms = 0, 0.0
+        for route, count in shares:
+            if len(route.chain) > 1:
+                planned = route.shape.nodes or nodes_of(route)
+                nodes += count * (self._whole_nodes(route) or min(planned, nodes_of(route)))
+                levels_ms += route_ms(snapshot, replace(work, requests=count), route)
+        if self.budget.nodes is not None:
+            nodes = min(nodes, self.budget.nodes)
+        alone = outcome_of(snapshot, (target,), work.requests, work.sampled)
+        factor, before_ms = snapshot.machine * alone.time, self.catch_up.ms
+        cost = cycle_cost(
+            snapshot,
+            work,
+            target,
+            snapshot.machine * levels_ms + before_ms,
+            self.prefill.tokens,
+            factor,
+        )
+        return cost.whole_ms(nodes)
 
     def _route_named(self, asked: Asked, held: frozenset[str]) -> frozenset[str]:
         """Of requests that name their chain, or want none. Returns the models in use."""

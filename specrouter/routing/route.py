@@ -4,11 +4,21 @@ Not here: which route requests get (`specrouter.routing.planner`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 
 from specrouter.cycle import ChainGroup, DraftShape, Option
+from specrouter.profile.cycle_times import (
+    Workload,
+    drafter_ms,
+    drafting_ms,
+    model_ms,
+    stage_ms,
+)
+from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain, Speculation
 from specrouter.view import SCHEDULED, Override, RequestView
 
@@ -32,6 +42,25 @@ class Route(NamedTuple):
             self.branching,
             predicted,
         )
+
+
+def nodes_of(route: Route) -> int:
+    """That are drafted of a request's tree."""
+    if route.branching is None:
+        return route.shape.depth * route.shape.width
+    return sum(accumulate(route.branching, mul))
+
+
+def route_ms(snapshot: PerformanceSnapshot, workload: Workload, route: Route) -> float:
+    """Of all that comes before the target's pass, on a quiet machine."""
+    chain, shape = route.chain, route.shape
+    depths, widths = np.array([shape.depth]), np.array([shape.width])
+    total = float(drafter_ms(snapshot, workload, chain, depths, widths)[0])
+    places = np.array([workload.requests * (1 + nodes_of(route))])
+    for name in chain[1:-1]:
+        total += float(model_ms(snapshot, name, chain[-1], workload, places)[0])
+        total += float(stage_ms(snapshot, "verify", places)[0])
+    return total + drafting_ms(snapshot, workload.batch)
 
 
 class Asked(NamedTuple):

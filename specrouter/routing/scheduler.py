@@ -118,7 +118,7 @@ class ModelChainScheduler:
         self.candidates = tuple(chain for chain in chains if self.fit(chain))
         self._parameters = parameters
         self._only_paths = only_paths or rejection
-        self._rejection = rejection
+        self.verifies_whole = rejection  # no selector is asked
         self._whole_trees = whole_trees or rejection
 
     def choose(
@@ -178,7 +178,7 @@ class ModelChainScheduler:
         return Limits(
             depth or config.depth,
             1 if self._only_paths else width or config.width,
-            None if self._rejection else config.nodes,
+            None if self.verifies_whole else config.nodes,
             whole_trees=self._whole_trees,
         )
 

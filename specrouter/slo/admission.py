@@ -20,7 +20,7 @@ from specrouter.view import EngineView, RequestView
 class Admission:
     """What a cycle does for whom. `fcfs` gives the first three.
 
-    The engine and the simulator follow all but the budgets.
+    The engine and the simulator follow all of it: the planner is the same.
 
     Attributes:
         admitted: ids, in the order in which they are given rows.

@@ -1,0 +1,93 @@
+"""CycleBudget: what the trees of one cycle may cost, and shapes that cost no more.
+
+Admission plans a cycle's prompts and tokens together, and leaves so many nodes and so much time to
+drafts. All routes of a cycle are cut alike: to the deepest trees that fit, first of their width,
+then of width 1; where none fit, the target decodes alone, which is always allowed.
+
+Pure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specrouter.cycle import Candidates, TreeSelector
+from specrouter.routing.route import Route
+from specrouter.slo.tree_selection import Bools, CycleCost, Ints, global_greedy
+
+Cut = dict[Route, Route]  # routes, and what becomes of each
+
+
+@dataclass(frozen=True)
+class CycleBudget:
+    """`nodes`: that the target may verify; `ms`: that the cycle may take. None: without bound."""
+
+    nodes: int | None = None
+    ms: float | None = None
+
+    def cut(
+        self,
+        members: Mapping[Route, Sequence[int]],
+        whole_nodes: Callable[[Route], int],
+        ms: Callable[[Sequence[tuple[Route, int]]], float],
+    ) -> Cut:
+        """What becomes of the routes.
+
+        Args:
+            members: rows of each.
+            whole_nodes: of one request's tree, where all of it is verified; 0 where a selector
+                picks.
+            ms: predicted of a cycle of routes of so many requests.
+        """
+        for cut in _cuts(list(members)):
+            shares = [(cut[route], len(rows)) for route, rows in members.items()]
+            nodes = sum(count * whole_nodes(route) for route, count in shares)
+            if self.nodes is not None and nodes > self.nodes:
+                continue
+            is_alone = all(len(route.chain) == 1 for route in cut.values())
+            if self.ms is None or is_alone or ms(shares) <= self.ms:
+                return cut
+        raise AssertionError("the target alone verifies no node")
+
+    def nodes_within(self, cost: CycleCost, wanted: int) -> int:
+        """So many nodes, or as many as may be verified in a cycle of this cost."""
+        most = wanted if self.nodes is None else min(wanted, self.nodes)
+        if self.ms is None:
+            return most
+        fit = int(np.searchsorted(cost.ms + cost.prompt_ms, self.ms, side="right")) - 1
+        return max(0, min(most, fit))
+
+
+def bounded(selector: TreeSelector, most: int) -> TreeSelector:
+    """The selector, of whose choice no more than the likeliest `most` nodes are left, those of
+    whole trees included."""
+
+    def select(rows: Ints, candidates: Candidates, aside: int) -> Bools:
+        chosen, left = selector(rows, candidates, aside), max(0, most - aside)
+        if int(chosen.sum()) <= left:
+            return chosen
+        worth = np.where(chosen, candidates.worth, 0.0)
+        return global_greedy(replace(candidates, worth=worth), left)
+
+    return select
+
+
+def _cuts(routes: Sequence[Route]) -> Iterator[Cut]:
+    """As they are, then ever smaller trees, at last none."""
+    yield {route: route for route in routes}
+    drafting = [route for route in routes if len(route.chain) > 1]
+    deepest = max((route.shape.depth for route in drafting), default=0)
+    widest = max((route.shape.width for route in drafting), default=1)
+    for depth in range(deepest, 0, -1):
+        for width in (widest, 1) if widest > 1 else (1,):
+            yield {route: _within(route, depth, width) for route in routes}
+    yield {route: Route(route.chain[-1:]) for route in routes}
+
+
+def _within(route: Route, depth: int, width: int) -> Route:
+    shape = route.shape
+    if len(route.chain) == 1 or (shape.depth <= depth and shape.width <= width):
+        return route
+    cut = replace(shape, depth=min(shape.depth, depth), width=min(shape.width, width))
+    return route._replace(shape=cut, branching=None)
