@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specrouter.cycle import Candidates, ChainGroup, DraftShape
 from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.request.params import Speculation
+from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.cycle_budget import CycleBudget, bounded
 from specrouter.routing.planner import Plan
 from specrouter.routing.route import Route, nodes_of, route_ms
@@ -31,7 +32,13 @@ HOW: dict[str, dict[str, Any]] = {
     "a chain of three": {"policy": "static", "chain": TRIPLE, "depth": 5, "width": 2},
     "spec-8": {"policy": "ssd-smallest", "depth": 8, "width": 1},
 }
-OVERRIDES = (None, "off", Speculation(PAIR, 4, 4), Speculation(depth=2), Speculation(TRIPLE, 3))
+OVERRIDES: tuple[SpeculationOverride, ...] = (
+    None,
+    "off",
+    Speculation(PAIR, 4, 4),
+    Speculation(depth=2),
+    Speculation(TRIPLE, 3),
+)
 budgets = st.none() | st.integers(0, 80)
 times = st.none() | st.floats(1.0, 400.0)
 
