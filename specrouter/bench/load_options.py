@@ -114,7 +114,7 @@ class LoadOptions:
             if name not in POLICIES:
                 known = ", ".join(POLICIES)
                 raise ConfigError("--policy", f"{name!r} is none of {known}")
-            if POLICIES[name].admission not in get_args(AdmissionName) and self.simulate is None:
+            if self.simulate is None and not POLICIES[name].is_live:
                 reason = f"{name!r} admits as no engine here does: give --simulate"
                 raise ConfigError("--policy", reason)
         if self.policy is not None and len(set(self.policy)) < len(self.policy):

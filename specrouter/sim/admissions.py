@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
+from specrouter.config import AdmissionName
 from specrouter.sim.machine import Machine
 from specrouter.sim.text import SimulatedTexts
 from specrouter.slo.admission import AdmissionPolicy, fcfs
 from specrouter.slo.baseline_admission import decode_first, prefill_first
-from specrouter.slo.policies import AdmissionName
+from specrouter.slo.policies import BaselineAdmission
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import slo, slos_serve
@@ -18,7 +19,10 @@ _MARGIN = 0.1
 
 
 def admission_of(
-    name: AdmissionName, machine: Machine, texts: SimulatedTexts, batch_tokens: int | None = None
+    name: AdmissionName | BaselineAdmission,
+    machine: Machine,
+    texts: SimulatedTexts,
+    batch_tokens: int | None = None,
 ) -> AdmissionPolicy:
     """`batch_tokens`: of Sarathi-Serve's batches; None: the machine's chunk."""
     chunk = machine.prefill_chunk
@@ -31,7 +35,7 @@ def admission_of(
         pacing = Amortized(_pacing(machine, texts), chunk)
         return lambda view: pacing
 
-    made: Mapping[AdmissionName, Callable[[], AdmissionPolicy]] = {
+    made: Mapping[AdmissionName | BaselineAdmission, Callable[[], AdmissionPolicy]] = {
         "fcfs": lambda: fcfs(chunk),
         "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
         "decode-first": lambda: decode_first(batch_tokens or chunk),

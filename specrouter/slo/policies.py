@@ -12,14 +12,13 @@ Sources: AdaServe (EuroSys '26), sections 5.2, 6.1 and 6.3; SLOs-Serve (arXiv 25
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from specrouter.config import Selection
+from specrouter.config import AdmissionName, Selection
 from specrouter.slo.serve.prefill_budget import MOST_SPECULATED
 
-# `prefill-first`, `decode-first`: `specrouter.slo.baseline_admission`; the last two:
-# `specrouter.slo.serve.policy`.
-AdmissionName = Literal["fcfs", "prefill-first", "decode-first", "slos-serve", "slo"]
+# Of baselines: `specrouter.slo.baseline_admission`. No engine can be configured with them.
+BaselineAdmission = Literal["prefill-first", "decode-first"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,16 @@ class RouterPolicy:
     selection: Selection
     shape: Literal["adaptive", "adaserve", "fixed", "static"] = "adaptive"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    admission: AdmissionName = "fcfs"
+    admission: AdmissionName | BaselineAdmission = "fcfs"
     is_published: bool = False
 
+    @property
+    def is_live(self) -> bool:
+        """Can an engine run it?"""
+        return self.admission in get_args(AdmissionName)
 
-def _chain(depth: int, admission: AdmissionName = "fcfs") -> RouterPolicy:
+
+def _chain(depth: int, admission: AdmissionName | BaselineAdmission = "fcfs") -> RouterPolicy:
     """Always speculates, as AdaServe's baseline vLLM-Spec does."""
     settings = {"depth": depth, "width": 1}
     return RouterPolicy("ssd-smallest", "whole", "fixed", settings, admission)

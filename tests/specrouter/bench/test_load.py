@@ -118,6 +118,16 @@ def point(output_tokens: int = 8) -> Point:
     return Point(1.0, 0.5, 1.0, tuple(arrivals))
 
 
+def test_a_name_brings_its_admission_and_one_that_no_engine_has_is_refused() -> None:
+    router = FakeRouter()
+    for name in ("slo", "slos-serve", "goodput"):
+        OwnService(router).use(name)
+    assert [one["admission"] for _, one, _ in router.used] == ["slo", "slos-serve", "fcfs"]
+    with pytest.raises(ConfigError, match="'vllm' admits as no engine here does"):
+        LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",))
+    LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",), simulate=0.7)
+
+
 def test_objectives_are_ratios_times_the_measured_baseline() -> None:
     router = FakeRouter()
     found = load_bench(router, policy=("target-only", "goodput")).run([point()])
