@@ -25,14 +25,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
-COMMANDS = ("serve", "check", "generate", "inflate", "bench chains", "bench load")
+COMMANDS = (
+    "serve", "check", "generate", "inflate", "bench chains", "bench load", "bench figures",
+)  # fmt: skip
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-_COMMAND = re.compile(r"\bspecrouter (serve|check|generate|inflate|bench chains|bench load)\b(.*)")
+_COMMAND = re.compile(
+    r"\bspecrouter (serve|check|generate|inflate|bench (?:chains|load|figures))\b(.*)"
+)
 
 
 def identity(page: Path) -> str:
