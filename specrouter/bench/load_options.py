@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from modelpool.errors import ConfigError
 from specrouter.bench.output_file import check_json
-from specrouter.config import AdmissionName
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
