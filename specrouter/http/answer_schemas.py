@@ -21,6 +21,13 @@ class Loose(Described):
     model_config = ConfigDict(extra="allow")
 
 
+class FeasibleObjective(Described):
+    ttft_ms: float | None
+    """Time to the first token, in milliseconds; null: not known."""
+    tpot_ms: float | None
+    """Mean time of an output token after the first, in milliseconds; null: not known."""
+
+
 class ErrorDetails(Described):
     message: str
     """What is wrong, in words."""
@@ -30,6 +37,8 @@ class ErrorDetails(Described):
     """The field that is wrong, as a path such as `messages[0].content`."""
     code: str | None
     """A word for programs, such as `context_length_exceeded`."""
+    feasible: FeasibleObjective | None = None
+    """With `slo_unattainable`: the earliest objective that could have been attained."""
 
 
 class ErrorAnswer(Described):

@@ -12,12 +12,18 @@ from starlette.responses import JSONResponse, Response
 
 
 def error_payload(
-    status: int, message: str, param: str | None = None, code: str | None = None
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """`details`: further keys of the error."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     # A field's name may hold half a surrogate pair, which UTF-8 cannot.
     message, param = _encodable(message), None if param is None else _encodable(param)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"error": {**error, **(details or {})}}
 
 
 def error_response(

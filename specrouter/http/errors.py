@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -27,7 +27,7 @@ from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.request_fields import SpeculationRequest
 from specrouter.http.unserved import no_such_method, no_such_path
 from specrouter.request.errors import OverloadedError, UnavailableError
-from specrouter.request.output import RequestOutput
+from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
@@ -51,6 +51,8 @@ class Failure:
     Attributes:
         param: the field that is to blame, if one is.
         is_final: nothing is gained by asking again, which OpenAI's clients do after 408 and 5xx.
+        retry_after_s: when asking again may help, if that is known.
+        details: further keys of the error.
     """
 
     status: int
@@ -58,17 +60,23 @@ class Failure:
     message: str
     is_final: bool
     param: str | None = None
+    retry_after_s: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def headers(self) -> dict[str, str]:
-        return {SHOULD_RETRY_HEADER: "false"} if self.is_final else {}
+        if self.is_final:
+            return {SHOULD_RETRY_HEADER: "false"}
+        return {} if self.retry_after_s is None else _retry_after(self.retry_after_s)
 
     def payload(self) -> dict[str, Any]:
-        return error_payload(self.status, self.message, self.param, self.code)
+        return error_payload(self.status, self.message, self.param, self.code, self.details)
 
 
 def failure_of(output: RequestOutput) -> Failure | None:
     """None for a text that ended as texts do."""
+    if output.error_field == "unattainable":
+        return _rejection(output)
     if output.finish_reason == "error" and output.error_field is not None:
         message = f"{output.error_field}: {output.error}"
         return Failure(400, "invalid_value", message, True, output.error_field)
@@ -84,6 +92,28 @@ def failure_of(output: RequestOutput) -> Failure | None:
             503, "shutting_down", "the service has stopped before the text was done", False
         )
     return None
+
+
+def _rejection(output: RequestOutput) -> Failure:
+    """Waiting helps where the first token would come too late: others are served meanwhile."""
+    objective, feasible = output.metrics.objective, output.feasible or Feasible()
+    asked_ms = None if objective is None else objective.ttft_ms
+    late_ms = 0.0
+    if asked_ms is not None and feasible.ttft_ms is not None:
+        late_ms = feasible.ttft_ms - asked_ms
+    return Failure(
+        503,
+        "slo_unattainable",
+        f"slo: {output.error}",
+        is_final=late_ms <= 0,
+        param="slo",
+        retry_after_s=late_ms / 1000,
+        details={"feasible": asdict(feasible)},
+    )
+
+
+def _retry_after(delay_s: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(delay_s)))}
 
 
 class UnknownModelError(Exception):
@@ -139,7 +169,7 @@ def _add_server_errors(app: FastAPI) -> None:
     @app.exception_handler(OverloadedError)
     async def overloaded(request: Request, error: OverloadedError) -> Response:
         count_refusal(request.app, "overloaded")
-        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        retry = _retry_after(error.retry_after_s)
         return error_response(503, str(error), code="overloaded", headers=retry)
 
     @app.exception_handler(UnavailableError)

@@ -27,7 +27,8 @@ _REASONS = {
     408: "The request's time was up",
     413: "The body is too large",
     500: "The generation failed",
-    503: "Too many requests wait, or the service is stopping; see `Retry-After`",
+    503: "Too many requests wait, the objective cannot be attained, or the service stops; see "
+    "`Retry-After`",
 }
 _EVERY_BODY = (400, 401, 413)
 _GENERATION = (*_EVERY_BODY, 404, 408, 500, 503)

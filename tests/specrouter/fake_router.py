@@ -36,8 +36,8 @@ from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import TreeKey
 from specrouter.request.lanes import Lanes
-from specrouter.request.objective import SloLike, resolve
-from specrouter.request.output import FinishReason
+from specrouter.request.objective import Objective, SloLike, resolve
+from specrouter.request.output import Feasible, FinishReason
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import ChainDecision
@@ -140,7 +140,8 @@ class FakeRouter:
     request's last sample with that failure. `crash`: raises in mid-stream, as no router should.
     `refuses`: what it says to every request. `ends`: how texts end. `server`: its configuration.
     `silent`: how many samples of a prompt, the last ones, end without a token. `runs`: what every
-    sample says. `refuses_structures`: sources that cannot be compiled.
+    sample says. `refuses_structures`: sources that cannot be compiled. `rejects`: what is feasible
+    instead of the objectives that it cannot attain, for the last so many `rejected` samples.
     """
 
     def __init__(
@@ -157,6 +158,8 @@ class FakeRouter:
         tokenizer: Any = None,
         runs: Sequence[tuple[str, list[int]]] | None = None,
         refuses_structures: Collection[str] = (),
+        rejects: Feasible | None = None,
+        rejected: int = 1,
     ) -> None:
         self._runs, self._refuses_structures = runs or RUNS, refuses_structures
         self.pool = SimpleNamespace(
@@ -184,6 +187,8 @@ class FakeRouter:
         self._refuses = refuses
         self._ends, self._stop_reason = ends, stop_reason
         self._silent = silent
+        self._rejects, self._rejected = rejects, rejected
+        self._objective: Objective | None = None  # of the last call
 
     def __enter__(self) -> FakeRouter:
         return self
@@ -264,7 +269,8 @@ class FakeRouter:
         for name in getattr(speculation, "chain", None) or ():
             if name not in self.pool.names:
                 raise RequestError("speculation.chain", f"{name!r} is not in the pool")
-        resolve(slo, self.slo_classes, lambda: BASELINE_TPOT_MS)  # refuses what a router refuses
+        # It refuses what a router refuses.
+        self._objective = resolve(slo, self.slo_classes, lambda: BASELINE_TPOT_MS)
         self.calls.append((prompt, params, speculation))
         self.slos.append(slo)
 
@@ -273,8 +279,25 @@ class FakeRouter:
         samples = [self._sample(params, index, prompt) for index in reversed(range(params.n))]
         for sample in samples[: self._silent]:
             sample[:] = [without_tokens(sample[-1])]
+        if self._rejects is not None:
+            for sample in samples[: self._rejected]:
+                sample[:] = [self._rejection(sample[-1], self._rejects)]
         turns = itertools.zip_longest(*samples)
         return [delta for turn in turns for delta in turn if delta is not None]
+
+    def _rejection(self, last: Delta, feasible: Feasible) -> Delta:
+        delta = without_tokens(last)
+        assert delta.output is not None
+        metrics = replace(METRICS, objective=self._objective, attained=False)
+        output = replace(
+            delta.output,
+            finish_reason="error",
+            error="the objective cannot be attained",
+            error_field="unattainable",
+            feasible=feasible,
+            metrics=metrics,
+        )
+        return replace(delta, finish_reason="error", output=output)
 
     def _sample(self, params: Any, index: int, prompt: str | Sequence[int]) -> list[Delta]:
         def logprobs(ids: Sequence[int]) -> list[TokenLogprobs] | None:
