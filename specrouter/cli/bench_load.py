@@ -21,6 +21,7 @@ def add_bench_load(what: Commands) -> None:
     add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
     parser.set_defaults(config=None)  # to tell whether it is given
     _add_load_arrivals(parser)
+    _add_load_objectives(parser)
     _add_load_lengths(parser)
     _add_load_runs(parser)
     add_outputs(parser, "a run over time; of a sweep also FILE-rate.png, -urgent.png, -slo.png")
@@ -42,15 +43,6 @@ def _add_load_arrivals(parser: argparse.ArgumentParser) -> None:
         "datasets of SpecRouter's evaluation, without objectives",
     )  # fmt: skip
     parser.add_argument(
-        "--e2e-ms", type=float, metavar="MS",
-        help="objective: time to the last token of every request, beside the trace's objectives",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ttft-slowdown", type=float, metavar="F",
-        help="objective: time to the first token of every request, as so many times that of a "
-        "prompt of its length alone",
-    )  # fmt: skip
-    parser.add_argument(
         "--scale", type=float, nargs="+", default=[1.0], metavar="X",
         help="times the gaps between requests: 2 halves the rate (default: 1); several are a sweep",
     )  # fmt: skip
@@ -61,6 +53,18 @@ def _add_load_arrivals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--urgent-share", type=float, nargs="+", default=[], metavar="SHARE",
         help="of the category with the tightest objective, redrawn (default: the trace's)",
+    )  # fmt: skip
+
+
+def _add_load_objectives(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--e2e-ms", type=float, metavar="MS",
+        help="objective: time to the last token of every request, beside the trace's objectives",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ttft-slowdown", type=float, metavar="F",
+        help="objective: time to the first token of every request, as so many times that of a "
+        "prompt of its length alone",
     )  # fmt: skip
     parser.add_argument(
         "--slo-scale", type=float, nargs="+", default=[1.0], metavar="F",
