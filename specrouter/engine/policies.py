@@ -85,8 +85,8 @@ def admission_of(name: AdmissionName, engine: EngineConfig, target: str) -> Admi
         return fcfs(chunk)
     pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
     if name == "slos-serve":
-        return slos_serve(pacing, chunk)
-    return slo(amortized(pacing, chunk), chunk)
+        return slos_serve(pacing, chunk, tells_slack=True)
+    return slo(amortized(pacing, chunk), chunk, tells_slack=True)
 
 
 class PolicyRegistry:

@@ -1,4 +1,4 @@
-"""CycleBudget: what the trees of one cycle may cost, and shapes that cost no more.
+"""What the trees of one cycle may cost (`Admission`), and shapes that cost no more.
 
 Admission plans a cycle's prompts and tokens together, and leaves so many nodes and so much time to
 drafts. All routes of a cycle are cut alike: to the deepest trees that fit, first of their width,
@@ -8,55 +8,51 @@ Pure.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from specrouter.cycle import Candidates, TreeSelector
 from specrouter.routing.route import Route
+from specrouter.slo.admission import Admission
 from specrouter.slo.tree_selection import Bools, CycleCost, Ints, global_greedy
 
 Cut = dict[Route, Route]  # routes, and what becomes of each
 
 
-@dataclass(frozen=True)
-class CycleBudget:
-    """`nodes`: that the target may verify; `ms`: that the cycle may take. None: without bound."""
+def cut_to_budget(
+    admission: Admission,
+    members: Mapping[Route, Sequence[int]],
+    whole_nodes: Callable[[Route], int],
+    ms: Callable[[Sequence[tuple[Route, int]]], float],
+) -> Cut:
+    """What becomes of the routes.
 
-    nodes: int | None = None
-    ms: float | None = None
+    Args:
+        members: rows of each.
+        whole_nodes: of one request's tree, where all of it is verified; 0 where a selector picks.
+        ms: predicted of a cycle of routes of so many requests.
+    """
+    most, most_ms = admission.budget_nodes, admission.budget_ms
+    for cut in _cuts(list(members)):
+        shares = [(cut[route], len(rows)) for route, rows in members.items()]
+        nodes = sum(count * whole_nodes(route) for route, count in shares)
+        if most is not None and nodes > most:
+            continue
+        is_alone = all(len(route.chain) == 1 for route in cut.values())
+        if most_ms is None or is_alone or ms(shares) <= most_ms:
+            return cut
+    raise AssertionError("the target alone verifies no node")
 
-    def cut(
-        self,
-        members: Mapping[Route, Sequence[int]],
-        whole_nodes: Callable[[Route], int],
-        ms: Callable[[Sequence[tuple[Route, int]]], float],
-    ) -> Cut:
-        """What becomes of the routes.
 
-        Args:
-            members: rows of each.
-            whole_nodes: of one request's tree, where all of it is verified; 0 where a selector
-                picks.
-            ms: predicted of a cycle of routes of so many requests.
-        """
-        for cut in _cuts(list(members)):
-            shares = [(cut[route], len(rows)) for route, rows in members.items()]
-            nodes = sum(count * whole_nodes(route) for route, count in shares)
-            if self.nodes is not None and nodes > self.nodes:
-                continue
-            is_alone = all(len(route.chain) == 1 for route in cut.values())
-            if self.ms is None or is_alone or ms(shares) <= self.ms:
-                return cut
-        raise AssertionError("the target alone verifies no node")
-
-    def nodes_within(self, cost: CycleCost, wanted: int) -> int:
-        """So many nodes, or as many as may be verified in a cycle of this cost."""
-        most = wanted if self.nodes is None else min(wanted, self.nodes)
-        if self.ms is None:
-            return most
-        fit = int(np.searchsorted(cost.ms + cost.prompt_ms, self.ms, side="right")) - 1
-        return max(0, min(most, fit))
+def nodes_within(admission: Admission, cost: CycleCost, wanted: int) -> int:
+    """So many nodes, or as many as may be verified in a cycle of this cost."""
+    nodes, ms = admission.budget_nodes, admission.budget_ms
+    most = wanted if nodes is None else min(wanted, nodes)
+    if ms is None:
+        return most
+    fit = int(np.searchsorted(cost.ms + cost.prompt_ms, ms, side="right")) - 1
+    return max(0, min(most, fit))
 
 
 def bounded(selector: TreeSelector, most: int) -> TreeSelector:

@@ -18,10 +18,11 @@ from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation, fitting_width
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
-from specrouter.routing.cycle_budget import CycleBudget
+from specrouter.routing.cycle_budget import cut_to_budget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
 from specrouter.routing.route import Asked, Route, by_what_they_ask, nodes_of, route_ms
 from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
+from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
@@ -67,8 +68,7 @@ class CycleRoutes:
     prefill: Prefill
     requests: Mapping[int, RequestView]  # that decode, by row
     progress: Progress  # of the same
-    depths: Mapping[int, int] = field(default_factory=dict)  # that may be drafted, by request's id
-    budget: CycleBudget = field(default_factory=CycleBudget)
+    admission: Admission
     members: dict[Route, list[int]] = field(default_factory=dict)
     predicted: dict[Route, Option] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -81,13 +81,14 @@ class CycleRoutes:
                 held |= self._route_named(asked, held)
             else:
                 held |= self._route_scheduled(asked.key, asked.requests, held)
-        if self.budget != CycleBudget():
+        if self.admission.has_budget:
             self._cut()
         self._foresee()
 
     def _cut(self) -> None:
         """To what the budget allows."""
-        for route, cut in self.budget.cut(self.members, self._whole_nodes, self._ms).items():
+        cuts = cut_to_budget(self.admission, self.members, self._whole_nodes, self._ms)
+        for route, cut in cuts.items():
             if cut != route:
                 self.members.setdefault(cut, []).extend(self.members.pop(route))
                 self.predicted.pop(route, None)
@@ -109,8 +110,8 @@ class CycleRoutes:
                 planned = route.shape.nodes or nodes_of(route)
                 nodes += count * (self._whole_nodes(route) or min(planned, nodes_of(route)))
                 levels_ms += route_ms(snapshot, replace(work, requests=count), route)
-        if self.budget.nodes is not None:
-            nodes = min(nodes, self.budget.nodes)
+        if self.admission.budget_nodes is not None:
+            nodes = min(nodes, self.admission.budget_nodes)
         alone = outcome_of(snapshot, (target,), work.requests, work.sampled)
         factor, before_ms = snapshot.machine * alone.time, self.catch_up.ms
         cost = cycle_cost(
@@ -162,7 +163,7 @@ class CycleRoutes:
         found: dict[tuple[int, int | None], tuple[Option, list[int]]] = {}
         for row, option in drafting.options(requests, main, later, alone).items():
             if row not in waiting:
-                cap = self.depths.get(requests[row].id)
+                cap = self.admission.depths.get(requests[row].id)
                 found.setdefault((id(option), cap), (option, []))[1].append(row)
         for (_, cap), (option, rows) in found.items():
             route = self._route(key, option, decision, cap)

@@ -19,7 +19,7 @@ from specrouter.cycle import (
 )
 from specrouter.profile.snapshot import outcome_of
 from specrouter.routing.catch_up import CycleCatchUp
-from specrouter.routing.cycle_budget import CycleBudget, bounded
+from specrouter.routing.cycle_budget import bounded, nodes_within
 from specrouter.routing.cycle_routes import CycleRoutes, Prefill
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import CycleDecisions, rows_of_mode, workload_of
@@ -104,8 +104,7 @@ class Planner:
             prefill,
             requests,
             progress_of(requests, view.standing.waited),
-            admission.depths,
-            CycleBudget(admission.budget_nodes, admission.budget_ms),
+            admission,
         )
         routes.find()
         return routes
@@ -156,10 +155,10 @@ class Planner:
             prompt_tokens,
             snapshot.machine * alone.time,
         )
-        within = routes.budget.nodes_within(cost, len(cost.ms) - 1)
+        within = nodes_within(routes.admission, cost, len(cost.ms) - 1)
         budget_nodes = min(budget_nodes, within)
         selector = self.trees.selector(routes.progress, cost, budget_nodes)
-        if routes.budget != CycleBudget():
+        if routes.admission.has_budget:
             selector = bounded(selector, within)
         return selector, budget_nodes
 

@@ -50,6 +50,10 @@ class Admission:
     budget_ms: float | None = None
     slack: Mapping[int, float] = field(default_factory=dict)
 
+    @property
+    def has_budget(self) -> bool:
+        return not (self.budget_nodes is None and self.budget_ms is None)
+
 
 AdmissionPolicy = Callable[[EngineView], Admission]
 

@@ -41,10 +41,10 @@ def earliest_feasible(policy: AdmissionPolicy, view: EngineView, request: Reques
 
 def slack_of(pacing: Pacing, load: Load, prompt: Prompt) -> float:
     """By which share of what is left the objectives of a request of the load could be tighter, so
-    that all are still in time; to 1/32."""
+    that all are still in time; to 1/8."""
     others = replace(load, prompts=tuple(one for one in load.prompts if one.id != prompt.id))
     slack, step = 0.0, 0.5
-    while step >= 1 / 32:
+    while step >= 1 / 8:
         left = 1.0 - slack - step
         tighter = replace(
             prompt, deadline_ms=prompt.deadline_ms * left, tpot_ms=prompt.tpot_ms * left

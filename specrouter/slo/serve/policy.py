@@ -37,25 +37,41 @@ _SHARE = 8  # of a batch, of which a promoted prompt reads one
 _LEAST_CHUNK = 16
 
 
-def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> AdmissionPolicy:
-    """As published. `prefill_chunk`: of `fcfs`, where nobody has an objective."""
-    return _policy(pacing_of, prefill_chunk, math.inf, is_final=True)
+def slos_serve(
+    pacing_of: PacingOf, prefill_chunk: int, tells_slack: bool = False
+) -> AdmissionPolicy:
+    """As published.
+
+    Args:
+        prefill_chunk: of `fcfs`, where nobody has an objective.
+        tells_slack: of those whom it admits, which takes milliseconds each.
+    """
+    return _policy(pacing_of, prefill_chunk, math.inf, True, tells_slack)
 
 
-def slo(pacing_of: PacingOf, prefill_chunk: int, patience_ms: float = 30_000.0) -> AdmissionPolicy:
+def slo(
+    pacing_of: PacingOf,
+    prefill_chunk: int,
+    patience_ms: float = 30_000.0,
+    tells_slack: bool = False,
+) -> AdmissionPolicy:
     """Ours. `patience_ms`: after which a best-effort request is promoted."""
-    return _policy(pacing_of, prefill_chunk, patience_ms, is_final=False)
+    return _policy(pacing_of, prefill_chunk, patience_ms, False, tells_slack)
 
 
 def _policy(
-    pacing_of: PacingOf, prefill_chunk: int, patience_ms: float, is_final: bool
+    pacing_of: PacingOf,
+    prefill_chunk: int,
+    patience_ms: float,
+    is_final: bool,
+    tells_slack: bool,
 ) -> AdmissionPolicy:
     without_objectives = fcfs(prefill_chunk)
 
     def policy(view: EngineView) -> Admission:
         if not any(map(has_objective, (*view.running, *view.waiting))):
             return without_objectives(view)
-        return _Decision(view, pacing_of(view), patience_ms, is_final).admission()
+        return _Decision(view, pacing_of(view), patience_ms, is_final, tells_slack).admission()
 
     return policy
 
@@ -68,6 +84,7 @@ class _Decision:
     pacing: Pacing
     patience_ms: float
     is_final: bool
+    tells_slack: bool
     rows: int = 0  # that are left
     memory: float = math.inf  # KV tokens that are left
     admitted: list[int] = field(default_factory=list)
@@ -202,7 +219,7 @@ class _Decision:
             slack={
                 prompt.id: slack_of(self.pacing, load, prompt)
                 for prompt in load.prompts
-                if prompt.id in self.admitted
+                if self.tells_slack and prompt.id in self.admitted
             },
         )
         if self.pacing.leaves_decoding:

@@ -13,7 +13,7 @@ from specrouter.cycle import Candidates, ChainGroup, DraftShape
 from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.request.params import Speculation
 from specrouter.request.spec import SpeculationOverride
-from specrouter.routing.cycle_budget import CycleBudget, bounded
+from specrouter.routing.cycle_budget import bounded, cut_to_budget, nodes_within
 from specrouter.routing.planner import Plan
 from specrouter.routing.route import Route, nodes_of, route_ms
 from specrouter.slo.admission import Admission
@@ -140,7 +140,7 @@ def test_trees_are_as_deep_as_the_time_allows() -> None:
 def test_a_fixed_form_that_is_cut_is_a_tree_of_fewer_levels() -> None:
     form = Route(PAIR, DraftShape(8, 3), branching=SPECINFER_TREE)
     assert nodes_of(form) == 20
-    cut = CycleBudget(nodes=6).cut({form: [0]}, nodes_of, lambda shares: 0.0)
+    cut = cut_to_budget(Admission(budget_nodes=6), {form: [0]}, nodes_of, lambda shares: 0.0)
     assert cut[form] == Route(PAIR, DraftShape(6, 1)), "deep before wide"
 
 
@@ -156,9 +156,13 @@ def test_a_selection_that_is_cut_keeps_parents_and_the_likeliest() -> None:
     assert not select(np.arange(2), candidates, 9).any()
 
 
+def budget(nodes: int | None = None, ms: float | None = None) -> Admission:
+    return Admission(budget_nodes=nodes, budget_ms=ms)
+
+
 def test_nodes_within_a_time_are_as_many_as_fit() -> None:
     cost = CycleCost(10.0 + np.arange(20.0), prompt_ms=5.0)
-    assert CycleBudget(None, 18.5).nodes_within(cost, 99) == 3
-    assert CycleBudget(2, 18.5).nodes_within(cost, 99) == 2
-    assert CycleBudget(None, 1.0).nodes_within(cost, 99) == 0
-    assert CycleBudget().nodes_within(cost, 7) == 7
+    assert nodes_within(budget(None, 18.5), cost, 99) == 3
+    assert nodes_within(budget(2, 18.5), cost, 99) == 2
+    assert nodes_within(budget(None, 1.0), cost, 99) == 0
+    assert nodes_within(budget(), cost, 7) == 7

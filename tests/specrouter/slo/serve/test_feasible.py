@@ -82,6 +82,6 @@ def test_slack_is_how_much_tighter_an_objective_could_be(pacing: Pacing) -> None
         [prompt] = found.new
         return slack_of(pacing, found.load.joined([prompt]), prompt)
 
-    assert slack(400.0, 60.0, []) < slack(1000.0, 100.0, []) < slack(4000.0, 1000.0, []) < 1.0
+    assert slack(400.0, 60.0, []) < slack(1000.0, 100.0, []) <= slack(4000.0, 1000.0, []) < 1.0
     # Batches are whole: those of an idle machine may fit a deadline worse than shorter ones do.
-    assert slack(1000.0, 100.0, BUSY) <= slack(1000.0, 100.0, []) + 0.05
+    assert slack(1000.0, 100.0, BUSY) <= slack(1000.0, 100.0, []) + 1 / 8
