@@ -42,7 +42,7 @@ from specrouter.engine.input_validation import (
     RequestArgs,
     args_of_each,
 )
-from specrouter.engine.slo_accounts import SloCounts, SloReport
+from specrouter.engine.slo_accounts import SloAccounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
@@ -367,9 +367,10 @@ class ChainRouter:
         """Of the requests that have ended, in Prometheus' form."""
         return self._engine.meter.collect()
 
-    def slo_counts(self) -> dict[str, SloCounts]:
-        """What `slo_report` counts, by class."""
-        return self._engine.slo_accounts.counts()
+    @property
+    def slo_accounts(self) -> SloAccounts:
+        """What is counted of objectives and of admission, to be read."""
+        return self._engine.slo_accounts
 
     def slo_report(self) -> SloReport:
         """Of the requests that have ended: objectives attained, goodput, percentiles, by class."""

@@ -54,6 +54,7 @@ _VLLM_REASONS: dict[FinishReason, str] = {
     "timeout": "abort",
     "unserved": "error",
 }
+_REJECTED = "unattainable"  # what ended a request that asked to be rejected; vLLM knows no such
 
 
 class RequestMeter:
@@ -89,8 +90,9 @@ class RequestMeter:
     def record(self, output: RequestOutput, elapsed_s: float) -> None:
         """A request has ended, `elapsed_s` after its submission."""
         metrics, slo_class = output.metrics, class_of(output.metrics)
-        self._ended.labels(output.finish_reason).inc()
-        self._vllm_ended[output.finish_reason].inc()
+        is_rejected = output.error_field == _REJECTED
+        self._ended.labels(_REJECTED if is_rejected else output.finish_reason).inc()
+        self._vllm_ended["cancelled" if is_rejected else output.finish_reason].inc()
         self._request_s.labels(slo_class).observe(elapsed_s)
         self._vllm_request_s.observe(elapsed_s)
         if metrics.ttft_ms is not None:
@@ -111,7 +113,7 @@ class RequestMeter:
 
     def _show_at_zero(self, slo_classes: Iterable[str]) -> None:
         """So that the first of a kind is an increase, not a series that begins at 1."""
-        for reason in get_args(FinishReason):
+        for reason in (*get_args(FinishReason), _REJECTED):
             self._ended.labels(reason)
         for name in (*slo_classes, BY_VALUE, NO_OBJECTIVE):
             for times in (self._ttft_s, self._tpot_s, self._request_s):

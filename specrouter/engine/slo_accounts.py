@@ -170,7 +170,7 @@ class SloAccounts:
         self._admissions.setdefault(name, Counter())[what] += 1
 
     def admissions(self) -> dict[str, AdmissionCounts]:
-        """By class; of policies that heed objectives."""
+        """By class. `fcfs` declines and preempts nobody."""
         with self._lock:
             return {name: AdmissionCounts(**counts) for name, counts in self._admissions.items()}
 

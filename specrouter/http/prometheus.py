@@ -9,18 +9,14 @@ configuration, chains by `DecodeCounts`, positions by `MAX_DEPTH`, estimates by 
 Not here: refusals, which the HTTP layer counts (`specrouter.http.metrics_page`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
-from prometheus_client.metrics_core import (
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.slo_accounts import SloCounts
 from specrouter.http.prometheus_families import (
-    Values,
     by_position,
     counter,
     gauge,
@@ -28,10 +24,10 @@ from specrouter.http.prometheus_families import (
     joined,
 )
 from specrouter.http.prometheus_models import estimate_metrics, model_metrics
+from specrouter.http.prometheus_objectives import objective_metrics
 from specrouter.http.prometheus_vllm import vllm_metrics
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.router import ChainRouter
 
 
@@ -43,10 +39,9 @@ class RouterCollector(Collector):
         router = self._router
         state, decoded = router.engine_state(), router.decoded()
         totals, known = router.statistics(), router.performance()
-        counts = _with_every_class(router.slo_counts(), router.slo_classes)
         yield from router.ended_requests()
         yield from _requests(state, decoded)
-        yield from _objectives(counts)
+        yield from objective_metrics(router.slo_accounts, router.slo_classes)
         yield from model_metrics(router.pool, state, totals, known)
         yield from estimate_metrics(known)
         yield from _chains(decoded, totals)
@@ -75,37 +70,6 @@ def _requests(state: EngineState, decoded: DecodeFigures) -> Iterator[Metric]:
         "specrouter_kv_capacity_tokens",
         "KV cache tokens that all requests may reserve together.",
         state.kv_capacity_tokens,
-    )
-
-
-def _objectives(counts: Mapping[str, SloCounts]) -> Iterator[Metric]:
-    def of(value: Callable[[SloCounts], float]) -> Values:
-        return {(name,): value(each) for name, each in counts.items()}
-
-    classes = ("slo_class",)
-    yield counter(
-        "specrouter_slo_judged_requests",
-        "Finished requests that had an objective.",
-        of(lambda each: each.judged),
-        classes,
-    )
-    yield counter(
-        "specrouter_slo_attained_requests",
-        "Requests that attained their objective.",
-        of(lambda each: each.attained),
-        classes,
-    )
-    yield counter(
-        "specrouter_slo_tokens",
-        "Output tokens of finished requests.",
-        of(lambda each: each.tokens),
-        classes,
-    )
-    yield counter(
-        "specrouter_goodput_tokens",
-        "Output tokens of requests that attained their objective.",
-        of(lambda each: each.attained_tokens),
-        classes,
     )
 
 
@@ -216,11 +180,3 @@ def _failures(state: EngineState, restarts: int) -> Iterator[Metric]:
         {(part,): count for part, count in state.control_faults.items()},
         ("part",),
     )
-
-
-def _with_every_class(
-    counts: Mapping[str, SloCounts], configured: Iterable[str]
-) -> dict[str, SloCounts]:
-    """Classes show up before their first request ends, so that it is an increase."""
-    empty = dict.fromkeys((*configured, BY_VALUE, NO_OBJECTIVE), SloCounts())
-    return {**empty, **counts}

@@ -1,6 +1,6 @@
 """Families of Prometheus metrics from plain values by label."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -40,9 +40,14 @@ def histogram(
     values: Sequence[str] = (),
 ) -> Metric:
     family = HistogramMetricFamily(name, documentation, labels=labels)
-    bounds = (*map(floatToGoString, TIME_BOUNDS_S), "+Inf")
-    family.add_metric(values, list(zip(bounds, times.counts, strict=True)), times.sum_s)
+    family.add_metric(values, buckets(TIME_BOUNDS_S, times.counts), times.sum_s)
     return family
+
+
+def buckets(bounds: Iterable[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """`counts`: how many values did not exceed each bound, and all of them."""
+    names = (*map(floatToGoString, bounds), "+Inf")
+    return list(zip(names, counts, strict=True))
 
 
 def joined(chain: Chain) -> str:

@@ -33,7 +33,11 @@ Served = tuple[ChainRouter, list[RequestOutput]]
 def served(small_config: dict[str, Any]) -> Iterator[Served]:
     """A router, and what it has served: judged and unjudged, drafted in several ways, refused."""
     settings = copy.deepcopy(small_config)
-    settings["slo_classes"] = {"easy": {"tpot_ms": 1e6}, "hard": {"tpot_ms": 1e-6}}
+    first = {"tpot_ms": 1e6, "until_tokens": 4}
+    settings["slo_classes"] = {
+        name: {"stages": [first, {"tpot_ms": tpot_ms}]}
+        for name, tpot_ms in (("easy", 1e6), ("hard", 1e-6))
+    }
     with ChainRouter.from_config(settings) as router:
         outputs = router.generate(PROMPTS, PARAMS, CHAIN, slo="easy")
         outputs += router.generate(PROMPTS, PARAMS, slo=["hard", None, None])
@@ -184,6 +188,30 @@ def test_attainment_and_goodput_are_counted_by_class(page: Page) -> None:
     assert page.value("specrouter_slo_tokens_total", "hard") == 12
     assert page.value("specrouter_slo_judged_requests_total", "none") == 0
     assert page.value("specrouter_slo_judged_requests_total", "default") == 0
+    missed = page.values("specrouter_slo_missed_requests_total")
+    assert missed == {("easy",): 0, ("hard",): 1, ("none",): 0, ("default",): 0}
+
+
+def test_stages_are_counted_by_class_and_place(page: Page) -> None:
+    kept, missed = (
+        page.values(f"specrouter_slo_{what}_stages_total") for what in ("attained", "missed")
+    )
+    assert kept == {("easy", "0"): 3, ("easy", "1"): 3, ("hard", "0"): 1, ("hard", "1"): 0}
+    assert missed == {("easy", "0"): 0, ("easy", "1"): 0, ("hard", "0"): 0, ("hard", "1"): 1}
+
+
+def test_who_was_admitted_is_counted_by_class(page: Page) -> None:
+    admitted = page.values("specrouter_slo_admitted_requests_total")
+    assert admitted == {("easy",): 3, ("hard",): 1, ("none",): 0, ("default",): 0}
+    free = page.values("specrouter_slo_best_effort_requests_total")
+    assert free == {("easy",): 0, ("hard",): 0, ("none",): 3, ("default",): 0}
+    for none in (
+        "declined_requests",
+        "rejected_requests",
+        "preemptions",
+    ):  # first come first served
+        assert page.total(f"specrouter_slo_{none}_total") == 0
+    assert page.value("specrouter_slo_predicted_slack_ratio_count") == 0
 
 
 def test_drafted_and_accepted_tokens_are_the_requests(served: Served, page: Page) -> None:
