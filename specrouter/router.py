@@ -32,6 +32,7 @@ from specrouter.config import (
     check_chain,
 )
 from specrouter.cycle import DraftShape
+from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
@@ -385,6 +386,10 @@ class ChainRouter:
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, each with its alternatives, oldest first."""
         return self._engine.decisions
+
+    def admissions(self) -> list[AdmissionRecord]:
+        """The last decisions of admission about objectives, each with its reason, oldest first."""
+        return self._engine.admissions
 
     def set_policy(
         self,

@@ -13,6 +13,7 @@ from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import TREE_SLOTS, AdmissionName, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
+from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
@@ -121,6 +122,11 @@ class Engine:
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, oldest first."""
         return list(self._planning.policies.current.records)
+
+    @property
+    def admissions(self) -> list[AdmissionRecord]:
+        """The last decisions of admission about objectives, oldest first."""
+        return self._book.admissions.records
 
     def state(self) -> EngineState:
         manager, names = self._manager, self._pool.names
@@ -236,7 +242,10 @@ class Engine:
         admission = None
         with self._faults.part("planning"):
             admission = self._planning.admission(self._cycle, waiting, book.running_ids)
-        rows = book.admit(first) if admission is None else book.follow(admission, waiting)
+        if admission is None:
+            rows = book.admit(first)
+        else:
+            rows = book.follow(self._cycle, admission, waiting)
         is_left = bool(book.waiting) and len(book.running) < self._manager.rows
         self._is_full = is_left and (admission is None or admission.waits_for_memory)
         with self._faults.part("accounts"):

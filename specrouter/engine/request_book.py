@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
@@ -36,6 +37,7 @@ class RequestBook:
     meter: RequestMeter
     faults: FaultGuard
     lengths: OutputLengths = field(default_factory=OutputLengths)
+    admissions: AdmissionLog = field(default_factory=AdmissionLog)
     waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
@@ -51,13 +53,12 @@ class RequestBook:
 
     def inherit(self, before: "RequestBook") -> None:
         """The requests that wait, and the accounts, of an engine that has failed."""
-        self.waiting, self.slo_accounts, self.meter = (
-            before.waiting,
-            before.slo_accounts,
-            before.meter,
-        )
+        self.waiting, self.admissions = before.waiting, before.admissions
+        self.slo_accounts, self.meter = before.slo_accounts, before.meter
 
-    def follow(self, admission: Admission, waiting: Mapping[int, RunningRequest]) -> dict[int, int]:
+    def follow(
+        self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
+    ) -> dict[int, int]:
         """Takes rows back, notes who is declined, and gives rows: by id, as `admit`."""
         by_id = {one.handle.request_id: one for one in self.running.values()}
         for each in admission.preempted:
@@ -73,6 +74,8 @@ class RequestBook:
             declined = [waiting[one] for one in admission.declined]
             taken = [by_id[one] for one in admission.preempted]
             self.slo_accounts.note_admission(came, declined, taken)
+            with self.faults.part("records"):
+                self.admissions.note(cycle, len(self.running), came, declined, taken)
         return rows
 
     def _preempt(self, request: RunningRequest) -> None:

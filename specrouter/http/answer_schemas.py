@@ -131,6 +131,8 @@ class HealthAnswer(Loose):
 class DecisionsAnswer(Described):
     decisions: list[dict[str, Any]]
     """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""
+    admissions: list[dict[str, Any]]
+    """Oldest first; what was decided about which request's objective, and why."""
 
 
 class StatisticsAnswer(Loose):

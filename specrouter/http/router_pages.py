@@ -48,9 +48,19 @@ def add_router_pages(app: FastAPI, router: ChainRouter) -> None:
             f"/router/{name}", tags=[ROUTER], summary=summary, responses=answers(answer, 401)
         )
 
-    @page("decisions", "The last changes of chain or tree, oldest first", DecisionsAnswer)
+    @page(
+        "decisions",
+        "The last changes of chain or tree, and of admission",
+        DecisionsAnswer,
+    )
     async def decisions() -> Response:
-        return JSONResponse({"decisions": [record.to_json() for record in router.decisions()]})
+        switches, admissions = router.decisions(), router.admissions()
+        return JSONResponse(
+            {
+                "decisions": [record.to_json() for record in switches],
+                "admissions": [record.to_json() for record in admissions],
+            }
+        )
 
     @page("statistics", "Totals since the start", StatisticsAnswer)
     async def statistics() -> Response:

@@ -29,6 +29,7 @@ from specrouter import (
     TokenLogprobs,
 )
 from specrouter.cycle import DraftShape, Option
+from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
 from specrouter.execution.hang_guard import HangGuard
@@ -63,6 +64,19 @@ _FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), 
 SLO_REPORT = SloReport(2.0, _FIGURES, {"interactive": _FIGURES})
 STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
 _CHOSEN = Option(("small", "big"), DraftShape(4, 2, 6), 30.0, 2.5, 12.0)
+ADMISSION = AdmissionRecord(
+    cycle=9,
+    unix_s=1.7e9,
+    request=3,
+    request_id="abc",
+    slo_class="default",
+    objective=None,
+    outcome="rejected",
+    reason="its objective cannot be attained beside those of admitted requests, if at all",
+    waited_ms=12.5,
+    running=4,
+    feasible=Feasible(ttft_ms=900.0),
+)
 DECISION = DecisionRecord(
     cycle=3,
     unix_s=1e9,
@@ -253,6 +267,9 @@ class FakeRouter:
 
     def decisions(self) -> list[DecisionRecord]:
         return [DECISION]
+
+    def admissions(self) -> list[AdmissionRecord]:
+        return [ADMISSION]
 
     def statistics(self) -> EngineStatistics:
         return STATISTICS

@@ -170,3 +170,4 @@ def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> Non
     after.inherit(before)
     assert list(after.waiting) == [waiting]
     assert after.slo_accounts is before.slo_accounts
+    assert after.admissions is before.admissions

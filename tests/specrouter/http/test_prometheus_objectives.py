@@ -78,6 +78,27 @@ def test_who_is_rejected_and_who_is_served_all_the_same_is_seen(router: ChainRou
     assert shown(router, *expected) == expected
 
 
+def test_what_admission_decided_is_seen_with_its_reason(router: ChainRouter) -> None:
+    refused = post(router, asked(ttft_ms=0.001, on_unattainable="reject"), PATH)
+    post(router, asked(ttft_ms=0.001), PATH)
+    post(router, {**asked(), "slo": "chat"}, PATH)
+    post(router, {**asked(), "slo": None}, PATH)
+    found = request(router, "GET", "/router/decisions").json()["admissions"]
+    told = [(each["outcome"], each["slo_class"]) for each in found]
+    assert told == [
+        ("rejected", "default"),
+        ("declined", "default"),
+        ("best_effort", "default"),
+        ("admitted", "chat"),
+    ]
+    assert found[0]["feasible"] == refused.json()["error"]["feasible"]
+    assert (
+        found[0]["reason"]
+        == "its objective cannot be attained beside those of admitted requests, if at all"
+    )
+    assert found[3]["slack"] > 0.5
+
+
 def test_classes_show_up_before_their_first_request() -> None:
     families = {family.name: family for family in objective_metrics(SloAccounts(), ["chat"])}
     for name in ("declined_requests", "preemptions", "attained_requests", "missed_requests"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from specrouter.http.drain import Drain
-from tests.specrouter.fake_router import DECISION, SLO_REPORT, STATISTICS, FakeRouter
+from tests.specrouter.fake_router import ADMISSION, DECISION, SLO_REPORT, STATISTICS, FakeRouter
 from tests.specrouter.http.client import request
 
 
@@ -28,11 +28,18 @@ def test_a_service_that_drains_is_not_well() -> None:
 def test_the_routers_decisions_are_shown_with_their_alternatives() -> None:
     response = request(FakeRouter(), "GET", "/router/decisions")
     assert response.status_code == 200
-    assert response.json() == {"decisions": [DECISION.to_json()]}
     [decision] = response.json()["decisions"]
+    assert decision == DECISION.to_json()
     assert decision["chain"] == ["small", "big"]
     assert decision["reason"] == "first decision"
     assert [option["chain"] for option in decision["alternatives"]] == [["big"]]
+
+
+def test_decisions_of_admission_are_shown_with_their_reasons() -> None:
+    [admission] = request(FakeRouter(), "GET", "/router/decisions").json()["admissions"]
+    assert admission == ADMISSION.to_json()
+    assert (admission["request"], admission["outcome"]) == (3, "rejected")
+    assert admission["feasible"] == {"ttft_ms": 900.0, "tpot_ms": None}
 
 
 def test_statistics_are_the_routers_totals() -> None:

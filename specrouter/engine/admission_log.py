@@ -1,0 +1,116 @@
+"""AdmissionLog: what admission lately decided about requests' objectives, and why.
+
+Contract: told by the engine's thread, read by any; keeps the last 256. Requests that are given rows
+as `fcfs` gives them, in their order, are not told of.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from specrouter.engine.slo_accounts import class_named
+from specrouter.request.objective import Objective
+from specrouter.request.output import Feasible
+from specrouter.request.running import RunningRequest
+
+_RECORDS = 256
+
+Outcome = Literal["admitted", "best_effort", "resumed", "declined", "rejected", "preempted"]
+
+
+@dataclass(frozen=True)
+class AdmissionRecord:
+    """A decision about a request.
+
+    Attributes:
+        unix_s: when it was, in seconds since 1970.
+        request: its number, as in the log; `request_id`: of its HTTP request.
+        waited_ms: since its submission.
+        running: requests that had a row then.
+        slack: of an admitted one: the share by which its objective could have been tighter.
+        feasible: of a rejected one: what could have been attained, where that was found.
+    """
+
+    cycle: int
+    unix_s: float
+    request: int
+    request_id: str | None
+    slo_class: str
+    objective: Objective | None
+    outcome: Outcome
+    reason: str
+    waited_ms: float
+    running: int
+    slack: float | None = None
+    feasible: Feasible | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        rounded = {"unix_s": round(self.unix_s, 3), "waited_ms": round(self.waited_ms, 3)}
+        return asdict(self) | rounded
+
+
+class AdmissionLog:
+    def __init__(self) -> None:
+        self._records: deque[AdmissionRecord] = deque(maxlen=_RECORDS)
+
+    @property
+    def records(self) -> list[AdmissionRecord]:
+        """Oldest first."""
+        return list(self._records)
+
+    def note(
+        self,
+        cycle: int,
+        running: int,
+        came: Sequence[tuple[RunningRequest, float | None]],
+        declined: Sequence[RunningRequest],
+        preempted: Sequence[RunningRequest],
+    ) -> None:
+        """Of a cycle, after which so many have a row: who was given one, with the predicted slack,
+        who was declined, and who lost the row."""
+        for request in preempted:
+            names = ", ".join(str(one.handle.request_id) for one, _ in came)
+            why = f"its row or its KV memory is needed for requests {names}"
+            self._keep(cycle, running, request, "preempted", why)
+        for request in declined:
+            is_over = request.finished
+            why = "its objective cannot be attained beside those of admitted requests, if at all"
+            self._keep(cycle, running, request, "rejected" if is_over else "declined", why)
+        for request, slack in came:
+            if slack is not None:
+                why = f"its objective can be attained, and could be tighter by {slack:.0%}"
+                self._keep(cycle, running, request, "admitted", why, slack)
+            elif request.preemptions:
+                why = "a row is left again after it was preempted"
+                self._keep(cycle, running, request, "resumed", why)
+            elif request.is_declined:
+                why = "a row is left, and it was declined before"
+                self._keep(cycle, running, request, "best_effort", why)
+
+    def _keep(
+        self,
+        cycle: int,
+        running: int,
+        request: RunningRequest,
+        outcome: Outcome,
+        reason: str,
+        slack: float | None = None,
+    ) -> None:
+        handle = request.handle
+        record = AdmissionRecord(
+            cycle,
+            time.time(),
+            handle.request_id,
+            handle.log_extra["request_id"],
+            class_named(request.objective),
+            request.objective,
+            outcome,
+            reason,
+            (time.perf_counter() - request.submitted_s) * 1000,
+            running,
+            slack,
+            request.feasible if outcome == "rejected" else None,
+        )
+        self._records.append(record)
