@@ -13,6 +13,7 @@ import pytest
 
 from specrouter import SamplingParams
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
+from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.engine import Engine
@@ -94,6 +95,7 @@ FACTS = {
     "times of forwards": (PerfModel, "record", "timing"),
     "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),
     "accounts": (SloAccounts, "record", "accounts"),
+    "what admission decided": (AdmissionLog, "note", "records"),
     "meters": (RequestMeter, "record", "accounts"),
     "who does well": (Quarantine, "forgive", "quarantine"),
 }
