@@ -28,7 +28,7 @@ class AdmissionRecord:
         unix_s: when it was, in seconds since 1970.
         request: its number, as in the log; `request_id`: of its HTTP request.
         waited_ms: since its submission.
-        running: requests that had a row then.
+        running: requests with a row once the cycle had decided.
         slack: of an admitted one: the share by which its objective could have been tighter.
         feasible: of a rejected one: what could have been attained, where that was found.
     """
