@@ -11,7 +11,7 @@ from specrouter.bench.output_file import check_json
 from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
-DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "adaserve", "goodput")
+DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "adaserve", "goodput", "slo")
 
 
 @dataclass(frozen=True)

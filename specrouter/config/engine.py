@@ -47,7 +47,7 @@ class EngineConfig(Strict):
     max_model_len: int = Field(default=1024, ge=2)
     prefill_chunk: int = Field(default=256, ge=1)
     kv_budget_tokens: int | None = Field(default=None, ge=2)
-    admission: AdmissionName = "fcfs"
+    admission: AdmissionName = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True

@@ -40,6 +40,7 @@ from specrouter.request.params import MAX_DEPTH, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
+from specrouter.slo.admission import Admission
 from specrouter.view import EngineView, Standing
 from statemgr import StateManager
 
@@ -242,10 +243,7 @@ class Engine:
         admission = None
         with self._faults.part("planning"):
             admission = self._planning.admission(self._cycle, waiting, book.running_ids)
-        if admission is None:
-            rows = book.admit(first)
-        else:
-            rows = book.follow(self._cycle, admission, waiting)
+        rows = book.admit(first) if admission is None else self._follow(admission, waiting)
         is_left = bool(book.waiting) and len(book.running) < self._manager.rows
         self._is_full = is_left and (admission is None or admission.waits_for_memory)
         with self._faults.part("accounts"):
@@ -255,6 +253,15 @@ class Engine:
                 if not request.preemptions:
                     self.decode_counts.record_prompt(len(request.spec.token_ids))
         return rows
+
+    def _follow(
+        self, admission: Admission, waiting: Mapping[int, RunningRequest]
+    ) -> dict[int, int]:
+        """Rows by id of who was given one. Where that fails halfway, who moved has moved."""
+        with self._faults.part("planning"):
+            return self._book.follow(self._cycle, admission, waiting)
+        self._planning.rest_from(self._cycle)
+        return {each: one.row for each, one in waiting.items() if one.row is not None}
 
     def _view(
         self, cycle: int, waiting: Sequence[RunningRequest], standing: Standing

@@ -115,7 +115,7 @@ class CyclePlanning:
         if self._decided is None or self._decided.cycle != cycle:
             return
         if selection_failed:
-            self._begin_rest(cycle)
+            self.rest_from(cycle)
         else:
             self._rest = BackOff()
 
@@ -124,11 +124,14 @@ class CyclePlanning:
         try:
             yield
         except Exception:
-            self._begin_rest(cycle)
+            self.rest_from(cycle)
             raise
 
-    def _begin_rest(self, cycle: int) -> None:
-        """What the policies left behind for the next cycle may be what they failed by."""
+    def rest_from(self, cycle: int) -> None:
+        """The policies have failed in this cycle.
+
+        What they left behind for the next cycle may be what they failed by.
+        """
         self._decided = None
         self._left_out = {}
         self.policies.current.standing = Standing()

@@ -79,6 +79,6 @@ POLICIES: Mapping[str, RouterPolicy] = {
     "adaserve": _adaserve("slo"),
     "adaserve-slo-phase": _adaserve("slo-phase"),
     "slos-serve": _by_tier(),
-    "slo": RouterPolicy("adaptive", "goodput", admission="slo"),  # ours, of both systems
-    "goodput": RouterPolicy("adaptive", "goodput"),  # the default
+    "slo": RouterPolicy("adaptive", "goodput", admission="slo"),  # the default
+    "goodput": RouterPolicy("adaptive", "goodput"),  # the same, first come, first served
 }

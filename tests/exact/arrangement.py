@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from specrouter import SLO, ChainRouter, Speculation
-from specrouter.config import Policy, Selection, TreesConfig
+from specrouter.config import AdmissionName, Policy, Selection, TreesConfig
 from specrouter.request.objective import SloLike
 
 Chain = tuple[str, ...]
@@ -65,6 +65,7 @@ class Arrangement:
 
     They are None where the mode ignores them, or is to choose them. `urgent`:
     requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
+    `admission`: who is given rows, and when.
     """
 
     mode: Mode
@@ -73,6 +74,7 @@ class Arrangement:
     width: int | None = None
     urgent: bool = False
     trees: Trees = ()
+    admission: AdmissionName = "fcfs"
 
     @property
     def speculation(self) -> Override:
@@ -109,14 +111,12 @@ class Arrangement:
     @contextlib.contextmanager
     def routing(self, router: ChainRouter) -> Iterator[None]:
         """The router under this policy; outside no request may run."""
-        if self.policy is None:
-            yield
-            return
-        router.set_policy(**self.policy)
+        configured = router.config.scheduler.model_dump()
+        router.set_policy(**(self.policy or configured), admission=self.admission)
         try:
             yield
         finally:
-            router.set_policy(**router.config.scheduler.model_dump())
+            router.set_policy(**configured)
 
     def __str__(self) -> str:
         mode = ">".join(self.mode) if isinstance(self.mode, tuple) else str(self.mode)
@@ -124,7 +124,8 @@ class Arrangement:
         given = ((name, getattr(self, name)) for name in settings)
         settings_given = [(name, value) for name, value in given if value is not None]
         shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
-        return f"{mode} batch {self.batch}{shape}{' with objectives' if self.urgent else ''}"
+        objectives = " with objectives" if self.urgent else ""
+        return f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:

@@ -2,13 +2,15 @@
 
 Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
 selected of which trees is a setting of the policies that leave both open; whether requests have
-objectives is one of all.
+objectives, and which policy admits them, are settings of all.
 """
 
 import itertools
 import math
 from collections.abc import Hashable, Sequence
+from typing import get_args
 
+from specrouter.config import AdmissionName
 from specrouter.request.params import MAX_TREE_TOKENS
 from tests.exact.arrangement import SELECTIONS, SHAPES, Arrangement, Mixed, Mode, Routed, Trees
 
@@ -32,12 +34,13 @@ def covering_array(
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
     shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, *shape, urgent=urgent, trees=trees)
+        Arrangement(mode, batch, *shape, urgent=urgent, trees=trees, admission=admission)
         for mode in modes
         for batch in batches
         for shape in _shapes(mode, shapes)
         for urgent in (True, False)
         for trees in _trees(mode)
+        for admission in get_args(AdmissionName)
     ]
     numbers: dict[Pair, int] = {}  # sets of whole numbers are fast to intersect
     pairs = [
@@ -56,6 +59,7 @@ def covering_array(
 def pairs_of(row: Arrangement) -> set[Pair]:
     """The pairs of settings that one row covers."""
     settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
+    settings.append(("admission", row.admission))
     given = ((name, getattr(row, name)) for name in ("depth", "width"))
     settings += [(name, value) for name, value in given if value is not None]
     return set(itertools.combinations([*settings, *row.trees], 2))

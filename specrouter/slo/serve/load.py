@@ -25,6 +25,7 @@ Bools = NDArray[np.bool_]
 EPS_MS = 1e-6
 _ROUNDING = 1e-9
 _TIERS = 3  # of finite TPOTs that the dynamic program tells apart
+_GRID = 1.05  # ratio of TPOTs that are told apart where there are more
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,9 @@ def tiers_of(tpots_ms: Floats | Sequence[float]) -> tuple[float, ...]:
     given = np.asarray(tpots_ms, dtype=np.float64)
     is_finite = np.isfinite(given)
     distinct = np.unique(given[is_finite])
+    if len(distinct) > _TIERS:
+        # On a grid, so that what was worked out for a cycle's tiers is of use in the next.
+        distinct = np.unique(_GRID ** np.floor(np.log(distinct) / np.log(_GRID) + _ROUNDING))
     if len(distinct) > _TIERS:
         cuts = np.geomspace(distinct[0], distinct[-1] * (1.0 + _ROUNDING), _TIERS + 1)[:-1]
         distinct = np.unique(distinct[np.searchsorted(distinct, cuts * (1.0 - _ROUNDING))])

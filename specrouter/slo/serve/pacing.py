@@ -253,7 +253,7 @@ def _fastest_ms(pacing: Speculative) -> float:
     return min(pacing.times.ms(drafted + 1, drafted) / tokens for drafted, tokens in found)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _speculative(pacing: Speculative, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
     return SpeculativeBudget(
         pacing.times,

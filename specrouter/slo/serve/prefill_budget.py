@@ -14,7 +14,6 @@ Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/decisio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -110,6 +109,25 @@ class Speculation:
 
 
 @dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Batches that may be: `lengths` [C, L], `ms` [C] and `tokens` [C] of them all."""
+
+    all: tuple[Speculation, ...]
+    lengths: Ints
+    ms: Floats
+    tokens: Floats
+
+    @classmethod
+    def of(cls, those: Sequence[Speculation]) -> "_Candidates":
+        return cls(
+            tuple(those),
+            np.array([each.lengths for each in those]),
+            np.array([each.ms for each in those]),
+            np.array([each.tokens for each in those], dtype=np.float64),
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class SpeculativeBudget:
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.
@@ -128,11 +146,15 @@ class SpeculativeBudget:
     margin: float = 0.0
     steps_as_printed: bool = False
 
+    def candidates(self, present: tuple[bool, ...]) -> "_Candidates":
+        """Where requests of these tiers decode; worked out once."""
+        if present not in self._known:
+            self._known[present] = _Candidates.of(self._speculations(present))
+        return self._known[present]
+
     @cached_property
-    def candidates(self) -> dict[tuple[bool, ...], tuple[Speculation, ...]]:
-        """By which tiers are present."""
-        tiers = [(False,) if np.isinf(each) else (False, True) for each in self.tiers_ms]
-        return {present: tuple(self._speculations(present)) for present in product(*tiers)}
+    def _known(self) -> dict[tuple[bool, ...], "_Candidates"]:
+        return {}
 
     def _speculations(self, present: Sequence[bool]) -> list[Speculation]:
         """One for each tier that may bound the batch, and each length that it may have there."""
@@ -155,32 +177,19 @@ class SpeculativeBudget:
                 found.append(Speculation(tuple(lengths.tolist()), steps, float(ms), tokens))
         return found
 
-    @cached_property
-    def _tables(self) -> dict[tuple[bool, ...], tuple[Ints, Floats, Floats]]:
-        """Lengths [C, L], ms [C] and tokens [C] of the candidates, by which tiers are present."""
-        return {
-            present: (
-                np.array([each.lengths for each in those]),
-                np.array([each.ms for each in those]),
-                np.array([each.tokens for each in those], dtype=np.float64),
-            )
-            for present, those in self.candidates.items()
-        }
-
-    def _present(self, counts: Ints) -> tuple[bool, ...]:
-        held = (counts > 0) & np.isfinite(self.tiers_ms)
-        return tuple(held.tolist())
-
     def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
         """[L] -> the batch that reads most prompt tokens per millisecond, of those that end within
         a time, if any do."""
-        present = self._present(counts)
-        lengths, ms, tokens = self._tables[present]
-        rates = (tokens - lengths @ counts) / ms
-        ends = ms <= within_ms
+        those = self.candidates(tuple(self._held(counts).tolist()))
+        rates = (those.tokens - those.lengths @ counts) / those.ms
+        ends = those.ms <= within_ms
         if ends.any():
             rates = np.where(ends, rates, -np.inf)
-        return self.candidates[present][int(np.argmax(rates))]
+        return those.all[int(np.argmax(rates))]
+
+    def _held(self, counts: Ints) -> Bools:
+        """Which tiers are present, of those that have a TPOT."""
+        return np.asarray((counts > 0) & np.isfinite(self.tiers_ms))
 
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
         flat = counts.reshape(-1, counts.shape[-1])
@@ -201,11 +210,12 @@ class SpeculativeBudget:
     def _spare(self, counts: Ints) -> Iterator[tuple[Bools, Floats, Floats]]:
         """For counts [N, L] with the same tiers present: which they are [N], and what the C batches
         that they may have take [C] and read of prompts [K, C]."""
-        held = (counts > 0) & np.isfinite(self.tiers_ms)
-        for present, (lengths, those_ms, tokens) in self._tables.items():
-            of = (held == np.array(present)).all(axis=1)
-            if of.any():
-                yield of, those_ms, tokens - counts[of] @ lengths.T
+        held = self._held(counts)
+        codes = held @ (1 << np.arange(len(self.tiers_ms)))
+        for code in set(codes.tolist()):
+            of = codes == code
+            those = self.candidates(tuple(held[of.argmax()].tolist()))
+            yield of, those.ms, those.tokens - counts[of] @ those.lengths.T
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:

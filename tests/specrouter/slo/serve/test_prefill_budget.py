@@ -83,7 +83,7 @@ def test_speculation_reads_as_much_as_the_table_of_lengths_says(
 ) -> None:
     budget = SpeculativeBudget(OPT_7B, (50.0,), 0.7, 50.0, steps_as_printed=as_printed)
     counts = np.array([20])
-    those = {each.lengths[0]: each for each in budget.candidates[(True,)]}
+    those = {each.lengths[0]: each for each in budget.candidates((True,)).all}
     found = [(those[s].tokens - 20 * s) / those[s].ms for s in range(1, 7)]
     assert [round(each, 1) for each in found] == list(table)
     assert [round(those[s].ms) for s in range(1, 7)] == list(TABLE_MS)
