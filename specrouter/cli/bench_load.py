@@ -98,7 +98,7 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
         help="target-only, spec-4, spec-6, spec-8, specinfer, equal-greedy, global-greedy, "
         "adaserve, adaserve-slo-phase, slos-serve, slo, goodput; simulated also vllm, sarathi, "
         "vllm-spec-4, vllm-spec-6, vllm-spec-8 (default: target-only spec-4 global-greedy "
-        "adaserve goodput)",
+        "adaserve goodput slo)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(

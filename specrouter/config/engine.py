@@ -23,10 +23,11 @@ class EngineConfig(Strict):
             and that each drafter reads of texts it has not seen.
         kv_budget_tokens: the most tokens that all running requests may reserve together; others
             wait. It saves no memory, which each loaded model takes for all rows at once.
-        admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
-            objectives are attainable come first, in time for all whom it admits, and take rows back
-            from those without, which go on later with the same text; `slos-serve`: the same as
-            published, which asks once about each request and lets others wait as long as need be.
+        admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
+            request has an objective; else requests whose objectives are attainable come first, in
+            time for all whom it admits, and take rows back from those without, which go on later
+            with the same text; `slos-serve`: the same as published, which asks once about each
+            request and lets others wait as long as need be.
         verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
             text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
             distribution, but the text of a seed depends on the chains.
