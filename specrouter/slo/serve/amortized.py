@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from specrouter.profile.batch_time import BatchTime
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
-from specrouter.slo.serve.program import Memory
+from specrouter.slo.serve.program import MOST_NEW, Memory
 
 Floats = NDArray[np.float64]
 
@@ -68,16 +68,20 @@ class Amortized:
         return (self.times.ms(self.chunk + 1) - self.times.ms(1)) / self.chunk
 
     def beside(self, tokens: int) -> "Amortized":
-        return replace(self, strict=self.strict.beside(tokens))
+        chunk = max(1, self.chunk - tokens)
+        return replace(self, strict=self.strict.beside(tokens), chunk=chunk)
 
     def is_in_time(self, load: Load) -> bool:
         return self.strict.is_in_time(load) or self._is_sustained(load)
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
+        new = new if memory.rows > 0 else ()
+        urgent = sum(map(self._is_urgent, new))
+        most = min(len(new), max(0, memory.rows), MOST_NEW + min(urgent, _MOST_NEW))
         best = self._choice(load, new, memory)
         gained = len(best.admitted) if best.in_time else -len(load.ids) - 1
         for count in _GIVEN_UP:
-            if count > len(load.ids) or gained >= len(new) - count:
+            if count > len(load.ids) or gained >= most - count:
                 break
             found = self._choice(load.without_neediest(count), new, memory)
             if found.in_time and len(found.admitted) - count > gained:

@@ -27,7 +27,7 @@ from specrouter.slo.serve.feasible import slack_of
 from specrouter.slo.serve.load import Load
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing, with_prompts
 from specrouter.slo.serve.program import Memory
-from specrouter.slo.serve.requests import Sorted, has_objective, sorted_requests
+from specrouter.slo.serve.requests import Sorted, by_key, has_objective, sorted_requests
 from specrouter.view import EngineView, RequestView
 
 PacingOf = Callable[[EngineView], Pacing]
@@ -67,11 +67,14 @@ def _policy(
     tells_slack: bool,
 ) -> AdmissionPolicy:
     without_objectives = fcfs(prefill_chunk)
+    # Promoted prompts together leave half of what a cycle reads, however little that is.
+    least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))
 
     def policy(view: EngineView) -> Admission:
         if not any(map(has_objective, (*view.running, *view.waiting))):
             return without_objectives(view)
-        return _Decision(view, pacing_of(view), patience_ms, is_final, tells_slack).admission()
+        decision = _Decision(view, pacing_of(view), patience_ms, is_final, tells_slack, least_chunk)
+        return decision.admission()
 
     return policy
 
@@ -85,6 +88,7 @@ class _Decision:
     patience_ms: float
     is_final: bool
     tells_slack: bool
+    least_chunk: int  # of a promoted prompt
     rows: int = 0  # that are left
     memory: float = math.inf  # KV tokens that are left
     admitted: list[int] = field(default_factory=list)
@@ -103,9 +107,12 @@ class _Decision:
         if fixed and not choice.in_time:  # they wait for what is left until there is room for them
             pacing, fixed = self.pacing, {}
             choice, load = self._choose(pacing, asked, promoted, is_open=False)
-        for prompt in choice.admitted:
-            self._admit(asked, prompt.id, prompt.reserve_tokens, promoted)
-        load = load.joined([replace(each, is_running=True) for each in choice.admitted])
+        came = [
+            replace(prompt, is_running=True)
+            for prompt in choice.admitted
+            if self._admit(asked, prompt.id, prompt.reserve_tokens, promoted)
+        ]
+        load = load.joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort(asked)
         return self._written(asked, load, batch, fixed)
@@ -114,23 +121,41 @@ class _Decision:
 
     def _realistic(self, asked: Sorted) -> Sorted:
         """Who asks for a TPOT that an idle machine could not keep has nothing to wait for; who has
-        waited too long is best effort, as long as it waits."""
-        limit_s = self.view.now_s - self.patience_ms / 1000.0
-        out = {one.id: one for one in self.view.waiting if one.arrived_s <= limit_s}
+        waited too long is best effort, as long as it waits, or, without a deadline that would
+        come, reads its prompt."""
+        view = self.view
         beyond = tuple(one.id for one in asked.new if one.tpot_ms < self.pacing.fastest_ms)
-        out |= {one.id: one for one in self.view.waiting if one.id in beyond}
-        left = tuple(each for each in asked.new if each.id not in out)
-        moved = [out[each.id] for each in asked.new if each.id in out]
-        if not moved:
+        is_new, reads = {one.id for one in asked.new}, {one.id for one in asked.load.prompts}
+        waiting = [
+            one
+            for one in view.waiting
+            if one.id in is_new and (one.id in beyond or self._is_old(one))
+        ]
+        running = [
+            one
+            for one in view.running
+            if one.id in reads and self._is_old(one) and (one.ttft_ms, one.e2e_ms) == (None, None)
+        ]
+        if not (waiting or running):
             return asked
-        waiting = sorted((*asked.waiting, *moved), key=lambda each: each.priority_key)
-        return replace(asked, new=left, waiting=tuple(waiting), beyond=(*asked.beyond, *beyond))
+        moved = {one.id for one in (*waiting, *running)}
+        prompts = tuple(one for one in asked.load.prompts if one.id not in moved)
+        return replace(
+            asked,
+            load=replace(asked.load, prompts=prompts),
+            new=tuple(one for one in asked.new if one.id not in moved),
+            best_effort=by_key((*asked.best_effort, *running)),
+            waiting=by_key((*asked.waiting, *waiting)),
+            beyond=(*asked.beyond, *beyond),
+        )
+
+    def _is_old(self, request: RequestView) -> bool:
+        return request.arrived_s <= self.view.now_s - self.patience_ms / 1000.0
 
     def _promoted(self, asked: Sorted) -> tuple[RequestView, ...]:
         """Best-effort requests that have waited too long, the oldest first."""
         together = sorted((*asked.best_effort, *asked.waiting), key=lambda each: each.arrived_s)
-        limit_s = self.view.now_s - self.patience_ms / 1000.0
-        return tuple(each for each in together[:_PROMOTED] if each.arrived_s <= limit_s)
+        return tuple(filter(self._is_old, together[:_PROMOTED]))
 
     def _admit_promoted(self, asked: Sorted, promoted: Sequence[RequestView]) -> bool:
         """Do all of them have rows now?"""
@@ -148,7 +173,7 @@ class _Decision:
             return self.pacing, {}
         tightest = min(load.tightest_ms, *(each.tpot_ms for each in load.prompts), math.inf)
         batch_ms = tightest if math.isfinite(tightest) else self.pacing.times.ms(256)
-        part = max(_LEAST_CHUNK, self.pacing.times.tokens_within(batch_ms) // _SHARE)
+        part = max(self.least_chunk, self.pacing.times.tokens_within(batch_ms) // _SHARE)
         fixed = {
             each.id: min(each.prompt_left + 1, part) if each.prompt_left else 1 for each in served
         }
@@ -157,7 +182,7 @@ class _Decision:
     def _choose(
         self, pacing: Pacing, asked: Sorted, promoted: Sequence[RequestView], is_open: bool
     ) -> tuple[Choice, Load]:
-        names = {each.id for each in promoted}
+        names = {each.id for each in promoted} | set(self.preempted)
         free = [each for each in asked.best_effort if each.id not in names]
         held = sum(each.reserve_tokens for each in free)
         tokens = None if math.isinf(self.memory) else int(self.memory) + held

@@ -79,14 +79,14 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
     for request in view.waiting:
         targets = None if request.declined else _targets(request, view, times)
         prompt = None if targets is None else _prompt(request, targets, view, times)
-        if prompt is not None:
+        if prompt is not None and not _is_behind(request, prompt.tpot_ms, view, fastest_ms):
             new.append(prompt)
             continue
         waiting.append(request)
         if has_objective(request) and not request.declined:
             beyond.append(request.id)
     load = _load(decoding, prompts)
-    return Sorted(load, tuple(new), _by_key(best_effort), _by_key(waiting), tuple(beyond))
+    return Sorted(load, tuple(new), by_key(best_effort), by_key(waiting), tuple(beyond))
 
 
 def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable[Prompt]) -> Load:
@@ -97,7 +97,7 @@ def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable
     return Load(tuple(each[0] for each in decoding), due_ms, tpot_ms, left, tuple(in_order))
 
 
-def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
+def by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
     return tuple(sorted(requests, key=lambda each: each.priority_key))
 
 
@@ -162,6 +162,13 @@ def _prompt(
         is_running,
         max(1.0, output_tokens - 1.0),
     )
+
+
+def _is_behind(request: RequestView, tpot_ms: float, view: EngineView, fastest_ms: float) -> bool:
+    """Has it lost its TPOT in the row that was taken from it?"""
+    if not request.decode_ms or math.isinf(tpot_ms):
+        return False
+    return _pace(request, tpot_ms, view, fastest_ms) is None
 
 
 def _pace(

@@ -1,0 +1,106 @@
+"""What holds of every decision: an engine can follow it, and nobody gets what there is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specrouter.engine.plan_check import PlanCheck
+from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
+from specrouter.slo.serve.pacing import Autoregressive
+from specrouter.slo.serve.policy import slo
+from specrouter.view import EngineView, RequestView
+from tests.specrouter.predictions import rising, snapshot
+from tests.specrouter.slo.test_admission import request, view
+from tests.specrouter.slo_machines import OPT_7B
+
+PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
+MEASURED = snapshot({"big": rising(20.0, 0.1)})
+URGENT = {"tpot_ms": 500.0, "ttft_ms": 2000.0}
+
+
+def drawn_view(draws: np.random.Generator, rows: int) -> EngineView:
+    """Requests of all kinds, so old that some are promoted, and little memory."""
+
+    def drawn(number: int, row: int | None) -> RequestView:
+        left = int(draws.integers(0, 60)) if draws.random() < 0.5 or row is None else 0
+        one = request(number, float(number), left, row=row, reserve_tokens=left + 20)
+        one = replace(one, arrived_s=float(draws.choice([0.0, 39.0, 40.0])))
+        if draws.random() < 0.5:
+            tpot_ms = float(draws.choice([30.0, 200.0]))
+            ttft_ms = float(draws.choice([300.0, 5000.0]))
+            one = replace(one, tpot_ms=tpot_ms, ttft_ms=ttft_ms)
+        if row is None or left:
+            return replace(one, awaits_first=row is not None)
+        return replace(one, decoded=3, decode_ms=float(draws.choice([60.0, 300.0])))
+
+    running = [drawn(number, number) for number in range(int(draws.integers(0, rows + 1)))]
+    waiting = [drawn(100 + number, None) for number in range(int(draws.integers(0, 8)))]
+    seen = view(waiting, running, rows - len(running), int(draws.integers(0, 200)))
+    return replace(seen, now_s=40.0, performance=MEASURED)
+
+
+@pytest.mark.parametrize(("chunk", "rows"), [(1, 1), (8, 4), (16, 4), (64, 8), (256, 8)])
+def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
+    """Not more prompt tokens than a cycle reads, and rows and memory for all who are admitted."""
+    draws = np.random.default_rng(chunk)
+    most = chunk + rows
+    policy = slo(amortized(measured_pacing("big", chunk, most), chunk), chunk)
+    check = PlanCheck(("big",), "big", (), most)
+    for _ in range(60):
+        seen = drawn_view(draws, rows)
+        known = {one.id: one for one in (*seen.waiting, *seen.running)}
+        found = policy(seen)
+        check.check_admission(found, [each.id for each in seen.waiting], known)
+        came, gone = ([known[each] for each in ids] for ids in (found.admitted, found.preempted))
+        assert len(came) - len(gone) <= seen.free_rows
+        assert seen.kv_free_tokens is not None
+        tokens = seen.kv_free_tokens + sum(one.reserve_tokens for one in gone)
+        assert sum(one.reserve_tokens for one in came) <= tokens
+        left = {one.id for one in seen.running} - set(found.preempted)
+        assert found.chunks.keys() <= left | set(found.admitted)
+
+
+def test_urgent_prompts_leave_promoted_ones_their_part_of_a_cycle() -> None:
+    """Together they are no more than a cycle reads."""
+    chunk, rows = 256, 8
+    old = [replace(request(n, left=400, row=n), arrived_s=-100.0) for n in range(4)]
+    asked = {**URGENT, "ttft_ms": 400.0, "awaits_first": True}
+    soon = [request(10 + n, left=250, row=4 + n, **asked) for n in range(3)]
+    seen = replace(view([], [*old, *soon]), performance=MEASURED)
+    policy = slo(amortized(measured_pacing("big", chunk, chunk + rows), chunk), chunk)
+    chunks = policy(seen).chunks
+    assert sum(chunks.values()) <= chunk + rows
+    assert all(chunks[each.id] >= chunk // 8 for each in old)
+    assert sum(chunks.get(each.id, 0) for each in soon) >= chunk // 4
+
+
+def test_a_row_that_a_promoted_request_was_given_is_given_to_nobody_else() -> None:
+    idle = request(1, 5.0, left=0, row=0, decoded=5, reserve_tokens=100)
+    old = replace(request(2, left=20, reserve_tokens=100), arrived_s=-100.0)
+    new = request(3, left=20, reserve_tokens=100, **URGENT)
+    seen = view([old, new], [replace(idle, arrived_s=-1.0)], free_rows=0, free_tokens=0)
+    found = slo(lambda view: PLAIN, 256)(seen)
+    assert (found.preempted, found.admitted) == ((1,), (2,))
+    assert found.chunks.keys() == {2}
+
+
+def test_who_reads_a_prompt_with_a_tpot_only_is_not_overtaken_for_ever() -> None:
+    """After `patience_ms` it is promoted: others' first tokens come first until then."""
+    late = request(1, left=12_000, row=0, awaits_first=True, tpot_ms=100.0)
+    asked = {"tpot_ms": 100.0, "ttft_ms": 900.0, "awaits_first": True}
+    soon = [request(10 + n, left=1400, row=1 + n, **asked) for n in range(2)]
+    seen = view([], [late, *(replace(each, arrived_s=59.9) for each in soon)])
+    policy = slo(lambda view: PLAIN, 256)
+    share = OPT_7B.tokens_within(100.0) // 8
+    assert policy(replace(seen, now_s=60.0)).chunks[1] >= share
+
+
+def test_who_has_lost_its_tpot_before_it_was_preempted_comes_back_without_it() -> None:
+    """It would take rows from others for an objective that it misses whatever is done."""
+    lost = request(1, left=40, tpot_ms=50.0)
+    lost = replace(lost, decoded=10, decode_ms=50_000.0, remaining=9)
+    idle = request(2, 9.0, left=0, row=0, decoded=5)
+    found = slo(lambda view: PLAIN, 256)(view([lost], [idle], free_rows=0))
+    assert (found.preempted, found.admitted) == ((), ())
+    assert found.declined == (1,)
