@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from specrouter.request.running import RunningRequest
 
 
+def _asks(request: RunningRequest) -> bool:
+    """Has it an objective that may still be attained?"""
+    return request.objective is not None and not request.is_declined
+
+
 class AdmissionQueue:
     """Belongs to the engine's thread; its length may be asked for anywhere."""
 
@@ -28,9 +33,20 @@ class AdmissionQueue:
     def push(self, request: RunningRequest) -> None:
         heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
 
-    def first_of(self, count: int) -> list[RunningRequest]:
+    def first_of(
+        self, count: int, those: Callable[[RunningRequest], bool] = lambda request: True
+    ) -> list[RunningRequest]:
         """At most so many, in their order."""
-        return [request for *_, request in heapq.nsmallest(count, self._heap)]
+        found = (item for item in self._heap if those(item[-1]))
+        return [request for *_, request in heapq.nsmallest(count, found)]
+
+    def shown(self, count: int) -> list[RunningRequest]:
+        """The first, in their order, and behind them whoever else is among the first that have
+        objectives: many without any in front do not hide them from admission."""
+        first = self.first_of(count)
+        seen = set(map(id, first))
+        asking = self.first_of(count, _asks)
+        return [*first, *(request for request in asking if id(request) not in seen)]
 
     def remove(self, request: RunningRequest) -> None:
         if self._heap[0][-1] is request:

@@ -47,7 +47,7 @@ from statemgr import StateManager
 logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-_WAITING_SHOWN = 64  # requests of the queue that a policy may choose among
+_WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 
 
 class Engine:
@@ -238,7 +238,7 @@ class Engine:
         self._cycle += 1
         book = self._book
         has_row = len(book.running) < self._manager.rows or self._planning.policies.preempts
-        first = book.waiting.first_of(_WAITING_SHOWN) if has_row else []
+        first = book.waiting.shown(_WAITING_SHOWN) if has_row else []
         waiting = {request.handle.request_id: request for request in first}
         admission = None
         with self._faults.part("planning"):

@@ -62,6 +62,11 @@ class SimulatedRequest:
     def is_done(self) -> bool:
         return self.tokens >= self.request.new_tokens or self.is_cancelled or bool(self.refusal)
 
+    @property
+    def has_objective(self) -> bool:
+        """That may still be attained."""
+        return self.request.has_objective and not self.is_declined
+
     def cancel(self) -> None:
         self.is_cancelled = True
 

@@ -11,7 +11,7 @@ The same requests, seeds and policy give the same figures, whatever ran before.
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from specrouter.slo.admission import Admission, AdmissionPolicy
 from specrouter.slo.policies import POLICIES, RouterPolicy
 from specrouter.view import EngineView, RequestView
 
-_WAITING_SHOWN = 64  # requests of the queue that a policy may choose among, as in the engine
+_WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 _NOT_SENT = -1  # id of a request that is only shown
 
 # What each cycle was decided from, and what was decided.
@@ -185,10 +185,17 @@ class SimulatedService:
             self._cycle,
             self._free_s,
             self._running,
-            self._waiting[:_WAITING_SHOWN],
+            self._shown(),
             self._knowledge.snapshot(),
             self._policy.standing,
         )
+
+    def _shown(self) -> list[SimulatedRequest]:
+        """As the engine's queue shows them."""
+        first = self._waiting[:_WAITING_SHOWN]
+        asking = islice((one for one in self._waiting if one.has_objective), _WAITING_SHOWN)
+        seen = {one.id for one in first}
+        return [*first, *(one for one in asking if one.id not in seen)]
 
     def _admit(self, view: EngineView, admission: Admission) -> EngineView:
         """Gives requests their rows; takes back those of others, who keep their tokens."""

@@ -10,7 +10,9 @@ from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 
 def queue_of(keys: list[float]) -> tuple[AdmissionQueue, list[Any]]:
     queue = AdmissionQueue()
-    requests = [SimpleNamespace(admission_key=key) for key in keys]
+    requests = [
+        SimpleNamespace(admission_key=key, objective=None, is_declined=False) for key in keys
+    ]
     for request in requests:
         queue.push(cast(Any, request))
     return queue, requests
@@ -79,3 +81,13 @@ def test_the_first_of_a_queue_are_shown_in_order_and_any_may_be_removed() -> Non
     assert len(queue.first_of(9)) == 3
     queue.remove(requests[2])
     assert drained(queue) == [requests[1], requests[0]]
+
+
+def test_many_without_objectives_in_front_do_not_hide_who_has_one() -> None:
+    """Else it would wait for all of them before admission is asked about it."""
+    queue, requests = queue_of([float(number) for number in range(9)])
+    for number in (1, 4, 5, 7, 8):
+        requests[number].objective = "chat"
+    requests[4].is_declined = True
+    assert queue.shown(3) == [*requests[:3], requests[5], requests[7]]
+    assert queue.shown(9) == requests
