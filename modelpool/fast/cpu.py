@@ -22,3 +22,10 @@ def computes_in(dtype: str) -> bool:
     }
     ask = getattr(torch.ops.mkldnn, asks[dtype], None)
     return ask is not None and bool(ask())
+
+
+@cache
+def has_amx() -> bool:
+    """Does this CPU multiply matrices in tiles (Intel AMX), which oneDNN does where it can?"""
+    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return ask is not None and bool(ask())

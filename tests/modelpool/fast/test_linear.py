@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
+from modelpool.fast.cpu import has_amx
 from modelpool.fast.linear import PackedLinear, can_pack, pack_linears, parameter_count
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
 
@@ -45,6 +46,9 @@ def test_the_values_are_the_plain_ones_for_any_number_of_rows(
         expected = plain(x)
         if dtype == "float32":  # another library's product
             torch.testing.assert_close(packed(x), expected, atol=1e-5, rtol=1e-5)
+            expected = packed(x)
+        elif has_amx():  # whose order of sums differs with the number of rows
+            torch.testing.assert_close(packed(x), expected, atol=1e-2, rtol=1e-2)
             expected = packed(x)
         for rows in (1, 2, 3, 5, 8, 16, 17, 33, 64, 128):
             assert torch.equal(packed(x[:, :rows]), expected[:, :rows]), rows
