@@ -33,6 +33,7 @@ Served = tuple[ChainRouter, list[RequestOutput]]
 def served(small_config: dict[str, Any]) -> Iterator[Served]:
     """A router, and what it has served: judged and unjudged, drafted in several ways, refused."""
     settings = copy.deepcopy(small_config)
+    settings["engine"] |= {"admission": "fcfs"}
     first = {"tpot_ms": 1e6, "until_tokens": 4}
     settings["slo_classes"] = {
         name: {"stages": [first, {"tpot_ms": tpot_ms}]}

@@ -9,6 +9,7 @@ import pytest
 
 from specrouter.config import TreesConfig
 from specrouter.request.objective import Stage
+from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.routing.planner import Plan
 from specrouter.sim.machine import load_machine
 from specrouter.sim.replay import LoadRequest, Outcome, replay
@@ -122,7 +123,8 @@ def test_adaserve_has_the_published_shapes_and_budget(
             wanted = min(max(budget // deciding - 1, least), most)
             assert (depth, width) == (wanted, min(max(drafter // deciding, 1), 3))
             shapes.add((depth, width))
-            assert plan.budget_nodes == max(0, budget - deciding - chunks)
+            left = max(0, budget - deciding - chunks)
+            assert plan.budget_nodes == min(left, deciding * MAX_TREE_TOKENS), "what trees can have"
     assert len(shapes) > 2, "shapes follow the number of requests"
 
 
