@@ -4,11 +4,12 @@ SLOs-Serve's batches are each in time, as they must be where every run of ten to
 TPOT that is the mean of the whole output is more lenient: a request that stands still for 100 ms
 while a prompt is read needs 1 ms less for each of the 100 tokens that it has left. So
 
-- prompts that can wait are read as the strict pacing says, in what its batches leave;
+- prompts that can wait, those without an objective of the TTFT among them, are read as the strict
+  pacing says, in what its batches leave;
 - a prompt that cannot is read at once, if that is *sustained*: all such prompts, by rising
   deadline, are in time if nothing else is read, and there is a length of cycles in which the tokens
   that each request verifies bring as many as it needs, the prompts' time taken off;
-- who decodes and needs most is given up where that admits more requests than it loses.
+- who decodes and needs most is given up where that admits more urgent prompts than it loses.
 
 Which of the urgent prompts are read is found as by Moore and Hodgson, who leave the fewest late on
 one machine: by rising deadline, and where one is too many, the longest is left out.
@@ -76,16 +77,19 @@ class Amortized:
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         new = new if memory.rows > 0 else ()
-        urgent = sum(map(self._is_urgent, new))
-        most = min(len(new), max(0, memory.rows), MOST_NEW + min(urgent, _MOST_NEW))
+        urgent = {each.id for each in new if self._is_urgent(each)}
+        most = min(len(urgent), max(0, memory.rows), MOST_NEW + _MOST_NEW)
         best = self._choice(load, new, memory)
-        gained = len(best.admitted) if best.in_time else -len(load.ids) - 1
+        gained = sum(each.id in urgent for each in best.admitted)
+        if urgent and not best.in_time:
+            gained = -len(load.ids) - 1  # somebody is late in any case
         for count in _GIVEN_UP:
             if count > len(load.ids) or gained >= most - count:
                 break
             found = self._choice(load.without_neediest(count), new, memory)
-            if found.in_time and len(found.admitted) - count > gained:
-                best, gained = replace(found, given_up=count), len(found.admitted) - count
+            kept = sum(each.id in urgent for each in found.admitted) - count
+            if found.in_time and kept > gained:
+                best, gained = replace(found, given_up=count), kept
         return best
 
     def _choice(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
@@ -115,7 +119,8 @@ class Amortized:
         return replace(batch, tokens=max(batch.tokens, tokens))
 
     def _is_urgent(self, prompt: Prompt) -> bool:
-        return prompt.deadline_ms < _URGENT * self.times.ms(min(prompt.tokens, self.chunk))
+        reading_ms = self.times.ms(min(prompt.tokens, self.chunk))
+        return not prompt.can_wait and prompt.deadline_ms < _URGENT * reading_ms
 
     def _is_sustained(self, load: Load) -> bool:
         return self._reads_in_time(load.prompts) and self._keeps_up(load)

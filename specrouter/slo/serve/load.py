@@ -38,6 +38,7 @@ class Prompt:
         tpot_ms: of its output; infinite without such an objective.
         reserve_tokens: KV that it needs.
         left: tokens of its output after the first one, as far as is known.
+        can_wait: the deadline is no objective, only so that it does not wait for ever.
     """
 
     id: int
@@ -47,6 +48,7 @@ class Prompt:
     reserve_tokens: int = 0
     is_running: bool = False
     left: float = math.inf
+    can_wait: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -161,6 +161,7 @@ def _prompt(
         request.reserve_tokens,
         is_running,
         max(1.0, output_tokens - 1.0),
+        not targets.has_deadline,
     )
 
 
