@@ -11,8 +11,9 @@ would lose 10 microseconds each. A row alone oneDNN sums in another order beyond
 2.13, bfloat16, AVX-512): a text would depend on whether its request stood alone, so such a row is
 computed twice. With AMX it sums more than 32 rows in other orders beyond some 512 inputs, so rows
 are multiplied 32 at a time there: as fast up to 32, 1.6 times the time for 64 rows and some 2.5
-times for more (one thread), and still a fraction of what it takes without AMX. Everything else stays as it was: other dtypes and devices, subclasses of
-`nn.Linear`, and layers with hooks, such as those that `accelerate` has spread.
+times for more (one thread), and still a fraction of what it takes without AMX. Everything else
+stays as it was: other dtypes and devices, subclasses of `nn.Linear`, and layers with hooks, such as
+those that `accelerate` has spread.
 """
 
 from collections.abc import Iterable
@@ -55,8 +56,9 @@ class PackedLinear(nn.Module):
             return self._multiply(rows)[0].view(*x.shape[:-1], self.out_features)
         most = self._most_rows
         if most is not None and x.numel() > most * self.in_features:
-            blocks = x.reshape(-1, self.in_features).split(most)
-            y = torch.cat([self._multiply(block) for block in blocks])
+            rows = x.reshape(-1, self.in_features)
+            starts = range(0, len(rows), most)
+            y = torch.cat([self._multiply(rows[start : start + most]) for start in starts])
             return y.view(*x.shape[:-1], self.out_features)
         return self._multiply(x)
 
