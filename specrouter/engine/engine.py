@@ -237,7 +237,9 @@ class Engine:
         """
         self._cycle += 1
         book = self._book
-        has_row = len(book.running) < self._manager.rows or self._planning.policies.preempts
+        has_row = len(book.running) < self._manager.rows
+        with self._faults.part("planning"):
+            has_row |= self._planning.policies.preempts
         first = book.waiting.shown(_WAITING_SHOWN) if has_row else []
         waiting = {request.handle.request_id: request for request in first}
         admission = None

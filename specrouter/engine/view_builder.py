@@ -92,7 +92,7 @@ class ViewBuilder:
         )
 
     def _waiting(self, request: RunningRequest, now_s: float) -> RequestView:
-        unread = request.committed_tokens - 1
+        unread = int(request.committed_tokens) - 1  # fails for NaN, which nobody would ever admit
         missed = dict.fromkeys(self._drafters, unread)
         return _view(request, now_s, unread, missed, self._executor.slots_for(unread + 1), 0)
 

@@ -74,6 +74,7 @@ TERMINAL = (
     "specrouter.engine.admission_queue.AdmissionQueue.push",
     "specrouter.engine.admission_queue.AdmissionQueue.take_out",
     "specrouter.engine.engine.Engine._admit",
+    "specrouter.engine.engine.Engine._follow",
     "specrouter.engine.engine.Engine._plan",
     "specrouter.engine.engine.Engine._run",
     "specrouter.engine.engine.Engine.enqueue",
