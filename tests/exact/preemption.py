@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import numpy as np
 
@@ -38,13 +39,14 @@ class RandomPreemption:
 
 @contextlib.contextmanager
 def preempting(engine: Engine, share: float) -> Iterator[RandomPreemption]:
-    """The engine's admission, disturbed. It must not be changed meanwhile."""
+    """The engine's admission, disturbed, whatever is asked for meanwhile."""
     policies = engine._planning.policies
     usual = policies.admission, policies.admits
     disturbed = RandomPreemption(policies.admits, share)
     policies.admission, policies.admits = "slo", disturbed
     try:
-        yield disturbed
+        with patch.object(policies, "_admit"):  # another policy would come undisturbed
+            yield disturbed
     finally:
         policies.admission, policies.admits = usual
 
