@@ -22,6 +22,7 @@ class AdmissionQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, RunningRequest]] = []
         self._arrivals = itertools.count()
+        self._objectives = 0  # requests that came with one and wait
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -30,7 +31,13 @@ class AdmissionQueue:
         """In no order."""
         return (request for *_, request in self._heap)
 
+    @property
+    def has_objectives(self) -> bool:
+        """Does anybody wait who came with an objective?"""
+        return self._objectives > 0
+
     def push(self, request: RunningRequest) -> None:
+        self._objectives += request.objective is not None
         heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
 
     def first_of(
@@ -44,6 +51,8 @@ class AdmissionQueue:
         """The first, in their order, and behind them whoever else is among the first that have
         objectives: many without any in front do not hide them from admission."""
         first = self.first_of(count)
+        if not self.has_objectives or len(first) == len(self):
+            return first
         seen = set(map(id, first))
         asking = self.first_of(count, _asks)
         return [*first, *(request for request in asking if id(request) not in seen)]
@@ -51,6 +60,7 @@ class AdmissionQueue:
     def remove(self, request: RunningRequest) -> None:
         if self._heap[0][-1] is request:
             heapq.heappop(self._heap)
+            self._objectives -= request.objective is not None
         else:
             self.take_out(lambda waiting: waiting is request)
 
@@ -65,6 +75,7 @@ class AdmissionQueue:
         if out:
             heapq.heapify(staying)
             self._heap = staying
+            self._objectives -= sum(request.objective is not None for request in out)
         return out
 
 

@@ -233,13 +233,14 @@ class Engine:
 
     def _admit(self) -> dict[int, int]:
         """Begins a cycle, and gives requests rows, by id. While no row is free, only who takes some
-        back admits; without a decision of the policies, as many as there is room for, in order.
+        back for an objective admits; without a decision of the policies, as many as there is room
+        for, in order.
         """
         self._cycle += 1
         book = self._book
         has_row = len(book.running) < self._manager.rows
         with self._faults.part("planning"):
-            has_row |= self._planning.policies.preempts
+            has_row |= self._planning.policies.preempts and book.has_objectives
         first = book.waiting.shown(_WAITING_SHOWN) if has_row else []
         waiting = {request.handle.request_id: request for request in first}
         admission = None

@@ -51,6 +51,11 @@ class RequestBook:
     def running_ids(self) -> set[int]:
         return {one.handle.request_id for one in self.running.values()}
 
+    @property
+    def has_objectives(self) -> bool:
+        running = self.running.values()
+        return self.waiting.has_objectives or any(one.objective is not None for one in running)
+
     def inherit(self, before: "RequestBook") -> None:
         """The requests that wait, and the accounts, of an engine that has failed."""
         self.waiting, self.admissions = before.waiting, before.admissions

@@ -30,35 +30,35 @@ def objective_metrics(accounts: SloAccounts, configured: Iterable[str]) -> Itera
 
 
 def _admission(counts: Mapping[str, AdmissionCounts]) -> Iterator[Metric]:
-    yield counter(
+    yield _by_class(
         "specrouter_slo_admitted_requests",
         "Requests admitted with an objective.",
-        _by_class(counts, lambda each: each.admitted),
-        _CLASS,
+        counts,
+        lambda each: each.admitted,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_best_effort_requests",
         "Requests admitted without an objective, or without a promise to attain it.",
-        _by_class(counts, lambda each: each.best_effort),
-        _CLASS,
+        counts,
+        lambda each: each.best_effort,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_declined_requests",
         "Requests whose objective admission found to be unattainable.",
-        _by_class(counts, lambda each: each.declined),
-        _CLASS,
+        counts,
+        lambda each: each.declined,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_rejected_requests",
         "Declined requests that asked to be rejected, and were.",
-        _by_class(counts, lambda each: each.rejected),
-        _CLASS,
+        counts,
+        lambda each: each.rejected,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_preemptions",
         "Times that a running request had to give its row back.",
-        _by_class(counts, lambda each: each.preempted),
-        _CLASS,
+        counts,
+        lambda each: each.preempted,
     )
 
 
@@ -72,35 +72,35 @@ def _slack(slack: SlackFigures) -> Metric:
 
 
 def _attainment(counts: Mapping[str, SloCounts]) -> Iterator[Metric]:
-    yield counter(
+    yield _by_class(
         "specrouter_slo_judged_requests",
         "Finished requests that had an objective.",
-        _by_class(counts, lambda each: each.judged),
-        _CLASS,
+        counts,
+        lambda each: each.judged,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_attained_requests",
         "Requests that attained their objective.",
-        _by_class(counts, lambda each: each.attained),
-        _CLASS,
+        counts,
+        lambda each: each.attained,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_missed_requests",
         "Requests that missed their objective.",
-        _by_class(counts, lambda each: each.judged - each.attained),
-        _CLASS,
+        counts,
+        lambda each: each.judged - each.attained,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_slo_tokens",
         "Output tokens of finished requests.",
-        _by_class(counts, lambda each: each.tokens),
-        _CLASS,
+        counts,
+        lambda each: each.tokens,
     )
-    yield counter(
+    yield _by_class(
         "specrouter_goodput_tokens",
         "Output tokens of requests that attained their objective.",
-        _by_class(counts, lambda each: each.attained_tokens),
-        _CLASS,
+        counts,
+        lambda each: each.attained_tokens,
     )
 
 
@@ -123,5 +123,8 @@ def _stages(stages: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[Metri
     )
 
 
-def _by_class(counts: Mapping[str, _Counts], value: Callable[[_Counts], float]) -> Values:
-    return {(name,): value(each) for name, each in counts.items()}
+def _by_class(
+    name: str, text: str, counts: Mapping[str, _Counts], value: Callable[[_Counts], float]
+) -> Metric:
+    values: Values = {(slo_class,): value(each) for slo_class, each in counts.items()}
+    return counter(name, text, values, _CLASS)

@@ -9,6 +9,7 @@ from modelpool import ModelPool
 from specrouter import RequestOutput, RouterConfig, SamplingParams
 from specrouter.engine.engine import Engine
 from specrouter.request.handle import RequestHandle
+from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
 
@@ -36,8 +37,9 @@ class EngineBench:
         prompt: Sequence[int],
         params: SamplingParams = GREEDY,
         speculation: SpeculationOverride = None,
+        objective: Objective | None = None,
     ) -> RequestHandle:
-        spec = RequestSpec(tuple(prompt), (), params, speculation, seed=1)
+        spec = RequestSpec(tuple(prompt), (), params, speculation, seed=1, objective=objective)
         handle = RequestHandle(next(self._ids), lambda: None)
         request = RunningRequest(spec, handle, self.pool.tokenizer, self.pool.eos_token_ids)
         self.engine.enqueue(request)

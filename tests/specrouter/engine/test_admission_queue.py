@@ -1,17 +1,24 @@
 """Waiting requests leave in the order of their keys, or from anywhere."""
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 
 
-def queue_of(keys: list[float]) -> tuple[AdmissionQueue, list[Any]]:
+def queue_of(keys: list[float], asking: Collection[int] = ()) -> tuple[AdmissionQueue, list[Any]]:
+    """`asking`: places of those that have an objective."""
     queue = AdmissionQueue()
     requests = [
-        SimpleNamespace(admission_key=key, objective=None, is_declined=False) for key in keys
+        SimpleNamespace(
+            admission_key=key, objective="any" if place in asking else None, is_declined=False
+        )
+        for place, key in enumerate(keys)
     ]
     for request in requests:
         queue.push(cast(Any, request))
@@ -46,6 +53,27 @@ def test_nothing_leaves_that_wants_to_stay() -> None:
     queue, requests = queue_of([2.0, 1.0])
     assert queue.take_out(lambda _: False) == []
     assert len(queue) == len(requests)
+
+
+def test_who_asks_is_shown_behind_the_first() -> None:
+    queue, requests = queue_of([1.0, 2.0, 3.0, 4.0], asking={3})
+    assert queue.shown(2) == [requests[0], requests[1], requests[3]]
+    queue.take_out(lambda request: request is requests[3])
+    assert queue.shown(2) == requests[:2]
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.booleans(), st.booleans()), max_size=12))
+def test_the_queue_knows_whether_anybody_asks(waiting: list[tuple[float, bool, bool]]) -> None:
+    """Each with its key, whether it asks, and whether it leaves without a row."""
+    keys = [key for key, *_ in waiting]
+    asking = {place for place, (_, asks, _) in enumerate(waiting) if asks}
+    queue, requests = queue_of(keys, asking)
+    leaving = {id(requests[place]) for place, (*_, leaves) in enumerate(waiting) if leaves}
+    queue.take_out(lambda request: id(request) in leaving)
+    assert queue.has_objectives is any(one.objective is not None for one in queue)
+    while queue:
+        queue.remove(queue.first_of(1)[0])
+        assert queue.has_objectives is any(one.objective is not None for one in queue)
 
 
 def test_the_pace_is_that_of_requests_that_end_while_others_wait() -> None:
@@ -85,9 +113,7 @@ def test_the_first_of_a_queue_are_shown_in_order_and_any_may_be_removed() -> Non
 
 def test_many_without_objectives_in_front_do_not_hide_who_has_one() -> None:
     """Else it would wait for all of them before admission is asked about it."""
-    queue, requests = queue_of([float(number) for number in range(9)])
-    for number in (1, 4, 5, 7, 8):
-        requests[number].objective = "chat"
+    queue, requests = queue_of([float(number) for number in range(9)], asking=(1, 4, 5, 7, 8))
     requests[4].is_declined = True
     assert queue.shown(3) == [*requests[:3], requests[5], requests[7]]
     assert queue.shown(9) == requests

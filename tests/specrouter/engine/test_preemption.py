@@ -146,9 +146,11 @@ def script(bench: EngineBench) -> Scripted:
     return Scripted(bench.engine)
 
 
-def preempted(bench: EngineBench, script: Scripted, steps: int = 4) -> RequestHandle:
+def preempted(
+    bench: EngineBench, script: Scripted, steps: int = 4, objective: Objective | None = None
+) -> RequestHandle:
     """One that has tokens, and waits."""
-    handle = bench.submit(PROMPTS[0])
+    handle = bench.submit(PROMPTS[0], objective=objective)
     for _ in range(steps):
         bench.engine.step()
     script.takes, script.holds = 1, True
@@ -251,7 +253,8 @@ def test_after_the_last_engine_who_has_tokens_failed_and_who_has_none_was_not_se
 
 
 def test_its_row_and_its_memory_are_others(bench: EngineBench, script: Scripted) -> None:
-    handles = [bench.submit(prompt) for prompt in PROMPTS]
+    handles = [bench.submit(prompt) for prompt in PROMPTS[:3]]
+    handles.append(bench.submit(PROMPTS[3], objective=Objective(None, 1e6)))
     for _ in range(3):
         bench.engine.step()
     assert len(script.seen[-1].waiting) == 1, "it is shown though no row is free"
@@ -279,10 +282,8 @@ def test_senseless_preemptions_cost_no_request(
 def declined(bench: EngineBench, script: Scripted, choice: Any) -> RequestHandle:
     """A request whose objective will not be attained, beside one that has none."""
     script.declines = True
-    handle = bench.submit(PROMPTS[0])
-    [request] = bench.engine._book.waiting
     objective = Objective(None, 1.0, "chat", on_unattainable=choice)
-    request.spec = replace(request.spec, objective=objective)
+    handle = bench.submit(PROMPTS[0], objective=objective)
     bench.submit(PROMPTS[1])
     bench.engine.step()
     return handle
@@ -315,11 +316,19 @@ def test_who_wants_to_be_rejected_ends_with_what_is_feasible(
     bench.engine.check_integrity()
 
 
+def test_while_no_row_is_free_only_an_objective_is_worth_a_look_at_the_queue(
+    bench: EngineBench, script: Scripted
+) -> None:
+    handles = [bench.submit(prompt) for prompt in PROMPTS]
+    for _ in range(3):
+        bench.engine.step()
+    assert [len(seen.waiting) for seen in script.seen] == [4, 0, 0]
+    bench.finish(handles)
+
+
 def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -> None:
-    handle = preempted(bench, script)
-    [request] = bench.engine._book.waiting
     objective = Objective(None, 1.0, on_unattainable="reject")
-    request.spec = replace(request.spec, objective=objective)
+    handle = preempted(bench, script, objective=objective)
     script.holds, script.declines = False, True
     [output] = bench.finish([handle])
     assert output.finish_reason == "length"
@@ -329,10 +338,8 @@ def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -
 def test_a_live_policy_names_what_it_would_admit(small_config: dict[str, Any]) -> None:
     bench = EngineBench(small_config, admission="slo")
     for tpot_ms in (1e-6, 1e4):
-        handle = bench.submit(PROMPTS[0])
-        [request] = bench.engine._book.waiting
         objective = Objective(tpot_ms, 1e4, on_unattainable="reject")
-        request.spec = replace(request.spec, objective=objective)
+        handle = bench.submit(PROMPTS[0], objective=objective)
         [output] = bench.finish([handle])
         if tpot_ms == 1e4:
             assert output.metrics.attained

@@ -50,6 +50,7 @@ class Request:
     def __init__(self, name: str, number: int) -> None:
         self.spec: Any = name
         self.continuation: Any = name
+        self.objective = None
         self.is_declined = self.rejects = False
         self.handle = Handle(number)
         self.row: int | None = None
