@@ -64,6 +64,20 @@ class InUse:
 
 
 @dataclass(frozen=True)
+class Flow:
+    """What SpecuStream remembers of a request.
+
+    Attributes:
+        vector: the last values, circularly; empty before the first.
+        updates: so far; `drafts`: of the request, at the last one.
+    """
+
+    vector: tuple[float, ...] = ()
+    updates: int = 0
+    drafts: int = 0
+
+
+@dataclass(frozen=True)
 class Standing:
     """What earlier cycles left behind for the next decision.
 
@@ -71,12 +85,14 @@ class Standing:
         waited: cycles in a row that requests have sat out, by id.
         foreseen: predictions for chains that requests name, with the cycle they were made in.
         evaluated_at: cycle of the last shadow evaluation.
+        flows: by id, where requests set their own depths (`specrouter.routing.specustream`).
     """
 
     in_use: Mapping[Override, InUse] = field(default_factory=dict)
     waited: Mapping[int, int] = field(default_factory=dict)
     foreseen: Mapping[tuple[object, ...], tuple[int, Option]] = field(default_factory=dict)
     evaluated_at: int = -1
+    flows: Mapping[int, Flow] = field(default_factory=dict)
 
     def chain(self, key: Override) -> Chain | None:
         """In use for requests of a key; None before their first decision."""
@@ -105,6 +121,8 @@ class RequestView:
         output_tokens: length of its output, where it is known, as in a simulation.
         declined: it is served as if it had no objective.
         awaits_first: it runs, and its first token has not come.
+        drafts: cycles in which something was drafted for it; `acceptance`: share of the last draft
+            that the target accepted.
     """
 
     id: int
@@ -131,6 +149,8 @@ class RequestView:
     output_tokens: int | None = None
     declined: bool = False
     awaits_first: bool = False
+    drafts: int = 0
+    acceptance: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

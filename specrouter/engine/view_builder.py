@@ -131,4 +131,6 @@ def _view(
         stages,
         declined=request.is_declined,
         awaits_first=request.row is not None and not request.produced_tokens,
+        drafts=pace.drafts,
+        acceptance=pace.acceptance,
     )

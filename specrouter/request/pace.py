@@ -14,9 +14,14 @@ class Pace:
     stages: of the objective; none where it has none.
     before: output tokens of an earlier attempt, which have no times. Stages that ended there are
         over.
+
+    Attributes:
+        drafts: cycles in which something was drafted for it; `acceptance`: share of the last draft
+            that the target accepted.
     """
 
     def __init__(self, stages: Sequence[Stage], before: Sequence[int] = ()) -> None:
+        self.drafts, self.acceptance = 0, 0.0
         self._stages = tuple(stages)
         self._ends: list[int] = []  # tokens after which stages have ended
         self._first = len(before) + 1  # the token that time counts from
@@ -44,8 +49,13 @@ class Pace:
         """The time that those took so far; 0.0 before the first token."""
         return 0.0 if self._stage_s is None else (now_s - self._stage_s) * 1000
 
-    def take(self, tokens: Sequence[int], now_s: float) -> None:
-        """`tokens`: of the whole output, of which the last have come now."""
+    def take(
+        self, tokens: Sequence[int], now_s: float, drafted: int = 0, accepted: int = 0
+    ) -> None:
+        """`tokens`: of the whole output, of which the last have come now; so many of the `drafted`
+        ones were accepted."""
+        if drafted:
+            self.drafts, self.acceptance = self.drafts + 1, min(accepted, drafted) / drafted
         ends = len(self._ends)
         self._tokens = len(tokens)
         self._find_ends(tokens)

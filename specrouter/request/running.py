@@ -161,7 +161,7 @@ class RunningRequest:
         self._committed += len(tokens)
         text, fresh, reason = self._append(tokens)
         self._commits.append((came_s, len(fresh)))
-        self.pace.take(self._tokens, came_s)
+        self.pace.take(self._tokens, came_s, drafted, len(tokens) - 1)
         self._drafted += drafted
         self._accepted += min(len(fresh), len(tokens) - 1)
         kept: list[TokenLogprobs] | None = None

@@ -20,36 +20,15 @@ from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
 from specrouter.routing.cycle_budget import cut_to_budget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
-from specrouter.routing.route import Asked, Route, by_what_they_ask, nodes_of, route_ms
+from specrouter.routing.route import Asked, Prefill, Route, by_what_they_ask, nodes_of, route_ms
 from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
+from specrouter.routing.specustream import Speculating, micro_batch
 from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
 
 Ints = NDArray[np.int64]
-
-
-def _nobody() -> Ints:
-    return np.array([], dtype=np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Prefill:
-    """What the target reads of prompts beside the decoding requests.
-
-    Attributes:
-        rows, counts: that read so many tokens.
-        first_tokens: rows whose prompts end in this cycle.
-        tokens: of prompts, and the first tokens' rows.
-        requests: whose prompts are not read yet.
-    """
-
-    rows: Ints = field(default_factory=_nobody)
-    counts: Ints = field(default_factory=_nobody)
-    first_tokens: Ints = field(default_factory=_nobody)
-    tokens: int = 0
-    requests: int = 0
 
 
 @dataclass
@@ -69,6 +48,7 @@ class CycleRoutes:
     requests: Mapping[int, RequestView]  # that decode, by row
     progress: Progress  # of the same
     admission: Admission
+    adapted: Mapping[int, Speculating] | None = None  # by id, where requests set their own depths
     members: dict[Route, list[int]] = field(default_factory=dict)
     predicted: dict[Route, Option] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -163,9 +143,10 @@ class CycleRoutes:
         found: dict[tuple[int, int | None], tuple[Option, list[int]]] = {}
         for row, option in drafting.options(requests, main, later, alone).items():
             if row not in waiting:
-                cap = self.admission.depths.get(requests[row].id)
+                cap = self._deepest(requests[row].id)
                 found.setdefault((id(option), cap), (option, []))[1].append(row)
-        for (_, cap), (option, rows) in found.items():
+        for (_, cap), (option, each) in found.items():
+            rows = self._at_once(option, {row: requests[row] for row in each})
             route = self._route(key, option, decision, cap)
             self.members.setdefault(route, []).extend(rows)
             is_cut = cap is not None and cap < option.shape.depth
@@ -175,16 +156,34 @@ class CycleRoutes:
             held = held.union(option.chain)
         return held
 
+    def _deepest(self, request: int) -> int | None:
+        """Levels that may be drafted for a request, by id; None: as many as are promised."""
+        cap = self.admission.depths.get(request)
+        if self.adapted is None:
+            return cap
+        levels = self.adapted[request].levels
+        return levels if cap is None else min(cap, levels)
+
+    def _at_once(self, option: Option, requests: Mapping[int, RequestView]) -> list[int]:
+        """The rows of a group that draft in this cycle; where they come in micro-batches, those
+        that have waited longest. The others sit out."""
+        if self.adapted is None or len(option.chain) == 1:
+            return list(requests)
+        rows = micro_batch(self.adapted, requests, self.view.standing.waited)
+        self.waiting |= requests.keys() - set(rows)
+        return rows
+
     def _route(
         self, key: Override, option: Option, decision: ChainDecision, cap: int | None
     ) -> Route:
         """`cap`: the most levels that may be drafted; None: as many as are promised."""
         if cap == 0:
             return Route((self.scheduler.target,))
-        # Options are of the shapes that are known, of which the next larger one may be predicted.
+        # Options are of known shapes: the next larger one is predicted, or else the largest.
         limits, shape = self.scheduler.limits(key), option.shape
+        depth = limits.depth or shape.depth if shape.depth else 1
         drafted = DraftShape(
-            min(shape.depth, limits.depth or shape.depth, cap or shape.depth) or 1,
+            min(depth, cap or depth),
             min(shape.width, limits.width or shape.width),
         )
         return Route(

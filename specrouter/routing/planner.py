@@ -20,9 +20,10 @@ from specrouter.cycle import (
 from specrouter.profile.snapshot import outcome_of
 from specrouter.routing.catch_up import CycleCatchUp
 from specrouter.routing.cycle_budget import bounded, nodes_within
-from specrouter.routing.cycle_routes import CycleRoutes, Prefill
+from specrouter.routing.cycle_routes import CycleRoutes
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import CycleDecisions, rows_of_mode, workload_of
+from specrouter.routing.route import Prefill
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.routing.shadow_policy import next_shadow_evaluation
 from specrouter.slo.admission import Admission
@@ -105,6 +106,7 @@ class Planner:
             requests,
             progress_of(requests, view.standing.waited),
             admission,
+            None if self.scheduler.stream is None else self.scheduler.stream.adapted(view),
         )
         routes.find()
         return routes
@@ -205,7 +207,8 @@ def _standing(
         if row in routes.waiting
     }
     evaluated_at = view.standing.evaluated_at if evaluation is None else view.cycle
-    return Standing(routes.decisions.in_use, waited, routes.foreseen, evaluated_at)
+    flows = {each: one.flow for each, one in (routes.adapted or {}).items()}
+    return Standing(routes.decisions.in_use, waited, routes.foreseen, evaluated_at, flows)
 
 
 def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) -> Progress:

@@ -1,14 +1,18 @@
 """Route: a chain and shape of drafts; and which requests of a cycle share one decision.
 
+Prefill: what the target reads of prompts beside them.
+
 Not here: which route requests get (`specrouter.routing.planner`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specrouter.cycle import ChainGroup, DraftShape, Option
 from specrouter.profile.cycle_times import (
@@ -21,6 +25,8 @@ from specrouter.profile.cycle_times import (
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain, Speculation
 from specrouter.view import SCHEDULED, Override, RequestView
+
+Ints = NDArray[np.int64]
 
 
 class Route(NamedTuple):
@@ -42,6 +48,28 @@ class Route(NamedTuple):
             self.branching,
             predicted,
         )
+
+
+def _nobody() -> Ints:
+    return np.array([], dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefill:
+    """What the target reads of prompts beside the decoding requests.
+
+    Attributes:
+        rows, counts: that read so many tokens.
+        first_tokens: rows whose prompts end in this cycle.
+        tokens: of prompts, and the first tokens' rows.
+        requests: whose prompts are not read yet.
+    """
+
+    rows: Ints = field(default_factory=_nobody)
+    counts: Ints = field(default_factory=_nobody)
+    first_tokens: Ints = field(default_factory=_nobody)
+    tokens: int = 0
+    requests: int = 0
 
 
 def nodes_of(route: Route) -> int:

@@ -10,6 +10,8 @@ candidate, so a chain that does not pay is not used.
 - `paper`: the published formula: every level costs W times the model's time, one moving average,
   and the acceptance rate is a function of the similarity alone; hard rejection; decided in every
   cycle.
+- `specustream`: the smallest drafter or a configured chain; each request sets its own depth
+  (`specrouter.routing.specustream`).
 - `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
   `target-only`: no speculation.
 
@@ -23,12 +25,14 @@ from functools import cache
 
 from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
+from specrouter.config.scheduler import STREAMED
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.paper_prediction import predict_paper
 from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain, fitting_width
+from specrouter.routing.specustream import MOST_DEPTH, SpecuStream
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
@@ -139,7 +143,7 @@ class ModelChainScheduler:
         limits = self.limits(asked)
         if policy == "adaptive":
             return self._adaptive(snapshot, workload, models, current, limits)
-        deep = limits.depth or FIXED_DEPTH
+        deep = limits.depth or (FIXED_DEPTH if self.stream is None else MOST_DEPTH)
         fixed = ChainDecision(
             (self.target,),
             DraftShape(deep, fitting_width(deep, limits.width or 1), limits.nodes or 0),
@@ -148,10 +152,8 @@ class ModelChainScheduler:
             return fixed
         if policy == "paper":
             return self._paper(snapshot, models, replace(fixed, hard_rejection=True))
-        if policy == "ssd-smallest":
-            return replace(fixed, chain=self._usable(self._smallest_pair(), models))
-        assert self.config.chain is not None
-        return replace(fixed, chain=self._usable(self.config.chain, models))
+        chain = self.config.chain or self._smallest_pair()
+        return replace(fixed, chain=self._usable(chain, models))
 
     @property
     def decides_every_cycle(self) -> bool:
@@ -159,16 +161,21 @@ class ModelChainScheduler:
         return self.config.policy == "paper"
 
     @property
+    def stream(self) -> SpecuStream | None:
+        """Of policies by which each request sets its own depth."""
+        if self.config.policy not in STREAMED:
+            return None
+        return SpecuStream("deltas" if self.config.policy == "specustream" else "acceptances")
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """The models that the policy may choose beside the target, weakest first."""
         if self.config.policy == "target-only":
             chains: tuple[Chain, ...] = ()
-        elif self.config.policy == "ssd-smallest":
-            chains = (self._smallest_pair(),)
-        elif self.config.chain is not None:
-            chains = (self.config.chain,)
-        else:
+        elif self.config.policy in ("adaptive", "paper"):
             chains = self.candidates
+        else:
+            chains = (self.config.chain or self._smallest_pair(),)
         names = dict.fromkeys(name for chain in chains for name in chain)
         return tuple(name for name in names if name != self.target)
 

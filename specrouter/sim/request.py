@@ -43,6 +43,8 @@ class SimulatedRequest:
     is_declined: bool = False
     commits: list[tuple[float, int]] = field(default_factory=list)
     waiting_view: RequestView | None = None
+    drafts: int = 0
+    acceptance: float = 0.0
     _stage: int = 0  # that it is in,
     _stage_tokens: int = 1  # tokens before it, the first one included,
     _stage_s: float = math.nan  # and when they were there
@@ -95,9 +97,12 @@ class SimulatedRequest:
         judged = self.request.judges_runs and self.tokens
         return (now_s - self._run_s) * 1000 if judged else None
 
-    def take(self, tokens: int, now_s: float) -> None:
+    def take(self, tokens: int, now_s: float, drafted: int = 0) -> None:
         """What a cycle brought that has ended now."""
         self.cycles += 1
+        if drafted:
+            self.drafts += 1
+            self.acceptance = min(tokens - 1, drafted) / drafted
         if not self.tokens:
             self.first_s = self._stage_s = self._run_s = now_s
         begun = self.decoded // RUN_TOKENS

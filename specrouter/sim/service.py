@@ -167,7 +167,7 @@ class SimulatedService:
         result, elapsed_ms = self._executor.run(plan)
         for commit in result.commits:
             request = self._running[commit.row]
-            request.take(len(commit.tokens), self._free_s + elapsed_ms / 1000)
+            request.take(len(commit.tokens), self._free_s + elapsed_ms / 1000, commit.drafted)
         self._knowledge.learn(plan, result, elapsed_ms)
         return elapsed_ms
 

@@ -106,4 +106,6 @@ def _view(
         declined=request.is_declined,
         run_ms=request.run_ms(now_s),
         awaits_first=request.row is not None and not request.tokens,
+        drafts=request.drafts,
+        acceptance=request.acceptance,
     )

@@ -79,6 +79,8 @@ POLICIES: Mapping[str, RouterPolicy] = {
     "adaserve": _adaserve("slo"),
     "adaserve-slo-phase": _adaserve("slo-phase"),
     "slos-serve": _by_tier(),
+    "specustream": RouterPolicy("specustream", "whole", "fixed"),
+    "specustream-fixed": RouterPolicy("specustream-fixed", "whole", "fixed"),
     "slo": RouterPolicy("adaptive", "goodput", admission="slo"),  # the default
     "goodput": RouterPolicy("adaptive", "goodput"),  # the same, first come, first served
 }

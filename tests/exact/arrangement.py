@@ -177,6 +177,8 @@ def _policies(router: ChainRouter) -> list[Routed]:
         Routed("static", with_weights),
         Routed("static", with_weights, nodes=3),
         Routed("target-only"),
+        Routed("specustream"),
+        Routed("specustream-fixed"),
     ]
 
 

@@ -15,7 +15,7 @@ MOST: Mapping[str, int] = {
     "statements of step()": 11,
     "files without a test of their own": 0,
     # 63 and 50 without `slo/serve`: SLOs-Serve is a second system beside the first, and amortized
-    # pacing joins the two, with six constants.
-    "named numeric constants of decision code": 80,
-    "types of decision code": 65,
+    # pacing joins the two, with six constants. SpecuStream is a third, with eight published ones.
+    "named numeric constants of decision code": 88,
+    "types of decision code": 67,
 }

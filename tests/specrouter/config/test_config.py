@@ -163,6 +163,14 @@ def test_a_chain_and_the_policies_that_need_one_go_together(scheduler: Settings)
     assert "chain" in error.reason
 
 
+@pytest.mark.parametrize("policy", ["specustream", "specustream-fixed"])
+def test_streamed_drafts_are_paths_of_any_chain(policy: str) -> None:
+    chained = {"policy": policy, "chain": ["small", "big"], "width": 1}
+    assert RouterConfig.load({"pool": POOL, "scheduler": chained}).scheduler.policy == policy
+    error = refused({"pool": POOL, "scheduler": {"policy": policy, "width": 2}})
+    assert error.field == "scheduler.width"
+
+
 @pytest.mark.parametrize(("depth", "width"), [(16, 5), (9, 8), (13, 5)])
 def test_a_tree_that_is_too_large_is_refused(depth: int, width: int) -> None:
     error = refused({"pool": POOL, "scheduler": {"depth": depth, "width": width}})

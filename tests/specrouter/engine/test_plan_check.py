@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from specrouter.cycle import ChainGroup, CyclePlan, DraftShape, Option, ShadowEvaluation
 from specrouter.engine.plan_check import PlanCheck, PlanError
 from specrouter.engine.planning import target_alone
+from specrouter.request.params import MAX_DEPTH
 from specrouter.slo.admission import Admission
 from specrouter.slo.tree_shape import SPECINFER_TREE
 
@@ -59,7 +60,7 @@ SENSELESS = {
     "a depth of NaN": plan(group(shape=DraftShape(math.nan, 2))),  # type: ignore[arg-type]
     "a negative depth": plan(group(shape=DraftShape(-1, 2))),
     "no depth": plan(group(shape=DraftShape(0, 2))),
-    "trees that are too deep": plan(group(shape=DraftShape(17, 1))),
+    "trees that are too deep": plan(group(shape=DraftShape(MAX_DEPTH + 1, 1))),
     "trees that are too wide": plan(group(shape=DraftShape(9, 8))),
     "no width": plan(group(shape=DraftShape(4, 0))),
     "a form of another size": plan(group(shape=DraftShape(8, 4), branching=SPECINFER_TREE)),

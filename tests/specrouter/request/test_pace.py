@@ -57,3 +57,14 @@ def test_ends_are_found_whatever_comes_together(seed: int) -> None:
         assert pace.ends == expected
         assert pace.stages == stages[len(expected) :]
         assert pace.decoded == len(tokens[:there]) - (max(1, expected[-1]) if expected else 1)
+
+
+def test_the_last_draft_that_there_was_is_known() -> None:
+    pace = Pace(())
+    pace.take([1], 0.0)
+    assert (pace.drafts, pace.acceptance) == (0, 0.0)
+    pace.take([1, 2, 3, 4], 1.0, drafted=4, accepted=2)
+    pace.take([1, 2, 3, 4, 5], 2.0)
+    assert (pace.drafts, pace.acceptance) == (1, 0.5)
+    pace.take(list(range(9)), 3.0, drafted=2, accepted=3)
+    assert (pace.drafts, pace.acceptance) == (2, 1.0), "verifiers may lengthen a path"

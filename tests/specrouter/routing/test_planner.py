@@ -112,6 +112,8 @@ class Request:
     came_s: float = 0.0
     temperature: float = 1.0
     remaining: int = 64
+    drafts: int = 0
+    acceptance: float = 0.0
     id: int = field(default_factory=lambda: next(_IDS))
 
     def view(self, row: int, now_s: float, rows: Rows) -> RequestView:
@@ -133,6 +135,8 @@ class Request:
             missed=dict.fromkeys(("small", "twin", "middle"), behind),
             repeatable=rows.new_tokens,
             slots=rows.slots,
+            drafts=self.drafts,
+            acceptance=self.acceptance,
         )
 
 
@@ -1226,3 +1230,40 @@ def test_a_policy_that_was_put_away_decides_anew_and_not_for_the_first_time() ->
     assert plan.main.cycle == plan.at
     assert plan.main.decision.reason.startswith("kept")
     assert plan.main.decision.grids
+
+
+# SpecuStream
+
+
+def test_each_request_drafts_as_deep_as_its_own_flow_says() -> None:
+    """At 2 tokens a second depths are bounded by the base and the most only."""
+    fast, slow = (
+        Request(drafts=1, acceptance=rate, decoded=1, came_s=-1.0) for rate in (1.0, 0.01)
+    )
+    plan = Planned(fast, slow, policy="specustream")
+    found = {tuple(group.rows.tolist()): group for group in plan.groups()}
+    assert {rows: group.shape.depth for rows, group in found.items()} == {(0,): 15, (1,): 5}
+    assert all(group.chain == PAIR and group.whole for group in found.values())
+    assert plan.standing.flows[fast.id].vector[0] == 1.0
+    fast.drafts, fast.acceptance = 2, 0.0
+    [group] = plan.groups()
+    assert group.shape.depth == 5, "nothing of the last draft was accepted"
+    assert plan.standing.flows[fast.id].updates == 2
+
+
+def test_micro_batches_take_turns() -> None:
+    requests = [Request() for _ in range(40)]
+    plan = Planned(*requests, policy="specustream")
+    for _ in range(20):
+        [group] = plan.groups()
+        assert len(group.rows) == 16, "80 tokens of depth 5"
+        assert max(plan.standing.waited.values()) <= 2, "of 40 requests"
+
+
+def test_admission_and_configuration_may_allow_fewer_levels() -> None:
+    request = Request(drafts=1, acceptance=1.0, decoded=1, came_s=-1.0)
+    [group] = Planned(request, policy="specustream", depth=3).groups()
+    assert group.shape.depth == 3
+    plan = Planned(request, policy="specustream-fixed", chain=TWIN)
+    [group] = plan.planner.plan(plan.view(), Admission((), {}, depths={request.id: 2})).groups
+    assert (group.chain, group.shape.depth) == (TWIN, 2)

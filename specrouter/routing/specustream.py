@@ -1,0 +1,108 @@
+"""SpecuStream: how deep each request speculates, and how many speculate at once.
+
+StreamServe (arXiv 2604.09562), section 3.5 and Algorithm 4. A request speculates deeper the more of
+its drafts is accepted, less deep the busier the engine is, and deeper while the engine is slower
+than a throughput that it aims at. Deeper drafts come in smaller micro-batches.
+
+As printed, the flow vector holds the deviations of the acceptance rate from the vector's own mean.
+For a constant rate a they settle at a/2, which is no volatility, and a volatile rate deepens
+drafts, against the text. `acceptances` keeps the rates themselves, so that the flow's magnitude is
+the mean acceptance rate: high and stable means deep. Equations 15 and 16 let the recent throughput
+grow without bound; Algorithm 4, which takes the measured one, is what is built. More in
+docs/decisions.md.
+
+Pure: what a request's flow was comes in with the view, and goes out with the plan.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from specrouter.view import EngineView, Flow, RequestView
+
+HISTORY = 10  # h: of the flow vector
+_BASE_DEPTH = 5  # d_base
+_AMPLIFICATION = 5.0  # gamma
+LEAST_DEPTH, MOST_DEPTH = 2, 20
+_TARGET_TOKENS_PER_S = 400.0
+_MOST_LOAD = 0.9
+_MICRO_BATCH_TOKENS = 16 * 5  # Equation 14
+
+
+@dataclass(frozen=True)
+class Speculating:
+    """Of a request in one cycle. `depth`: before rounding; `micro_batch`: requests that may draft
+    at once with trees of that depth."""
+
+    depth: float
+    flow: Flow
+
+    @property
+    def levels(self) -> int:
+        return round(self.depth)
+
+    @property
+    def micro_batch(self) -> int:
+        return max(1, math.floor(_MICRO_BATCH_TOKENS / self.depth))
+
+
+@dataclass(frozen=True)
+class SpecuStream:
+    """`remembers`: what the flow vector holds; `deltas` is as printed."""
+
+    remembers: Literal["deltas", "acceptances"] = "deltas"
+
+    def adapted(self, view: EngineView) -> dict[int, Speculating]:
+        """By id, of the running requests."""
+        rows = len(view.running) + view.free_rows
+        load, tokens_per_s = len(view.running) / max(rows, 1), throughput(view)
+        return {
+            one.id: self._adapted(one, view.standing.flows, load, tokens_per_s)
+            for one in view.running
+        }
+
+    def _adapted(
+        self, request: RequestView, flows: Mapping[int, Flow], load: float, tokens_per_s: float
+    ) -> Speculating:
+        flow = flows.get(request.id, Flow())
+        if request.drafts > flow.drafts:  # news: of more than one draft the last is known
+            flow = self.updated(flow, request.acceptance, request.drafts)
+        depth = self.depth(flow, request.acceptance, load, tokens_per_s)
+        return Speculating(depth, flow)
+
+    def updated(self, flow: Flow, acceptance: float, drafts: int) -> Flow:
+        """Equation 8. `drafts`: of the request so far."""
+        vector = list(flow.vector or (0.0,) * HISTORY)
+        delta = acceptance - sum(vector) / HISTORY
+        vector[flow.updates % HISTORY] = delta if self.remembers == "deltas" else acceptance
+        return Flow(tuple(vector), flow.updates + 1, drafts)
+
+    def depth(self, flow: Flow, acceptance: float, load: float, tokens_per_s: float) -> float:
+        """Equations 9 to 13. `load`: share of the rows that are in use."""
+        magnitude = sum(map(abs, flow.vector)) / HISTORY
+        slowness = max(1.0, _TARGET_TOKENS_PER_S / max(tokens_per_s, 1.0))
+        room = 1.0 - min(load, _MOST_LOAD)
+        depth = _BASE_DEPTH + acceptance * magnitude * _AMPLIFICATION * room * slowness
+        return min(max(depth, LEAST_DEPTH), MOST_DEPTH)
+
+
+def micro_batch(
+    adapted: Mapping[int, Speculating],
+    requests: Mapping[int, RequestView],
+    waited: Mapping[int, int],
+) -> list[int]:
+    """The rows of requests that draft equally deep that do so in this cycle: who has sat out most
+    cycles in a row comes first.
+
+    Args:
+        adapted: by id; `requests`: by row; `waited`: cycles by id.
+    """
+    order = sorted(requests, key=lambda row: -waited.get(requests[row].id, 0))
+    most = min(adapted[one.id].micro_batch for one in requests.values())
+    return sorted(order[:most])
+
+
+def throughput(view: EngineView) -> float:
+    """Tokens/s of the requests that decode, each in its current stage; 0.0 before their first."""
+    return sum(one.decoded / one.decode_ms * 1000 for one in view.running if one.decode_ms > 0.0)
