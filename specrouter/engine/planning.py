@@ -20,13 +20,11 @@ from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
-from specrouter.slo.serve.feasible import earliest_feasible
+from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
 from specrouter.view import EngineView, Standing
 
 _MOST_CYCLES_OUT = 128  # in a row, that a request which decodes may be left out,
 _MOST_CYCLES_PAUSED = 1 << 14  # and where admission pauses requests, for others' objectives
-
-_MOST_FORESEEN = 4  # rejections of a cycle, that say what could be attained
 
 # Of a cycle, the requests that may be admitted, in their order, and what earlier cycles left.
 ViewOf = Callable[[int, Sequence[RunningRequest], Standing], EngineView]
@@ -85,7 +83,7 @@ class CyclePlanning:
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
         """What the first few could attain that are rejected: finding it takes milliseconds each."""
         asked = {one.id: one for one in view.waiting}
-        for request in [one for one in declined if one.rejects][:_MOST_FORESEEN]:
+        for request in [one for one in declined if one.rejects][:MOST_TOLD]:
             seen = asked[request.handle.request_id]
             request.feasible = earliest_feasible(self.policies.admits, view, seen)
 

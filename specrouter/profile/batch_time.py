@@ -107,16 +107,19 @@ class CurveTime:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Another machine's times, where so many tokens of every batch are taken already."""
+    """Another machine's times, where so many tokens of every batch are taken already, and drafted
+    in so many steps."""
 
     times: BatchTime
     tokens: int
+    steps: int = 0
 
     def ms(self, tokens: float, steps: int = 0) -> float:
-        return self.times.ms(tokens + self.tokens, steps)
+        return self.times.ms(tokens + self.tokens, max(steps, self.steps))
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:
-        return max(0, self.times.tokens_within(ms, steps) - self.tokens)
+        most = self.times.tokens_within(ms, max(steps, self.steps))
+        return max(0, most - self.tokens)
 
 
 def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:

@@ -36,7 +36,8 @@ class Admission:
         depths: tokens that may be drafted for a decoding request, by id; without bound for others.
         budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
         budget_ms: what the cycle may take; None: without bound.
-        slack: of admitted requests with objectives, by id: by which share these could be tighter.
+        slack: of admitted requests with objectives, by id: by which share these could be tighter;
+            of a few, where many are admitted at once.
     """
 
     admitted: tuple[int, ...] = ()

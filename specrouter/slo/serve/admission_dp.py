@@ -59,23 +59,6 @@ class Room:
     begin_tokens: int = 0
 
 
-def left_at_deadlines(
-    prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
-) -> list[float]:
-    """The prefill budget left at each deadline if all are read; they come by rising deadline."""
-    left, since, found = float(room.begin_tokens), room.begin_ms, []
-    counts = np.array(room.decoding, dtype=np.int64)
-    for prompt in prompts:
-        if prompt.deadline_ms < since:
-            left = -np.inf
-        span = np.array(max(0.0, prompt.deadline_ms - since))
-        left += float(budget.over(span, counts)) - prompt.tokens
-        found.append(left)
-        counts[prompt.tier] += 1
-        since = prompt.deadline_ms
-    return found
-
-
 def most_admitted(
     prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
 ) -> tuple[int, ...] | None:

@@ -59,6 +59,7 @@ class Load:
     tpot_ms: [R] finite.
     left: [R] tokens that are still to come, as far as is known.
     prompts: of admitted requests, by rising deadline.
+    others: requests that decode beside them, a token in a cycle, whose pace is not kept.
     """
 
     ids: tuple[int, ...]
@@ -66,6 +67,7 @@ class Load:
     tpot_ms: Floats
     left: Floats
     prompts: tuple[Prompt, ...]
+    others: int = 0
 
     def joined(self, prompts: Sequence[Prompt]) -> "Load":
         """With further prompts that are admitted."""
@@ -75,7 +77,7 @@ class Load:
         return replace(self, prompts=tuple(together))
 
     def without_neediest(self, count: int) -> "Load":
-        """Without so many of those that decode, whose TPOTs are the tightest."""
+        """Without the paces of so many of those that decode, whose TPOTs are the tightest."""
         kept = np.sort(np.argsort(self.tpot_ms, kind="stable")[count:])
         ids = tuple(self.ids[place] for place in kept.tolist())
         return replace(
@@ -84,6 +86,7 @@ class Load:
             due_ms=self.due_ms[kept],
             tpot_ms=self.tpot_ms[kept],
             left=self.left[kept],
+            others=self.others + len(self.ids) - len(ids),
         )
 
     def after(self, batch_ms: float, served: Bools, chunks: Sequence[int]) -> "Load":
@@ -104,6 +107,7 @@ class Load:
             np.concatenate((self.tpot_ms, paces)),
             np.concatenate((self.left, rest)),
             tuple(left),
+            self.others,
         )
 
     @property

@@ -17,10 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime, Reserved
-from specrouter.slo.serve.admission_dp import (
-    Room,
-    left_at_deadlines,
-)
 from specrouter.slo.serve.load import (
     EPS_MS,
     Load,
@@ -30,17 +26,14 @@ from specrouter.slo.serve.load import (
     tier_of,
     tiers_of,
 )
-from specrouter.slo.serve.prefill_budget import (
-    AutoregressiveBudget,
-    SpeculativeBudget,
-    chain_reach,
-)
+from specrouter.slo.serve.prefill_budget import AutoregressiveBudget, SpeculativeBudget, chain_reach
 from specrouter.slo.serve.program import (
     MOST_NEW,
     Memory,
+    able_alone,
     best_set,
     counts_of,
-    demands_of,
+    reads_in_time,
     tiers_for,
 )
 
@@ -58,6 +51,8 @@ class Batch:
         lengths: [R] tokens that each decoding request of the load verifies; 0: it sits out.
         chunks: tokens of each of the load's prompts.
         room: tokens that are left for others.
+        longest_ms: that the cycle may take, whatever the planner drafts; None: without bound.
+        spare: of those who decode without an objective, as many as may take part; None: all.
     """
 
     ms: float
@@ -67,6 +62,8 @@ class Batch:
     lengths: Ints
     chunks: tuple[int, ...] = ()
     room: int = 0
+    longest_ms: float | None = None
+    spare: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,9 @@ class Pacing(Protocol):
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
         """The next one, without its prompts."""
+
+    def reserved(self, load: Load, batch: Batch) -> Batch:
+        """The next one with its prompts, bounded so that promises hold after it."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,9 @@ class Autoregressive:
             urgent[np.argsort(load.due_ms, kind="stable")[tokens:]] = False
         return Batch(ms, batch_ms, tokens, 0, urgent.astype(np.int64))
 
+    def reserved(self, load: Load, batch: Batch) -> Batch:
+        return batch
+
     def _batch_lengths(self, load: Load, new: Sequence[Prompt]) -> list[float]:
         """Falling: as long as those that decode allow, then those of other TPOTs."""
         longest = load.tightest_ms if len(load.ids) else self.idle_ms
@@ -174,8 +177,12 @@ class Autoregressive:
     def _admitted(
         self, load: Load, new: Sequence[Prompt], memory: Memory, batch_ms: float
     ) -> tuple[Prompt, ...]:
+        first = self.batch(load, batch_ms)
+        begin = (0.0, 0)
+        if first.ms < batch_ms:
+            begin = first.ms, first.tokens - int(first.lengths.sum())
         able: list[Prompt] = []
-        for prompt in sorted(new, key=lambda each: each.deadline_ms):
+        for prompt in able_alone(load, new, lambda tiers: self._budget(tiers, batch_ms), begin):
             if len(able) < MOST_NEW and leaves_nobody_late(
                 load.joined([prompt]), self.times, batch_ms
             ):
@@ -183,15 +190,13 @@ class Autoregressive:
         if not able:
             return ()
         tiers = tiers_for(load, able)
-        budget = AutoregressiveBudget(self.times, tiers, self.idle_ms, batch_ms)
-        first = self.batch(load, batch_ms)
-        begin = (0.0, 0)
-        if first.ms < batch_ms:
-            begin = first.ms, first.tokens - int(first.lengths.sum())
-        admitted = best_set(load, able, memory, tiers, budget, begin)
+        admitted = best_set(load, able, memory, tiers, self._budget(tiers, batch_ms), begin)
         while admitted and not leaves_nobody_late(load.joined(admitted), self.times, batch_ms):
             admitted.remove(max(admitted, key=lambda each: each.tokens))
         return tuple(admitted)
+
+    def _budget(self, tiers_ms: tuple[float, ...], batch_ms: float) -> AutoregressiveBudget:
+        return AutoregressiveBudget(self.times, tiers_ms, self.idle_ms, batch_ms)
 
 
 @dataclass(frozen=True)
@@ -220,20 +225,14 @@ class Speculative:
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         if not self.is_in_time(load):
             return Choice(in_time=False)
-        able: list[Prompt] = []
-        for prompt in sorted(new, key=lambda each: each.deadline_ms):
-            if len(able) < MOST_NEW and self.is_in_time(load.joined([prompt])):
-                able.append(prompt)
+        able = able_alone(load, new, self._budget)[:MOST_NEW] if new else []
+        if not able:
+            return Choice()
         tiers = tiers_for(load, able)
         return Choice(tuple(best_set(load, able, memory, tiers, self._budget(tiers))))
 
     def is_in_time(self, load: Load) -> bool:
-        tiers = tiers_for(load, ())
-        budget, counts = self._budget(tiers), counts_of(load, tiers)
-        left = left_at_deadlines(demands_of(load.prompts, tiers), Room(tuple(counts)), budget)
-        for prompt in load.prompts:
-            counts[int(tier_of(tiers, prompt.tpot_ms))] += 1
-        return all(each >= 0.0 for each in left) and bool(budget.holds(np.array(counts)))
+        return reads_in_time(load, self._budget)
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
         tiers = tiers_for(load, ())
@@ -242,6 +241,9 @@ class Speculative:
         lengths = np.array(best.lengths)[tier_of(tiers, load.tpot_ms)]
         room = best.tokens - np.cumsum(lengths)
         return Batch(best.ms, best.ms, best.tokens, best.steps, np.where(room >= 0, lengths, 0))
+
+    def reserved(self, load: Load, batch: Batch) -> Batch:
+        return batch
 
     def _budget(self, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
         return _speculative(self, tiers_ms)
@@ -290,4 +292,4 @@ def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
                 room -= 1
             else:
                 chunks[place] -= 1
-    return replace(batch, chunks=tuple(chunks), room=room)
+    return pacing.reserved(load, replace(batch, chunks=tuple(chunks), room=room))

@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from specrouter.profile.batch_time import RooflineTime
-from specrouter.slo.serve.admission_dp import (
-    PromptDemand,
-    Room,
-    left_at_deadlines,
-    most_admitted,
-)
+from specrouter.slo.serve.admission_dp import PromptDemand, Room, most_admitted
 from specrouter.slo.serve.prefill_budget import (
     AutoregressiveBudget,
     PrefillBudget,
@@ -44,12 +39,29 @@ def kept(prompts: Sequence[PromptDemand], chosen: Sequence[int]) -> list[PromptD
     return [p for place, p in enumerate(prompts) if p.is_running or place in chosen]
 
 
+def left_one_by_one(
+    prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
+) -> list[float]:
+    """The prefill budget left at each deadline if all are read, one after the other."""
+    left, since, found = float(room.begin_tokens), room.begin_ms, []
+    counts = np.array(room.decoding, dtype=np.int64)
+    for prompt in prompts:
+        if prompt.deadline_ms < since:
+            left = -np.inf
+        span = np.array(max(0.0, prompt.deadline_ms - since))
+        left += float(budget.over(span, counts)) - prompt.tokens
+        found.append(left)
+        counts[prompt.tier] += 1
+        since = prompt.deadline_ms
+    return found
+
+
 def is_feasible(prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget) -> bool:
     """By PB*, one prompt after the other, and when all decode."""
     counts = np.array(room.decoding)
     for prompt in prompts:
         counts[prompt.tier] += 1
-    left = left_at_deadlines(prompts, room, budget)
+    left = left_one_by_one(prompts, room, budget)
     return all(each >= 0.0 for each in left) and bool(budget.holds(counts))
 
 
