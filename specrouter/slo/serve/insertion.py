@@ -53,7 +53,8 @@ def fits_alone(
     then = np.cumsum(_gains(prompts, room, budget, own))
     worst = np.minimum.accumulate(then[::-1])[::-1] - then  # [P] of those behind each, or itself
     needed = np.array([each.tokens for each in prompts])[after]
-    return fits & ((place > after) | (left + gained - needed + worst[after] >= 0.0))
+    found: Bools = fits & ((place > after) | (left + gained - needed + worst[after] >= 0.0))
+    return found
 
 
 def counts_at(prompts: Sequence[PromptDemand], room: Room) -> Ints:
