@@ -32,7 +32,7 @@ def admission_of(
         return lambda view: pacing
 
     def amortized() -> Callable[[EngineView], Pacing]:
-        pacing = Amortized(_pacing(machine, texts), chunk)
+        pacing = Amortized(_pacing(machine, texts), chunk, is_sum=machine.batch is None)
         return lambda view: pacing
 
     made: Mapping[AdmissionName | BaselineAdmission, Callable[[], AdmissionPolicy]] = {

@@ -48,10 +48,12 @@ class Amortized:
     """Attributes:
     strict: for prompts that can wait.
     chunk: prompt tokens that a cycle reads at most.
+    is_sum: `times` are sums of forwards, as the planner predicts them.
     """
 
     strict: Pacing
     chunk: int
+    is_sum: bool = True
     leaves_decoding: ClassVar[bool] = True
 
     @property
@@ -128,7 +130,20 @@ class Amortized:
         times = self._beside(load)
         most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
         spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
-        return replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
+        found = replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
+        return found if self.is_sum else self._as_tokens(load, found, times.steps)
+
+    def _as_tokens(self, load: Load, batch: Batch, steps: int) -> Batch:
+        """To the deepest drafts of which everybody may verify one in the batch's time; to `steps`
+        where there are none."""
+        taking = len(load.ids) + load.others
+        for depth in range(len(self.reach) - 1, steps, -1):
+            tokens = self.times.tokens_within(batch.longest_ms or 0.0, depth)
+            spare = tokens - sum(batch.chunks) - taking * (1 + depth)
+            if spare >= 0:
+                return replace(batch, deepest=depth, most_tokens=tokens, spare=spare)
+        tokens = self.times.tokens_within(batch.longest_ms or 0.0, steps)
+        return replace(batch, deepest=steps, most_tokens=tokens)
 
     def _is_urgent(self, prompt: Prompt) -> bool:
         reading_ms = self.times.ms(min(prompt.tokens, self.chunk))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
+from specrouter.slo.serve.bounds import bounded
 from specrouter.slo.serve.feasible import MOST_TOLD, slack_of
 from specrouter.slo.serve.load import Load
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing, with_prompts
@@ -244,8 +245,8 @@ class _Decision:
             slack=self._slacks(load),
         )
         if self.pacing.leaves_decoding:
-            paused = self._without_room(asked, batch, fixed)
-            return replace(admission, budget_ms=batch.longest_ms, paused=paused)
+            free = [each.id for each in asked.best_effort if each.id not in fixed]
+            return bounded(admission, self.view, batch, free)
         return replace(
             admission,
             paused=frozenset(name for name, length in lengths.items() if not length),
@@ -281,13 +282,6 @@ class _Decision:
     def _slacks(self, load: Load) -> dict[int, float]:
         came = [each for each in load.prompts if self.tells_slack and each.id in self.admitted]
         return {each.id: slack_of(self.pacing, load, each) for each in came[:MOST_TOLD]}
-
-    def _without_room(self, asked: Sorted, batch: Batch, fixed: dict[int, int]) -> frozenset[int]:
-        """Of those who decode without an objective, the last in their order sit out."""
-        if batch.spare is None:
-            return frozenset()
-        served = [each for each in asked.best_effort if each.id not in (*fixed, *self.preempted)]
-        return frozenset([each.id for each in served if not each.prompt_left][batch.spare :])
 
     def _declined(self, asked: Sorted, load: Load) -> tuple[int, ...]:
         if not self.is_final:
