@@ -15,22 +15,19 @@ from statemgr import ModelState, StateManager
 
 Ints = NDArray[np.int64]
 
+NOTHING: Ints = np.zeros(0, dtype=np.int64)
+
 
 class RollbackProcessor:
-    def rollback(
-        self,
-        state: ModelState,
-        manager: StateManager,
-        rows: Ints,
-        bases: Ints,
-        fed: Sequence[FedTree] = (),
-    ) -> None:
-        """Args:
-        bases: [R] committed tokens of each row before the cycle.
-        fed: what the state was fed beyond them, each of some of the rows; no row twice.
+    def kept(self, manager: StateManager, rows: Ints, bases: Ints, fed: Sequence[FedTree]) -> Ints:
+        """[K] flat slots of the nodes that were committed. Changes nothing.
+
+        Args:
+            bases: [R] committed tokens of each row before the cycle.
+            fed: what the state was fed beyond them, each of some of the rows; no row twice.
         """
         counts = manager.counts[rows]
-        kept = [np.zeros(0, dtype=np.int64)]
+        slots = [NOTHING]
         for one in fed:
             mine = np.searchsorted(rows, one.tree.rows)
             # The node at depth k stands for the committed token k; the last one is not kept.
@@ -38,5 +35,21 @@ class RollbackProcessor:
             index = bases[mine][:, None] + np.arange(max(0, int(fresh.max(initial=0))))
             texts = manager.tokens[one.tree.rows[:, None], np.minimum(index, manager.slots - 1)]
             good = one.tree.on_text(texts, fresh) & (one.flat_slots != NO_SLOT)
-            kept.append(one.flat_slots[good])
-        state.commit(rows, np.minimum(bases, counts - 1), np.concatenate(kept))
+            slots.append(one.flat_slots[good])
+        return np.concatenate(slots)
+
+    def rollback(
+        self,
+        state: ModelState,
+        manager: StateManager,
+        rows: Ints,
+        bases: Ints,
+        kept: Ints = NOTHING,
+    ) -> None:
+        """Leaves what was committed before the cycle, and `kept` [K] of what was fed in it. What is
+        missing of the text is read again.
+
+        Args:
+            bases: as of `kept`.
+        """
+        state.commit(rows, np.minimum(bases, manager.counts[rows] - 1), kept)

@@ -186,21 +186,24 @@ def joined(
     earlier: Mapping[int, Tensor],
     found: Sequence[VerifyResult | None],
 ) -> VerifyResult:
-    """Of rows that were looked at one by one. None: of a row, no choice is one (`finite`)."""
+    """Of rows that were looked at one by one; there may be none, where only prompts were read.
+    None: of a row, no choice is one (`finite`)."""
     width = tree.tokens.shape[1]
-    nobody = np.zeros((1, width + 1))
+    places_of_one = np.zeros((1, width + 1))
     nothing = {
         "accepted": np.zeros((1, width), np.bool_),
-        "choices": nobody.astype(np.int64),
-        "choice_log_probs": nobody,
+        "choices": places_of_one.astype(np.int64),
+        "choice_log_probs": places_of_one,
         "node_log_probs": np.zeros((1, width)),
-        "finite": nobody.astype(np.bool_),
-        "broken": nobody.astype(np.bool_),
+        "finite": places_of_one.astype(np.bool_),
+        "broken": places_of_one.astype(np.bool_),
     }
     arrays = {
-        name: np.concatenate([none if one is None else getattr(one, name) for one in found])
+        name: np.concatenate(
+            [none[:0], *(none if one is None else getattr(one, name) for one in found)]
+        )
         for name, none in nothing.items()
     }
-    none = tree.rows[:0]
-    forward = VerifierForward(tree, places, Contexts(none, none, none), pack, earlier)
+    nobody = tree.rows[:0]
+    forward = VerifierForward(tree, places, Contexts(nobody, nobody, nobody), pack, earlier)
     return VerifyResult(forward, **arrays)

@@ -67,7 +67,7 @@ def leave_selected(
         accept_prob: [B, W] the probability of each node of a draft's tree to be accepted.
 
     Raises:
-        ValueError: what the selector picked are no trees.
+        ValueError: the probabilities are no numbers, or what the selector picked are no trees.
     """
     drafted = [(draft, draft.result) for draft in drafts if draft.result is not None]
     for draft, result in drafted:
@@ -101,5 +101,7 @@ def _candidates(
             return parts[0]
         return np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts])
 
-    rows = np.concatenate([tree.rows for tree in trees])
-    return Candidates(stacked(accept_probs), stacked([tree.depths for tree in trees])), rows
+    rows, worth = np.concatenate([tree.rows for tree in trees]), stacked(accept_probs)
+    if not np.isfinite(worth).all():
+        raise ValueError("how likely nodes are accepted is no number")
+    return Candidates(worth, stacked([tree.depths for tree in trees])), rows

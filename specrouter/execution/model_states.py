@@ -19,6 +19,7 @@ from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
 from processors.active_model import lag
+from processors.rollback import NOTHING
 from specrouter.cycle import CATCH_UP_TOKENS, ModelFailure
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
@@ -50,7 +51,7 @@ class _Touched:
 class ModelStates:
     """Args:
     guard: told of every forward of a model other than the target.
-    faults: around the clock.
+    faults: around the clock, and what models keep of a cycle.
     """
 
     def __init__(
@@ -126,11 +127,16 @@ class ModelStates:
         self._touched.append(_Touched(state, rows, fed))
 
     def settle(self) -> None:
-        """Every model that took part keeps what was committed, and nothing else."""
+        """Every model that took part keeps what was committed, and nothing else. Where it cannot be
+        told what of a cycle's tokens was committed, the model reads those again."""
+        manager = self._manager
         for touched in self._touched:
-            fed = () if touched.fed is None else (touched.fed,)
-            bases = self._bases[touched.rows]
-            self._rollback.rollback(touched.state, self._manager, touched.rows, bases, fed)
+            state, rows, kept = touched.state, touched.rows, NOTHING
+            bases = self._bases[rows]
+            with self._faults.part("rows"):
+                fed = () if touched.fed is None else (touched.fed,)
+                kept = self._rollback.kept(manager, rows, bases, fed)
+            self._rollback.rollback(state, manager, rows, bases, kept)
         self._touched = []
 
     def abandon(self, name: str) -> None:

@@ -105,7 +105,9 @@ def assert_logits(bench: Bench, result: DraftResult) -> None:
 
 def roll_back(bench: Bench, bases: NDArray[np.int64], result: DraftResult | None) -> None:
     fed = [result.fed] if result else []
-    RollbackProcessor().rollback(bench.state, bench.manager, np.arange(len(bases)), bases, fed)
+    rollback, rows = RollbackProcessor(), np.arange(len(bases))
+    kept = rollback.kept(bench.manager, rows, bases, fed)
+    rollback.rollback(bench.state, bench.manager, rows, bases, kept)
     bench.manager.check_integrity()
 
 

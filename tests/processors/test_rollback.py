@@ -48,7 +48,9 @@ class Cycle:
     def finish(self, rows: list[int], fed: list[FedTree]) -> list[int]:
         """How many tokens each row keeps."""
         which = np.array(rows, dtype=np.int64)
-        RollbackProcessor().rollback(self.state, self.manager, which, self.bases[which], fed)
+        rollback, bases = RollbackProcessor(), self.bases[which]
+        kept = rollback.kept(self.manager, which, bases, fed)
+        rollback.rollback(self.state, self.manager, which, bases, kept)
         self.manager.check_integrity()
         lengths: list[int] = self.state.lengths(which).tolist()
         return lengths

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
-from processors.token_tree import ROOT
+from processors.token_tree import ROOT, TokenTree
 from tests.modelpool.factories import VOCAB_SIZE
 from tests.processors.tiny import (
     GREEDY,
@@ -69,6 +70,20 @@ def test_prefill_chunks_travel_along_and_change_no_choice() -> None:
     forget(bench, [1, 3], bench.manager.counts, result.fed)
     says = bench.continuation(0, 1)
     assert verify_path(bench, {0: []}).path(0).tolist() == says
+
+
+@pytest.mark.parametrize("broken", ["needs_paths", "choose"])
+def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench([30, 6])
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, broken, lambda *_: 1 / 0)
+        result = verify(bench, TokenTree.empty(np.zeros(0, dtype=np.int64)), prefill={0: 29})
+    assert result.choices.shape == (0, 1)
+    assert not result.poisoned.any()
+    assert bench.state.lengths(np.array([0])).tolist() == [29]
+    assert verify_path(bench, {0: []}).path(0).tolist() == bench.continuation(0, 1)
 
 
 def test_accepted_nodes_stay_cached_and_the_rest_is_forgotten() -> None:

@@ -50,7 +50,9 @@ def verify_path(
 
 def forget(bench: Bench, rows: list[int], bases: Ints, fed: FedTree) -> None:
     which = np.array(rows)
-    RollbackProcessor().rollback(bench.state, bench.manager, which, bases[which], [fed])
+    rollback = RollbackProcessor()
+    kept = rollback.kept(bench.manager, which, bases[which], [fed])
+    rollback.rollback(bench.state, bench.manager, which, bases[which], kept)
     bench.manager.check_integrity()
 
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from modelpool.packed_model import PackedModel
 from processors import (
     ActiveModel,
     RejectionSampling,
+    Sampler,
     SharedNoise,
+    TokenTree,
     VerifyProcessor,
     VerifyRequest,
     VerifyResult,
@@ -220,6 +223,30 @@ def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     assert bench.manager.counts.tolist() == before.tolist()
     monkeypatch.undo()
     assert len(bench.cycle(("small", "target")).commits) == 3
+
+
+def test_what_fails_around_the_reading_of_prompts_is_not_put_down_to_the_target(
+    pool: ModelPool, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, reads = Bench(pool, prompts=[[*range(5, 45)]]), np.array([0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "needs_paths", lambda *_: 1 / 0)
+        result = bench.executor.run(CyclePlan([], reads, np.array([32])))
+    assert not result.errors
+    bench.cycle(("target",))
+    assert bench.made()[0] == continuation(target, bench.prompts[0], 1)
+    bench.executor.close(0)
+
+
+def test_where_accepted_nodes_cannot_be_told_texts_are_the_same(
+    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TokenTree, "on_text", _every_other(TokenTree.on_text))
+    for _ in range(6):
+        assert not bench.cycle(TRIPLE, width=2).errors
+    for row, prompt in enumerate(PROMPTS):
+        made = bench.made()[row]
+        assert made == continuation(target, prompt, len(made))
 
 
 @pytest.mark.parametrize("name", ["small", "middle"])
@@ -550,6 +577,20 @@ def test_groups_of_a_selector_without_sense_decode_with_the_target_alone(
     assert_target_alone(bench, target)
 
 
+def test_groups_whose_nodes_are_worth_no_number_decode_with_the_target_alone(
+    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worth(profiler: PerformanceProfiler, key: Any, parents: Ints, *rest: Any) -> Any:
+        return np.full(parents.shape, np.nan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PerformanceProfiler, "worth", worth)
+        result = bench.run([group(("small", "target"), [0, 1, 2])], best(4))
+    assert result.selection_failed
+    assert [commit.chain for commit in result.commits] == [("target",)] * 3
+    assert_target_alone(bench, target)
+
+
 def test_a_selector_that_fails_costs_its_groups_their_drafts_and_no_other(
     bench: Bench, target: Any
 ) -> None:
@@ -610,6 +651,18 @@ def test_trees_of_a_fixed_form_teach_no_acceptances_of_an_intermediate(bench: Be
     for _ in range(3):
         bench.run([static])
     assert not bench.profiler.snapshot().trees
+
+
+def _every_other(function: Any) -> Any:
+    """The function, of which every second call fails."""
+    calls = itertools.count()
+
+    def changed(*arguments: Any) -> Any:
+        if next(calls) % 2:
+            raise BROKEN
+        return function(*arguments)
+
+    return changed
 
 
 def _break(

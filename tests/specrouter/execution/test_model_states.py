@@ -100,6 +100,23 @@ def test_a_model_that_failed_keeps_what_it_has_read_of_the_committed_text(
     assert lengths(manager, "small") == [4, 1]
 
 
+def test_what_cannot_be_compared_with_the_committed_text_is_read_anew(
+    states: ModelStates, manager: StateManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(states, manager, "small")
+    draft(states, manager, "small")
+    for row in ROWS.tolist():
+        manager.extend(row, np.array([7, 8, 9]))
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenTree, "on_text", lambda *_: 1 / 0)
+        states.settle()
+    manager.check_integrity()
+    assert lengths(manager, "small") == [5, 2], "what was committed before the cycle"
+    read(states, manager, "small")
+    assert lengths(manager, "small") == [7, 4]
+    manager.check_integrity()
+
+
 def test_what_a_model_drafts_after_it_failed_is_read_anew(
     states: ModelStates, manager: StateManager
 ) -> None:
