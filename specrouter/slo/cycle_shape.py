@@ -19,7 +19,7 @@ from specrouter.cycle import Option
 from specrouter.profile.cycle_times import verification_ms
 from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot, outcome_of
-from specrouter.slo.value import SPARE_TOKEN, UNATTAINABLE, value
+from specrouter.slo.value import SPARE_TOKEN, attainable, value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -73,16 +73,16 @@ def choose_cycle(
     tokens = np.concatenate(([1.0], menu.tokens))
     count = np.array([len(rates)])
     everyone = _cycle_ms(snapshot, grid, count, count[:, None], nodes, beside)[0, 0]
-    attainable = np.where(rates > UNATTAINABLE * (tokens / everyone).max(), 0.0, rates)
-    order = _service_order(rates, attainable, waited)
-    active = _numbers(rates, attainable, waited)
+    helped = attainable(rates, (tokens / everyone).max())
+    order = _service_order(rates, helped, waited)
+    active = _numbers(rates, helped, waited)
     taking = np.arange(len(rates)) < active[:, None]  # [M, B]
-    in_need = attainable[order] * everyone[0] > 1.0
+    in_need = helped[order] * everyone[0] > 1.0
     sharing = np.stack((np.ones_like(in_need), in_need))  # [2, B] whose drafts are verified
     drafting = taking.astype(np.int64) @ sharing.T  # [M, 2]
     ms = _cycle_ms(snapshot, grid, active, drafting, nodes, beside)  # [M, 2, E]
     gained = np.where(sharing[:, None, :], tokens[:, None], 1.0)  # [2, E, B]
-    each = value(gained, attainable[order], ms[..., None])  # [M, 2, E, B]
+    each = value(gained, helped[order], ms[..., None])  # [M, 2, E, B]
     total = (each * taking[:, None, None, :]).sum(axis=3) + SPARE_TOKEN * beside.others / ms
     if (rates == 0.0).any():
         is_slower = np.stack((tokens, np.ones_like(tokens))) / ms < (1.0 - 1e-9) / everyone[0]
@@ -102,18 +102,18 @@ def choose_cycle(
     return CycleChoice(takes, option, float(total[row, who, entry]))
 
 
-def _numbers(rates: Floats, attainable: Floats, waited: Ints) -> Ints:
+def _numbers(rates: Floats, helped: Floats, waited: Ints) -> Ints:
     """[M] of requests that may take part, rising: all who must at least, and all who can attain
     their objectives among them."""
     must = int(((rates == 0.0) | (waited >= LONGEST_WAIT)).sum())
-    able = max(must, len(rates) - int(((attainable == 0.0) & (rates > 0.0)).sum()), 1)
+    able = max(must, len(rates) - int(((helped == 0.0) & (rates > 0.0)).sum()), 1)
     numbers = np.rint(np.linspace(max(1, must), len(rates), _COUNTS)).astype(np.int64)
     return np.unique(np.append(numbers, able))
 
 
-def _service_order(rates: Floats, attainable: Floats, waited: Ints) -> Ints:
+def _service_order(rates: Floats, helped: Floats, waited: Ints) -> Ints:
     """Who waited too long, then from the one that needs least on, then who cannot be helped."""
-    lost = (attainable == 0.0) & (rates > 0.0)
+    lost = (helped == 0.0) & (rates > 0.0)
     tier = np.where(waited >= LONGEST_WAIT, 0, np.where(lost, 2, 1))
     return np.lexsort((rates, tier))
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates
 from specrouter.request.params import MAX_TREE_TOKENS
-from specrouter.slo.value import UNATTAINABLE, value
+from specrouter.slo.value import attainable, value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -125,10 +125,10 @@ def most_valuable(
     """[B, W] both phases under the budget that is worth most: the default.
 
     In the first phase those are served first whose objective needs least, which puts the most
-    requests on time where no budget serves all; who needs more than `UNATTAINABLE` times what its
-    whole tree may bring waits for the second. Of all budgets the one with the highest `value` is
-    taken. Requests without an objective do not pay for the others' nodes: a budget by which they
-    gain less per millisecond than without drafts is not taken, unless all are such.
+    requests on time where no budget serves all; who could not attain its objective even by its
+    whole tree (`value.attainable`) waits for the second. Of all budgets the one with the highest
+    `value` is taken. Requests without an objective do not pay for the others' nodes: a budget by
+    which they gain less per millisecond than without drafts is not taken, unless all are such.
 
     Args:
         rates: [B] of `needed_rates`.
@@ -138,15 +138,14 @@ def most_valuable(
     limits = np.minimum(candidates.counts, most)
     budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())))
     ms = cost.ms[budgets][:, None]  # [G, 1]
-    is_lost = rates * ms > UNATTAINABLE * sums[:, -1]
-    attainable = np.where(is_lost, 0.0, rates)
-    taken = np.zeros(attainable.shape, dtype=np.int64)
+    helped = attainable(rates, sums[:, -1] / ms)
+    taken = np.zeros(helped.shape, dtype=np.int64)
     if not free.all():
-        wanted = np.minimum(_nodes_towards(sums, attainable * ms), limits)
+        wanted = np.minimum(_nodes_towards(sums, helped * ms), limits)
         taken = _in_turn(wanted, np.argsort(rates, kind="stable"), budgets)
     taken = _filled(candidates, taken, budgets, most)
     tokens = sums[np.arange(batch), taken]
-    total = value(tokens, attainable, ms).sum(axis=1)
+    total = value(tokens, helped, ms).sum(axis=1)
     if free.any() and not free.all():
         speed = tokens[:, free].sum(axis=1) / ms[:, 0]
         is_slower = speed < (1.0 - 1e-9) * free.sum() / cost.plain_ms

@@ -47,12 +47,22 @@ def needed_rates(decode_ms: Floats, decoded: Ints, remaining: Ints, tpot_ms: Flo
     return np.where(np.isnan(tpot_ms), 0.0, rates)
 
 
+def attainable(rates: Floats, most: Floats) -> Floats:
+    """The rates of who is worth helping; 0 for who needs more than `UNATTAINABLE` times `most`.
+
+    Args:
+        most: tokens per millisecond that each could gain at best, in a shape that broadcasts. Where
+            that is no number, nobody is.
+    """
+    return np.where(rates < UNATTAINABLE * most, rates, 0.0)
+
+
 def value(tokens: Floats, rates: Floats, ms: Floats) -> Floats:
     """Value per millisecond of what each request gets of a cycle; in shapes that broadcast.
 
     Args:
         tokens: that each request is expected to gain, at least 1.
-        rates: of `needed_rates`; 0: nothing that could be attained.
+        rates: of `attainable`: finite; 0: nothing that could be attained.
     """
     ratio = rates * ms / tokens
     squared = ratio * ratio

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.slo.value import SPARE_TOKEN, needed_rates, value
+from specrouter.slo.value import SPARE_TOKEN, attainable, needed_rates, value
 
 RATES = st.floats(0.001, 1.0)
 TOKENS = st.floats(1.0, 16.0)
@@ -34,6 +34,16 @@ def test_what_was_lost_is_made_good_over_at_most_32_tokens() -> None:
 def test_without_an_objective_nothing_is_needed_and_past_the_deadline_nothing_suffices() -> None:
     assert rate(1e9, 1, 5, np.nan) == 0.0
     assert rate(1e9, 1, 5, 10.0) == np.inf
+
+
+def test_who_needs_too_much_or_nobody_knows_what_of_is_not_helped() -> None:
+    rates = np.array([0.0, 0.1, 0.5, np.inf])
+    assert attainable(rates, np.array(0.1)).tolist() == [0.0, 0.1, 0.0, 0.0]
+    for most in (np.nan, np.inf):  # what makes such numbers has failed: `value` is of numbers
+        found = attainable(rates, np.array(most))
+        assert np.isfinite(found).all()
+        with np.errstate(invalid="raise"):
+            value(np.array([1.0]), found, np.array([20.0]))
 
 
 @given(tokens=TOKENS, ms=MS)
