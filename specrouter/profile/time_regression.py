@@ -10,8 +10,8 @@ curve is made of the knots that a profile or a forward has told of.
 
 Robust: an observation counts at most as two standard deviations, and as one where it is slower than
 expected, so a single outlier moves what is well known by a percent. The first forwards of a size,
-during which kernels are compiled, count only where they are faster than expected: what once looked
-slow would never be tried again.
+during which kernels are compiled, count only where they are faster than expected, and what is known
+of nothing begins with the fastest of a size: what once looked slow would never be tried again.
 
 Pure: no clock, no tensors. Not thread-safe: the owner locks.
 """
@@ -68,6 +68,7 @@ class TimeRegression:
         self._told = np.zeros(len(_SIZES), dtype=np.bool_)
         self._state = self._cov = self._prior = np.zeros(0)
         self._seen: Counter[int] = Counter()  # forwards, by bucket
+        self._fastest: dict[int, float] = {}  # of each bucket, before any was told of
         self._curve: TimeCurve | None = None
 
     @classmethod
@@ -144,6 +145,7 @@ class TimeRegression:
         self._seen[size] += 1
         is_cold = self._seen[size] <= _COLD
         if not self._told.any():
+            ms = self._fastest[size] = min(ms, self._fastest.get(size, ms))
             if is_cold:
                 return
             self._begin(np.full(len(_SIZES), ms), 0.0)

@@ -81,6 +81,14 @@ def test_a_models_first_two_forwards_of_a_size_do_not_make_its_curve() -> None:
     assert curve_of(times).at(1) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("slow", range(6))
+def test_a_pause_in_one_of_the_first_forwards_is_forgotten_at_once(slow: int) -> None:
+    times = TimeRegression()
+    for place in range(6):
+        times.record(4, 0.0, 160.0 if place == slow else 3.0)
+    assert curve_of(times).at(4) < 3.0 * 1.5
+
+
 @pytest.mark.parametrize("tokens", [3, 8, 24, 100, 256, 1024])
 def test_a_size_that_was_slow_at_first_is_not_condemned(tokens: int) -> None:
     times, before = profiled(TARGET), curve_of(profiled(TARGET))
