@@ -28,7 +28,7 @@ class AdmissionQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[RunningRequest]:
-        """In no order."""
+        """The first one first, all others in no order."""
         return (request for *_, request in self._heap)
 
     @property

@@ -4,6 +4,7 @@ One step: end what leaves, admit, plan, run the cycle, hand over tokens, learn. 
 requests is called from the engine's thread; what only looks, and `set_policy`, from any.
 """
 
+import itertools
 import logging
 import math
 import time
@@ -241,7 +242,9 @@ class Engine:
         has_row = len(book.running) < self._manager.rows
         with self._faults.part("planning"):
             has_row |= self._planning.policies.preempts and book.has_objectives
-        first = book.waiting.shown(_WAITING_SHOWN) if has_row else []
+        first = list(itertools.islice(book.waiting, _WAITING_SHOWN if has_row else 0))
+        with self._faults.part("planning"):  # else as they stand in the queue, its first one first
+            first = book.waiting.shown(_WAITING_SHOWN) if has_row else []
         waiting = {request.handle.request_id: request for request in first}
         admission = None
         with self._faults.part("planning"):

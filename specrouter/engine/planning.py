@@ -23,7 +23,8 @@ from specrouter.slo.admission import Admission
 from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
 from specrouter.view import EngineView, Standing
 
-_MOST_CYCLES_OUT = 128  # in a row, that a request which decodes may be left out,
+# In a row, that a request which decodes may be left out, or all that wait while nothing runs,
+_MOST_CYCLES_OUT = 128
 _MOST_CYCLES_PAUSED = 1 << 14  # and where admission pauses requests, for others' objectives
 
 # Of a cycle, the requests that may be admitted, in their order, and what earlier cycles left.
@@ -59,6 +60,7 @@ class CyclePlanning:
         self._rest = BackOff()
         self._decided: _Decided | None = None  # of the last cycle in which the policies planned
         self._left_out: dict[int, int] = {}  # cycles in a row, by row
+        self._idle = 0  # cycles in a row in which nothing ran and nobody was admitted
 
     def admission(
         self, cycle: int, waiting: Mapping[int, RunningRequest], running: Collection[int]
@@ -74,6 +76,7 @@ class CyclePlanning:
             view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
             admission = self.policies.admits(view)
             self._check.check_admission(admission, waiting, running)
+            self._check_idle(bool(waiting) and not (running or admission.admitted))
             self._decided = _Decided(cycle, view, admission)
         if admission.declined:
             with self._faults.part("planning"):
@@ -131,9 +134,15 @@ class CyclePlanning:
         What they left behind for the next cycle may be what they failed by.
         """
         self._decided = None
-        self._left_out = {}
+        self._left_out, self._idle = {}, 0
         self.policies.current.standing = Standing()
         self._rest = self._rest.longer(cycle)
+
+    def _check_idle(self, is_idle: bool) -> None:
+        """Nothing that runs could make room for who waits: somebody is admitted before long."""
+        self._idle = self._idle + 1 if is_idle else 0
+        if self._idle > _MOST_CYCLES_OUT:
+            raise PlanError(f"nothing has run for {_MOST_CYCLES_OUT} cycles while requests wait")
 
     def _check_patience(self, plan: Plan, left: Mapping[int, int], admission: Admission) -> None:
         """Whoever decodes takes part now and then, and who is paused before long."""

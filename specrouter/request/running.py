@@ -53,6 +53,7 @@ class RunningRequest:
         eos_token_ids: frozenset[int],
     ) -> None:
         self.spec = spec
+        self.objective: Objective | None = spec.objective
         self.handle = handle
         self.row: int | None = None
         self.pace = Pace(spec.objective.stages if spec.objective else (), spec.generated)
@@ -116,10 +117,6 @@ class RunningRequest:
     def cycles(self) -> int:
         """In which it gained tokens."""
         return sum(self._chains.values())
-
-    @property
-    def objective(self) -> Objective | None:
-        return self.spec.objective
 
     @property
     def produced_tokens(self) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from processors import TokenTree
 from specrouter import SamplingParams
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_log import AdmissionLog
-from specrouter.engine.admission_queue import AdmissionPace
+from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.engine import Engine
 from specrouter.engine.planning import CyclePlanning
@@ -95,6 +96,8 @@ FACTS = {
     "times of forwards": (PerfModel, "record", "timing"),
     "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),
     "accounts": (SloAccounts, "record", "accounts"),
+    "who is shown to admission": (AdmissionQueue, "shown", "planning"),
+    "who was accepted": (TokenTree, "on_text", "rows"),
     "what admission decided": (AdmissionLog, "note", "records"),
     "meters": (RequestMeter, "record", "accounts"),
     "who does well": (Quarantine, "forgive", "quarantine"),

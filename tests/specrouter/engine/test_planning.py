@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specrouter.cycle import ChainGroup, DraftShape
-from specrouter.engine.plan_check import PlanCheck
+from specrouter.engine.plan_check import PlanCheck, PlanError
 from specrouter.engine.planning import CyclePlanning
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.routing.planner import Plan
@@ -131,6 +131,18 @@ def test_a_request_that_is_left_out_for_ever_is_served_by_the_target() -> None:
     served = [bench.cycles(1) for _ in range(140)]
     assert served[:128] == ["d"] * 128
     assert "-" in served[128:]
+
+
+def test_requests_that_nobody_admits_while_nothing_runs_are_admitted_in_order() -> None:
+    bench = Bench()
+    waiting: Any = {8: SimpleNamespace()}
+    for cycle in range(1, 200):  # one that runs may make room for it
+        assert bench.planning.admission(cycle, waiting, (3,)) == Admission()
+    for cycle in range(200, 328):
+        assert bench.planning.admission(cycle, waiting, ()) == Admission()
+    with pytest.raises(PlanError, match="nothing has run"):
+        bench.planning.admission(328, waiting, ())
+    assert bench.planning.admission(329, waiting, ()) is None, "the engine admits by itself"
 
 
 def test_policies_that_rest_decide_nothing() -> None:

@@ -67,10 +67,8 @@ def test_running_requests_show_how_far_they_are(bench: EngineBench) -> None:
 
 
 def test_objectives_are_in_the_view(bench: EngineBench) -> None:
-    bench.submit(PROMPTS[1])
-    [request] = bench.engine._book.waiting.first_of(1)
     objective = resolve(SLO(tpot_ms=20.0, ttft_ms=300.0), {}, lambda: 1.0)
-    object.__setattr__(request.spec, "objective", objective)
+    bench.submit(PROMPTS[1], objective=objective)
     [seen] = view(bench).waiting
     assert (seen.tpot_ms, seen.ttft_ms, seen.tier) == (20.0, 300.0, None)
 
