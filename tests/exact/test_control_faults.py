@@ -32,6 +32,8 @@ SAMPLE = {
     "processors.grammar_masks.GrammarMasks.at": "once",
     "processors.ngram.NgramDraftProcessor.draft": "once",
     "processors.score_edits.edit": "once",
+    "processors.token_tree.TokenTree.on_text": "always",
+    "specrouter.engine.admission_queue.AdmissionQueue.shown": "always",
     "specrouter.engine.planning.CyclePlanning.admission": "always",
     "specrouter.engine.quarantine.BackOff.lasts": "always",
     "specrouter.engine.view_builder.ViewBuilder.build": "always",
@@ -43,6 +45,7 @@ SAMPLE = {
     "specrouter.execution.group_draft.leave_selected": "always",
     "specrouter.execution.logprobs.token_logprobs": "once",
     "specrouter.profile.acceptance.AcceptanceEstimator.worth": "nan",
+    "specrouter.profile.batch_time.CurveTime.tokens_within": "nan",
     "specrouter.profile.learning.learn_cycle": "always",
     "specrouter.profile.perf_model.PerfModel._common": "nan",
     "specrouter.profile.time_curve.TimeCurve.many": "nan",
@@ -80,7 +83,7 @@ def test_what_may_end_more_than_its_request_is_a_short_list_of_what_there_is() -
     names = [one.name for one in find_functions()]
     for beginning in (*TERMINAL, *ROW):
         assert any(name.startswith(beginning) for name in names), beginning
-    assert sum(name.startswith(TERMINAL) for name in names) <= 95
+    assert sum(name.startswith(TERMINAL) for name in names) <= 80
 
 
 @pytest.mark.parametrize(("name", "mode"), SAMPLE.items(), ids=SAMPLE)
