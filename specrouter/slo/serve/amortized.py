@@ -117,9 +117,8 @@ class Amortized:
     def batch(self, load: Load, batch_ms: float) -> Batch:
         batch = self.strict.batch(load, batch_ms)
         urgent = [place for place, each in enumerate(load.prompts) if self._is_urgent(each)]
-        first = None
-        if urgent:
-            first = first_chunk(self._beside(load), self.chunk, load.prompts)
+        times = self._reading_beside(load) if urgent else None
+        first = times and first_chunk(times, self.chunk, load.prompts)
         if first is None:
             return batch
         return replace(batch, tokens=int(batch.lengths.sum()) + first)
@@ -127,11 +126,14 @@ class Amortized:
     def reserved(self, load: Load, batch: Batch) -> Batch:
         if all(each.can_wait for each in load.prompts):
             return batch
-        times = self._beside(load)
-        most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
-        spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
+        times = self._reading_beside(load)
+        if times is None:
+            most_ms, spare, steps = batch.ms, batch.room, batch.steps
+        else:
+            most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
+            spare, steps = max(0, times.tokens_within(most_ms) - sum(batch.chunks)), times.steps
         found = replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
-        return found if self.is_sum else self._as_tokens(load, found, times.steps)
+        return found if self.is_sum else self._as_tokens(load, found, steps)
 
     def _as_tokens(self, load: Load, batch: Batch, steps: int) -> Batch:
         """To the deepest drafts of which everybody may verify one in the batch's time; to `steps`
@@ -153,11 +155,15 @@ class Amortized:
         times = self._keeping_up(load)
         return times is not None and first_chunk(times, self.chunk, load.prompts) is not None
 
-    def _beside(self, load: Load) -> Reserved:
-        """Times of cycles beside what is admitted. Where those who decode cannot keep up, prompts
-        are in time first."""
-        alone = Reserved(self.times, len(load.ids) + load.others)
-        return self._keeping_up(load) or alone
+    def _reading_beside(self, load: Load) -> Reserved | None:
+        """Times of cycles beside what is admitted; None: the strict pacing's batches keep all in
+        time, and only they. Where none do, prompts are in time first."""
+        times = self._keeping_up(load)
+        if times is not None and first_chunk(times, self.chunk, load.prompts) is not None:
+            return times
+        if self.strict.is_in_time(load):
+            return None
+        return Reserved(self.times, len(load.ids) + load.others)
 
     def _keeping_up(self, load: Load) -> Reserved | None:
         """Times of cycles beside what the shortest verify in which everybody's tokens bring enough;

@@ -121,6 +121,21 @@ def test_of_urgent_prompts_alone_no_larger_set_would_be_in_time(new: list[Prompt
         assert len(found.admitted) == most
 
 
+@given(loads, prompts)
+def test_where_only_the_strict_batches_keep_all_in_time_they_are_kept_to(
+    load: Load, new: list[Prompt]
+) -> None:
+    together = load.joined(new)
+    strict = STRICT.batch(together, 0.0)
+    if not STRICT.is_in_time(together) or PACING._is_sustained(together):
+        return
+    batch = PACING.batch(together, 0.0)
+    assert (batch.ms, batch.tokens) == (strict.ms, strict.tokens)
+    if new:
+        chunks = tuple(0 for _ in new)
+        assert PACING.reserved(together, replace(batch, chunks=chunks)).longest_ms == strict.ms
+
+
 def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
     """Nor does who decodes without an objective take part where there is no room."""
     asked = {"tpot_ms": 100.0, "ttft_ms": 200.0}
