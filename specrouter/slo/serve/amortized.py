@@ -118,7 +118,7 @@ class Amortized:
         batch = self.strict.batch(load, batch_ms)
         urgent = [place for place, each in enumerate(load.prompts) if self._is_urgent(each)]
         times = self._reading_beside(load) if urgent else None
-        first = times and first_chunk(times, self.chunk, load.prompts)
+        first = None if times is None else first_chunk(times, self.chunk, load.prompts)
         if first is None:
             return batch
         return replace(batch, tokens=int(batch.lengths.sum()) + first)
