@@ -51,6 +51,10 @@ def _no_kv(longest: int) -> int:
 class ModelPool:
     """See the module. Thread-safe."""
 
+    # One model at a time in a process: while transformers loads one, it changes what all threads
+    # see of torch.
+    _loading = threading.Lock()
+
     def __init__(
         self,
         config: PoolConfig,
@@ -88,7 +92,6 @@ class ModelPool:
         self._placed = PlacedMembers(config, self._members, self.device_manager)
         self._loaded = LoadedModels(config, self._placed)
         self._loader = loader
-        self._loading = threading.Lock()  # one model at a time: loading is not reentrant
 
     @classmethod
     def from_config(
@@ -142,6 +145,14 @@ class ModelPool:
     def is_loaded(self, name: str) -> bool:
         """Can it be used without loading anything?"""
         return self.is_weightless(name) or name in self._loaded
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Of the models that are loaded; 0 of those without weights."""
+        loaded = [name for name in self.names if self.is_loaded(name)]
+        return {
+            name: 0 if self.is_weightless(name) else self.plan(name).footprint.weight_bytes
+            for name in loaded
+        }
 
     def has_room(self, name: str) -> bool:
         """Could it be loaded, or is it, without evicting another model?"""

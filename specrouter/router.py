@@ -13,7 +13,6 @@ import queue
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from operator import length_hint
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,23 +36,21 @@ from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
-from specrouter.engine.input_validation import (
-    InputValidation,
-    PromptLike,
-    RequestArgs,
-    args_of_each,
-)
+from specrouter.engine.fingerprint import fingerprint_of
+from specrouter.engine.input_validation import InputValidation
+from specrouter.engine.request_args import PromptLike, RequestArgs, args_of_each, lane_of
+from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import SloAccounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.handle import Listener, RequestHandle
-from specrouter.request.lanes import LONG_CHARACTERS, Lane, Lanes
+from specrouter.request.lanes import Lanes
 from specrouter.request.loop_mailbox import LoopMailbox
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
-from specrouter.request.params import RequestError, SamplingParams, Speculation
+from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
@@ -92,6 +89,7 @@ class ChainRouter:
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
         self.lanes = Lanes()
+        self._fingerprint = fingerprint_of(config.pool, self.pool)
         self._ids = itertools.count(1)
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
         self._mailboxes = WeakKeyDictionary()
@@ -232,8 +230,22 @@ class ChainRouter:
             UnavailableError: the router is closed or has failed.
         """
         asked = [RequestArgs(one, params, speculation, slo, priority, timeout_s) for one in prompts]
+        together = self.astream_each(asked, max_waiting)
+        async with aclosing(together):
+            async for number, delta in together:
+                yield number, delta
+
+    async def astream_each(
+        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
+    ) -> AsyncGenerator[tuple[int, Delta]]:
+        """`astream_all` where each prompt has arguments of its own.
+
+        One that asks for a `sample` is served that one of its `params.n`; with `generated`, from
+        where an attempt elsewhere has got to: the text goes on exactly as if it had not been
+        interrupted, and with `elapsed_s` and `arrivals` its times count from the first submission.
+        """
         self.check_room(max_waiting)  # before anything is done for it, and again at the end
-        lane, is_large = _lane(prompts, params, speculation)
+        lane, is_large = lane_of(asked)
         accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
         mailbox = self._mailbox(asyncio.get_running_loop())
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
@@ -330,6 +342,14 @@ class ChainRouter:
         return self._validation.context.max_characters
 
     @property
+    def fingerprint(self) -> str:
+        """Changes where the same seed may give another text."""
+        return self._fingerprint
+
+    def health(self) -> Health:
+        return Health("ok" if self.is_healthy else "stopped")
+
+    @property
     def is_healthy(self) -> bool:
         return self._thread.is_healthy
 
@@ -367,6 +387,12 @@ class ChainRouter:
     def ended_requests(self) -> Iterator[Metric]:
         """Of the requests that have ended, in Prometheus' form."""
         return self._engine.meter.collect()
+
+    def replica_metrics(self) -> Iterator[Metric]:
+        return iter(())
+
+    def routings(self) -> Sequence[Mapping[str, Any]]:
+        return ()
 
     @property
     def slo_accounts(self) -> SloAccounts:
@@ -434,6 +460,23 @@ class ChainRouter:
         """
         return self._engine.predict(tuple(chain), DraftShape(depth, width, nodes or 0), requests)
 
+    def predicted_tpot_ms(self, requests: int) -> float:
+        """Of each of so many requests that decode together, as the scheduler would serve them."""
+        return self._engine.predicted_tpot_ms(requests)
+
+    def predicted_prefill_ms(self) -> float:
+        """Of a prompt token on the target, in chunks of `engine.prefill_chunk`."""
+        known, chunk = self.performance(), self.config.engine.prefill_chunk
+        return known.machine * known.times[self.pool.target].at(chunk) / chunk
+
+    def baseline_tpot_ms(self) -> float:
+        """Of one request alone on the target."""
+        return self._engine.baseline_tpot_ms()
+
+    def seconds_until_admitted(self) -> float:
+        """Of a request that comes now, as the last ones were given rows."""
+        return self._thread.seconds_until_admitted()
+
     def set_learning(self, is_learning: bool) -> None:
         """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""
         self._engine.profiler.is_learning = is_learning
@@ -492,17 +535,3 @@ class ChainRouter:
         ]
         self._thread.enqueue(requests, max_waiting)
         return [request.handle for request in requests]
-
-
-def _lane(
-    prompts: Sequence[PromptLike], params: SamplingParams | None, speculation: SpeculationOverride
-) -> tuple[Lane, bool]:
-    """In which a request's prompts are read, and whether that leaves much memory behind.
-
-    A long prompt, or a structure, takes long, and other streams must go on meanwhile.
-    """
-    predicted = speculation.prediction if isinstance(speculation, Speculation) else None
-    is_large = sum(map(length_hint, (*prompts, predicted or ""))) > LONG_CHARACTERS
-    if params is not None and params.structure is not None:
-        return "structures", is_large
-    return ("long_texts" if is_large else "texts"), is_large

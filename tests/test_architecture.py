@@ -26,6 +26,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("http", "bench"),
     ("__init__",),
     ("router", "sim"),
+    ("cluster",),
     ("engine",),
     ("routing",),
     ("slo", "execution"),

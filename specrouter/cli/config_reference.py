@@ -48,8 +48,9 @@ slo_classes:
 [Llama 3](../configs/llama3.yaml), [the pool of SpecRouter's paper](../configs/llama2-paper.yaml),
 [the bundled family](../configs/tiny.yaml), [the same with a drafter that has no
 weights](../configs/tiny-ngram.yaml), [a pool with the cost ratios of real models, for benchmarks on
-a CPU](../configs/bench-cpu.yaml), and [the same with drafters that know one kind of text
-each](../configs/bench-specialists.yaml). Which values to choose is the subject of
+a CPU](../configs/bench-cpu.yaml), [the same with drafters that know one kind of text
+each](../configs/bench-specialists.yaml), and [two replicas of the bundled
+family](../configs/cluster-tiny.yaml). Which values to choose is the subject of
 [tuning.md](tuning.md).
 
 Outside of the file: `SPECROUTER_API_KEY` (a key beside `server.api_keys`), `SPECROUTER_CACHE` (the
@@ -142,8 +143,15 @@ def _type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema["type"] == "array":
+        if "prefixItems" in schema:
+            return f"list of {len(schema['prefixItems'])}, each a {_type(schema['prefixItems'][0])}"
         return f"list of {_type(schema['items'])}"
-    names = {"integer": "whole number", "boolean": "`true` or `false`", "string": "text"}
+    names = {
+        "integer": "whole number",
+        "boolean": "`true` or `false`",
+        "string": "text",
+        "object": "mapping",
+    }
     name = "path" if schema.get("format") == "path" else names.get(schema["type"], schema["type"])
     return ", ".join([name, *_bounds(schema)])
 

@@ -1,5 +1,6 @@
 """The configuration: one YAML file per scenario, one tree of strict models."""
 
+from specrouter.config.cluster import ClusterConfig, ResumeConfig, RoutingConfig
 from specrouter.config.engine import TREE_SLOTS, AdmissionName, EngineConfig
 from specrouter.config.router import RouterConfig, check_chain
 from specrouter.config.scheduler import Policy, SchedulerConfig
@@ -10,9 +11,12 @@ from specrouter.config.trees import Selection, TreesConfig
 __all__ = [
     "TREE_SLOTS",
     "AdmissionName",
+    "ClusterConfig",
     "EngineConfig",
     "Policy",
+    "ResumeConfig",
     "RouterConfig",
+    "RoutingConfig",
     "SchedulerConfig",
     "Selection",
     "ServerConfig",

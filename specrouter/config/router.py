@@ -8,6 +8,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
+from specrouter.config.cluster import ClusterConfig, ReplicaConfig
 from specrouter.config.engine import EngineConfig
 from specrouter.config.old_spellings import in_new_spelling
 from specrouter.config.scheduler import SchedulerConfig
@@ -30,6 +31,7 @@ class RouterConfig(Strict):
         engine: limits of what runs together.
         server: the HTTP service.
         slo_classes: names for objectives, for requests to ask for.
+        cluster: replicas in processes of their own; none: one engine, in this process.
     """
 
     pool: PoolConfig
@@ -38,6 +40,8 @@ class RouterConfig(Strict):
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
     slo_classes: dict[str, SloConfig] = Field(default_factory=dict)  # by the name to ask for
+
+    cluster: ClusterConfig | None = None
 
     _warnings: tuple[str, ...] = PrivateAttr(())
 
@@ -50,6 +54,11 @@ class RouterConfig(Strict):
             if name in (BY_VALUE, NO_OBJECTIVE):
                 raise ConfigError(name, "stands for requests without a class; choose another name")
         return classes
+
+    @model_validator(mode="after")
+    def _replicas_can_be_configured(self) -> "RouterConfig":
+        self.replicas()
+        return self
 
     @model_validator(mode="after")
     def _chain_is_of_the_pool(self) -> "RouterConfig":
@@ -69,6 +78,28 @@ class RouterConfig(Strict):
         config = validate_config(cls, settings)
         config._warnings = warnings
         return config
+
+    def replicas(self) -> "dict[str, RouterConfig]":
+        """What each replica is made of, by name. Raises `ConfigError`."""
+        found: dict[str, RouterConfig] = {}
+        for index, replica in enumerate(self.cluster.replicas if self.cluster else ()):
+            config = self._of_replica(f"cluster.replicas[{index}]", replica)
+            found |= dict.fromkeys(replica.names, config)
+        return found
+
+    def _of_replica(self, field: str, replica: ReplicaConfig) -> "RouterConfig":
+        engine = {**self.engine.model_dump(), **replica.engine}
+        checked = validate_config(EngineConfig, engine, f"{field}.engine")
+        pool = self.pool
+        if replica.device is not None:
+            placed = [
+                model.model_dump(exclude_unset=True)
+                | ({} if model.is_weightless else {"device": replica.device})
+                for model in pool.models
+            ]
+            settings = {**pool.model_dump(exclude_unset=True), "models": placed}
+            pool = validate_config(PoolConfig, settings, field)
+        return self.model_copy(update={"engine": checked, "pool": pool, "cluster": None})
 
     def with_fresh_times(self) -> "RouterConfig":
         """The same, but the models are timed anew."""

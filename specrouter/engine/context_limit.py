@@ -7,11 +7,22 @@ LiteLLM and others know that a conversation has to be cut.
 
 import functools
 from collections.abc import Callable
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from specrouter.engine.engine import Engine
 from specrouter.request.params import RequestError
+
+
+class Limits(Protocol):
+    """What requests are judged by: an engine's, or those of all replicas."""
+
+    @property
+    def max_request_tokens(self) -> int: ...
+
+    def can_ever_fit(self, tokens: int) -> bool: ...
+
+    def baseline_tpot_ms(self) -> float: ...
 
 
 class ContextLengthError(RequestError):
@@ -25,7 +36,7 @@ class ContextLimit:
         self,
         tokenizer: PreTrainedTokenizerBase,
         kv_budget_tokens: int | None,
-        engine: Callable[[], Engine],
+        engine: Callable[[], Limits],
     ) -> None:
         self._tokenizer = tokenizer
         self._kv_budget_tokens = kv_budget_tokens

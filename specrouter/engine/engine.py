@@ -41,6 +41,7 @@ from specrouter.request.params import MAX_DEPTH, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
+from specrouter.routing.scheduler import Models
 from specrouter.slo.admission import Admission
 from specrouter.view import EngineView, Standing
 from statemgr import StateManager
@@ -133,8 +134,10 @@ class Engine:
     def state(self) -> EngineState:
         manager, names = self._manager, self._pool.names
         states = {name: manager.state(name) for name in names}
+        running = list(self._book.running.values())
+        promised = [one.pace.tpot_ms(one.objective) for one in running if not one.is_declined]
         return EngineState(
-            len(self._book.running),
+            len(running),
             self.waiting,
             manager.rows,
             manager.reserved_tokens,
@@ -143,6 +146,13 @@ class Engine:
             {name: self._quarantine.counts[name] for name in names},
             frozenset(names) - self._quarantine.available(names, self._cycle),
             dict(self._faults.counts),
+            self._pool.weight_bytes(),
+            sum(
+                one.committed_tokens
+                for one in (*self._book.waiting, *running)
+                if not one.produced_tokens
+            ),
+            min((each for each in promised if each is not None), default=None),
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
@@ -173,6 +183,15 @@ class Engine:
         snapshot, workload = self.profiler.snapshot(), Workload(requests)
         scheduler = self._planning.policies.current.planner.scheduler
         option = scheduler.predict(snapshot, workload, chain, shape)
+        return option.ms_per_token * snapshot.machine
+
+    def predicted_tpot_ms(self, requests: int) -> float:
+        """Of each of so many requests that decode together, by the chain that would be chosen."""
+        snapshot, workload = self.profiler.snapshot(), Workload(requests)
+        available = self._quarantine.available(self._pool.names, self._cycle)
+        scheduler = self._planning.policies.current.planner.scheduler
+        chosen = scheduler.choose(snapshot, workload, Models(available))
+        option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
         return option.ms_per_token * snapshot.machine
 
     def check_integrity(self) -> None:

@@ -13,6 +13,9 @@ class EngineState:
         kv_reserved_tokens: of the running requests, out of `kv_capacity_tokens`.
         kv_bytes: of the stores of models in memory.
         quarantines: how often each model was put to rest; `quarantined` rest now.
+        weight_bytes: of models in memory, 0 of those without weights.
+        unread_tokens: of prompts whose first token has not come, at most.
+        tightest_tpot_ms: of the objectives of running requests; None where there is none.
         control_faults: failures by part of the control plane, see `FaultGuard`.
     """
 
@@ -25,3 +28,6 @@ class EngineState:
     quarantines: Mapping[str, int]
     quarantined: frozenset[str]
     control_faults: Mapping[str, int] = field(default_factory=dict)
+    weight_bytes: Mapping[str, int] = field(default_factory=dict)
+    unread_tokens: int = 0
+    tightest_tpot_ms: float | None = None

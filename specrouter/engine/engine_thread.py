@@ -98,6 +98,11 @@ class EngineThread:
         if max_waiting is not None and waiting >= max_waiting:
             raise OverloadedError(waiting, self.engine.seconds_until_admitted(waiting))
 
+    def seconds_until_admitted(self) -> float:
+        """Of a request that comes now; 0.0 where a row is free."""
+        waiting = len(self._arrived) + self.engine.waiting - self.engine.free_rows
+        return 0.0 if waiting < 0 else self.engine.seconds_until_admitted(waiting + 1)
+
     def wake(self) -> None:
         """Looks at the requests again, of which one was cancelled."""
         with self._wakeup:

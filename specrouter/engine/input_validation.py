@@ -11,14 +11,13 @@ whether there is room, which `EngineThread` knows.
 import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import length_hint
-from typing import Any
 
 from modelpool import ModelPool
 from specrouter.config import RouterConfig, slos_by_class
-from specrouter.engine.context_limit import ContextLimit
-from specrouter.engine.engine import Engine
+from specrouter.engine.context_limit import ContextLimit, Limits
+from specrouter.engine.request_args import PromptLike, RequestArgs
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
 from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
@@ -27,25 +26,10 @@ from specrouter.request.stages import check_vocabulary
 from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
 
-PromptLike = str | Sequence[int]
-
 MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at after every token
 
 _KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call share theirs
 _PROMPT_FIELDS = ("prompt", "input_ids")
-
-
-@dataclass(frozen=True)
-class RequestArgs:
-    """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`."""
-
-    prompt: PromptLike
-    params: SamplingParams | None
-    speculation: SpeculationOverride
-    slo: SloLike
-    priority: int = 0
-    timeout_s: float | None = None
-    generated: Sequence[int] = ()
 
 
 class InputValidation:
@@ -54,7 +38,7 @@ class InputValidation:
     Raises `ConfigError` where the end of a class's stage is no token.
     """
 
-    def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Engine]) -> None:
+    def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
         self.context = ContextLimit(pool.tokenizer, config.engine.kv_budget_tokens, engine)
         self._pool = pool
@@ -81,12 +65,16 @@ class InputValidation:
         self._grammars.compile(structure)
 
     def accept_samples(self, asked: RequestArgs) -> list[RequestSpec]:
-        """One for each sample, by index."""
+        """One for each sample that is asked for, by index."""
         accepted = self.accept(asked)
+        if asked.sample is not None:
+            return [accepted]
+        if accepted.generated and accepted.params.n > 1:
+            raise RequestError("generated", "is of one sample: say which")
         return [replace(accepted, sample=index) for index in range(accepted.params.n)]
 
     def accept(self, asked: RequestArgs) -> RequestSpec:
-        """The first sample. Raises `RequestError`."""
+        """The sample that is asked for, or the first. Raises `RequestError`."""
         params = SamplingParams() if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
@@ -100,6 +88,7 @@ class InputValidation:
         if len(made) >= params.max_new_tokens:
             raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
         self.context.check_request(len(tokens), params.max_new_tokens)
+        _check_earlier(asked, params)
         self._check_vocabulary(params)
         bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
         grammar = None
@@ -112,12 +101,15 @@ class InputValidation:
             params,
             speculation,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
+            sample=asked.sample or 0,
             bad_words_ids=bad_words,
             objective=self._objective(asked.slo),
             priority=asked.priority,
             timeout_s=asked.timeout_s,
             grammar=grammar,
             predicted=predicted,
+            elapsed_s=asked.elapsed_s,
+            arrivals=asked.arrivals,
         )
 
     def _objective(self, slo: SloLike) -> Objective | None:
@@ -231,53 +223,17 @@ class InputValidation:
         return [plain]
 
 
+def _check_earlier(asked: RequestArgs, params: SamplingParams) -> None:
+    if asked.sample is not None:
+        check_int("sample", asked.sample, least=0, most=params.n - 1)
+    if asked.elapsed_s:
+        check_positive("elapsed_s", asked.elapsed_s)
+    if asked.arrivals and sum(count for _, count in asked.arrivals) != len(asked.generated):
+        raise RequestError("arrivals", "must be of all tokens that are generated already")
+
+
 def _check_count(field: str, banned: Sequence[Sequence[int]]) -> None:
     count = sum(map(len, banned))
     if count > MAX_BAD_WORD_IDS:
         reason = f"all bad words have {count} token ids; at most {MAX_BAD_WORD_IDS} may be"
         raise RequestError(field, reason)
-
-
-def args_of_each(
-    prompts: PromptLike | Sequence[PromptLike],
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    speculation: SpeculationOverride | Sequence[SpeculationOverride],
-    slo: SloLike | Sequence[SloLike],
-    priority: int,
-    timeout_s: float | None,
-) -> list[RequestArgs]:
-    """A call with several prompts, prompt by prompt: see `ChainRouter.generate`.
-
-    Raises:
-        RequestError: options that are neither one for all prompts nor one for each.
-    """
-    several = _as_prompts(prompts)
-    each = zip(
-        several,
-        _one_each("params", params, SamplingParams, several),
-        _one_each("speculation", speculation, (Speculation, str), several),
-        _one_each("slo", slo, (SLO, str), several),
-        strict=True,
-    )
-    return [RequestArgs(*one, priority, timeout_s) for one in each]
-
-
-def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError("prompts", f"must be texts or lists of ids, not {prompts!r}")
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _one_each(field: str, value: Any, single: Any, prompts: Sequence[PromptLike]) -> list[Any]:
-    """`value` for every prompt, or its elements if it is a sequence of as many."""
-    if value is None or isinstance(value, single):
-        return [value] * len(prompts)
-    if not isinstance(value, Sequence):
-        raise RequestError(field, f"must be one for all prompts or one for each, not {value!r}")
-    if len(value) != len(prompts):
-        raise RequestError(field, f"{len(value)} given for {len(prompts)} prompts")
-    return list(value)

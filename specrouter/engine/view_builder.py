@@ -119,7 +119,7 @@ def _view(
         request.row,
         pace.decoded,
         pace.decode_ms(now_s),
-        stages[0].tpot_ms if stages else objective.tpot_ms,
+        pace.tpot_ms(objective),
         objective.ttft_ms,
         objective.slo_class,
         spec.params.temperature > 0,
@@ -130,7 +130,7 @@ def _view(
         objective.e2e_ms,
         stages,
         declined=request.is_declined,
-        awaits_first=request.row is not None and not request.produced_tokens,
+        awaits_first=request.row is not None and not request.has_begun,
         drafts=pace.drafts,
         acceptance=pace.acceptance,
     )

@@ -125,7 +125,9 @@ class VersionAnswer(Described):
 
 class HealthAnswer(Loose):
     status: str
-    """`ok`."""
+    """`ok`, or `degraded`: fewer replicas serve than there should be."""
+    replicas: dict[str, str] | None = None
+    """What each replica is doing, where there are any."""
 
 
 class DecisionsAnswer(Described):
@@ -133,6 +135,8 @@ class DecisionsAnswer(Described):
     """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""
     admissions: list[dict[str, Any]]
     """Oldest first; what was decided about which request's objective, and why."""
+    routings: list[dict[str, Any]]
+    """Oldest first; to which replica a request went, with the terms of each and the reason."""
 
 
 class StatisticsAnswer(Loose):

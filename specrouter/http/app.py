@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import BodyRoute
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
@@ -31,7 +32,6 @@ from specrouter.http.service import Service
 from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from specrouter.http.tokens import add_tokens
-from specrouter.router import ChainRouter
 from specrouter.version import __version__
 
 _DESCRIPTION = (
@@ -59,7 +59,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(router: ChainRouter, drain: Drain | None = None) -> FastAPI:
+def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     """The service in front of `router`, which must stay open as long as the app runs.
 
     Args:

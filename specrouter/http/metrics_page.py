@@ -18,14 +18,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from specrouter.engine.request_meter import without_created
+from specrouter.engine.serving import ServingRouter
 from specrouter.http.openapi import OPERATION
 from specrouter.http.prometheus import RouterCollector
-from specrouter.router import ChainRouter
 
 Refusal = Literal["bad_request", "overloaded", "unavailable", "unauthorized"]
 
 
-def add_metrics(app: FastAPI, router: ChainRouter) -> None:
+def add_metrics(app: FastAPI, router: ServingRouter) -> None:
     """Mounts the page, and gives the application the counter for `count_refusal`."""
     registry = CollectorRegistry()
     refusals = app.state.refusals = _Refusals()

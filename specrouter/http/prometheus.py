@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.serving import ServingRouter
 from specrouter.http.prometheus_families import (
     by_position,
     counter,
@@ -28,11 +29,10 @@ from specrouter.http.prometheus_objectives import objective_metrics
 from specrouter.http.prometheus_vllm import vllm_metrics
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.router import ChainRouter
 
 
 class RouterCollector(Collector):
-    def __init__(self, router: ChainRouter) -> None:
+    def __init__(self, router: ServingRouter) -> None:
         self._router = router
 
     def collect(self) -> Iterator[Metric]:
@@ -42,13 +42,14 @@ class RouterCollector(Collector):
         yield from router.ended_requests()
         yield from _requests(state, decoded)
         yield from objective_metrics(router.slo_accounts, router.slo_classes)
-        yield from model_metrics(router.pool, state, totals, known)
+        yield from model_metrics(router.pool.names, state, totals, known)
         yield from estimate_metrics(known)
         yield from _chains(decoded, totals)
         yield from _drafts(decoded, totals)
         yield from _engine(decoded, totals, known)
         yield from _failures(state, router.restarts)
         yield from vllm_metrics(router.pool.target, state, decoded)
+        yield from router.replica_metrics()
 
 
 def _requests(state: EngineState, decoded: DecodeFigures) -> Iterator[Metric]:

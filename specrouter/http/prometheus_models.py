@@ -1,11 +1,10 @@
 """Metrics of the models: their forwards, memory and failures, and what is estimated of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 
 from prometheus_client.metrics_core import Metric
 
-from modelpool import ModelPool
 from specrouter.engine.engine_state import EngineState
 from specrouter.http.prometheus_families import Values, counter, gauge, joined
 from specrouter.profile.profiler import EngineStatistics
@@ -16,17 +15,17 @@ _TREES = 64  # estimates of drafters and verifiers that are shown, those with mo
 
 
 def model_metrics(
-    pool: ModelPool, state: EngineState, totals: EngineStatistics, known: PerformanceSnapshot
+    names: Sequence[str], state: EngineState, totals: EngineStatistics, known: PerformanceSnapshot
 ) -> Iterator[Metric]:
-    yield from _forwards(pool, totals, known)
-    yield from _states(pool, state)
+    yield from _forwards(names, totals, known)
+    yield from _states(names, state)
 
 
 def _forwards(
-    pool: ModelPool, totals: EngineStatistics, known: PerformanceSnapshot
+    names: Sequence[str], totals: EngineStatistics, known: PerformanceSnapshot
 ) -> Iterator[Metric]:
     def of(value: Callable[[str], float]) -> Values:
-        return {(name,): value(name) for name in pool.names}
+        return {(name,): value(name) for name in names}
 
     model = ("model",)
     yield counter(
@@ -59,23 +58,23 @@ def _forwards(
     )
 
 
-def _states(pool: ModelPool, state: EngineState) -> Iterator[Metric]:
+def _states(names: Sequence[str], state: EngineState) -> Iterator[Metric]:
     def of(value: Callable[[str], float]) -> Values:
-        return {(name,): value(name) for name in pool.names}
+        return {(name,): value(name) for name in names}
 
     model = ("model",)
     yield gauge(
         "specrouter_model_loaded",
         "1 if a model is loaded.",
-        of(lambda name: float(pool.is_loaded(name))),
+        of(lambda name: float(name in state.weight_bytes)),
         model,
     )
     yield gauge(
         "specrouter_model_memory_bytes",
         "Memory of a model's weights and of its KV cache.",
         {
-            **{(name, "weights"): _weight_bytes(pool, name) for name in pool.names},
-            **{(name, "kv"): state.kv_bytes.get(name, 0) for name in pool.names},
+            **{(name, "weights"): state.weight_bytes.get(name, 0) for name in names},
+            **{(name, "kv"): state.kv_bytes.get(name, 0) for name in names},
         },
         ("model", "kind"),
     )
@@ -91,12 +90,6 @@ def _states(pool: ModelPool, state: EngineState) -> Iterator[Metric]:
         of(lambda name: float(name in state.quarantined)),
         model,
     )
-
-
-def _weight_bytes(pool: ModelPool, name: str) -> int:
-    if pool.is_weightless(name) or not pool.is_loaded(name):
-        return 0
-    return pool.plan(name).footprint.weight_bytes
 
 
 def estimate_metrics(known: PerformanceSnapshot) -> Iterator[Metric]:

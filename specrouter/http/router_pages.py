@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
+from specrouter.engine.serving import ServingRouter
 from specrouter.http.answer_schemas import (
     CalibrationAnswer,
     DecisionsAnswer,
@@ -21,12 +22,11 @@ from specrouter.http.answer_schemas import (
 from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_payload, error_response
 from specrouter.http.openapi import OPERATION, ROUTER, answers
-from specrouter.router import ChainRouter
 
 _Page = Callable[[], Awaitable[Response]]
 
 
-def add_health(app: FastAPI, router: ChainRouter, drain: Drain | None) -> None:
+def add_health(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None:
     @app.get(
         "/health",
         tags=[OPERATION],
@@ -34,15 +34,17 @@ def add_health(app: FastAPI, router: ChainRouter, drain: Drain | None) -> None:
         responses=answers(HealthAnswer, 503),
     )
     async def health() -> Response:
-        if not router.is_healthy:
+        health = router.health()
+        if health.status == "stopped":
             return error_response(503, "the engine has stopped", code="engine_stopped")
         if drain is not None and drain.is_draining:
             error = error_payload(503, "the service is shutting down", code="shutting_down")
             return JSONResponse({"status": "draining", **error}, status_code=503)
-        return JSONResponse({"status": "ok"})
+        replicas = {"replicas": dict(health.replicas)} if health.replicas else {}
+        return JSONResponse({"status": health.status, **replicas})
 
 
-def add_router_pages(app: FastAPI, router: ChainRouter) -> None:
+def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
     def page(name: str, summary: str, answer: type[BaseModel]) -> Callable[[_Page], _Page]:
         return app.get(
             f"/router/{name}", tags=[ROUTER], summary=summary, responses=answers(answer, 401)
@@ -54,11 +56,14 @@ def add_router_pages(app: FastAPI, router: ChainRouter) -> None:
         DecisionsAnswer,
     )
     async def decisions() -> Response:
-        switches, admissions = router.decisions(), router.admissions()
+        switches, admissions, routings = (
+            router.decisions(), router.admissions(), router.routings(),
+        )  # fmt: skip
         return JSONResponse(
             {
                 "decisions": [record.to_json() for record in switches],
                 "admissions": [record.to_json() for record in admissions],
+                "routings": list(routings),
             }
         )
 
@@ -75,7 +80,7 @@ def add_router_pages(app: FastAPI, router: ChainRouter) -> None:
         return JSONResponse(asdict(router.slo_report()))
 
 
-def _calibration(router: ChainRouter) -> list[dict[str, Any]]:
+def _calibration(router: ServingRouter) -> list[dict[str, Any]]:
     return [
         {
             "proposers": list(proposers),

@@ -7,7 +7,6 @@ and streams must go on meanwhile.
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from specrouter.config.server import ToolParser
-from specrouter.engine.input_validation import PromptLike
+from specrouter.engine.request_args import PromptLike, RequestArgs
+from specrouter.engine.serving import ServingRouter
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
 from specrouter.http.openai_answer import Envelope
@@ -29,8 +29,6 @@ from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of, specia
 from specrouter.request.lanes import text_lane
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.stages import single_token
-from specrouter.router import ChainRouter
-from specrouter.version import __version__
 
 Result = TypeVar("Result")
 
@@ -38,7 +36,7 @@ Result = TypeVar("Result")
 class Service:
     """Raises `ConfigError` for a chat template that is none."""
 
-    def __init__(self, router: ChainRouter) -> None:
+    def __init__(self, router: ServingRouter) -> None:
         self.router = router
         self.config = router.config.server
         self.model = router.pool.target
@@ -48,7 +46,6 @@ class Service:
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
         self.tool_format = _tool_format(self.config.tool_parser, self.template)
         self.tool_tag_ids = special_tags(self.tool_format, self.tokenizer)
-        self._fingerprint = _fingerprint(router)
         self._token_id_of = single_token(self.tokenizer)
 
     def check_model(self, asked: str | None) -> None:
@@ -87,7 +84,7 @@ class Service:
     def envelope(self, request: Request, prefix: str) -> Envelope:
         known = getattr(request.state, "request_id", None)
         identity = f"{prefix}-{known or uuid.uuid4().hex}"
-        return Envelope(identity, int(time.time()), self.model, self._fingerprint)
+        return Envelope(identity, int(time.time()), self.model, self.router.fingerprint)
 
     def deltas(
         self,
@@ -98,15 +95,15 @@ class Service:
     ) -> Deltas:
         """Nothing is queued, nor refused by the router, before the first one is asked for."""
         limit_s = self.config.request_timeout_s
-        deltas = self.router.astream_all(
-            prompts,
+        terms = (
             params,
             body.speculation_override(),
             body.objective(request.headers, self.router.slo_classes, self._token_id_of),
             body.priority or 0,
             limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
-            self.config.max_waiting,
         )
+        asked = [RequestArgs(prompt, *terms) for prompt in prompts]
+        deltas = self.router.astream_each(asked, self.config.max_waiting)
         if params.structure is None:
             return deltas
         return _blaming(deltas, body.structure_field())
@@ -127,12 +124,3 @@ def _tool_format(name: ToolParser, template: ChatTemplate) -> ToolFormat | None:
     if name == "auto":
         return format_of(template.source)
     return FORMATS.get(name)
-
-
-def _fingerprint(router: ChainRouter) -> str:
-    """Of what a text depends on: not on drafters, nor on how they are used."""
-    pool = router.config.pool
-    target = next(model for model in pool.models if model.name == pool.target)
-    dtype = router.pool.plan(pool.target).dtype  # "auto" may be another on another machine
-    digest = hashlib.sha256(f"{__version__} {dtype} {target.model_dump_json()}".encode())
-    return f"fp_{digest.hexdigest()[:12]}"

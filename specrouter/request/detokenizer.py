@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from specrouter.request.spec import RequestSpec
+
 _BROKEN = "\ufffd"  # what half a character decodes to
 _BROKEN_BYTES = 3  # of half a character: byte fallback makes each of them a broken one
 _SEEN = 8  # ids of the prompt that the text's beginning may hang on
@@ -47,6 +49,19 @@ class Detokenizer:
         self._held = ""  # released, but maybe the beginning of a stop text
         self.text = ""  # all that was returned
         self.stopped_by: str | None = None
+
+    @classmethod
+    def of(cls, spec: RequestSpec, tokenizer: PreTrainedTokenizerBase) -> "Detokenizer":
+        """For a request's output."""
+        params = spec.params
+        return cls(
+            tokenizer,
+            params.stop,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            spec.token_ids,
+            params.shown_special_token_ids,
+        )
 
     @property
     def stopped(self) -> bool:

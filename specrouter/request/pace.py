@@ -6,7 +6,8 @@ in. Not here: how requests are judged when they have ended (`attainment`).
 
 from collections.abc import Sequence
 
-from specrouter.request.objective import Stage
+from specrouter.request.objective import Objective, Stage
+from specrouter.request.spec import RequestSpec
 
 
 class Pace:
@@ -30,10 +31,28 @@ class Pace:
         self._find_ends(before)
         self.stages_before = len(self._ends)
 
+    @classmethod
+    def of(cls, spec: RequestSpec, arrivals: Sequence[tuple[float, int]]) -> "Pace":
+        """`arrivals`: of the tokens of earlier attempts, in this clock; none: not known."""
+        stages = spec.objective.stages if spec.objective else ()
+        if not arrivals:
+            return cls(stages, spec.generated)
+        pace, came = cls(stages), 0
+        for came_s, count in arrivals:
+            came += count
+            pace.take(spec.generated[:came], came_s)
+        return pace
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         """That are left, the current one first."""
         return self._stages[len(self._ends) :]
+
+    def tpot_ms(self, objective: Objective | None) -> float | None:
+        """Of the current stage, or of the whole output; None where nothing was asked."""
+        if self.stages:
+            return self.stages[0].tpot_ms
+        return None if objective is None else objective.tpot_ms
 
     @property
     def ends(self) -> tuple[int, ...]:

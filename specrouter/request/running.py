@@ -56,23 +56,24 @@ class RunningRequest:
         self.objective: Objective | None = spec.objective
         self.handle = handle
         self.row: int | None = None
-        self.pace = Pace(spec.objective.stages if spec.objective else (), spec.generated)
         self.preemptions, self.is_declined = 0, False
         self.feasible: Feasible | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
-        self._detokenizer = _detokenizer_of(spec, tokenizer)
+        self._detokenizer = Detokenizer.of(spec, tokenizer)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if spec.params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
         self._drafted = self._accepted = 0  # tokens that the target verified, and that are output
-        self.submitted_s = time.perf_counter()
+        self.submitted_s = time.perf_counter() - spec.elapsed_s
         # Who has the least is admitted first. It never changes, so the priority of those that came
         # later cannot keep a request waiting for ever.
         self.admission_key = self.submitted_s + _PRIORITY_S * spec.priority
-        self._commits: list[tuple[float, int]] = []  # when tokens came, in seconds, and how many
+        # When tokens came, in seconds, and how many.
+        self._commits = [(self.submitted_s + at_s, count) for at_s, count in spec.arrivals]
+        self.pace = Pace.of(spec, self._commits)
         self.finished = False
         for token in spec.generated:
             self._tokens.append(token)
@@ -91,9 +92,14 @@ class RunningRequest:
         return replace(self.spec, generated=tuple(self._tokens), params=params)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its caller has seen a token, of this attempt or of one before."""
+        return bool(self.produced_tokens or self.spec.arrivals)
+
+    @property
     def rejects(self) -> bool:
         """Whether it ends where its objective will not be attained: nobody saw a token yet."""
-        if self.objective is None or self.produced_tokens:
+        if self.objective is None or self.has_begun:
             return False
         return self.objective.on_unattainable == "reject"
 
@@ -125,8 +131,9 @@ class RunningRequest:
 
     @property
     def decoded_tokens(self) -> int:
-        """Produced in this attempt after its first token: those that TPOT is the mean of."""
-        return max(0, self.produced_tokens - 1)
+        """Those after the first whose times are known: that TPOT is the mean of."""
+        earlier = len(self.spec.generated) if self.spec.arrivals else 0
+        return max(0, earlier + self.produced_tokens - 1)
 
     def decode_ms(self, now: float) -> float:
         """Since the first token came; 0.0 before it. `now` is `time.perf_counter()`'s."""
@@ -262,24 +269,12 @@ class RunningRequest:
         )
 
     def _attained_stages(self) -> tuple[bool, ...]:
-        """Of those that had tokens in this attempt."""
+        """Of those that had tokens whose times are known."""
         if self.objective is None or not self.objective.stages:
             return ()
         came_ms = [came_s * 1000 for came_s, count in self._commits for _ in range(count)]
         stages = self.objective.stages[self.pace.stages_before :]
         return attained_stages(stages, self.pace.ends, came_ms)
-
-
-def _detokenizer_of(spec: RequestSpec, tokenizer: PreTrainedTokenizerBase) -> Detokenizer:
-    params = spec.params
-    return Detokenizer(
-        tokenizer,
-        params.stop,
-        params.include_stop_str_in_output,
-        params.skip_special_tokens,
-        spec.token_ids,
-        params.shown_special_token_ids,
-    )
 
 
 def last_delta(request: RunningRequest, reason: FinishReason, error: str | None = None) -> Delta:

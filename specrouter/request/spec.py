@@ -17,7 +17,7 @@ class RequestSpec:
     """The tokens to start from, and how to go on from them.
 
     Attributes:
-        generated: output tokens of an earlier attempt.
+        generated: output tokens of earlier attempts.
         sample: 0 .. n - 1; the samples of one prompt share its seed, and draw from it each a
             stream of their own.
         bad_words_ids: all that must not come about, the texts of `params.bad_words` included.
@@ -26,6 +26,11 @@ class RequestSpec:
         timeout_s: after which the request ends, waiting or running, with what it has.
         grammar: of `params.structure`.
         predicted: tokens that the output is expected to resemble.
+        elapsed_s: since it was first submitted, to whomever: its times and `timeout_s` count from
+            then.
+        arrivals: of the tokens that are `generated`: seconds after that, and how many came
+            together. Where there are none, times of tokens count from the first one of this
+            attempt.
     """
 
     token_ids: tuple[int, ...]
@@ -40,6 +45,8 @@ class RequestSpec:
     timeout_s: float | None = None
     grammar: CompiledGrammar | None = None
     predicted: tuple[int, ...] = ()
+    elapsed_s: float = 0.0
+    arrivals: tuple[tuple[float, int], ...] = ()
 
     @property
     def committed(self) -> tuple[int, ...]:

@@ -48,8 +48,21 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "main": "test_cli",
         "serve": "../http/test_serve",
     },
+    "specrouter/cluster": {
+        "courier": "test_router",
+        "dispatcher": "test_router",
+        "fleet": "test_router",
+        "job": "test_router",
+        "link": "test_router",
+        "local": "test_router",
+        "replica_metrics": "test_router",
+    },
     "specrouter/config": {"router": "test_config", "server": "test_config"},
-    "specrouter/engine": {"request_meter": "../http/test_prometheus"},
+    "specrouter/engine": {
+        "request_args": "test_input_validation",
+        "request_meter": "../http/test_prometheus",
+        "serving": "../http/test_router_pages",
+    },
     "specrouter/execution": {"group_draft": "test_chain_drafter", "runtime": "test_executor"},
     "specrouter/http": {
         "answer_schemas": "test_openapi",

@@ -31,6 +31,8 @@ from specrouter import (
 from specrouter.cycle import DraftShape, Option
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
@@ -213,6 +215,14 @@ class FakeRouter:
     def engine_state(self) -> EngineState:
         return EngineState(self.open_requests, 0, 8, 0, 64, {}, {}, frozenset())
 
+    fingerprint = "fp_0123456789ab"
+
+    def health(self) -> Health:
+        return Health("ok" if self.is_healthy else "stopped")
+
+    def routings(self) -> list[dict[str, Any]]:
+        return []
+
     def check_room(self, max_waiting: int | None = None) -> None:
         if self._refuses is not None:
             raise self._refuses
@@ -254,6 +264,14 @@ class FakeRouter:
                 yield item
         finally:
             self.open_requests -= 1
+
+    def astream_each(
+        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
+    ) -> AsyncGenerator[tuple[int, Delta]]:
+        """All prompts are asked for alike."""
+        one = asked[0]
+        terms = (one.params, one.speculation, one.slo, one.priority, one.timeout_s, max_waiting)
+        return self.astream_all([each.prompt for each in asked], *terms)
 
     def stream(
         self,

@@ -33,6 +33,7 @@ from specrouter import (
 )
 from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.engine.engine import Engine
+from specrouter.engine.request_args import RequestArgs
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.executor import Executor
 from specrouter.execution.time_profile import profile_model
@@ -380,6 +381,38 @@ def test_an_interrupted_request_goes_on_as_if_it_had_not_been(router: ChainRoute
         assert fresh == whole.token_ids[made:]
         assert handle.result().token_ids == whole.token_ids
         assert handle.result().text == whole.text
+
+
+def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
+    router: ChainRouter,
+) -> None:
+    params = SamplingParams(
+        max_new_tokens=10, temperature=0.9, seed=3, n=3, presence_penalty=0.5, logprobs=1
+    )
+    whole = router.generate([PROMPT], params, CHAIN)
+
+    async def rest(sample: int, made: int) -> RequestOutput:
+        earlier = tuple(whole[sample].token_ids[:made])
+        arrivals = ((0.5, 1), (0.75, made - 1)) if made > 1 else ((0.5, 1),) if made else ()
+        asked = RequestArgs(PROMPT, params, CHAIN, None, 0, None, earlier, sample, 1.0, arrivals)
+        deltas = [delta async for _, delta in router.astream_each([asked])]
+        assert {delta.index for delta in deltas} == {sample}
+        assert [token for delta in deltas for token in delta.token_ids] == list(
+            whole[sample].token_ids[made:]
+        )
+        output = deltas[-1].output
+        assert output is not None
+        return output
+
+    for sample, made in ((0, 4), (1, 0), (2, 1), (2, len(whole[2].token_ids) - 1)):
+        output = asyncio.run(rest(sample, made))
+        assert (output.text, output.index) == (whole[sample].text, sample)
+        assert output.logprobs is not None
+        assert whole[sample].logprobs is not None
+        assert [one.token_id for one in output.logprobs] == whole[sample].token_ids[made:]
+        ttft_ms = output.metrics.ttft_ms
+        assert ttft_ms is not None
+        assert ttft_ms == pytest.approx(500.0) if made else ttft_ms > 1000.0
 
 
 # Failures

@@ -13,13 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from modelpool.errors import ConfigError
 from specrouter import SLO, RequestError, RouterConfig, SamplingParams, Speculation
 from specrouter.engine.context_limit import ContextLengthError
-from specrouter.engine.input_validation import (
-    MAX_BAD_WORD_IDS,
-    InputValidation,
-    PromptLike,
-    RequestArgs,
-    args_of_each,
-)
+from specrouter.engine.input_validation import MAX_BAD_WORD_IDS, InputValidation
+from specrouter.engine.request_args import PromptLike, RequestArgs, args_of_each
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec
 from specrouter.request.structure import Structure
@@ -206,6 +201,10 @@ def test_a_bad_prompt_is_refused(validation: InputValidation, field: str, prompt
         ("timeout_s", {"timeout_s": 0}),
         ("generated", {"generated": [VOCAB_SIZE]}),
         ("max_new_tokens", {"generated": [1, 2, 3, 4]}),
+        ("sample", {"sample": 2, "n": 2}),
+        ("sample", {"sample": -1}),
+        ("elapsed_s", {"elapsed_s": -1.0}),
+        ("arrivals", {"generated": [1, 2], "arrivals": ((0.1, 1),)}),
         ("speculation", {"speculation": "on"}),
         ("speculation.chain", {"speculation": Speculation(chain=("tiny", "big"))}),
         ("speculation.chain", {"speculation": Speculation(chain=("small",))}),
@@ -219,6 +218,16 @@ def test_a_bad_argument_is_refused_by_its_name(
     validation: InputValidation, field: str, more: dict[str, Any]
 ) -> None:
     assert refused(validation, args(**more)).field == field
+
+
+def test_one_sample_may_be_asked_for_and_what_is_generated_is_of_one(
+    validation: InputValidation,
+) -> None:
+    [alone] = validation.accept_samples(args(n=3, sample=2, generated=[5]))
+    assert (alone.sample, alone.generated) == (2, (5,))
+    assert [one.sample for one in validation.accept_samples(args(n=3))] == [0, 1, 2]
+    with pytest.raises(RequestError, match="say which"):
+        validation.accept_samples(args(n=3, generated=[5]))
 
 
 def test_a_chain_that_never_fits_in_memory_together_is_refused(

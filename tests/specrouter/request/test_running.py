@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter import ChainRouter
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import SLO, Objective
+from specrouter.request.objective import SLO, Objective, Stage
 from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
@@ -40,6 +41,7 @@ class Running:
         generated: Sequence[int] = (),
         sample: int = 0,
         objective: Objective | None = None,
+        arrivals: tuple[tuple[float, int], ...] = (),
         **params: Any,
     ) -> None:
         self.deltas: list[Delta] = []
@@ -47,6 +49,8 @@ class Running:
         prompt = RequestSpec(
             PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample, objective=objective
         )
+        if arrivals:
+            prompt = replace(prompt, elapsed_s=arrivals[-1][0] + 1.0, arrivals=arrivals)
         self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
 
     def accept(self, tokens: Sequence[int], chain: tuple[str, ...], drafted: int = 0) -> None:
@@ -637,3 +641,41 @@ def test_a_normal_early_leave_is_no_warning(
     assert record.levelname == level
     assert record.getMessage() == "request 1: nobody listens any more: Event loop is closed"
     assert handle.is_cancelled
+
+
+def test_attempts_share_a_clock(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A first token after 0.5 s, 3 more after 2 s, and 1 s later another attempt."""
+    objective = Objective(tpot_ms=400.0, ttft_ms=600.0)
+    arrivals = ((0.5, 1), (2.0, 3))
+    running = Running(tokenizer, [11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=8)
+    request = running.request
+    assert request.has_begun
+    assert not request.rejects
+    assert request.pace.decoded == 3
+    running.accept([15], ALONE)
+    running.accept([16, 17, 18], ALONE)
+    metrics = running.output.metrics
+    assert metrics.ttft_ms == pytest.approx(500.0)
+    assert metrics.tpot_ms == pytest.approx((3.0 - 0.5) * 1000 / 7, rel=0.1)
+    assert metrics.attained
+    assert metrics.e2e_ms == pytest.approx(3000.0, rel=0.1)
+    assert running.output.token_ids == list(range(11, 19))
+
+
+def test_stages_of_earlier_attempts_are_judged_by_their_times(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    objective = Objective(None, None, stages=(Stage(100.0, until_tokens=3), Stage(5000.0)))
+    arrivals = ((0.5, 1), (2.0, 3))
+    running = Running(tokenizer, [11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=5)
+    assert [stage.tpot_ms for stage in running.request.pace.stages] == [5000.0]
+    running.accept([15], ALONE)
+    assert running.output.metrics.attained_stages == (False, True)
+
+
+def test_the_time_of_a_request_is_up_over_all_attempts(tokenizer: PreTrainedTokenizerBase) -> None:
+    spec = RequestSpec(PROMPT, (), SamplingParams(), None, 5, timeout_s=2.0)
+    handle = RequestHandle(1, lambda: None)
+    late = RunningRequest(replace(spec, elapsed_s=2.5), handle, tokenizer, frozenset({EOS}))
+    early = RunningRequest(replace(spec, elapsed_s=1.0), handle, tokenizer, frozenset({EOS}))
+    assert (late.is_late, early.is_late) == (True, False)

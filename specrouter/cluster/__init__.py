@@ -1,0 +1,1 @@
+"""Replicas: which of them a request goes to, and how it goes on where one is lost."""

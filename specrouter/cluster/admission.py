@@ -1,0 +1,93 @@
+"""Whether a replica can attain a request's objective, by its own measured times.
+
+Pure, and the same in the router, which ranks replicas by it, and in the replica, which judges by
+its state of that moment. Source: SLOs-Serve (arXiv 2504.08784), section 4.2: load is balanced by
+attainability.
+"""
+
+import math
+from dataclasses import dataclass
+
+from specrouter.cluster.state import ReplicaState, RoutedRequest
+from specrouter.request.objective import Objective
+
+
+@dataclass(frozen=True)
+class Attainability:
+    """What a replica would give a request.
+
+    Attributes:
+        ttft_ms: since the request was submitted first; what it has waited so far included.
+        tpot_ms: of its tokens.
+        total_ms: from now to the last token that may come.
+        slack: share by which the tightest part of its objective could be tighter; below 0: it
+            cannot be attained. Infinite without an objective.
+        why: of a slack below 0.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+    total_ms: float
+    slack: float
+    why: str = ""
+
+    @property
+    def attained(self) -> bool:
+        return self.slack >= 0.0
+
+
+def attainability(
+    state: ReplicaState, request: RoutedRequest, sent: int = 0, sent_tokens: int = 0
+) -> Attainability:
+    """`sent`: requests that are on their way there, and the tokens of their prompts."""
+    requests = state.requests + sent
+    tpot_ms = state.tpot_at(min(requests + 1, state.rows))
+    wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
+    # Prompts are read in turn, beside what decodes.
+    unread = state.unread_tokens + sent_tokens + request.prompt_tokens
+    first_ms = wait_ms + unread * state.prefill_ms + tpot_ms
+    ttft_ms = request.elapsed_ms + first_ms
+    total_ms = first_ms + tpot_ms * max(0, request.remaining - 1)
+    slack, why = _slack(request, ttft_ms, tpot_ms, total_ms)
+    endangered = state.tightest_tpot_ms
+    if request.objective and endangered is not None and tpot_ms > endangered and slack >= 0:
+        # Those that run were promised theirs first.
+        slack = 1.0 - tpot_ms / endangered
+        why = f"{tpot_ms:.0f} ms a token, where {endangered:.0f} ms are promised to another"
+    return Attainability(ttft_ms, tpot_ms, total_ms, slack, why)
+
+
+def _wait_ms(state: ReplicaState, requests: int) -> float:
+    """For a row: those that wait before are given rows as the last ones were."""
+    before = max(1, requests - state.rows + 1)
+    return state.retry_after_s * 1000 * before / max(1, state.waiting + 1)
+
+
+def _slack(
+    request: RoutedRequest, ttft_ms: float, tpot_ms: float, total_ms: float
+) -> tuple[float, str]:
+    least, why = math.inf, ""
+    for name, predicted_ms, asked_ms in _parts(request, ttft_ms, tpot_ms, total_ms):
+        slack = 1.0 - predicted_ms / asked_ms
+        if slack < least:
+            least = slack
+            why = f"{name} of {predicted_ms:.0f} ms where {asked_ms:.0f} ms are asked"
+    return least, why if least < 0 else ""
+
+
+def _parts(
+    request: RoutedRequest, ttft_ms: float, tpot_ms: float, total_ms: float
+) -> list[tuple[str, float, float]]:
+    """What the objective asks: its name, what is predicted, and what is asked."""
+    objective = request.objective or Objective(None, None)
+    parts = []
+    if objective.ttft_ms is not None and not request.has_begun:
+        parts.append(("a TTFT", ttft_ms, objective.ttft_ms))
+    tightest = [stage.tpot_ms for stage in objective.stages]
+    if objective.tpot_ms is not None:
+        tightest.append(objective.tpot_ms)
+    if tightest:
+        parts.append(("a TPOT", tpot_ms, min(tightest)))
+    if objective.e2e_ms is not None:
+        parts.append(("a latency", request.elapsed_ms + total_ms, objective.e2e_ms))
+    return parts

@@ -1,0 +1,218 @@
+"""Courier: brings one sample of a request to a replica, and on to another where that is lost.
+
+Contract: whoever waits for the sample is told every token once, in order, and the end once. Nothing
+is fenced: a replica that was taken for dead and was not costs compute, and nobody hears it. Belongs
+to the fleet's loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from specrouter.cluster.dispatcher import Dispatcher, feasible
+from specrouter.cluster.fleet import Fleet, Moved, Stay
+from specrouter.cluster.link import Attempt, Reply
+from specrouter.cluster.resume import Progress
+from specrouter.cluster.state import Ranking, RoutedRequest
+from specrouter.config import ResumeConfig
+from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
+from specrouter.request.spec import RequestSpec
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # how often a request without a replica looks whether its time is up
+
+Outcome = Literal["done", "declined", "moved"]
+
+
+@dataclass(frozen=True)
+class Depot:
+    """What all couriers share."""
+
+    fleet: Fleet
+    dispatcher: Dispatcher
+    config: ResumeConfig
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: frozenset[int]
+    pumps: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+class Courier:
+    """Args: `deliver`: is told all news, in the fleet's loop; must not raise."""
+
+    def __init__(
+        self,
+        depot: Depot,
+        progress: Progress,
+        spec: RequestSpec,
+        request_id: str | None,
+        deliver: Callable[[Delta], None],
+    ) -> None:
+        self._depot = depot
+        self._progress = progress
+        self._spec = spec
+        self._request_id = request_id
+        self._deliver = deliver
+        self._avoided = set[str]()
+        self._failures = 0
+        self._declined: str | None = None  # why the last replica that was asked declined
+
+    async def run(self) -> None:
+        """To the end; cancelling it cancels the request."""
+        try:
+            while True:
+                routed = self._depot.dispatcher.routed(self._progress, self._spec)
+                ranking = self._depot.dispatcher.rank(routed, self._avoided)
+                if ranking is not None:
+                    if await self._tried(ranking, routed):
+                        return
+                elif not await self._waited():
+                    return
+        except Exception as error:
+            logger.exception("request %s: its courier has failed", self._request_id)
+            self._end("error", f"{type(error).__name__}: {error}")
+
+    async def _waited(self) -> bool:
+        """For a replica to come; False where none will, or the time is up."""
+        left_s = self._progress.left_s()
+        if self._depot.fleet.is_over:
+            cause = "no replica is left"
+            self._end("error" if self._progress.has_begun else "unserved", cause)
+            return False
+        if left_s == 0.0:
+            self._end("timeout", None)
+            return False
+        await self._depot.fleet.wait_for_change(_LOOK_S if left_s is None else min(left_s, _LOOK_S))
+        return True
+
+    async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
+        """Asks the replicas in turn; False where the request has to be ranked anew."""
+        asked = ranking.order[: self._depot.dispatcher.hops + 1] if ranking.asks else ()
+        may_decline = routed.objective is not None
+        for name in asked if may_decline else ():
+            outcome = await self._attempt(name, ranking, routed, True)
+            if outcome != "declined":
+                return outcome == "done"
+        if may_decline and ranking.asks and self._progress.rejects:
+            self._reject(ranking)
+            return True
+        why = f"best effort, since {self._declined}" if self._declined else None
+        for name in ranking.order:
+            outcome = await self._attempt(name, ranking, routed, False, why)
+            if outcome != "declined":
+                return outcome == "done"
+        self._fail(ranking.order[0], self._declined or "no replica takes it")
+        return self._failures > self._depot.config.limit
+
+    async def _attempt(
+        self,
+        name: str,
+        ranking: Ranking,
+        routed: RoutedRequest,
+        may_decline: bool,
+        why: str | None = None,
+    ) -> Outcome:
+        depot, progress = self._depot, self._progress
+        progress.attempts += 1
+        attempt = Attempt(progress.args(), routed, progress.attempts, self._request_id, may_decline)
+        whose = {
+            "request_id": self._request_id,
+            "sample": progress.sample,
+            "attempt": progress.attempts,
+        }
+        if self._declined and why is None and may_decline:
+            why = f"next in order, since {self._declined}"
+        depot.dispatcher.keep(ranking, name, routed, whose, why)
+        with depot.fleet.stay(name, routed.prompt_tokens) as stay:
+            pump = asyncio.create_task(self._pump(name, attempt, stay))
+            depot.pumps.add(pump)
+            pump.add_done_callback(depot.pumps.discard)
+            try:
+                return await self._listen(name, stay)
+            except Moved as moved:
+                self._move(name, moved)
+                return "done" if self._failures > depot.config.limit else "moved"
+            finally:
+                pump.cancel()  # a replica that hangs is not waited for
+
+    async def _pump(self, name: str, attempt: Attempt, stay: Stay) -> None:
+        moved = Moved("error", f"{name} ended the stream early")
+        try:
+            link = self._depot.fleet.members[name].link
+            async with aclosing(link.stream(attempt)) as replies:
+                async for reply in replies:
+                    stay.inbox.put_nowait(reply)
+        except Exception as error:
+            moved = Moved("error", f"{name}: {type(error).__name__}: {error}")
+        stay.inbox.put_nowait(moved)
+
+    async def _listen(self, name: str, stay: Stay) -> Outcome:
+        """Raises `Moved` where the request has to go on elsewhere."""
+        member = self._depot.fleet.members[name]
+        while True:
+            reply = await stay.inbox.get()
+            if isinstance(reply, Moved):
+                raise reply
+            assert isinstance(reply, Reply)
+            if reply.state is not None:
+                member.note(reply.state, time.monotonic())
+                stay.is_counted = True
+            if reply.declined is not None:
+                member.declined += 1
+                self._declined = f"{name} declined: {reply.declined}"
+                return "declined"
+            for delta in reply.deltas:
+                failure = _failure_of_replica(delta)
+                if failure is not None:
+                    raise Moved("error", f"{name}: {failure}")
+                self._deliver(self._progress.take(delta))
+                if delta.finish_reason is not None:
+                    return "done"
+
+    def _move(self, name: str, moved: Moved) -> None:
+        self._depot.fleet.members[name].moves[moved.cause] += 1
+        logger.log(
+            logging.INFO if moved.cause == "drain" else logging.WARNING,
+            "attempt %d has to go on elsewhere: %s",
+            self._progress.attempts,
+            moved,
+            extra={"request_id": self._request_id},
+        )
+        self._declined = None
+        if moved.cause != "drain":
+            self._fail(name, str(moved))
+
+    def _fail(self, name: str, cause: str) -> None:
+        self._failures += 1
+        self._avoided.add(name)
+        if self._failures > self._depot.config.limit:
+            self._end("error", cause)
+
+    def _reject(self, ranking: Ranking) -> None:
+        delta = self._last("error", f"{UNATTAINABLE} at any replica now: {ranking.reason}")
+        assert delta.output is not None
+        output = replace(delta.output, feasible=feasible(ranking))
+        self._deliver(replace(delta, output=output))
+
+    def _end(self, reason: FinishReason, error: str | None) -> None:
+        self._deliver(self._last(reason, error))
+
+    def _last(self, reason: FinishReason, error: str | None) -> Delta:
+        depot = self._depot
+        return self._progress.ended(reason, error, depot.tokenizer, depot.eos_token_ids)
+
+
+def _failure_of_replica(delta: Delta) -> str | None:
+    """Why a sample has ended, where the replica is to blame, and not the request."""
+    output = delta.output
+    if output is None or output.error_field is not None:
+        return None
+    if delta.finish_reason in ("error", "unserved"):
+        return output.error or "it failed"
+    return "it has stopped" if delta.finish_reason == "cancelled" else None

@@ -1,0 +1,98 @@
+"""Dispatcher: asks the routing policy where an attempt goes, and keeps what was decided and why.
+
+Contract: one record for every decision, with the terms of every replica that was looked at and the
+reason why the others were not. Keeps the last 256. Belongs to the fleet's loop; records may be read
+from any thread.
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.policy import RoutingSettings, rank
+from specrouter.cluster.resume import Progress, draw
+from specrouter.cluster.state import Ranking, RoutedRequest
+from specrouter.config import RoutingConfig
+from specrouter.request.output import Feasible
+from specrouter.request.spec import RequestSpec
+
+_RECORDS = 256
+
+
+class Dispatcher:
+    def __init__(self, fleet: Fleet, config: RoutingConfig, longest_queue: int) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._settings = RoutingSettings.of(config, longest_queue)
+        self._numbers = itertools.count()
+        self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
+
+    @property
+    def records(self) -> list[Mapping[str, Any]]:
+        """Oldest first."""
+        return list(self._records)
+
+    @property
+    def hops(self) -> int:
+        return self._config.hops
+
+    def routed(self, progress: Progress, spec: RequestSpec) -> RoutedRequest:
+        return progress.routed(next(self._numbers), draw(spec, progress.attempts))
+
+    def rank(self, request: RoutedRequest, avoided: Collection[str]) -> Ranking | None:
+        """`avoided`: replicas that have failed it; chosen only where there is no other. None: no
+        replica can be chosen now."""
+        now_s = time.monotonic()
+        views, excluded = self._fleet.ready(now_s), self._fleet.excluded(now_s)
+        fresh = [view for view in views if view.name not in avoided]
+        if not views:
+            return None
+        if fresh:
+            excluded |= {
+                view.name: "it has failed this request" for view in views if view.name in avoided
+            }
+        ranking = rank(self._config.policy, request, fresh or views, self._settings)
+        return replace(ranking, excluded={**excluded, **ranking.excluded})
+
+    def keep(
+        self,
+        ranking: Ranking,
+        chosen: str,
+        request: RoutedRequest,
+        attempt: Mapping[str, Any],
+        reason: str | None = None,
+    ) -> None:
+        """`attempt`: whose it is. `reason`: where it is not the ranking's."""
+        self._records.append(
+            {
+                "unix_s": round(time.time(), 3),
+                **attempt,
+                "policy": self._config.policy,
+                "replica": chosen,
+                "reason": reason or ranking.reason,
+                "order": list(ranking.order),
+                "terms": {name: _shown(terms) for name, terms in ranking.terms.items()},
+                "excluded": dict(ranking.excluded),
+                "prompt_tokens": request.prompt_tokens,
+                "elapsed_ms": round(request.elapsed_ms, 3),
+            }
+        )
+
+
+def feasible(ranking: Ranking) -> Feasible:
+    """The best that any replica would give."""
+    terms = ranking.terms.values()
+    return Feasible(
+        min((one["ttft_ms"] for one in terms if "ttft_ms" in one), default=None),
+        min((one["tpot_ms"] for one in terms if "tpot_ms" in one), default=None),
+    )
+
+
+def _shown(terms: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity."""
+    return {name: round(each, 4) if math.isfinite(each) else None for name, each in terms.items()}

@@ -1,0 +1,255 @@
+"""Fleet: the replicas as the router knows them, and who is to be told when one is lost.
+
+Contract: a replica is alive as long as it speaks. Each is listened to for as long as the fleet is
+open; what it told last counts from when it was heard. One that is silent for `silence_s`, or whose
+feed ends, is lost: its requests are told at once, and it is listened to again. Belongs to one event
+loop; names, states and reports may be read from any thread.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from modelpool.errors import ConfigError
+from specrouter.cluster.link import Feed, ReplicaLink, ReplicaReport
+from specrouter.cluster.state import ReplicaState, ReplicaView
+from specrouter.config import ClusterConfig
+
+logger = logging.getLogger(__name__)
+
+Standing = Literal["ready", "silent", "lost", "draining", "failed"]
+Cause = Literal["error", "silence", "drain", "lost"]
+
+_WATCH_S = 0.1  # how often silence is looked for
+_AGAIN_S = 0.2  # before a replica that was lost is listened to anew
+
+
+class Moved(Exception):
+    """A request has to go on at another replica."""
+
+    def __init__(self, cause: Cause, reason: str) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+@dataclass(eq=False)
+class Stay:
+    """An attempt at a replica. `inbox`: of its messages; `Moved` among them ends it."""
+
+    inbox: "asyncio.Queue[object]"
+    prompt_tokens: int
+    is_counted: bool = False  # in the replica's last state
+
+
+@dataclass(eq=False)
+class Member:
+    """A replica.
+
+    Attributes:
+        standing: whether it is chosen; only "ready" is.
+        heard_s: when it spoke last; `told_s`: by itself.
+        moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
+    """
+
+    link: ReplicaLink
+    standing: Standing = "lost"
+    why: str = "has not told anything yet"
+    state: ReplicaState | None = None
+    told: ReplicaState | None = None
+    report: ReplicaReport | None = None
+    heard_s: float = 0.0
+    told_s: float = 0.0
+    stays: set[Stay] = field(default_factory=set)
+    attempts: int = 0
+    declined: int = 0
+    moves: dict[Cause, int] = field(
+        default_factory=lambda: dict.fromkeys(("error", "silence", "drain", "lost"), 0)
+    )
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+    @property
+    def is_over(self) -> bool:
+        """It will not come back."""
+        return self.standing == "failed" and not self.link.is_replaced
+
+    def note(self, state: ReplicaState, now_s: float) -> None:
+        self.state, self.heard_s = state, now_s
+
+
+class Fleet:
+    """Args: `links`: at least one."""
+
+    def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
+        self.members = {link.name: Member(link) for link in links}
+        self._config = config
+        self.fingerprint: str | None = None  # of all, once all have told theirs
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def all_ready(self, timeout_s: float) -> None:
+        """Returns when every replica has told its state.
+
+        Raises:
+            ConfigError: they are not of one fingerprint.
+            TimeoutError: one has told nothing.
+        """
+        async with asyncio.timeout(timeout_s):
+            while any(member.state is None for member in self.members.values()):
+                await self.wait_for_change(_WATCH_S)
+        told = {
+            name: member.state.fingerprint
+            for name, member in self.members.items()
+            if member.state is not None
+        }
+        if len(set(told.values())) > 1:
+            each = ", ".join(f"{name} {fingerprint}" for name, fingerprint in told.items())
+            reason = (
+                f"they serve different targets, dtypes or versions, and texts would differ: {each}"
+            )
+            raise ConfigError("cluster.replicas", reason)
+        self.fingerprint = next(iter(told.values()))
+
+    def start(self) -> None:
+        """In the loop that it belongs to."""
+        for member in self.members.values():
+            self._tasks.append(asyncio.create_task(self._listen(member)))
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def is_over(self) -> bool:
+        """No replica is left, nor will be."""
+        return all(member.is_over for member in self.members.values())
+
+    def ready(self, now_s: float) -> list[ReplicaView]:
+        """That may be chosen, in their order."""
+        views = (self._view(member, now_s) for member in self.members.values())
+        return [view for view in views if view is not None]
+
+    def excluded(self, now_s: float) -> dict[str, str]:
+        """The others, and why."""
+        chosen = {view.name for view in self.ready(now_s)}
+        return {
+            name: f"{member.standing}: {member.why}" if member.standing != "ready" else "stale"
+            for name, member in self.members.items()
+            if name not in chosen
+        }
+
+    def _view(self, member: Member, now_s: float) -> ReplicaView | None:
+        state, told = member.state, member.told
+        age_s = now_s - member.told_s
+        if member.standing != "ready" or state is None or told is None:
+            return None
+        if age_s > self._config.routing.stale_s:
+            return None
+        sent = [stay.prompt_tokens for stay in member.stays if not stay.is_counted]
+        return ReplicaView(member.name, state, told, now_s - member.heard_s, len(sent), sum(sent))
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Until some replica comes or goes, or the time is up."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    @contextmanager
+    def stay(self, name: str, prompt_tokens: int) -> Iterator[Stay]:
+        """Within it, an attempt is at a replica, and told when it has to leave."""
+        member = self.members[name]
+        stay = Stay(asyncio.Queue(), prompt_tokens)
+        member.attempts += 1
+        member.stays.add(stay)
+        try:
+            yield stay
+        finally:
+            member.stays.discard(stay)
+
+    def drain(self, name: str) -> None:
+        """No request goes there any more; those that are there go on elsewhere."""
+        member = self.members[name]
+        self._set(member, "draining", "it is being restarted")
+        self._evict(member, "drain", f"{name} is emptied")
+
+    async def restarted(self, name: str) -> None:
+        """Puts a new replica in the place of a drained one."""
+        member = self.members[name]
+        await member.link.restart()
+        member.told = None
+        self._set(member, "lost", "it has been restarted")
+
+    async def back(self, name: str, timeout_s: float) -> None:
+        """Returns when a replica serves. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s):
+            while self.members[name].standing != "ready":
+                await self.wait_for_change(_WATCH_S)
+
+    async def _listen(self, member: Member) -> None:
+        while True:
+            why = "its feed has ended"
+            try:
+                async with aclosing(member.link.feed()) as feed:
+                    async for news in feed:
+                        self._hear(member, news)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+            if member.standing not in ("failed", "draining"):
+                self._set(member, "lost", why)
+                self._evict(member, "lost", f"{member.name} is lost: {why}")
+            await asyncio.sleep(_AGAIN_S)
+
+    def _hear(self, member: Member, news: Feed) -> None:
+        now_s = time.monotonic()
+        member.note(news.state, now_s)
+        member.told, member.told_s = news.state, now_s
+        if news.report is not None:
+            member.report = news.report
+        if member.standing == "draining":
+            return
+        if self.fingerprint not in (None, news.state.fingerprint):
+            self._set(member, "failed", "it serves another target, dtype or version")
+            self._evict(member, "lost", f"{member.name} has come back as another one")
+            return
+        if news.state.status == "failed":
+            self._set(member, "failed", news.state.failure or "it has stopped")
+            self._evict(member, "lost", f"{member.name} has failed: {news.state.failure}")
+        elif news.state.status == "draining":
+            self.drain(member.name)
+        elif member.standing != "ready":
+            self._set(member, "ready", "")
+
+    async def _watch(self) -> None:
+        limit_s, looked_s = self._config.resume.silence_s, time.monotonic()
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now_s, before_s = time.monotonic(), looked_s
+            looked_s = now_s
+            if now_s - before_s > limit_s / 2:
+                continue  # who was not awake has heard nobody
+            for member in self.members.values():
+                if member.standing == "ready" and now_s - member.told_s > limit_s:
+                    self._set(member, "silent", f"no news for {limit_s:g} s")
+                    self._evict(member, "silence", f"{member.name} is silent for {limit_s:g} s")
+
+    def _set(self, member: Member, standing: Standing, why: str) -> None:
+        if member.standing != standing:
+            level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
+            logger.log(level, "replica %s is %s%s", member.name, standing, why and f": {why}")
+        member.standing, member.why = standing, why
+        self._changed.set()
+
+    def _evict(self, member: Member, cause: Cause, reason: str) -> None:
+        for stay in list(member.stays):
+            stay.inbox.put_nowait(Moved(cause, reason))

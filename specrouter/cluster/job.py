@@ -1,0 +1,58 @@
+"""Job: a sample on its way to whoever asked for it, from its submission to its end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from specrouter.cluster.accounts import ClusterAccounts
+from specrouter.cluster.courier import Courier, Depot
+from specrouter.cluster.resume import Progress
+from specrouter.logs import REQUEST_ID
+from specrouter.request.output import Delta
+from specrouter.request.spec import RequestSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Job:
+    """A sample on its way, told once that it has ended."""
+
+    def __init__(
+        self,
+        depot: Depot,
+        progress: Progress,
+        spec: RequestSpec,
+        accounts: ClusterAccounts,
+        listener: Callable[[Delta], None],
+    ) -> None:
+        self._depot, self._progress = depot, progress
+        self._accounts, self._listener = accounts, listener
+        self._has_ended = False
+        self._courier = Courier(depot, progress, spec, REQUEST_ID.get(), self._deliver)
+
+    async def run(self) -> None:
+        try:
+            await self._courier.run()
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends it as it stands; nothing happens where it has ended."""
+        if not self._has_ended:
+            depot = self._depot
+            cancelled = self._progress.ended(
+                "cancelled", None, depot.tokenizer, depot.eos_token_ids
+            )
+            self._deliver(cancelled)
+
+    def _deliver(self, delta: Delta) -> None:
+        if self._has_ended:
+            return
+        if delta.output is not None:
+            self._has_ended = True
+            self._accounts.ended(delta.output, self._progress.elapsed_s())
+        try:
+            self._listener(delta)
+        except RuntimeError as error:  # its event loop is closed: nobody listens any more
+            logger.debug("nobody listens any more: %s", error)

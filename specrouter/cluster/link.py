@@ -1,0 +1,110 @@
+"""ReplicaLink: the way to one replica, in this process or on another machine.
+
+Contract: a replica that is gone ends its feed, with or without an exception, and its streams with
+an exception. One that hangs does neither: whoever listens has to know how long to wait. Closing a
+stream cancels its request; nobody waits for that.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specrouter.cluster.state import ReplicaState, RoutedRequest
+from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.decode_counts import DecodeFigures
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.output import Delta
+from specrouter.routing.decision_record import DecisionRecord
+
+
+class ReplicaLostError(RuntimeError):
+    """There is no replica at the other end, for now."""
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    """What is shown of a replica's engine; see `ChainRouter` for each."""
+
+    engine: EngineState
+    statistics: EngineStatistics
+    decoded: DecodeFigures
+    performance: PerformanceSnapshot
+    decisions: tuple[DecisionRecord, ...]
+    admissions: tuple[AdmissionRecord, ...]
+    admission_counts: Mapping[str, AdmissionCounts]
+    slack: SlackFigures
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """News that a replica tells by itself. `report`: now and then."""
+
+    state: ReplicaState
+    report: ReplicaReport | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One sample of a request, from where earlier attempts have got to.
+
+    Attributes:
+        args: prompt and `generated` as token ids, with seed and sample.
+        number: of the attempt, from 1 on; `request_id`: of the HTTP request. Both are for the log.
+        may_decline: where its objective cannot be attained there.
+    """
+
+    args: RequestArgs
+    routed: RoutedRequest
+    number: int
+    request_id: str | None
+    may_decline: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A message of an attempt. The first one says whether it was taken; `deltas` follow, as many as
+    have come. `state`: with the first message and with the last."""
+
+    state: ReplicaState | None = None
+    declined: str | None = None
+    deltas: tuple[Delta, ...] = ()
+
+
+class ReplicaLink(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_replaced(self) -> bool:
+        """Does another replica take its place where it is lost?"""
+        ...
+
+    def feed(self) -> AsyncGenerator[Feed]:
+        """From now on, every so often."""
+        ...
+
+    def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]: ...
+
+    async def restart(self) -> None:
+        """Puts a new replica in the place of this one, which has nothing to do any more."""
+        ...
+
+
+class ReplicaHost(Protocol):
+    """Where replicas run."""
+
+    @property
+    def links(self) -> Sequence[ReplicaLink]: ...
+
+    async def leave(self) -> None:
+        """Lets go of what lives in the loop that has called the links, before it ends."""
+        ...
+
+    def close(self, patience_s: float) -> None:
+        """Ends all replicas, once, when nobody listens to them any more. Not from an event loop."""
+        ...

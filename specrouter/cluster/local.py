@@ -1,0 +1,60 @@
+"""LocalHost: replicas in this process. For tests, and for whoever wants no other processes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
+from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
+
+
+class LocalLink:
+    """Args: `make`: the router of the replica, which takes as long as loading its models."""
+
+    is_replaced = False
+
+    def __init__(self, name: str, make: Callable[[], ReplicaEngine], metrics_s: float) -> None:
+        self.name = name
+        self._make = make
+        self._metrics_s = metrics_s
+        self._server: ReplicaServer | None = ReplicaServer(make(), metrics_s)
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        own = self._own
+        async with aclosing(own.feed()) as feed:
+            async for news in feed:
+                if self._server is not own:
+                    return
+                yield news
+
+    def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
+        return self._own.stream(attempt)
+
+    async def restart(self) -> None:
+        old, self._server = self._own, None
+        await asyncio.to_thread(old.close)
+        self._server = await asyncio.to_thread(lambda: ReplicaServer(self._make(), self._metrics_s))
+
+    def close(self, patience_s: float) -> None:
+        if self._server is not None:
+            self._server.close(patience_s)
+
+    @property
+    def _own(self) -> ReplicaServer:
+        if self._server is None:
+            raise ReplicaLostError(f"{self.name} is being replaced")
+        return self._server
+
+
+class LocalHost:
+    """Args: `links`: to replicas that have been started."""
+
+    def __init__(self, links: Sequence[LocalLink]) -> None:
+        self.links = links
+
+    async def leave(self) -> None:
+        """Nothing lives there."""
+
+    def close(self, patience_s: float) -> None:
+        for link in self.links:
+            link.close(patience_s)

@@ -1,0 +1,59 @@
+"""LoopThread: an event loop in a thread of its own, which replicas are listened to in."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """Close it from outside of its loop."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """From any thread; cancelling what it returns cancels the work."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
+        """Waits for it. Raises what it raises; `TimeoutError` after `timeout_s`."""
+        done = self.start(work)
+        try:
+            return done.result(timeout_s)
+        except BaseException:
+            done.cancel()
+            raise
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """In the loop, between what runs there."""
+
+        async def work() -> Result:
+            return function()
+
+        return self.run(work())
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """What still runs there is cancelled."""
+
+        async def end() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others, timeout=timeout_s) if others else None
+            self._loop.call_soon(self._loop.stop)
+
+        self.start(end())
+        self._thread.join(timeout_s + 1.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()

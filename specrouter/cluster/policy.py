@@ -1,0 +1,164 @@
+"""Routing policies: which replica a request goes to.
+
+Contract: pure: `(request, views, settings) -> Ranking`. Views are of replicas that may be chosen,
+at least one, in the configuration's order. Every ranking holds the terms that decided.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from specrouter.cluster import flowguard
+from specrouter.cluster.admission import Attainability, attainability
+from specrouter.cluster.flowguard import WorkerMetrics
+from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
+from specrouter.config import RoutingConfig
+from specrouter.config.cluster import RoutingPolicy
+
+Views = Sequence[ReplicaView]
+Terms = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class RoutingSettings:
+    """`longest_queue`: of requests that may wait, which queues are shares of."""
+
+    weights: flowguard.Weights
+    overload: float
+    longest_queue: int
+
+    @classmethod
+    def of(cls, config: RoutingConfig, longest_queue: int) -> "RoutingSettings":
+        return cls(config.weights, config.overload, longest_queue)
+
+
+def rank(
+    policy: RoutingPolicy, request: RoutedRequest, views: Views, settings: RoutingSettings
+) -> Ranking:
+    return _POLICIES[policy](request, views, settings)
+
+
+def _round_robin(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    order = _in_turn(request.number, [view.name for view in views])
+    return Ranking(order, _loads(views), "its turn", {})
+
+
+def _join_shortest(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    least = sorted(views, key=_requests)
+    return Ranking(tuple(view.name for view in least), _loads(views), "fewest requests", {})
+
+
+def _p2c(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    """The power of two choices (Mitzenmacher, 2001)."""
+    rest = list(views)
+    drawn = [rest.pop(int(die * len(rest))) for die in request.dice[: len(rest)]]
+    order = [*sorted(drawn, key=_requests), *sorted(rest, key=_requests)]
+    return Ranking(tuple(view.name for view in order), _loads(views), "the better of two", {})
+
+
+def _flowguard(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    """With what was sent since the last state: metrics of 500 ms ago alone would send every
+    request of that time to the same replica."""
+    workers = [
+        flowguard.metrics_of(
+            view.state,
+            max(0, _requests(view) - view.state.rows, view.state.waiting),
+            min(_requests(view), view.state.rows),
+            _hit_rate(request, view),
+            settings.longest_queue,
+        )
+        for view in views
+    ]
+    return _guarded(views, workers, settings)
+
+
+def _flowguard_printed(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    """Metrics as old as they are; the queue alone is read at each choice (Algorithm 2)."""
+    workers = [
+        flowguard.metrics_of(
+            view.told,
+            view.state.waiting,
+            view.told.running,
+            _hit_rate(request, view),
+            settings.longest_queue,
+        )
+        for view in views
+    ]
+    return _guarded(views, workers, settings)
+
+
+def _guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSettings) -> Ranking:
+    places = flowguard.ranked(workers, settings.weights, settings.overload)
+    terms = {
+        view.name: {
+            "C": worker.cache,
+            "M": worker.memory,
+            "Q": worker.queue,
+            "L": worker.load,
+            "S": flowguard.score(worker, settings.weights),
+            "omega": flowguard.overload(worker),
+        }
+        for view, worker in zip(views, workers, strict=True)
+    }
+    order = tuple(views[place].name for place in places)
+    all_over = min(map(flowguard.overload, workers)) > settings.overload
+    excluded = {
+        view.name: f"overloaded: {terms[view.name]['omega']:.2f} > {settings.overload:g}"
+        for view in views
+        if view.name not in order
+    }
+    reason = "all are overloaded: the shortest queue" if all_over else "the highest score"
+    return Ranking(order, terms, reason, excluded)
+
+
+def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    """Those that attain the objective in turn, then the others by how much they lack.
+
+    Without an objective: who is done with it first.
+    """
+    found = {
+        view.name: attainability(view.state, request, view.sent, view.sent_tokens) for view in views
+    }
+    terms = {
+        name: {"ttft_ms": one.ttft_ms, "tpot_ms": one.tpot_ms, "total_ms": one.total_ms}
+        | ({"slack": one.slack} if request.objective else {})
+        for name, one in found.items()
+    }
+    if request.objective is None:
+        order = tuple(sorted(found, key=lambda name: found[name].total_ms))
+        return Ranking(order, terms, "done first", {})
+    able = _in_turn(request.number, [name for name, one in found.items() if one.attained])
+    others = [name for name in found if name not in able]
+    others.sort(key=lambda name: (-found[name].slack, found[name].total_ms))
+    reason = "attains the objective, in turn" if able else f"none attains it: {_whys(found)}"
+    return Ranking((*able, *others), terms, reason, {}, asks=True)
+
+
+def _whys(found: Mapping[str, Attainability]) -> str:
+    return "; ".join(f"{name}: {one.why}" for name, one in found.items())
+
+
+def _requests(view: ReplicaView) -> int:
+    return view.state.requests + view.sent
+
+
+def _loads(views: Views) -> Terms:
+    return {view.name: {"requests": _requests(view)} for view in views}
+
+
+def _hit_rate(request: RoutedRequest, view: ReplicaView) -> float:
+    return min(1.0, view.matched_tokens / max(1, request.prompt_tokens))
+
+
+def _in_turn(number: int, names: Sequence[str]) -> tuple[str, ...]:
+    first = number % len(names) if names else 0
+    return (*names[first:], *names[:first])
+
+
+_POLICIES: Mapping[str, Callable[[RoutedRequest, Views, RoutingSettings], Ranking]] = {
+    "slo": _slo,
+    "flowguard": _flowguard,
+    "flowguard-printed": _flowguard_printed,
+    "round-robin": _round_robin,
+    "join-shortest": _join_shortest,
+    "p2c": _p2c,
+}

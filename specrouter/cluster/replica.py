@@ -1,0 +1,177 @@
+"""ReplicaServer: a router with an engine, as other processes see it.
+
+Contract: what it is asked it judges by its state of that moment. It knows nothing of how messages
+travel, nor of other replicas.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import fields, replace
+from itertools import count
+from typing import Protocol, TypeVar
+
+from specrouter.cluster.admission import attainability
+from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
+from specrouter.cluster.state import ReplicaState, Status
+from specrouter.engine.serving import ServingRouter
+from specrouter.logs import REQUEST_ID
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.errors import UnavailableError
+from specrouter.request.output import Delta
+from specrouter.request.params import RequestError
+
+logger = logging.getLogger(__name__)
+
+Figures = TypeVar("Figures", EngineStatistics, PerformanceSnapshot)
+
+_REPORT_EVERY = 4  # states: reports are for people and dashboards
+
+
+class ReplicaEngine(ServingRouter, Protocol):
+    """What a replica needs beside: see `ChainRouter`."""
+
+    def predicted_tpot_ms(self, requests: int) -> float: ...
+
+    def predicted_prefill_ms(self) -> float: ...
+
+    def baseline_tpot_ms(self) -> float: ...
+
+    def seconds_until_admitted(self) -> float: ...
+
+
+class ReplicaServer:
+    """Args: `router`, which it closes."""
+
+    def __init__(self, router: ReplicaEngine, metrics_s: float) -> None:
+        self._router = router
+        self._metrics_s = metrics_s
+        self._sizes = _batches(router.engine_state().rows)
+        self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
+        self._turn = count()
+        self._status: Status = "ready"
+
+    def state(self) -> ReplicaState:
+        router, engine = self._router, self._router.engine_state()
+        return ReplicaState(
+            engine.running,
+            engine.waiting,
+            engine.rows,
+            engine.kv_reserved_tokens,
+            engine.kv_capacity_tokens,
+            engine.unread_tokens,
+            tuple(self._tpot_ms.items()),
+            router.predicted_prefill_ms(),
+            engine.tightest_tpot_ms,
+            router.baseline_tpot_ms(),
+            router.max_request_tokens,
+            router.seconds_until_admitted(),
+            router.fingerprint,
+            self._status if router.is_healthy else "failed",
+            router.failure,
+        )
+
+    def report(self) -> ReplicaReport:
+        router, accounts = self._router, self._router.slo_accounts
+        return ReplicaReport(
+            router.engine_state(),
+            _plain(router.statistics()),
+            router.decoded(),
+            _plain(router.performance()),
+            tuple(router.decisions()),
+            tuple(router.admissions()),
+            accounts.admissions(),
+            accounts.slack(),
+            router.restarts,
+        )
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        """Until it has failed for good."""
+        for number in count():
+            self._learn()
+            state = self.state()
+            yield Feed(state, None if number % _REPORT_EVERY else self.report())
+            if state.status == "failed":
+                return
+            await asyncio.sleep(self._metrics_s)
+
+    def _learn(self) -> None:
+        """One prediction each time: all of them together take milliseconds."""
+        size = self._sizes[next(self._turn) % len(self._sizes)]
+        self._tpot_ms[size] = self._router.predicted_tpot_ms(size)
+
+    async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
+        """Serves it, or declines: never an exception for what is wrong with the request."""
+        REQUEST_ID.set(attempt.request_id)
+        state = self.state()
+        why = self._declines(attempt, state)
+        if why is not None:
+            yield Reply(state, why)
+            return
+        routed = attempt.routed
+        unread = state.unread_tokens + routed.prompt_tokens
+        yield Reply(replace(state, waiting=state.waiting + 1, unread_tokens=unread))
+        try:
+            async with aclosing(self._deltas(attempt)) as runs:
+                async for deltas in runs:
+                    is_last = deltas[-1].finish_reason is not None
+                    yield Reply(self.state() if is_last else None, deltas=deltas)
+        except (RequestError, UnavailableError) as error:
+            yield Reply(self.state(), str(error))
+
+    def _declines(self, attempt: Attempt, state: ReplicaState) -> str | None:
+        if state.status != "ready":
+            return f"the replica is {state.status}"
+        if not attempt.may_decline or attempt.routed.objective is None:
+            return None
+        found = attainability(state, attempt.routed)
+        return None if found.attained else found.why
+
+    async def _deltas(self, attempt: Attempt) -> AsyncGenerator[tuple[Delta, ...]]:
+        """All that have come each time: a message costs more than what is in it."""
+        waiting: list[Delta] = []
+        came = asyncio.Event()
+
+        async def pump() -> None:
+            try:
+                async with aclosing(self._router.astream_each([attempt.args])) as deltas:
+                    async for _, delta in deltas:
+                        waiting.append(delta)
+                        came.set()
+            finally:
+                came.set()
+
+        pumping = asyncio.ensure_future(pump())
+        try:
+            while not (pumping.done() and not waiting):
+                await came.wait()
+                came.clear()
+                deltas, waiting[:] = tuple(waiting), []
+                if deltas:
+                    yield deltas
+            pumping.result()
+        finally:
+            pumping.cancel()
+            await asyncio.gather(pumping, return_exceptions=True)
+
+    def drain(self) -> None:
+        """Takes no more requests."""
+        self._status = "draining"
+
+    def close(self, patience_s: float = 30.0) -> None:
+        self._router.close(patience_s)
+
+
+def _plain(figures: Figures) -> Figures:
+    """A copy that can be sent: of its fields that are given, with mappings that are plain."""
+    given = {field.name: getattr(figures, field.name) for field in fields(figures) if field.init}
+    plain = {name: dict(each) for name, each in given.items() if isinstance(each, Mapping)}
+    return replace(figures, **plain)
+
+
+def _batches(rows: int) -> tuple[int, ...]:
+    """Numbers of requests that speeds are told of: powers of two, and all rows."""
+    sizes = {1 << power for power in range(rows.bit_length()) if 1 << power < rows}
+    return (*sorted(sizes), rows)

@@ -1,0 +1,275 @@
+"""ClusterRouter: replicas behind the face of one router.
+
+Contract: as `ChainRouter`, a request that is accepted ends in exactly one last delta, one that
+cannot be served is refused before it is sent anywhere. Its text does not depend on which replicas
+serve it, nor on how many of them are lost meanwhile. Prompts are read and refused in this process;
+no weights are loaded here.
+
+Not here: how messages travel (`ReplicaLink`), and which replica is chosen (`policy`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from prometheus_client.metrics_core import Metric
+
+from modelpool import ModelPool
+from modelpool.progress import LoadProgress
+from specrouter.cluster.accounts import ClusterAccounts
+from specrouter.cluster.courier import Depot
+from specrouter.cluster.dispatcher import Dispatcher
+from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.job import Job
+from specrouter.cluster.limits import FleetLimits
+from specrouter.cluster.link import ReplicaHost, ReplicaReport
+from specrouter.cluster.loop_thread import LoopThread
+from specrouter.cluster.replica_metrics import replica_metrics
+from specrouter.cluster.resume import Progress
+from specrouter.cluster.totals import total, total_state
+from specrouter.config import RouterConfig
+from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.decode_counts import DecodeFigures
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.input_validation import InputValidation
+from specrouter.engine.request_args import RequestArgs, lane_of
+from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.serving import Health
+from specrouter.engine.slo_accounts import SloReport
+from specrouter.profile.calibration import CalibrationFigures
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.lanes import Lanes
+from specrouter.request.loop_mailbox import LoopMailbox
+from specrouter.request.output import Delta
+from specrouter.request.spec import RequestSpec
+from specrouter.request.structure import Structure
+from specrouter.routing.decision_record import DecisionRecord
+
+logger = logging.getLogger(__name__)
+
+_FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
+
+
+class ClusterRouter:
+    """Args:
+    host: of the replicas, which have been started. It is closed with the router.
+    progress: told what is being done.
+
+    Raises `ConfigError` where the replicas are not of one fingerprint: texts would depend on which
+    of them serves a request.
+    """
+
+    def __init__(
+        self, config: RouterConfig, host: ReplicaHost, progress: LoadProgress | None = None
+    ) -> None:
+        assert config.cluster is not None, "there is a section for it"
+        self.config = config
+        self.pool = ModelPool(config.pool, headers_only=True, progress=progress)
+        self.lanes = Lanes()
+        self._host = host
+        self._fleet = Fleet(host.links, config.cluster)
+        self._validation = InputValidation(config, self.pool, partial(FleetLimits, self._fleet))
+        self.slo_classes = self._validation.slo_classes
+        meter = RequestMeter(self.pool.target, self.slo_classes)
+        self.slo_accounts = ClusterAccounts(self._reports, meter)
+        dispatcher = Dispatcher(self._fleet, config.cluster.routing, config.server.max_waiting)
+        self._depot = Depot(
+            self._fleet,
+            dispatcher,
+            config.cluster.resume,
+            self.pool.tokenizer,
+            self.pool.eos_token_ids,
+        )
+        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
+        self._mailboxes = WeakKeyDictionary()
+        self._jobs = dict[Future[None], Job]()
+        self._is_closed = False
+        self._loop = LoopThread("specrouter-cluster")
+        try:
+            self._loop.call(self._fleet.start)
+            self._loop.run(self._fleet.all_ready(_FIRST_NEWS_S))
+        except BaseException:
+            self.close()
+            raise
+
+    async def astream_each(
+        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
+    ) -> AsyncGenerator[tuple[int, Delta]]:
+        """See `ChainRouter.astream_each`. Each sample is sent to a replica by itself."""
+        self.check_room(max_waiting)
+        lane, is_large = lane_of(asked)
+        accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
+        self.check_room(max_waiting)
+        mailbox = self._mailbox(asyncio.get_running_loop())
+        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+
+        def hand_over(number: int, delta: Delta) -> None:
+            mailbox.post(partial(deltas.put_nowait, (number, delta)))
+
+        running = [
+            self._send(asked[number], spec, partial(hand_over, number)) for number, spec in accepted
+        ]
+        try:
+            left = len(running)
+            while left:
+                number, delta = await deltas.get()
+                yield number, delta
+                left -= delta.finish_reason is not None
+        finally:
+            for one in running:
+                one.cancel()
+
+    def _send(
+        self, asked: RequestArgs, spec: RequestSpec, listener: Callable[[Delta], None]
+    ) -> "Future[None]":
+        job = Job(self._depot, Progress(asked, spec), spec, self.slo_accounts, listener)
+        running = self._loop.start(job.run())
+        self._jobs[running] = job
+        running.add_done_callback(lambda done: self._jobs.pop(done, None))
+        return running
+
+    def check_structure(self, structure: Structure) -> None:
+        """See `ChainRouter`."""
+        self._validation.check_structure(structure)
+
+    def check_room(self, max_waiting: int | None = None) -> None:
+        """See `ChainRouter`."""
+        if not self.is_healthy:
+            raise UnavailableError(self.failure or "the router is closed")
+        views = self._fleet.ready(time.monotonic())
+        if not views:
+            raise UnavailableError("no replica is ready")
+        states = [view.state for view in views]
+        there = sum(view.state.requests + view.sent for view in views)
+        waiting = there - sum(state.rows for state in states)
+        if max_waiting is not None and waiting >= max_waiting:
+            raise OverloadedError(waiting, min(state.retry_after_s for state in states))
+
+    def check_text(self, field: str, text: str) -> None:
+        """See `ChainRouter`."""
+        self._validation.context.check_text(field, text)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all replicas."""
+        assert self._fleet.fingerprint is not None, "all have told theirs"
+        return self._fleet.fingerprint
+
+    @property
+    def max_prompt_characters(self) -> int:
+        return self._validation.context.max_characters
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self._validation.context.max_tokens
+
+    @property
+    def is_healthy(self) -> bool:
+        """As long as a replica serves or will again."""
+        return not self._is_closed and not self._fleet.is_over
+
+    @property
+    def failure(self) -> str | None:
+        if not self._fleet.is_over:
+            return None
+        causes = "; ".join(f"{one.name}: {one.why}" for one in self._fleet.members.values())
+        return f"all replicas have failed: {causes}"
+
+    @property
+    def restarts(self) -> int:
+        """Of engines, over all replicas."""
+        return sum(report.restarts for report in self._reports())
+
+    def health(self) -> Health:
+        """Down only where no replica takes requests."""
+        members = self._fleet.members.values()
+        replicas = {one.name: one.standing + (f": {one.why}" if one.why else "") for one in members}
+        ready = len(self._fleet.ready(time.monotonic()))
+        if self._is_closed or not ready:
+            return Health("stopped", replicas)
+        return Health("ok" if ready == len(replicas) else "degraded", replicas)
+
+    def restart(self) -> None:
+        """One replica after the other, each emptied first: its requests go on elsewhere.
+
+        Raises `TimeoutError` where one does not come back.
+        """
+        for name in list(self._fleet.members):
+            logger.info("replica %s is being restarted", name)
+            self._loop.call(partial(self._fleet.drain, name))
+            self._loop.run(self._fleet.restarted(name))
+            self._loop.run(self._fleet.back(name, _FIRST_NEWS_S))
+
+    def performance(self) -> PerformanceSnapshot:
+        """Of the first replica that has told: estimates of several do not add up."""
+        return next((one.performance for one in self._reports()), PerformanceSnapshot({}, {}))
+
+    def statistics(self) -> EngineStatistics:
+        return total([EngineStatistics(), *(one.statistics for one in self._reports())])
+
+    def decoded(self) -> DecodeFigures:
+        return total(one.decoded for one in self._reports())
+
+    def engine_state(self) -> EngineState:
+        """Of the replicas that take requests, or of all where none does."""
+        members = [one for one in self._fleet.members.values() if one.report is not None]
+        ready = [one for one in members if one.standing == "ready"] or members
+        return total_state(one.report.engine for one in ready if one.report is not None)
+
+    def ended_requests(self) -> Iterator[Metric]:
+        return self.slo_accounts.ended_requests()
+
+    def replica_metrics(self) -> Iterator[Metric]:
+        return replica_metrics(self._fleet.members.values())
+
+    def slo_report(self) -> SloReport:
+        return self.slo_accounts.report()
+
+    def calibration(self) -> Mapping[TreeKey, CalibrationFigures]:
+        return {key: seen.calibration for key, seen in self.performance().trees.items()}
+
+    def decisions(self) -> Sequence[DecisionRecord]:
+        """Of all replicas, by their times."""
+        every = (record for report in self._reports() for record in report.decisions)
+        return sorted(every, key=lambda record: record.unix_s)
+
+    def admissions(self) -> Sequence[AdmissionRecord]:
+        """Of all replicas, by their times."""
+        every = (record for report in self._reports() for record in report.admissions)
+        return sorted(every, key=lambda record: record.unix_s)
+
+    def routings(self) -> Sequence[Mapping[str, Any]]:
+        return self._depot.dispatcher.records
+
+    def close(self, patience_s: float = 30.0) -> None:
+        """Ends what runs with "cancelled", and the replicas."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.lanes.close()
+        for job in list(self._jobs.values()):
+            self._loop.call(job.stop)
+        self._loop.run(self._fleet.stop())
+        self._loop.run(self._host.leave())
+        self._loop.close()
+        self._host.close(patience_s)
+
+    def __enter__(self) -> "ClusterRouter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reports(self) -> list[ReplicaReport]:
+        reports = [member.report for member in self._fleet.members.values()]
+        return [report for report in reports if report is not None]
+
+    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
+        return self._mailboxes.setdefault(loop, LoopMailbox(loop))

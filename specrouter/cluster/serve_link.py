@@ -1,0 +1,203 @@
+"""ServeHost: replicas in processes of Ray Serve, each an application of its own.
+
+Contract: Ray Serve starts the processes, restarts those that die, and carries messages, over gRPC;
+it routes nothing. A replica is spoken to through its own handle only. A dead one is replaced by
+Serve; until then calls to it wait, so nobody but the feed is to call one that does not feed.
+
+The only module that imports Ray. Import it where a configuration has a cluster, and nowhere else.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+# Read when Ray is imported: messages go over gRPC, handles live in the loop that calls them, and
+# nothing but our own service listens to HTTP. Who reaches Ray's ports runs code: they want a token.
+os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+from ray import serve
+
+from modelpool.progress import LoadProgress
+from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
+from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
+from specrouter.config import RouterConfig
+from specrouter.logs import configure_logs
+
+logger = logging.getLogger(__name__)
+
+MakeRouter = Callable[[RouterConfig], ReplicaEngine]
+Message = TypeVar("Message")
+
+_PREFIX = "specrouter-"  # of the applications' names
+_STORE_BYTES = 128 * 2**20  # of Ray's object store, which carries nothing of ours
+_MANY = 100_000  # requests at once: how many there may be is the router's business
+_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 15.0  # before Serve replaces a replica that hangs
+_END_S = 5.0  # for a replica to end what it does
+
+
+class ServeHost:
+    """Starts or joins Ray, and a replica for each of the configuration; returns when all serve.
+
+    Args:
+        make: a router of a replica's configuration. It is called in the replica's process.
+    """
+
+    def __init__(
+        self, config: RouterConfig, make: MakeRouter, progress: LoadProgress | None = None
+    ) -> None:
+        assert config.cluster is not None, "there is a section for it"
+        self._cluster = config.cluster
+        self._names = tuple(config.replicas())
+        self.links: list[ServeLink] = []
+        progress = progress or LoadProgress()
+        progress.begin("starting Ray", None)
+        self._connect()
+        progress.begin("starting replicas", None)
+        try:
+            self.links = self._started(config, make)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    async def leave(self) -> None:
+        for link in self.links:
+            await link.leave()
+
+    def close(self, patience_s: float) -> None:
+        """Ends the replicas, and Ray where it was started here, which ends all its processes."""
+        if self._cluster.address != "local":
+            for name in self._names:
+                serve.delete(_PREFIX + name)
+        ray.shutdown()
+
+    def _connect(self) -> None:
+        """A local Ray is reached from this machine only: who reaches it can run code."""
+        quiet = {"log_to_driver": True, "configure_logging": False}
+        if self._cluster.address != "local":
+            ray.init(address=self._cluster.address, **quiet)
+        else:
+            threads = sum(one.threads * one.count for one in self._cluster.replicas)
+            ray.init(
+                address="local",
+                num_cpus=threads,
+                include_dashboard=False,
+                object_store_memory=_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+        serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+
+    def _started(self, config: RouterConfig, make: MakeRouter) -> "list[ServeLink]":
+        threads = {name: one.threads for one in self._cluster.replicas for name in one.names}
+        applications = []
+        for name, own in config.replicas().items():
+            options: dict[str, Any] = {
+                "name": "replica",
+                "num_replicas": 1,
+                "max_ongoing_requests": _MANY,
+                "health_check_period_s": _HEALTH_PERIOD_S,
+                "health_check_timeout_s": _HEALTH_TIMEOUT_S,
+                "graceful_shutdown_timeout_s": _END_S,
+                "graceful_shutdown_wait_loop_s": 0.1,
+                "ray_actor_options": {"num_cpus": threads[name]},
+            }
+            bound = serve.deployment(ServedReplica).options(**options)
+            application = bound.bind(name, own, make, self._cluster.routing.metrics_s)
+            applications.append(
+                serve.RunTarget(application, name=_PREFIX + name, route_prefix=None)
+            )
+        serve.run_many(applications)
+        return [ServeLink(name) for name in config.replicas()]
+
+
+class ServedReplica:
+    """A replica in its process: what is asked goes to `ReplicaServer`."""
+
+    def __init__(self, name: str, config: RouterConfig, make: MakeRouter, metrics_s: float) -> None:
+        configure_logs(logging.INFO, config.server.log_format)
+        logger.info("replica %s is being loaded in process %d", name, os.getpid())
+        self._name = name
+        self._router = make(config)
+        self._server = ReplicaServer(self._router, metrics_s)
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        async for news in self._server.feed():
+            yield news
+
+    async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
+        async for reply in self._server.stream(attempt):
+            yield reply
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def check_health(self) -> None:
+        """For Serve, which replaces a replica that raises."""
+        if not self._router.is_healthy:
+            raise RuntimeError(self._router.failure or f"{self._name} has stopped")
+
+    def end(self) -> None:
+        """Ends the process shortly after; Serve puts another one in its place."""
+        threading.Timer(0.1, os._exit, (0,)).start()
+
+
+class ServeLink:
+    is_replaced = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handle: Any = None  # made in the loop that calls it
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        async for news in self._messages("feed"):
+            yield news
+
+    async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
+        async for reply in self._messages("stream", attempt):
+            yield reply
+
+    async def leave(self) -> None:
+        if self._handle is not None:
+            await self._handle.shutdown_async()
+
+    async def process(self) -> int:
+        """The replica's, which serves now."""
+        return int(await self._calls().process.remote())
+
+    async def restart(self) -> None:
+        """Returns when the process is gone; another one is started meanwhile."""
+        old = await self.process()
+        with suppress(Exception):  # it may be gone before it has answered
+            await self._calls().end.remote()
+        while await self._is_there(old):
+            await asyncio.sleep(0.1)
+
+    async def _is_there(self, process: int) -> bool:
+        try:
+            return await self.process() == process
+        except Exception as error:
+            logger.debug("%s does not answer: %s", self.name, error)
+            return True
+
+    async def _messages(self, method: str, *arguments: Any) -> AsyncGenerator[Any]:
+        answer = getattr(self._calls().options(stream=True), method).remote(*arguments)
+        try:
+            async for message in answer:
+                yield message
+        except ray.exceptions.RayError as error:
+            raise ReplicaLostError(f"{type(error).__name__}: {error}") from error
+        finally:
+            answer.cancel()
+
+    def _calls(self) -> Any:
+        if self._handle is None:
+            self._handle = serve.get_app_handle(_PREFIX + self.name)
+        return self._handle

@@ -1,0 +1,111 @@
+"""ClusterConfig: replicas of the pool in processes of their own, and how requests get to them."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from modelpool.errors import ConfigError
+from specrouter.config.strict import Strict
+
+RoutingPolicy = Literal[
+    "slo", "flowguard", "flowguard-printed", "round-robin", "join-shortest", "p2c"
+]
+
+
+class ReplicaConfig(Strict):
+    """Replicas of one kind. They serve the same pool and the same target as all others.
+
+    Attributes:
+        name: of the replica; of several, each gets a number behind it.
+        count: of replicas.
+        threads: of each, on a CPU.
+        device: of all its models, such as `cuda:1`; none: as in `pool`.
+        engine: keys of the section `engine` that differ here, such as `max_requests`.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    count: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1)
+    device: str | None = None
+    engine: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of each replica."""
+        if self.count == 1:
+            return (self.name,)
+        return tuple(f"{self.name}-{number}" for number in range(self.count))
+
+
+class RoutingConfig(Strict):
+    """Which replica a request goes to.
+
+    Attributes:
+        policy: `slo`: one that can attain its objective, by the replica's own measured times;
+            `flowguard`: StreamServe's score, of the states that replicas told last;
+            `flowguard-printed`: of states that are told every `metrics_s` only, as published;
+            `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
+        weights: of FlowGuard's score: cache hits, free memory, an empty queue, idle rows.
+        overload: from which on FlowGuard leaves a replica out: its share of reserved memory plus
+            twice its queue's share of `server.max_waiting`.
+        metrics_s: how often replicas tell their state.
+        stale_s: a replica that has told nothing for so long is not chosen.
+        hops: replicas that may decline a request before it is served without a promise, or refused
+            where it asked for that.
+    """
+
+    policy: RoutingPolicy = "slo"
+    weights: tuple[float, float, float, float] = (0.4, 0.1, 0.3, 0.2)
+    overload: float = Field(default=0.85, gt=0, allow_inf_nan=False)
+    metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)
+    stale_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
+    hops: int = Field(default=3, ge=0)
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_are_shares(
+        cls, weights: tuple[float, float, float, float]
+    ) -> tuple[float, float, float, float]:
+        if min(weights) < 0 or not 0.999 < sum(weights) < 1.001:
+            raise ConfigError("", "must be four numbers from 0 on, with the sum 1")
+        return weights
+
+
+class ResumeConfig(Strict):
+    """When a request goes on at another replica, with the same text.
+
+    Attributes:
+        limit: failures of replicas that a request survives; moves because a replica is emptied do
+            not count.
+        silence_s: after which a replica that tells nothing is taken for dead, and its requests go
+            on elsewhere.
+    """
+
+    limit: int = Field(default=3, ge=0)
+    silence_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
+
+
+class ClusterConfig(Strict):
+    """Replicas on Ray Serve; needs the extra `cluster` (`pip install 'specrouter[cluster]'`).
+
+    Attributes:
+        address: `local` starts Ray on this machine, reachable from it alone; `auto` joins the one
+            that runs here; else the address of one.
+        replicas: of the pool.
+        routing: which of them a request goes to.
+        resume: when it moves to another one.
+    """
+
+    address: str = "local"
+    replicas: tuple[ReplicaConfig, ...] = Field(min_length=1)
+    routing: RoutingConfig = RoutingConfig()
+    resume: ResumeConfig = ResumeConfig()
+
+    @field_validator("replicas")
+    @classmethod
+    def _names_are_unique(cls, replicas: tuple[ReplicaConfig, ...]) -> tuple[ReplicaConfig, ...]:
+        names = [name for one in replicas for name in one.names]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError("", f"{name!r} is the name of two replicas")
+        return replicas

@@ -1,0 +1,16 @@
+"""The fingerprint of what a text depends on: the target, its dtype, and this version."""
+
+import hashlib
+
+from modelpool import ModelPool
+from modelpool.config import PoolConfig
+from specrouter.version import __version__
+
+
+def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
+    """Not of drafters, nor of how they are used: texts do not depend on them."""
+    target = next(model for model in config.models if model.name == config.target)
+    dtype = pool.plan(config.target).dtype  # "auto" may be another on another machine
+    placeless = target.model_dump_json(exclude={"device"})
+    digest = hashlib.sha256(f"{__version__} {dtype} {placeless}".encode())
+    return f"fp_{digest.hexdigest()[:12]}"

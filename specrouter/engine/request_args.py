@@ -1,0 +1,96 @@
+"""RequestArgs: a call's arguments, prompt by prompt, before anything of them is checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Any
+
+from specrouter.request.lanes import LONG_CHARACTERS, Lane
+from specrouter.request.objective import SLO, SloLike
+from specrouter.request.params import RequestError, SamplingParams, Speculation
+from specrouter.request.spec import SpeculationOverride
+
+PromptLike = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RequestArgs:
+    """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`.
+
+    Attributes:
+        sample: the one of `params.n` that is asked for; None: all of them.
+        generated, elapsed_s, arrivals: what earlier attempts at it brought: see `RequestSpec`.
+    """
+
+    prompt: PromptLike
+    params: SamplingParams | None
+    speculation: SpeculationOverride
+    slo: SloLike
+    priority: int = 0
+    timeout_s: float | None = None
+    generated: Sequence[int] = ()
+    sample: int | None = None
+    elapsed_s: float = 0.0
+    arrivals: tuple[tuple[float, int], ...] = ()
+
+
+def args_of_each(
+    prompts: PromptLike | Sequence[PromptLike],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    speculation: SpeculationOverride | Sequence[SpeculationOverride],
+    slo: SloLike | Sequence[SloLike],
+    priority: int,
+    timeout_s: float | None,
+) -> list[RequestArgs]:
+    """A call with several prompts, prompt by prompt: see `ChainRouter.generate`.
+
+    Raises:
+        RequestError: options that are neither one for all prompts nor one for each.
+    """
+    several = _as_prompts(prompts)
+    each = zip(
+        several,
+        _one_each("params", params, SamplingParams, several),
+        _one_each("speculation", speculation, (Speculation, str), several),
+        _one_each("slo", slo, (SLO, str), several),
+        strict=True,
+    )
+    return [RequestArgs(*one, priority, timeout_s) for one in each]
+
+
+def lane_of(asked: Sequence[RequestArgs]) -> tuple[Lane, bool]:
+    """In which requests' prompts are read, and whether that leaves much memory behind.
+
+    A long prompt, or a structure, takes long, and other streams must go on meanwhile.
+    """
+    predicted = {
+        one.speculation.prediction or ""
+        for one in asked
+        if isinstance(one.speculation, Speculation)
+    }
+    prompts = [one.prompt for one in asked]
+    is_large = sum(map(length_hint, (*prompts, *predicted))) > LONG_CHARACTERS
+    if any(one.params is not None and one.params.structure is not None for one in asked):
+        return "structures", is_large
+    return ("long_texts" if is_large else "texts"), is_large
+
+
+def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError("prompts", f"must be texts or lists of ids, not {prompts!r}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _one_each(field: str, value: Any, single: Any, prompts: Sequence[PromptLike]) -> list[Any]:
+    """`value` for every prompt, or its elements if it is a sequence of as many."""
+    if value is None or isinstance(value, single):
+        return [value] * len(prompts)
+    if not isinstance(value, Sequence):
+        raise RequestError(field, f"must be one for all prompts or one for each, not {value!r}")
+    if len(value) != len(prompts):
+        raise RequestError(field, f"{len(value)} given for {len(prompts)} prompts")
+    return list(value)

@@ -1,0 +1,127 @@
+"""ServingRouter: what the HTTP service asks of a router, whether it has one engine or many.
+
+`ChainRouter` has an engine in this process, `ClusterRouter` replicas in others. What is shown of
+engines is as old as the last they told; nothing here waits for a cycle.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from prometheus_client.metrics_core import Metric
+
+from modelpool import ModelPool
+from specrouter.config import RouterConfig
+from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.decode_counts import DecodeFigures
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.slo_accounts import SloAccounts, SloReport
+from specrouter.profile.calibration import CalibrationFigures
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.lanes import Lanes
+from specrouter.request.objective import SLO
+from specrouter.request.output import Delta
+from specrouter.request.structure import Structure
+from specrouter.routing.decision_record import DecisionRecord
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether requests are taken.
+
+    Attributes:
+        status: "degraded": they are, by fewer replicas than there should be.
+        replicas: what each one is doing; none where there is one engine only.
+    """
+
+    status: Literal["ok", "degraded", "stopped"]
+    replicas: Mapping[str, str] = field(default_factory=dict)
+
+
+class ServingRouter(Protocol):
+    """See `ChainRouter` for what is not described here. Close it."""
+
+    @property
+    def config(self) -> RouterConfig: ...
+
+    @property
+    def pool(self) -> ModelPool:
+        """Its names and its tokenizer; models need not be loaded in this process."""
+        ...
+
+    @property
+    def slo_classes(self) -> Mapping[str, SLO]: ...
+
+    @property
+    def lanes(self) -> Lanes: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes where the same seed may give another text."""
+        ...
+
+    def astream_each(
+        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
+    ) -> AsyncGenerator[tuple[int, Delta]]: ...
+
+    def check_structure(self, structure: Structure) -> None: ...
+
+    def check_room(self, max_waiting: int | None = None) -> None: ...
+
+    def check_text(self, field: str, text: str) -> None: ...
+
+    @property
+    def max_prompt_characters(self) -> int: ...
+
+    @property
+    def max_request_tokens(self) -> int: ...
+
+    @property
+    def is_healthy(self) -> bool:
+        """False: it will not serve again."""
+        ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    def health(self) -> Health: ...
+
+    def performance(self) -> PerformanceSnapshot: ...
+
+    def statistics(self) -> EngineStatistics: ...
+
+    def decoded(self) -> DecodeFigures: ...
+
+    def engine_state(self) -> EngineState: ...
+
+    def ended_requests(self) -> Iterator[Metric]: ...
+
+    def replica_metrics(self) -> Iterator[Metric]:
+        """Of each replica; none where there is one engine only."""
+        ...
+
+    @property
+    def slo_accounts(self) -> SloAccounts: ...
+
+    def slo_report(self) -> SloReport: ...
+
+    def calibration(self) -> Mapping[TreeKey, CalibrationFigures]: ...
+
+    def decisions(self) -> Sequence[DecisionRecord]: ...
+
+    def admissions(self) -> Sequence[AdmissionRecord]: ...
+
+    def routings(self) -> Sequence[Mapping[str, Any]]:
+        """The last requests that were given replicas, with terms and reasons, oldest first."""
+        ...
+
+    def close(self, patience_s: float = 30.0) -> None: ...
+
+    def __enter__(self) -> "ServingRouter": ...
+
+    def __exit__(self, *error: object) -> None: ...

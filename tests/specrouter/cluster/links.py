@@ -1,0 +1,132 @@
+"""Replicas in this process that fail as they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from specrouter import ChainRouter, RouterConfig
+from specrouter.cluster.link import Attempt, Feed, ReplicaLink, ReplicaLostError, Reply
+from specrouter.cluster.local import LocalLink
+from specrouter.cluster.router import ClusterRouter
+from specrouter.request.output import Delta
+
+
+class FaultyLink:
+    """Attributes:
+    dies_at: messages of all streams, after which it is lost: streams and feed raise, for good.
+    hangs_at: the same, but it falls silent, until `is_back` is set; its engine goes on.
+    fails_at: streams alone raise then, each of them once.
+    replies: messages that it has sent.
+    """
+
+    def __init__(self, link: ReplicaLink) -> None:
+        self._link = link
+        self.dies_at: int | None = None
+        self.hangs_at: int | None = None
+        self.fails_at: int | None = None
+        self.is_back = asyncio.Event()
+        self.replies = 0
+        self.streams = 0
+
+    @property
+    def name(self) -> str:
+        return self._link.name
+
+    @property
+    def is_replaced(self) -> bool:
+        return False
+
+    @property
+    def is_dead(self) -> bool:
+        return self.dies_at is not None and self.replies >= self.dies_at
+
+    async def _fault(self) -> None:
+        if self.is_dead:
+            raise ReplicaLostError(f"{self.name} was killed")
+        if self.hangs_at is not None and self.replies >= self.hangs_at:
+            await self.is_back.wait()
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        async with aclosing(self._link.feed()) as feed:
+            async for news in feed:
+                await self._fault()
+                yield news
+
+    async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
+        await self._fault()
+        self.streams += 1
+        async with aclosing(self._link.stream(attempt)) as replies:
+            async for reply in replies:
+                for part in _in_parts(reply):
+                    await self._fault()
+                    if self.fails_at is not None and self.replies >= self.fails_at:
+                        self.fails_at = None
+                        raise ConnectionError("cut")
+                    self.replies += 1
+                    yield part
+
+    async def restart(self) -> None:
+        await self._link.restart()
+
+    def close(self, patience_s: float) -> None:
+        self._link.close(patience_s)
+
+
+def _in_parts(reply: Reply) -> list[Reply]:
+    """A delta each: there are more points at which a fault may come."""
+    if len(reply.deltas) < 2:
+        return [reply]
+    parts = [Reply(deltas=(delta,)) for delta in reply.deltas]
+    return [*parts[:-1], Reply(reply.state, deltas=parts[-1].deltas)]
+
+
+class Cluster:
+    """A router over such replicas, and their host; close the router."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        make: Callable[[str, RouterConfig], Any] | None = None,
+        **cluster: Any,
+    ) -> None:
+        section = {"replicas": [{"name": "a", "count": 2}], **cluster}
+        config = RouterConfig.load({**settings, "cluster": section})
+        assert config.cluster is not None
+        period_s = config.cluster.routing.metrics_s
+        self.links: list[FaultyLink] = []
+
+        for name, own in config.replicas().items():
+            link = LocalLink(name, partial(make or _engine, name, own), period_s)
+            self.links.append(FaultyLink(link))
+        self.router = ClusterRouter(config, self)
+
+    async def leave(self) -> None:
+        return None
+
+    def close(self, patience_s: float) -> None:
+        for link in self.links:
+            link.close(patience_s)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for link in self.links:
+            self.router._loop.call(link.is_back.set)
+        self.router.close()
+
+
+def _engine(name: str, config: RouterConfig) -> ChainRouter:
+    return ChainRouter.from_config(config)
+
+
+def collected(deltas: list[tuple[int, Delta]]) -> dict[tuple[int, int], list[Delta]]:
+    """By prompt and sample, each in its order."""
+    found: dict[tuple[int, int], list[Delta]] = {}
+    for number, delta in deltas:
+        found.setdefault((number, delta.index), []).append(delta)
+    return found

@@ -1,0 +1,122 @@
+"""Each policy ranks every replica that it does not exclude, once, and says by which terms."""
+
+from collections import Counter
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specrouter.cluster.policy import RoutingSettings, rank
+from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
+from specrouter.config import RoutingConfig
+from specrouter.config.cluster import RoutingPolicy
+from specrouter.request.objective import Objective
+from tests.specrouter.cluster.states import state, view
+
+SETTINGS = RoutingSettings.of(RoutingConfig(), longest_queue=16)
+POLICIES = get_args(RoutingPolicy)
+LOADS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(0, 3), st.integers(0, 1000)),
+    min_size=1,
+    max_size=6,
+)
+OBJECTIVES = st.sampled_from([None, Objective(12.0, None), Objective(1.0, 1.0)])
+
+
+def ranked(
+    policy: RoutingPolicy, views: list[ReplicaView], number: int = 0, **given: Any
+) -> Ranking:
+    return rank(policy, RoutedRequest(number, 100, 20, **given), views, SETTINGS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(loads=LOADS, number=st.integers(0, 100), objective=OBJECTIVES, dice=st.tuples(
+    st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)
+))  # fmt: skip
+def test_every_replica_is_ranked_once_or_excluded_with_a_reason(
+    policy: RoutingPolicy,
+    loads: list[tuple[int, int, int, int]],
+    number: int,
+    objective: Objective | None,
+    dice: tuple[float, float],
+) -> None:
+    views = [
+        view(f"r{at}", state(running, waiting, kv_reserved_tokens=kv), sent=sent)
+        for at, (running, waiting, sent, kv) in enumerate(loads)
+    ]
+    found = ranked(policy, views, number, objective=objective, dice=dice)
+    assert found.order, "somebody serves it"
+    assert sorted((*found.order, *found.excluded)) == [one.name for one in views]
+    assert set(found.terms) == {one.name for one in views}
+    assert found.reason
+    again = ranked(policy, views, number, objective=objective, dice=dice)
+    assert again == found, "the same view, the same decision"
+
+
+def test_round_robin_takes_turns() -> None:
+    views = [view("a"), view("b"), view("c")]
+    assert [ranked("round-robin", views, n).order[0] for n in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_the_shortest_counts_what_is_on_its_way() -> None:
+    views = [view("a", state(1), sent=2), view("b", state(2))]
+    assert ranked("join-shortest", views).order == ("b", "a")
+
+
+def test_two_choices_take_the_better_of_two() -> None:
+    views = [view("a", state(3)), view("b", state(2)), view("c", state(0))]
+    first = ranked("p2c", views, dice=(0.0, 0.0)).order
+    assert first == ("b", "a", "c"), "c was not drawn"
+    assert ranked("p2c", views, dice=(0.9, 0.0)).order[0] == "c"
+
+
+def test_flowguard_sees_what_was_sent_and_the_printed_one_does_not() -> None:
+    """Of 8 requests at once, metrics of 500 ms ago would send all to one."""
+    old = state()
+
+    def burst(policy: RoutingPolicy) -> Counter[str]:
+        sent = {"a": 0, "b": 0}
+        for number in range(8):
+            views = [view(name, old, sent=count) for name, count in sent.items()]
+            sent[ranked(policy, views, number).order[0]] += 1
+        return Counter(sent)
+
+    assert burst("flowguard-printed") == {"a": 8, "b": 0}
+    assert burst("flowguard") == {"a": 4, "b": 4}
+
+
+def test_flowguard_counts_cache_hits_of_the_request() -> None:
+    views = [view("a"), view("b", state(2), matched_tokens=100)]
+    found = ranked("flowguard", views)
+    assert found.order == ("b", "a")
+    assert found.terms["b"]["C"] == 1.0
+
+
+def test_overloaded_replicas_are_left_out_with_their_figure() -> None:
+    views = [view("a", state(4, 7)), view("b", state(4, 1))]
+    found = ranked("flowguard", views)
+    assert found.order == ("b",)
+    assert found.excluded == {"a": "overloaded: 0.88 > 0.85"}
+
+
+def test_slo_takes_turns_among_those_that_attain_the_objective() -> None:
+    slow = state(tpot_ms=((1, 40.0),))
+    views = [view("a"), view("b", slow), view("c")]
+    asked = Objective(20.0, None)
+    orders = [ranked("slo", views, n, objective=asked).order for n in range(2)]
+    assert orders == [("a", "c", "b"), ("c", "a", "b")]
+    assert ranked("slo", views, objective=asked).asks
+
+
+def test_slo_says_what_is_lacking_where_none_attains_the_objective() -> None:
+    views = [view("a", state(4)), view("b")]
+    found = ranked("slo", views, objective=Objective(5.0, None))
+    assert found.order == ("b", "a"), "who lacks least"
+    assert found.reason.startswith("none attains it: a: a TPOT of 13 ms where 5 ms are asked")
+
+
+def test_without_an_objective_slo_takes_who_is_done_first() -> None:
+    slow = state(tpot_ms=((1, 40.0),))
+    busy = state(3)
+    assert ranked("slo", [view("a", slow), view("b", busy)]).order == ("b", "a")

@@ -1,0 +1,138 @@
+"""A replica declines by its state of the moment, tells it with its answers, and coalesces news."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from specrouter import RequestError, SamplingParams
+from specrouter.cluster.link import Attempt, Reply
+from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
+from specrouter.cluster.state import RoutedRequest
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.request_args import RequestArgs
+from specrouter.request.objective import Objective
+from specrouter.request.output import Delta
+from tests.specrouter.cluster.test_resume import last
+
+
+@dataclass
+class Engine:
+    """Gives the same deltas to everybody; `refuses` them with an error."""
+
+    deltas: Sequence[Delta] = ()
+    refuses: Exception | None = None
+    is_healthy: bool = True
+    failure: str | None = None
+    max_request_tokens: int = 64
+    fingerprint: str = "fp"
+    closed_early: int = 0
+    waits: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def engine_state(self) -> EngineState:
+        return EngineState(1, 0, 4, 10, 100, {}, {}, frozenset(), unread_tokens=5)
+
+    def predicted_tpot_ms(self, requests: int) -> float:
+        return 10.0 * requests
+
+    def predicted_prefill_ms(self) -> float:
+        return 0.5
+
+    def baseline_tpot_ms(self) -> float:
+        return 20.0
+
+    def seconds_until_admitted(self) -> float:
+        return 0.0
+
+    async def astream_each(
+        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
+    ) -> AsyncGenerator[tuple[int, Delta]]:
+        if self.refuses is not None:
+            raise self.refuses
+        try:
+            for delta in self.deltas:
+                yield 0, delta
+            if not self.deltas:
+                await self.waits.wait()
+        finally:
+            self.closed_early += not self.deltas
+
+
+def server(engine: Engine) -> ReplicaServer:
+    return ReplicaServer(cast(ReplicaEngine, engine), 0.5)
+
+
+def attempt(objective: Objective | None = None, may_decline: bool = True) -> Attempt:
+    args = RequestArgs((1, 2), SamplingParams(), None, None)
+    return Attempt(args, RoutedRequest(0, 10, 5, objective), 1, None, may_decline)
+
+
+def replies(engine: Engine, *given: Any) -> list[Reply]:
+    async def collect() -> list[Reply]:
+        return [reply async for reply in server(engine).stream(attempt(*given))]
+
+    return asyncio.run(collect())
+
+
+def test_speeds_are_told_for_powers_of_two_and_all_rows() -> None:
+    state = server(Engine()).state()
+    assert state.tpot_ms == ((1, 10.0), (2, 20.0), (4, 40.0))
+    assert (state.running, state.rows, state.unread_tokens) == (1, 4, 5)
+
+
+def test_the_first_answer_counts_the_request_and_the_last_has_a_state() -> None:
+    first, *middle, final = replies(Engine([Delta("a", [1]), Delta("b", [2]), last(3)]))
+    assert first.state is not None
+    assert (first.state.waiting, first.state.unread_tokens, first.declined) == (1, 15, None)
+    assert final.state is not None
+    told = [delta for reply in (*middle, final) for delta in reply.deltas]
+    assert [delta.token_ids for delta in told] == [[1], [2], [3]]
+    assert len(middle) < 2, "what has come goes in one message"
+
+
+def test_an_objective_that_cannot_be_attained_is_declined_with_the_reason() -> None:
+    engine = Engine([last(3)])
+    [reply] = replies(engine, Objective(15.0, None))
+    assert reply.declined == "a TPOT of 20 ms where 15 ms are asked"
+    assert reply.state is not None
+    assert replies(engine, Objective(15.0, None), False)[0].declined is None, "it must not"
+    assert replies(engine, Objective(25.0, None))[0].declined is None
+
+
+def test_one_that_drains_or_has_failed_declines_everything() -> None:
+    engine = Engine([last(3)])
+    draining = server(engine)
+    draining.drain()
+
+    async def first(own: ReplicaServer) -> Reply:
+        async with aclosing(own.stream(attempt(None, False))) as stream:
+            return await anext(stream)
+
+    assert asyncio.run(first(draining)).declined == "the replica is draining"
+    engine.is_healthy, engine.failure = False, "broken"
+    own = server(engine)
+    assert asyncio.run(first(own)).declined == "the replica is failed"
+    assert own.state().failure == "broken"
+
+
+def test_what_is_wrong_with_a_request_is_no_exception() -> None:
+    final = replies(Engine(refuses=RequestError("prompt", "is empty")))[-1]
+    assert final.declined == "prompt: is empty"
+
+
+def test_leaving_a_stream_ends_its_request() -> None:
+    engine = Engine()
+
+    async def leave() -> None:
+        async with aclosing(server(engine).stream(attempt())) as stream:
+            await anext(stream)
+            waiting = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert engine.closed_early == 1

@@ -1,0 +1,128 @@
+"""What a sample has received is what its next attempt begins with, on the same clock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from specrouter import SLO, RequestMetrics, RequestOutput, SamplingParams, Speculation
+from specrouter.cluster.resume import Progress, draw
+from specrouter.engine.request_args import RequestArgs
+from specrouter.request.objective import Objective, Stage
+from specrouter.request.output import Delta, FinishReason, TokenLogprobs
+from specrouter.request.spec import RequestSpec
+from tests.modelpool.factories import make_tokenizer
+
+PROMPT = (7, 8, 9)
+EOS = frozenset({0})
+METRICS = RequestMetrics(1.0, 1.0, 1.0, 1, {}, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def progress(objective: Objective | None = None, sample: int = 0, **params: object) -> Progress:
+    asked = SamplingParams(**{"max_new_tokens": 6, "n": 2, **params})  # type: ignore[arg-type]
+    spec = RequestSpec(
+        PROMPT, (), asked, None, 5, sample, objective=objective, timeout_s=9.0, priority=2
+    )
+    override = Speculation(prediction="def")
+    return Progress(RequestArgs("the prompt", asked, override, "fast", 2, 9.0), spec)
+
+
+def logprobs(*tokens: int) -> list[TokenLogprobs]:
+    return [TokenLogprobs(token, -token / 10) for token in tokens]
+
+
+def last(*tokens: int, reason: FinishReason = "length") -> Delta:
+    output = RequestOutput("text", [1, 2, *tokens], reason, METRICS, 5, logprobs=logprobs(*tokens))
+    return Delta("b", list(tokens), reason, output, 0, logprobs(*tokens))
+
+
+def test_the_first_attempt_has_the_seed_that_was_drawn_and_the_prompt_as_ids() -> None:
+    args = progress(sample=1).args()
+    assert args.params is not None
+    assert (args.prompt, args.sample, args.params.seed) == (PROMPT, 1, 5)
+    assert (args.generated, args.arrivals, args.priority, args.timeout_s) == ((), (), 2, 9.0)
+    assert args.speculation == Speculation(prediction="def")
+    assert args.slo is None, "what was asked is resolved, and here nothing was"
+
+
+def test_what_was_received_counts_as_output_of_the_next_attempt() -> None:
+    one = progress()
+    one.take(Delta("a", [1]))
+    time.sleep(0.01)
+    one.take(Delta("b", [2, 3]))
+    one.take(Delta("c", []))
+    args = one.args()
+    assert args.generated == (1, 2, 3)
+    assert [count for _, count in args.arrivals] == [1, 2]
+    (first_s, _), (second_s, _) = args.arrivals
+    assert 0 <= first_s < second_s <= args.elapsed_s
+    routed = one.routed(4, (0.1, 0.2))
+    assert (routed.prompt_tokens, routed.remaining, routed.has_begun) == (6, 3, True)
+
+
+def test_log_probabilities_of_all_attempts_are_in_the_output() -> None:
+    one = progress(logprobs=1, prompt_logprobs=0)
+    assert one.args().params == SamplingParams(
+        max_new_tokens=6, n=2, logprobs=1, prompt_logprobs=0, seed=5
+    )
+    whole = [None, *logprobs(8, 9)]
+    one.take(Delta("a", [1, 2], logprobs=logprobs(1, 2), prompt_logprobs=whole))
+    params = one.args().params
+    assert params is not None
+    assert params.prompt_logprobs is None, "they have come"
+    output = one.take(last(3)).output
+    assert output is not None
+    assert output.logprobs == logprobs(1, 2, 3)
+    assert output.prompt_logprobs == whole
+
+
+def test_an_objective_goes_on_in_milliseconds_with_its_class() -> None:
+    stages = (Stage(5.0, until_tokens=2), Stage(9.0))
+    objective = Objective(None, 100.0, "fast", None, stages, "reject")
+    one = progress(objective)
+    assert one.args().slo == SLO(
+        ttft_ms=100.0, slo_class="fast", stages=stages, on_unattainable="reject"
+    )
+    assert one.rejects
+    one.take(Delta("a", [1]))
+    assert not one.rejects, "its caller has seen a token"
+
+
+def test_an_end_without_a_replica_has_what_came(tokenizer: PreTrainedTokenizerBase) -> None:
+    one = progress(Objective(1000.0, 1000.0), logprobs=0)
+    one.take(Delta("a", [11, 12], logprobs=logprobs(11, 12)))
+    delta = one.ended("error", "no replica is left", tokenizer, EOS)
+    output = delta.output
+    assert output is not None
+    assert (output.finish_reason, output.error) == ("error", "no replica is left")
+    assert output.token_ids == [11, 12]
+    assert output.text == tokenizer.decode([11, 12])
+    assert output.logprobs == logprobs(11, 12)
+    assert output.metrics.attained is False
+    assert output.metrics.ttft_ms is not None
+    assert delta.token_ids == [], "they have been told"
+
+
+def test_a_time_limit_counts_from_the_first_submission() -> None:
+    one = progress()
+    left_s = one.left_s()
+    assert left_s is not None
+    assert 8.0 < left_s <= 9.0
+    one.submitted_s -= 10.0
+    assert one.left_s() == 0.0
+
+
+def test_draws_are_of_seed_sample_and_attempt() -> None:
+    spec = RequestSpec(PROMPT, (), SamplingParams(), None, 5)
+    other = RequestSpec(PROMPT, (), SamplingParams(), None, 5, sample=1)
+    drawn = [draw(spec, 0), draw(spec, 1), draw(other, 0)]
+    assert len(set(drawn)) == 3
+    assert drawn[0] == draw(spec, 0)
+    assert all(0.0 <= each < 1.0 for pair in drawn for each in pair)

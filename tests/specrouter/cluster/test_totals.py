@@ -1,0 +1,34 @@
+"""Sums over replicas are field by field."""
+
+from specrouter.cluster.totals import total, total_state
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
+from specrouter.profile.profiler import EngineStatistics
+
+
+def state(running: int, models: dict[str, int], tightest: float | None) -> EngineState:
+    return EngineState(
+        running, 1, 4, 10, 100, models, models, frozenset(models), tightest_tpot_ms=tightest
+    )
+
+
+def test_states_add_up_and_the_tightest_objective_is_the_least() -> None:
+    found = total_state([state(1, {"a": 1}, 50.0), state(2, {"a": 2, "b": 3}, 20.0)])
+    assert (found.running, found.waiting, found.rows) == (3, 2, 8)
+    assert found.kv_bytes == {"a": 3, "b": 3}
+    assert found.quarantined == {"a", "b"}
+    assert found.tightest_tpot_ms == 20.0
+    assert total_state([state(1, {}, None)]).tightest_tpot_ms is None
+
+
+def test_mappings_tuples_and_figures_in_them_add_up() -> None:
+    one = {"x": AdmissionCounts(1, 2, 3, 4, 5)}
+    assert total([one, one, {"y": AdmissionCounts(1)}]) == {
+        "x": AdmissionCounts(2, 4, 6, 8, 10),
+        "y": AdmissionCounts(1),
+    }
+    assert total([SlackFigures((1, 2), 0.5), SlackFigures((1, 3), 1.0)]) == SlackFigures(
+        (2, 5), 1.5
+    )
+    cycles = total([EngineStatistics(cycles=2), EngineStatistics(cycles=3, model_ms={"a": 1.0})])
+    assert (cycles.cycles, cycles.model_ms) == (5, {"a": 1.0})

@@ -1,0 +1,70 @@
+"""The section `cluster`: strict, and every replica serves the same pool."""
+
+from typing import Any
+
+import pytest
+
+from modelpool.errors import ConfigError
+from specrouter import RouterConfig
+
+POOL = {
+    "target": "big",
+    "models": [
+        {"name": "rules", "source": "ngram"},
+        {"name": "small", "source": "path:/none/small"},
+        {"name": "big", "source": "path:/none/big", "device": "cpu"},
+    ],
+}
+
+
+def load(cluster: Any, **more: Any) -> RouterConfig:
+    return RouterConfig.load({"pool": POOL, "cluster": cluster, **more})
+
+
+def test_without_the_section_there_are_no_replicas() -> None:
+    assert RouterConfig.load({"pool": POOL}).replicas() == {}
+
+
+def test_each_replica_has_a_configuration_of_its_own_without_the_section() -> None:
+    replicas = [
+        {"name": "cpu", "count": 2, "threads": 2},
+        {"name": "gpu", "device": "cuda:1", "engine": {"max_requests": 64}},
+    ]
+    found = load({"replicas": replicas}, engine={"max_model_len": 512}).replicas()
+    assert list(found) == ["cpu-0", "cpu-1", "gpu"]
+    assert all(one.cluster is None for one in found.values())
+    assert {one.engine.max_model_len for one in found.values()} == {512}
+    assert found["gpu"].engine.max_requests == 64
+    assert [one.device for one in found["cpu-0"].pool.models] == ["auto", "auto", "cpu"]
+    assert [one.device for one in found["gpu"].pool.models[1:]] == ["cuda:1", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("field", "cluster"),
+    [
+        ("cluster.replicas", {}),
+        ("cluster.replicas", {"replicas": []}),
+        ("cluster.replicas[0].name", {"replicas": [{"name": "a b"}]}),
+        ("cluster.replicas", {"replicas": [{"name": "a"}, {"name": "a"}]}),
+        ("cluster.replicas", {"replicas": [{"name": "a", "count": 2}, {"name": "a-1"}]}),
+        ("cluster.replicas[0].count", {"replicas": [{"name": "a", "count": 0}]}),
+        (
+            "cluster.replicas[1].engine.max_request",
+            {"replicas": [{"name": "a"}, {"name": "b", "engine": {"max_request": 1}}]},
+        ),
+        ("cluster.pairs", {"replicas": [{"name": "a"}], "pairs": []}),
+        (
+            "cluster.routing.policy",
+            {"replicas": [{"name": "a"}], "routing": {"policy": "fastest"}},
+        ),
+        (
+            "cluster.routing.weights",
+            {"replicas": [{"name": "a"}], "routing": {"weights": [1, 1, 1, 1]}},
+        ),
+        ("cluster.resume.silence_s", {"replicas": [{"name": "a"}], "resume": {"silence_s": 0}}),
+    ],
+)
+def test_what_is_wrong_is_named(field: str, cluster: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(cluster)
+    assert caught.value.field == field
