@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import fields, replace
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from specrouter.cluster.admission import attainability
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
@@ -167,7 +167,7 @@ class ReplicaServer:
 def _plain(figures: Figures) -> Figures:
     """A copy that can be sent: of its fields that are given, with mappings that are plain."""
     given = {field.name: getattr(figures, field.name) for field in fields(figures) if field.init}
-    plain = {name: dict(each) for name, each in given.items() if isinstance(each, Mapping)}
+    plain: Any = {name: dict(each) for name, each in given.items() if isinstance(each, Mapping)}
     return replace(figures, **plain)
 
 

@@ -58,9 +58,9 @@ class ServeHost:
         self._names = tuple(config.replicas())
         self.links: list[ServeLink] = []
         progress = progress or LoadProgress()
-        progress.begin("starting Ray", None)
+        progress.begin("starting", "Ray")
         self._connect()
-        progress.begin("starting replicas", None)
+        progress.begin("starting", "replicas")
         try:
             self.links = self._started(config, make)
         except BaseException:

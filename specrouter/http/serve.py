@@ -36,7 +36,7 @@ from specrouter.http.transport import protocol_settings
 from specrouter.logs import adopt_transformers
 
 if TYPE_CHECKING:
-    from specrouter.router import ChainRouter
+    from specrouter.engine.serving import ServingRouter
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class StoppedWhileLoadingError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Loaded:
-    router: ChainRouter
+    router: ServingRouter
     service: ASGIApp
 
 
@@ -93,11 +93,10 @@ def _load(config: RouterConfig, drain: Drain, progress: LoadProgress) -> _Loaded
     """Seconds to minutes of work, of which importing PyTorch is the first."""
     from specrouter.http.app import create_app
     from specrouter.http.guards import add_guards
-    from specrouter.router import ChainRouter
 
     if config.server.log_format == "json":
         adopt_transformers()
-    router = ChainRouter.from_config(config, progress)
+    router = _router(config, progress)
     try:
         app = create_app(router, drain)
         add_guards(app, config.server, drain)
@@ -105,6 +104,25 @@ def _load(config: RouterConfig, drain: Drain, progress: LoadProgress) -> _Loaded
         router.close()
         raise
     return _Loaded(router, app)
+
+
+def _router(config: RouterConfig, progress: LoadProgress) -> ServingRouter:
+    """With an engine in this process, or replicas in others."""
+    from specrouter.router import ChainRouter
+
+    if config.cluster is None:
+        return ChainRouter.from_config(config, progress)
+    from specrouter.cluster.router import ClusterRouter
+
+    try:
+        from specrouter.cluster.serve_link import ServeHost
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        reason = "needs Ray Serve: pip install 'specrouter[cluster]'"
+        raise ConfigError("cluster", reason) from error
+    host = ServeHost(config, ChainRouter.from_config, progress)
+    return ClusterRouter(config, host, progress)
 
 
 class _Server(uvicorn.Server):
@@ -132,7 +150,7 @@ class _Server(uvicorn.Server):
         self.failure: str | None = None
         self._settings = config
         self._stack = stack
-        self._router: ChainRouter | None = None
+        self._router: ServingRouter | None = None
         self._port = port
         self._signals = 0
 
@@ -153,7 +171,7 @@ class _Server(uvicorn.Server):
         self._signals += 1
         self.force_exit = self._signals > 2
 
-    async def _loaded_router(self) -> ChainRouter | None:
+    async def _loaded_router(self) -> ServingRouter | None:
         """None where it could not be loaded, or where a signal came before."""
         loading = asyncio.wrap_future(
             _in_thread(lambda: _load(self._settings, self._drain, self._progress))
@@ -190,7 +208,7 @@ class _Server(uvicorn.Server):
             """    -d '{"prompt": "def fib(n):", "max_new_tokens": 32}'"""
         )
 
-    async def _until_over(self, router: ChainRouter) -> None:
+    async def _until_over(self, router: ServingRouter) -> None:
         """Until there is nobody left to answer, or no time."""
         while not self._signals and self._is_engine_well(router):
             await asyncio.sleep(_POLL_S)
@@ -200,7 +218,7 @@ class _Server(uvicorn.Server):
             threading.Thread(target=router.close, args=(_CLOSE_S,), daemon=True).start()
         await self._drain.wait_until_idle(_LAST_MESSAGES_S, lambda: self.force_exit)
 
-    async def _drained(self, router: ChainRouter) -> None:
+    async def _drained(self, router: ServingRouter) -> None:
         self._drain.begin()
         state, drain_s = router.engine_state(), self._settings.server.drain_s
         logger.info(
@@ -215,7 +233,7 @@ class _Server(uvicorn.Server):
         if not ended:
             logger.warning("%d requests did not finish and are ended", self._drain.in_flight)
 
-    def _is_engine_well(self, router: ChainRouter) -> bool:
+    def _is_engine_well(self, router: ServingRouter) -> bool:
         if not router.is_healthy:
             self.failure = router.failure or "it has stopped"
         return self.failure is None

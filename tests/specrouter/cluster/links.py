@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from specrouter import ChainRouter, RouterConfig
-from specrouter.cluster.link import Attempt, Feed, ReplicaLink, ReplicaLostError, Reply
+from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.local import LocalLink
 from specrouter.cluster.router import ClusterRouter
 from specrouter.request.output import Delta
@@ -23,8 +23,8 @@ class FaultyLink:
     replies: messages that it has sent.
     """
 
-    def __init__(self, link: ReplicaLink) -> None:
-        self._link = link
+    def __init__(self, link: LocalLink) -> None:
+        self.local = link
         self.dies_at: int | None = None
         self.hangs_at: int | None = None
         self.fails_at: int | None = None
@@ -34,7 +34,7 @@ class FaultyLink:
 
     @property
     def name(self) -> str:
-        return self._link.name
+        return self.local.name
 
     @property
     def is_replaced(self) -> bool:
@@ -51,7 +51,7 @@ class FaultyLink:
             await self.is_back.wait()
 
     async def feed(self) -> AsyncGenerator[Feed]:
-        async with aclosing(self._link.feed()) as feed:
+        async with aclosing(self.local.feed()) as feed:
             async for news in feed:
                 await self._fault()
                 yield news
@@ -59,7 +59,7 @@ class FaultyLink:
     async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
         await self._fault()
         self.streams += 1
-        async with aclosing(self._link.stream(attempt)) as replies:
+        async with aclosing(self.local.stream(attempt)) as replies:
             async for reply in replies:
                 for part in _in_parts(reply):
                     await self._fault()
@@ -70,10 +70,10 @@ class FaultyLink:
                     yield part
 
     async def restart(self) -> None:
-        await self._link.restart()
+        await self.local.restart()
 
     def close(self, patience_s: float) -> None:
-        self._link.close(patience_s)
+        self.local.close(patience_s)
 
 
 def _in_parts(reply: Reply) -> list[Reply]:

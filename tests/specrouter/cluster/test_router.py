@@ -214,7 +214,7 @@ def test_a_rolling_restart_under_load_changes_nothing(
 
     async def both() -> list[dict[tuple[int, int], list[Delta]]]:
         restarting = asyncio.ensure_future(asyncio.to_thread(cluster.router.restart))
-        rounds = []
+        rounds: list[dict[tuple[int, int], list[Delta]]] = []
         while not restarting.done() or not rounds:
             rounds.append(await served(cluster, asked))
         await restarting
@@ -306,7 +306,7 @@ def test_a_client_that_leaves_frees_the_replica(cluster: Cluster) -> None:
                 return
 
     asyncio.run(leave())
-    wait_until(lambda: all(link._link._own.state().requests == 0 for link in cluster.links))  # type: ignore[attr-defined]
+    wait_until(lambda: all(link.local._own.state().requests == 0 for link in cluster.links))
 
 
 def test_what_is_refused_is_sent_nowhere(cluster: Cluster) -> None:
@@ -372,7 +372,7 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     wait_until(lambda: ready(cluster))
     time.sleep(0.6)  # until every replica has told its report again
     router = cluster.router
-    produced = [link._link._own.report().decoded.produced_tokens for link in cluster.links]  # type: ignore[attr-defined]
+    produced = [link.local._own.report().decoded.produced_tokens for link in cluster.links]
     assert router.decoded().produced_tokens == sum(produced)
     assert router.engine_state().rows == 16
     assert router.statistics().cycles > 0
