@@ -16,8 +16,8 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: help install serve check fast test exact measures replay bench bench-load clients fuzz attack soak \
-	structures streaming wheel-check clean
+.PHONY: help install serve check fast test exact measures replay bench bench-load clients cluster-test fuzz \
+	attack soak structures streaming wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -64,7 +64,7 @@ bench: install  ## tokens per second of every chain
 bench-load: install  ## latency and goodput under Poisson arrivals
 	$(PYTHON) -m specrouter bench load --poisson 1
 
-# Long checks of the running service. `clients` and `fuzz` install into an environment of their own.
+# Long checks of the running service. Three of them install into environments of their own.
 clients: install  ## clients of others against a running service
 	$(PYTHON) -m tests.service.clients
 
@@ -76,6 +76,9 @@ attack: install  ## what is hostile or too large against a running service, and 
 
 soak: install  ## a long run of the service
 	$(PYTHON) -m tests.service.soak
+
+cluster-test: install  ## replicas on Ray, killed and restarted, in an environment of its own
+	$(PYTHON) -m tests.service.replicas
 
 structures: install  ## structured outputs under load
 	$(PYTHON) -m tests.service.structures

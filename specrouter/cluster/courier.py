@@ -134,7 +134,7 @@ class Courier:
             depot.pumps.add(pump)
             pump.add_done_callback(depot.pumps.discard)
             try:
-                return await self._listen(name, stay)
+                return await self._listen(name, stay, may_decline)
             except Moved as moved:
                 self._move(name, moved)
                 return "done" if self._failures > depot.config.limit else "moved"
@@ -152,7 +152,7 @@ class Courier:
             moved = Moved("error", f"{name}: {type(error).__name__}: {error}")
         stay.inbox.put_nowait(moved)
 
-    async def _listen(self, name: str, stay: Stay) -> Outcome:
+    async def _listen(self, name: str, stay: Stay, may_decline: bool) -> Outcome:
         """Raises `Moved` where the request has to go on elsewhere."""
         member = self._depot.fleet.members[name]
         while True:
@@ -164,16 +164,21 @@ class Courier:
                 member.note(reply.state, time.monotonic())
                 stay.is_counted = True
             if reply.declined is not None:
-                member.declined += 1
-                self._declined = f"{name} declined: {reply.declined}"
-                return "declined"
+                return self._decline(name, reply.declined)
             for delta in reply.deltas:
+                if may_decline and delta.output and delta.output.error_field == "unattainable":
+                    return self._decline(name, delta.output.error or "")
                 failure = _failure_of_replica(delta)
                 if failure is not None:
                     raise Moved("error", f"{name}: {failure}")
                 self._deliver(self._progress.take(delta))
                 if delta.finish_reason is not None:
                     return "done"
+
+    def _decline(self, name: str, why: str) -> Outcome:
+        self._depot.fleet.members[name].declined += 1
+        self._declined = f"{name} declined: {why}"
+        return "declined"
 
     def _move(self, name: str, moved: Moved) -> None:
         self._depot.fleet.members[name].moves[moved.cause] += 1

@@ -153,7 +153,7 @@ class Fleet:
             return None
         if age_s > self._config.routing.stale_s:
             return None
-        sent = [stay.prompt_tokens for stay in member.stays if not stay.is_counted]
+        sent = [stay.prompt_tokens for stay in list(member.stays) if not stay.is_counted]
         return ReplicaView(member.name, state, told, now_s - member.heard_s, len(sent), sum(sent))
 
     async def wait_for_change(self, timeout_s: float) -> None:

@@ -10,6 +10,7 @@ Not here: how messages travel (`ReplicaLink`), and which replica is chosen (`pol
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -54,12 +55,15 @@ from specrouter.routing.decision_record import DecisionRecord
 
 logger = logging.getLogger(__name__)
 
+Start = Callable[[], ReplicaHost]
+
 _FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
 
 
 class ClusterRouter:
     """Args:
-    host: of the replicas, which have been started. It is closed with the router.
+    start: the replicas, once the rest of the configuration is found to be right. Their host is
+        closed with the router.
     progress: told what is being done.
 
     Raises `ConfigError` where the replicas are not of one fingerprint: texts would depend on which
@@ -67,16 +71,17 @@ class ClusterRouter:
     """
 
     def __init__(
-        self, config: RouterConfig, host: ReplicaHost, progress: LoadProgress | None = None
+        self, config: RouterConfig, start: Start, progress: LoadProgress | None = None
     ) -> None:
         assert config.cluster is not None, "there is a section for it"
         self.config = config
         self.pool = ModelPool(config.pool, headers_only=True, progress=progress)
-        self.lanes = Lanes()
-        self._host = host
-        self._fleet = Fleet(host.links, config.cluster)
-        self._validation = InputValidation(config, self.pool, partial(FleetLimits, self._fleet))
+        self.pool.check_architectures()
+        self._validation = InputValidation(config, self.pool, lambda: FleetLimits(self._fleet))
         self.slo_classes = self._validation.slo_classes
+        self.lanes = Lanes()
+        self._host = start()
+        self._fleet = Fleet(self._host.links, config.cluster)
         meter = RequestMeter(self.pool.target, self.slo_classes)
         self.slo_accounts = ClusterAccounts(self._reports, meter)
         dispatcher = Dispatcher(self._fleet, config.cluster.routing, config.server.max_waiting)
@@ -90,7 +95,7 @@ class ClusterRouter:
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
         self._mailboxes = WeakKeyDictionary()
         self._jobs = dict[Future[None], Job]()
-        self._is_closed = False
+        self._is_closed, self._closing = False, threading.Lock()
         self._loop = LoopThread("specrouter-cluster")
         try:
             self._loop.call(self._fleet.start)
@@ -250,16 +255,17 @@ class ClusterRouter:
 
     def close(self, patience_s: float = 30.0) -> None:
         """Ends what runs with "cancelled", and the replicas."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self.lanes.close()
-        for job in list(self._jobs.values()):
-            self._loop.call(job.stop)
-        self._loop.run(self._fleet.stop())
-        self._loop.run(self._host.leave())
-        self._loop.close()
-        self._host.close(patience_s)
+        with self._closing:  # who comes second waits for the first
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.lanes.close()
+            for job in list(self._jobs.values()):
+                self._loop.call(job.stop)
+            self._loop.run(self._fleet.stop())
+            self._loop.run(self._host.leave())
+            self._loop.close()
+            self._host.close(patience_s)
 
     def __enter__(self) -> "ClusterRouter":
         return self

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
 os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a call after the end starts a new Ray
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
@@ -56,13 +58,15 @@ class ServeHost:
         assert config.cluster is not None, "there is a section for it"
         self._cluster = config.cluster
         self._names = tuple(config.replicas())
+        # Ray is begun and ended in one thread: its end takes ten seconds longer in another one.
+        self._thread = ThreadPoolExecutor(1, "specrouter-ray")
         self.links: list[ServeLink] = []
         progress = progress or LoadProgress()
         progress.begin("starting", "Ray")
-        self._connect()
+        self._thread.submit(self._connect).result()
         progress.begin("starting", "replicas")
         try:
-            self.links = self._started(config, make)
+            self.links = self._thread.submit(self._started, config, make).result()
         except BaseException:
             self.close(0.0)
             raise
@@ -73,6 +77,10 @@ class ServeHost:
 
     def close(self, patience_s: float) -> None:
         """Ends the replicas, and Ray where it was started here, which ends all its processes."""
+        self._thread.submit(self._end).result()
+        self._thread.shutdown()
+
+    def _end(self) -> None:
         if self._cluster.address != "local":
             for name in self._names:
                 serve.delete(_PREFIX + name)

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import HANDLED_SIGNALS
 
 from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
@@ -121,8 +124,8 @@ def _router(config: RouterConfig, progress: LoadProgress) -> ServingRouter:
             raise
         reason = "needs Ray Serve: pip install 'specrouter[cluster]'"
         raise ConfigError("cluster", reason) from error
-    host = ServeHost(config, ChainRouter.from_config, progress)
-    return ClusterRouter(config, host, progress)
+    start = partial(ServeHost, config, ChainRouter.from_config, progress)
+    return ClusterRouter(config, start, progress)
 
 
 class _Server(uvicorn.Server):
@@ -190,6 +193,8 @@ class _Server(uvicorn.Server):
             logger.exception("loading has failed")
             self.load_error = EngineFailureError(f"cannot load: {type(error).__name__}: {error}")
             return None
+        for sig in HANDLED_SIGNALS:  # what was loaded may have taken them: Ray does
+            signal.signal(sig, self.handle_exit)
         self._router = self._stack.enter_context(loaded.router)
         self._startup.hand_over(loaded.service)
         print(self._announcement(loaded.router.pool.target), flush=True)

@@ -1,11 +1,13 @@
 """An environment of other people's packages, outside of the repository, and modules that run in it.
 
-Contract: the service itself never runs in it. Versions are those of `constraints.txt` where it has
-them. A folder that is given is kept, so that the next run finds it installed.
+Contract: the service itself runs in it only where it `is_beside` its own. Versions are those of
+`constraints.txt` where it has them. A folder that is given is kept, so that the next run finds it
+installed.
 """
 
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +21,15 @@ _MARK = "installed.txt"  # what was asked for; written last
 
 @contextmanager
 def environment(
-    packages: Sequence[str], kept: Path | None, constrained: bool = True
+    packages: Sequence[str],
+    kept: Path | None,
+    constrained: bool = True,
+    is_beside: bool = False,
 ) -> Iterator[Path]:
     """The Python of an environment with these packages, in a folder of its own unless one is given.
 
-    `constrained`: by `constraints.txt`. Raises `CalledProcessError` when pip does.
+    `constrained`: by `constraints.txt`. `is_beside`: what is installed for this process is seen
+    there, too, so that the service can run in it. Raises `CalledProcessError` when pip does.
     """
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         home = Path(folder) if kept is None else kept
@@ -32,6 +38,9 @@ def environment(
         if not mark.is_file() or mark.read_text(encoding="utf-8") != asked:
             print(f"installing {', '.join(packages)} into {home}", flush=True)
             subprocess.run([sys.executable, "-m", "venv", home], check=True)
+            if is_beside:
+                [packages_of] = (home / "lib").glob("python3*/site-packages")
+                (packages_of / "beside.pth").write_text(sysconfig.get_paths()["purelib"])
             constraints = ["--constraint", str(ROOT / "constraints.txt")] if constrained else []
             pip = [str(python), "-m", "pip", "install", "--quiet", *constraints]
             subprocess.run([*pip, *packages], check=True)

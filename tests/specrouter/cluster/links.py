@@ -102,7 +102,7 @@ class Cluster:
         for name, own in config.replicas().items():
             link = LocalLink(name, partial(make or _engine, name, own), period_s)
             self.links.append(FaultyLink(link))
-        self.router = ClusterRouter(config, self)
+        self.router = ClusterRouter(config, lambda: self)
 
     async def leave(self) -> None:
         return None

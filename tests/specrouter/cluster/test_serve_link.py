@@ -1,0 +1,242 @@
+"""Replicas in processes of Ray: killed, stopped and restarted, they change no text and lose none.
+
+Skipped where Ray is not installed; `make cluster-test` runs them in an environment of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+if importlib.util.find_spec("ray") is None:  # not imported here: it reads settings as it is
+    pytest.skip("needs Ray: make cluster-test", allow_module_level=True)
+
+from specrouter import ChainRouter, RequestOutput, RouterConfig, SamplingParams
+from specrouter.cluster.router import ClusterRouter
+from specrouter.cluster.serve_link import ServeHost, ServeLink
+from specrouter.engine.request_args import RequestArgs
+from specrouter.request.output import Delta
+from specrouter.request.structure import Structure
+
+pytestmark = pytest.mark.slow
+
+PROMPT = (5, 17, 300, 42, 9)
+PATIENCE_S = 120.0
+JSON = Structure("json_schema", {"type": "array", "items": {"type": "integer"}, "maxItems": 9})
+KINDS = [
+    SamplingParams(max_new_tokens=120, ignore_eos=True),
+    SamplingParams(max_new_tokens=120, temperature=0.9, seed=3, ignore_eos=True),
+    SamplingParams(max_new_tokens=90, temperature=0.7, seed=5, presence_penalty=0.8, logprobs=1),
+    SamplingParams(max_new_tokens=60, temperature=1.0, seed=8, structure=JSON),
+    SamplingParams(max_new_tokens=100, temperature=1.0, seed=9, n=2, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def config(small_config: dict[str, Any]) -> RouterConfig:
+    section = {"replicas": [{"name": "r", "count": 2}], "routing": {"policy": "round-robin"}}
+    return RouterConfig.load({**small_config, "cluster": section})
+
+
+@pytest.fixture(scope="module")
+def expected(config: RouterConfig) -> list[list[RequestOutput]]:
+    [own, _] = config.replicas().values()
+    with ChainRouter(own) as router:
+        return [router.generate([list(PROMPT)], params) for params in KINDS]
+
+
+@pytest.fixture(scope="module")
+def router(config: RouterConfig) -> Iterator[ClusterRouter]:
+    with ClusterRouter(config, lambda: ServeHost(config, ChainRouter.from_config)) as made:
+        yield made
+
+
+def links(router: ClusterRouter) -> list[ServeLink]:
+    return list(router._host.links)  # type: ignore[arg-type]
+
+
+def process_of(router: ClusterRouter, link: ServeLink) -> int:
+    return router._loop.run(link.process(), PATIENCE_S)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.02)
+
+
+def ready(router: ClusterRouter) -> bool:
+    return router.health().status == "ok"
+
+
+Came = list[tuple[float, int, Delta]]
+
+
+async def served(router: ClusterRouter, rounds: int = 1) -> Came:
+    """All kinds at once: when each delta came, and of which."""
+    asked = [RequestArgs(PROMPT, params, None, None) for params in KINDS * rounds]
+    found: Came = []
+    deltas: AsyncGenerator[tuple[int, Delta]]
+    async with asyncio.timeout(PATIENCE_S), aclosing(router.astream_each(asked)) as deltas:
+        async for number, delta in deltas:
+            found.append((time.monotonic(), number, delta))
+    return found
+
+
+def assert_same(found: Came, expected: list[list[RequestOutput]]) -> None:
+    told: dict[tuple[int, int], list[int]] = {}
+    outputs: dict[tuple[int, int], RequestOutput] = {}
+    for _, number, delta in found:
+        told.setdefault((number, delta.index), []).extend(delta.token_ids)
+        if delta.output is not None:
+            assert (number, delta.index) not in outputs, "it ends once"
+            outputs[number, delta.index] = delta.output
+    assert set(outputs) == set(told)
+    for (number, sample), output in outputs.items():
+        whole = expected[number % len(KINDS)][sample]
+        assert (output.token_ids, output.text) == (whole.token_ids, whole.text)
+        assert output.finish_reason == whole.finish_reason
+        assert told[number, sample] == whole.token_ids, "nothing twice, nothing missing"
+        assert len(output.logprobs or []) == len(whole.logprobs or [])
+
+
+async def disturbed(
+    router: ClusterRouter, process: int, what: signal.Signals, after_s: float
+) -> tuple[float, Came]:
+    """When the signal was sent, and what came."""
+    serving = asyncio.ensure_future(served(router, rounds=2))
+    await asyncio.sleep(after_s)
+    sent_s = time.monotonic()
+    os.kill(process, what)
+    return sent_s, await serving
+
+
+def test_two_processes_give_the_texts_of_one_engine(
+    router: ClusterRouter, expected: list[list[RequestOutput]]
+) -> None:
+    assert_same(asyncio.run(served(router)), expected)
+    processes = {process_of(router, link) for link in links(router)}
+    assert len(processes | {os.getpid()}) == 3
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.2])
+def test_a_replica_that_is_killed_changes_no_text(
+    router: ClusterRouter, expected: list[list[RequestOutput]], after_s: float
+) -> None:
+    wait_until(lambda: ready(router))
+    asyncio.run(served(router))  # what is loaded at first use is loaded
+    process = process_of(router, links(router)[0])
+    _, found = asyncio.run(disturbed(router, process, signal.SIGKILL, after_s))
+    assert_same(found, expected)
+    wait_until(lambda: router.health().status == "degraded" or ready(router))
+    wait_until(lambda: ready(router))
+    assert process_of(router, links(router)[0]) != process, "Serve has started another one"
+
+
+def test_a_replica_that_hangs_is_left_and_nothing_comes_twice(
+    router: ClusterRouter, expected: list[list[RequestOutput]]
+) -> None:
+    wait_until(lambda: ready(router))
+    asyncio.run(served(router))
+    process = process_of(router, links(router)[1])
+    try:
+        _, found = asyncio.run(disturbed(router, process, signal.SIGSTOP, 0.1))
+        assert_same(found, expected)
+        moves = router._fleet.members["r-1"].moves
+        assert moves["silence"] > 0
+        assert router.health().status == "degraded"
+    finally:
+        os.kill(process, signal.SIGCONT)
+    wait_until(lambda: ready(router))
+    assert_same(asyncio.run(served(router)), expected)
+
+
+def test_a_rolling_restart_under_load_changes_nothing(
+    router: ClusterRouter, expected: list[list[RequestOutput]]
+) -> None:
+    wait_until(lambda: ready(router))
+    before = [process_of(router, link) for link in links(router)]
+
+    async def both() -> list[Came]:
+        restarting = asyncio.ensure_future(asyncio.to_thread(router.restart))
+        rounds: list[Came] = []
+        while not restarting.done() or not rounds:
+            rounds.append(await served(router))
+        await restarting
+        return rounds
+
+    for found in asyncio.run(both()):
+        assert_same(found, expected)
+    after = [process_of(router, link) for link in links(router)]
+    assert not set(before) & set(after)
+
+
+# The service as a process
+
+
+@contextmanager
+def service(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Its processes have a mark in their environments."""
+    scenario = folder / "cluster.yaml"
+    scenario.write_text(json.dumps(settings))
+    mark = f"mark-{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specrouter", "serve", "--config", str(scenario), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "SPECROUTER_MARK": mark},
+    )
+    try:
+        yield process, mark
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def marked(mark: str) -> set[int]:
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in entry.read_bytes():
+                found.add(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_service_runs_with_replicas_and_leaves_no_process_behind(
+    tmp_path: Path, small_config: dict[str, Any]
+) -> None:
+    settings = {**small_config, "cluster": {"replicas": [{"name": "r", "count": 2}]}}
+    with service(tmp_path, settings) as (process, mark):
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if "SpecRouter serves" in line).split()[4]
+        body = {"input_ids": [5, 17], "max_new_tokens": 8, "ignore_eos": True, "seed": 1}
+        answer = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status().json()
+        assert len(answer["token_ids"]) == 8
+        health = httpx.get(f"{url}/health", timeout=30).json()
+        assert health == {"status": "ok", "replicas": {"r-0": "ready", "r-1": "ready"}}
+        metrics = httpx.get(f"{url}/metrics", timeout=30).text
+        assert 'specrouter_replica_up{replica="r-0"} 1.0' in metrics
+        routing = httpx.get(f"{url}/router/decisions", timeout=30).json()["routings"][-1]
+        assert routing["replica"] in routing["terms"]
+        assert len(marked(mark)) > 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        wait_until(lambda: not marked(mark))
