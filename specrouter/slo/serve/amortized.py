@@ -156,14 +156,13 @@ class Amortized:
         return times is not None and first_chunk(times, self.chunk, load.prompts) is not None
 
     def _reading_beside(self, load: Load) -> Reserved | None:
-        """Times of cycles beside what is admitted; None: the strict pacing's batches keep all in
-        time, and only they. Where none do, prompts are in time first."""
+        """Times of cycles beside what is admitted; None: the strict pacing's batches are kept to,
+        be it that they keep all in time or that nothing does."""
         times = self._keeping_up(load)
-        if times is not None and first_chunk(times, self.chunk, load.prompts) is not None:
-            return times
-        if self.strict.is_in_time(load):
+        if times is None:
             return None
-        return Reserved(self.times, len(load.ids) + load.others)
+        is_in_time = first_chunk(times, self.chunk, load.prompts) is not None
+        return times if is_in_time else None
 
     def _keeping_up(self, load: Load) -> Reserved | None:
         """Times of cycles beside what the shortest verify in which everybody's tokens bring enough;
