@@ -19,12 +19,15 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from modelpool.attention.choice import AttentionName
 from modelpool.errors import ConfigError
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 
 NGRAM = "ngram"  # the source of a member that drafts from the text itself
-_OF_WEIGHTS = ("dtype", "device", "threads", "inflate_to", "revision", "trust_remote_code")
+_OF_WEIGHTS = (
+    "dtype", "device", "threads", "attention", "inflate_to", "revision", "trust_remote_code",
+)  # fmt: skip
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -60,6 +63,7 @@ class ModelConfig(BaseModel):
         threads: CPU threads of its forwards. By default 1 for a member of fewer than 4M
             parameters that is not the target and runs on the CPU, else torch's setting when the
             pool is made.
+        attention: as `pool.attention`, for this member.
         inflate_to: at least so many parameters. The member is then the source, a Llama, inflated:
             the same function at a real model's cost (`modelpool.inflate`), kept in the cache.
         pinned: never evicted when idle.
@@ -74,6 +78,7 @@ class ModelConfig(BaseModel):
     dtype: Dtype = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
+    attention: AttentionName | None = None
     inflate_to: Annotated[int, Field(ge=1_000_000)] | None = None
     pinned: bool = False
     revision: str | None = None
@@ -106,6 +111,9 @@ class PoolConfig(BaseModel):
         pack_weights: lays out linear weights once where that is faster: on the CPU, bfloat16 with
             the same bits, and large float32 layers, whose last bit may change but no longer depends
             on what is computed beside it.
+        attention: the kernels that attend: `sdpa` (PyTorch's, on any device), or `triton` (CUDA:
+            each node of a tree has the bits of the same token decoded alone; compiled and tested
+            by Triton's interpreter, never run on a GPU). `auto` is `sdpa`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,6 +123,7 @@ class PoolConfig(BaseModel):
     max_loaded_models: Annotated[int, Field(ge=1)] | None = None
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None
     pack_weights: bool = True
+    attention: AttentionName = "auto"
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from modelpool.attention.backend import attend_of
 from modelpool.attention.packed import (
     ATTENTION_NAME,
     KVView,
@@ -43,15 +44,17 @@ class PackedModel:
         vocab_size: int,
         max_positions: int,
         kv_layers: tuple[KVLayer, ...],
-        threads: int | None = None,
+        tuning: Tuning = PLAIN,
     ) -> None:
-        """`threads`: CPU threads of a forward; by default what torch is set to now."""
+        """`tuning`: by default a forward has the CPU threads that torch is set to now, and SDPA."""
         self.name = name
         self.model = model
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.kv_layers = kv_layers
-        self.threads: int = threads or torch.get_num_threads()
+        self.threads: int = tuning.threads or torch.get_num_threads()
+        self.attention = tuning.attention
+        self.attend = attend_of(tuning.attention)
         self.device: torch.device = _embedding(model).device
         self._is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
@@ -91,7 +94,7 @@ class PackedModel:
                 _use_packed_attention(model, field)
                 _tune(model, tuning)
                 longest = max_positions(model.config)
-                packed = cls(name, model, expected.shape[-1], longest, ())
+                packed = cls(name, model, expected.shape[-1], longest, (), tuning)
                 got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
         except UnsupportedAttention as error:
             raise UnsupportedModelError(field, str(error)) from error
@@ -103,7 +106,12 @@ class PackedModel:
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
-        return cls(name, model, vocab_size, packed.max_positions, probe.layers(), tuning.threads)
+        return cls(name, model, vocab_size, packed.max_positions, probe.layers(), tuning)
+
+    @property
+    def walks_paths(self) -> bool:
+        """Its kernels read keys in the order of positions: its state keeps slots in that order."""
+        return self.attention != "sdpa"
 
     def forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
@@ -144,7 +152,7 @@ class PackedModel:
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=logit_index,
-            packed_kv=OpaqueView(view),
+            packed_kv=OpaqueView(view, self.attend),
         ).logits
         return logits[0, :, : self.vocab_size]
 

@@ -11,10 +11,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from modelpool.attention.choice import (
+    AttentionName,
+    AttentionPlace,
+    BackendName,
+    backend_for,
+    refusal,
+)
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.config import PoolConfig
 from modelpool.device_manager import DeviceManager, Placement, place
-from modelpool.errors import PoolFullError
+from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
 from modelpool.member import Member
@@ -28,13 +35,15 @@ _MIB = 2**20
 class MemberPlan:
     """How a member will run: `threads` are CPU threads, None on an accelerator.
 
-    `dtype` is what it computes in; `warning` what one should know of it.
+    `dtype` is what it computes in, `attention` the kernels that attend; `warning` what one should
+    know of it.
     """
 
     footprint: ModelFootprint
     placement: Placement
     dtype: str
     threads: int | None
+    attention: BackendName = "sdpa"
     warning: str | None = None
 
 
@@ -49,6 +58,8 @@ class PlacedMembers:
         self._device_manager = device_manager
         self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._placements = self._place(self._settle_dtypes())
+        for name in members:
+            self._check_attention(name)
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -66,17 +77,20 @@ class PlacedMembers:
             placement=placement,
             dtype=member.facts.dtype,
             threads=tuning.threads if placement.device == "cpu" else None,
+            attention=tuning.attention,
             warning=self._emulation(name) if placement.device == "cpu" else None,
         )
 
     def tuning(self, name: str) -> Tuning:
         """How a model is run where it is placed."""
         on_cpu = self._placements[name].device == "cpu"
+        asked, _ = self._asked_attention(name)
         return tuning_for(
             self._members[name].config,
             self._role(name, on_cpu),
             default_threads=self._threads,
             pack_weights=self._config.pack_weights,
+            attention=backend_for(asked, self._attention_place(name)),
         )
 
     def bytes_of(self, name: str) -> int:
@@ -167,6 +181,24 @@ class PlacedMembers:
             f"{member.field}.dtype: this CPU has no kernels for {dtype}, in which {name!r} is many "
             f"times slower than in float32; {remedy}"
         )
+
+    def _check_attention(self, name: str) -> None:
+        """Raises `ConfigError` for kernels that a member cannot run on where it is placed."""
+        asked, field = self._asked_attention(name)
+        reason = refusal(asked, self._attention_place(name))
+        if reason is not None:
+            raise ConfigError(field, f"{name!r}: {reason}")
+
+    def _asked_attention(self, name: str) -> tuple[AttentionName, str]:
+        """What is asked for, and the key that asks."""
+        member = self._members[name]
+        if member.config.attention is None:
+            return self._config.attention, "pool.attention"
+        return member.config.attention, f"{member.field}.attention"
+
+    def _attention_place(self, name: str) -> AttentionPlace:
+        facts = self._members[name].facts
+        return AttentionPlace(self._placements[name].device, facts.dtype, facts.head_dim)
 
     def _role(self, name: str, on_cpu: bool) -> Role:
         facts = self._members[name].facts

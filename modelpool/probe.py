@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from modelpool.attention.packed import KVView, OnDevice, QueryGroup, UnsupportedAttention
+from modelpool.attention.path import NO_TAIL
 from modelpool.errors import UnsupportedModelError
 
 # tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
@@ -42,6 +43,17 @@ class _ProbeGroup:
     rows: int = 1
     take: OnDevice | None = None
     put: OnDevice | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _ProbePaths:
+    """Of one request that begins at slot 0 and has no tree; see `KeyPaths`."""
+
+    firsts: Tensor
+    positions: Tensor
+    tails: Tensor
+    path: Tensor
+    longest: int
 
 
 def probed(
@@ -102,6 +114,16 @@ class ProbeView:
             allowed &= slot > query - window
         mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
         return mask.masked_fill_(~allowed, float("-inf")).repeat(repeat, 1)[None, None]
+
+    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
+        self.windows[layer] = window
+        return self._kv[layer]
+
+    def key_paths(self, device: torch.device) -> _ProbePaths:
+        positions = torch.arange(self._start, self._stop, dtype=torch.int32, device=device)
+        none = torch.zeros_like(positions)
+        tails = torch.full_like(positions, NO_TAIL)
+        return _ProbePaths(none, positions, tails, none.unsqueeze(1), self._stop)
 
     def layers(self) -> tuple[KVLayer, ...]:
         ordered = [self._kv[layer][0] for layer in sorted(self._kv)]

@@ -75,6 +75,12 @@ class Beam:
         seen = torch.zeros((len(slots), size), dtype=torch.bool, device=lineage.device)
         return seen.scatter_(1, slots, True)
 
+    def routes(self, active: Tensor) -> Tensor:
+        """[A * w, step] int32: the speculative slots down to each node of the last step."""
+        lineage = self._of(active, self._lineage).flatten(0, 1)
+        steps = torch.arange(lineage.shape[1], device=lineage.device)
+        return (lineage + self._width * steps).to(torch.int32)
+
     def tree(self) -> TokenTree:
         """All nodes, on the host: the one wait of a draft."""
         tokens, parents, log_probs = (

@@ -3,9 +3,10 @@
 import numpy as np
 from torch import Tensor
 
+from processors.beam import Beam
 from processors.pack import NO_SLOT, FedTree
 from processors.token_tree import Ints, TokenTree
-from statemgr import ForwardView, ModelState, TreeMask
+from statemgr import ForwardView, ModelState, TreeMask, TreePaths
 
 
 class BeamSlots:
@@ -32,18 +33,25 @@ class BeamSlots:
         self._starts = np.full(len(state.ends), state.slots)  # beyond other rows
         self._starts[rows] = state.ends[rows] - counts
 
-    def view(self, which: Ints, step: int, visible: Tensor | None) -> tuple[Ints, ForwardView]:
-        """Positions [A * w] and view of a forward over a level, the first being step 1.
+    def shape(self, beam: Beam, going_on: Tensor, walks_paths: bool) -> TreeMask | TreePaths | None:
+        """Who descends from whom on the last level, for attention; None: positions say so."""
+        if self.width == 1:
+            return None
+        if walks_paths:
+            return TreePaths(self._starts, beam.routes(going_on))
+        return TreeMask(self._starts, beam.visible(going_on))
 
-        `visible`: [A * w, E] which of the slots each node descends from; None: positions say so.
-        """
+    def view(
+        self, which: Ints, step: int, shape: TreeMask | TreePaths | None
+    ) -> tuple[Ints, ForwardView]:
+        """Positions [A * w] and view of a forward over a level, the first being step 1."""
         positions = np.repeat(self._first_positions[which] + step - 1, self.width)
         view = self._state.view(
             self._rows[which],
             np.full_like(which, self.width),
             positions,
             self._slots[which, step - 1].reshape(-1),
-            None if visible is None else TreeMask(self._starts, visible),
+            shape,
         )
         return positions, view
 

@@ -49,8 +49,8 @@ class DraftProcessor:
             for step in range(1, int(depths.max())):
                 which = np.flatnonzero(depths > step)
                 going_on = torch.from_numpy(which).to(model.device, non_blocking=True)
-                visible = None if width == 1 else beam.visible(going_on)
-                positions, view = slots.view(which, step, visible)
+                shape = slots.shape(beam, going_on, model.walks_paths)
+                positions, view = slots.view(which, step, shape)
                 at = torch.from_numpy(positions).to(model.device, non_blocking=True)
                 everywhere = torch.arange(len(positions), device=model.device)
                 logits.append(model.forward(beam.tokens(going_on), at, view, everywhere))

@@ -15,7 +15,7 @@ from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.sampler import Sampler
 from processors.token_tree import TokenTree
-from statemgr import ModelState, TreeMask
+from statemgr import TreeMask, TreePaths
 
 Ints = NDArray[np.int64]
 
@@ -58,11 +58,11 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     pack = _Layout.of(active, plan, tree)
     slots = state.append(plan.rows, pack.counts, pack.tokens, pack.positions)
     try:
-        mask = None if tree.is_path else _tree_mask(state, tree, slots, pack.is_node, device)
+        shape = None if tree.is_path else _tree_shape(active, tree, pack.is_node)
         logits = model.forward(
             _to(pack.tokens, device),
             _to(pack.positions, device),
-            state.view(plan.rows, pack.counts, pack.positions, slots, mask),
+            state.view(plan.rows, pack.counts, pack.positions, slots, shape),
             _to(np.flatnonzero(pack.asked), device),
         )
     except BaseException:
@@ -139,17 +139,19 @@ def tree_contexts(
     )
 
 
-def _tree_mask(
-    state: ModelState,
-    tree: TokenTree,
-    slots: Ints,
-    is_node: NDArray[np.bool_],
-    device: torch.device,
-) -> TreeMask:
-    visible = np.zeros((len(slots), tree.tokens.shape[1]), dtype=np.bool_)
-    visible[is_node] = tree.ancestors()[tree.real]
+def _tree_shape(
+    active: ActiveModel, tree: TokenTree, is_node: NDArray[np.bool_]
+) -> TreeMask | TreePaths:
+    """Who descends from whom, as the model's attention reads it."""
+    state, device = active.state, active.model.device
     starts = np.full(len(state.ends), state.slots)  # rows without nodes: beyond every slot
     starts[tree.rows] = state.ends[tree.rows] - tree.sizes
+    if active.model.walks_paths:
+        paths = np.zeros((len(is_node), tree.height), dtype=np.int32)
+        paths[is_node] = tree.routes()[tree.real]
+        return TreePaths(starts, _to(paths, device))
+    visible = np.zeros((len(is_node), tree.tokens.shape[1]), dtype=np.bool_)
+    visible[is_node] = tree.ancestors()[tree.real]
     return TreeMask(starts, _to(visible, device))
 
 

@@ -94,6 +94,12 @@ class TokenTree:
         np.put_along_axis(seen, self.lineage, True, axis=2)
         return seen[:, :, :width]
 
+    def routes(self) -> Ints:
+        """[B, W, height] nodes from the root's child down to each node; beyond its depth 0."""
+        step = self.depths[:, :, None] - 1 - np.arange(self.height)  # how far up the k-th node is
+        nodes: Ints = np.take_along_axis(self.lineage, np.maximum(step, 0), axis=2)
+        return np.where(step >= 0, nodes, 0)
+
     def paths(self) -> Ints:
         """[B, W, height] tokens from the root's child down to each node; beyond its depth 0."""
         height = self.height

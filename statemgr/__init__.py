@@ -1,6 +1,7 @@
 """State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
 from statemgr.forward_view import ForwardView, TreeMask
+from statemgr.key_paths import TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
@@ -14,6 +15,7 @@ __all__ = [
     "NgramTable",
     "StateManager",
     "TreeMask",
+    "TreePaths",
     "row_slots",
     "row_tokens",
 ]

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from statemgr.key_paths import KeyPaths, PackTokens, TreePaths
 from statemgr.kv_store import KVStore
 from statemgr.row_groups import READING_QUERIES, RowGroup
 
@@ -46,19 +47,22 @@ class ForwardView:
         store: KVStore,
         cache_mask: Bools,  # [rows, slots]
         positions: Ints,  # [rows, slots]
-        flat_slots: Ints,  # [T] where the pack's tokens go
+        tokens: PackTokens,
         groups: Sequence[RowGroup],
-        tree: TreeMask | None = None,
+        tree: TreeMask | TreePaths | None = None,
     ) -> None:
         self.groups = groups
-        self._tree = tree
+        self._tokens = tokens
+        self._tree = tree if isinstance(tree, TreeMask) else None
+        self._tree_paths = tree if isinstance(tree, TreePaths) else None
         self._store = store
         self._cache_mask = cache_mask
         self._positions = positions
         self._slots = {
-            device: torch.from_numpy(flat_slots).to(device, non_blocking=True)
+            device: torch.from_numpy(tokens.slots).to(device, non_blocking=True)
             for device in store.devices
         }
+        self._paths: dict[torch.device, KeyPaths] = {}
         self._masks: dict[tuple[int, int, int | None, torch.dtype, torch.device], Tensor] = {}
 
     @property
@@ -100,6 +104,16 @@ class ForwardView:
                 mask = self._cut(group, repeat, window, dtype, device)
             self._masks[key] = mask.unsqueeze(1)
         return self._masks[key]
+
+    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
+        return self._store.layer(layer)
+
+    def key_paths(self, device: torch.device) -> KeyPaths:
+        """Only of a state whose slots are in the order of positions, and without a `TreeMask`."""
+        if device not in self._paths:
+            assert self._tree is None, "a tree's paths are unknown"
+            self._paths[device] = KeyPaths.of(self._tokens, self._tree_paths, device)
+        return self._paths[device]
 
     def _cut(
         self,

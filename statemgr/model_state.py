@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemgr.forward_view import ForwardView, TreeMask
+from statemgr.key_paths import PackTokens, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.row_groups import GroupPlanner
 
@@ -101,14 +102,15 @@ class ModelState:
         counts: Ints,
         positions: Ints,
         flat_slots: Ints,
-        tree: TreeMask | None = None,
+        tree: TreeMask | TreePaths | None = None,
     ) -> ForwardView:
         """The view of a forward over appended tokens; rows must ascend."""
         ends, lengths = self.ends[rows], self._lengths[rows]
         devices = self.store.devices
         planner = GroupPlanner(rows, counts, positions, ends, lengths, self.slots, devices)
         groups = planner.plan()
-        return ForwardView(self.store, self.cache_mask, self.positions, flat_slots, groups, tree)
+        tokens = PackTokens(flat_slots, rows, counts, positions, rows * self.slots)
+        return ForwardView(self.store, self.cache_mask, self.positions, tokens, groups, tree)
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""

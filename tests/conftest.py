@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import pure
+from tests import pure, triton_interpreter  # noqa: F401 (before anything imports Triton)
 from tests.exact.models import pool_settings, save_family
 from tests.exact.report import prepare
 

@@ -2,14 +2,15 @@
 
 Contract: all tokens of a step, of all requests, go through a model as one pack of `T` tokens
 (`input_ids [1, T]`). For each layer the plug-in writes the pack's keys and values into the KV view
-that it was handed, and attends through that view's masks. It knows the KV store only as the
-`KVView` protocol. No mask function is registered for its name: `transformers` then skips its own
-mask building, which would look for packed sequences and synchronise with the device.
+that it was handed, and attends with the model's kernels (`modelpool.attention.backend`). It knows
+the KV store only as the `KVView` protocol. No mask function is registered for its name:
+`transformers` then skips its own mask building, which would look for packed sequences and
+synchronise with the device.
 
 Not here: where keys and values live and which of them are valid (`statemgr`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
+
+from modelpool.attention.path import KeyPaths
 
 ATTENTION_NAME = "specrouter_packed"
 
@@ -84,6 +87,12 @@ class KVView(Protocol):
     ) -> Tensor:
         """Additive mask [B, 1, repeat * Q, S]; `window` counts positions, own one included."""
 
+    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, each [slots, kv_heads, head_dim], for `key_paths`."""
+
+    def key_paths(self, device: torch.device) -> KeyPaths:
+        """Where the keys of the pack's tokens lie in an arena on a device."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
@@ -95,13 +104,21 @@ class AttentionLayer:
     softcap: float | None = None
 
 
+# A view, a layer, and a pack's queries [heads, T, head_dim], to [T, heads, head_dim].
+Attend = Callable[[KVView, AttentionLayer, Tensor], Tensor]
+
+
 class OpaqueView:
-    """Hides a view from `accelerate`, whose `send_to_device` copies whatever has `.to`."""
+    """Hides a view from `accelerate`, whose `send_to_device` copies whatever has `.to`.
 
-    __slots__ = ("view",)
+    `attend`: the kernels that attend over it, by default `attend_all`.
+    """
 
-    def __init__(self, view: KVView) -> None:
+    __slots__ = ("attend", "view")
+
+    def __init__(self, view: KVView, attend: Attend | None = None) -> None:
         self.view = view
+        self.attend = attend or attend_all
 
 
 class UnsupportedAttention(Exception):
@@ -136,11 +153,11 @@ def packed_attention_forward(
     view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = AttentionLayer(number, scale, sliding_window, softcap)
-    return attend_all(view, layer, query[0]).unsqueeze(0), None
+    return packed_kv.attend(view, layer, query[0]).unsqueeze(0), None
 
 
 def attend_all(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-    """Attention of a whole pack: [heads, T, head_dim] to [T, heads, head_dim].
+    """Attention of a whole pack by SDPA: [heads, T, head_dim] to [T, heads, head_dim].
 
     Group by group of B rows with Q queries each. The query heads of a key/value group are folded
     into the query axis: no copies of keys and values, and larger matrix products.

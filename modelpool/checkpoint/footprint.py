@@ -83,6 +83,7 @@ class CheckpointFacts:
     weight_bytes: int
     outer_bytes: int  # of the weights, those in no layer
     kv_bytes_per_token: int
+    head_dim: int
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
     eos_token_ids: frozenset[int]
@@ -157,6 +158,7 @@ def _read(
         weight_bytes=round(count * width),
         outer_bytes=round(sum(tensor.count for tensor in tensors if not tensor.in_layer) * width),
         kv_bytes_per_token=_kv_elements_per_token(text) * _DTYPE_BYTES[loaded],
+        head_dim=_head_dim(text),
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
         eos_token_ids=_eos_token_ids(directory, text),
@@ -243,8 +245,12 @@ def _weight_files(directory: Path) -> list[Path]:
 def _kv_elements_per_token(config: PreTrainedConfig) -> int:
     heads = int(config.num_attention_heads)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * int(config.num_hidden_layers) * int(kv_heads) * int(head_dim)
+    return 2 * int(config.num_hidden_layers) * int(kv_heads) * _head_dim(config)
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
 
 
 def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:

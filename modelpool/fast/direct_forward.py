@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.packed import AttentionLayer, KVView, attend_all
+from modelpool.attention.packed import AttentionLayer, KVView
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
@@ -56,6 +56,7 @@ class DirectForward:
         self._embedding: Tensor = core.embed_tokens.weight.detach()
         self._head_dim = int(core.layers[0].self_attn.head_dim)
         self._rotary = core.rotary_emb
+        self._attend = packed.attend
         self._layers = tuple(
             _layer(number, layer, config) for number, layer in enumerate(core.layers)
         )
@@ -98,7 +99,7 @@ class DirectForward:
         both = (both * cos).add_(both.roll(self._head_dim // 2, -1).mul_(sin))
         view.write(layer.attention.number, both[:, heads:], layer.value(x).view(shape))
         query = both[:, :heads].transpose(0, 1)
-        return attend_all(view, layer.attention, query).flatten(1)
+        return self._attend(view, layer.attention, query).flatten(1)
 
 
 def direct_forward_of(packed: PackedModel) -> DirectForward | None:

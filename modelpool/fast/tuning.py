@@ -7,6 +7,7 @@ Pure; the model applies it (`PackedModel.wrap`).
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from modelpool.attention.choice import BackendName
 from modelpool.config import Dtype, ModelConfig
 
 HALF = ("bfloat16", "float16")
@@ -23,11 +24,13 @@ class Tuning:
         pack_weights: lay out linear weights once where that pays (`packed_linear`).
         lean: the short ways through Llama-shaped decoders (`lean_forward`), or one call per RMSNorm
             (`lean_norm`) in the others.
+        attention: the kernels that attend.
     """
 
     threads: int | None = None
     pack_weights: bool = False
     lean: bool = False
+    attention: BackendName = "sdpa"
 
 
 PLAIN = Tuning()
@@ -63,7 +66,12 @@ def dtype_for(config: ModelConfig, role: Role, computes_in: Callable[[str], bool
 
 
 def tuning_for(
-    config: ModelConfig, role: Role, *, default_threads: int, pack_weights: bool
+    config: ModelConfig,
+    role: Role,
+    *,
+    default_threads: int,
+    pack_weights: bool,
+    attention: BackendName = "sdpa",
 ) -> Tuning:
     """How a member is run. `default_threads`: torch's setting."""
     is_small = role.parameter_count < _ONE_THREAD_BELOW
@@ -72,4 +80,5 @@ def tuning_for(
         threads=config.threads or suited,
         pack_weights=pack_weights,
         lean=role.is_cpu_drafter,
+        attention=attention,
     )

@@ -99,6 +99,7 @@ def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
         devices=tuple(taken),
         dtype=plan.dtype,
         threads=plan.threads,
+        attention=plan.attention,
         parameters=footprint.parameter_count,
         weight_bytes=footprint.weight_bytes,
         kv_bytes=footprint.kv_bytes_per_token * kv_tokens,

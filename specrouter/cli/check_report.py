@@ -12,13 +12,17 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class MemberReport:
-    """A model: its place, and what it takes there. `threads`: of the CPU; None elsewhere."""
+    """A model: its place, and what it takes there.
+
+    `threads`: of the CPU; None elsewhere. `attention`: the kernels that attend.
+    """
 
     name: str
     role: Literal["target", "draft"]
     devices: tuple[str, ...]
     dtype: str
     threads: int | None
+    attention: str
     parameters: int
     weight_bytes: int
     kv_bytes: int
@@ -77,7 +81,7 @@ def _lines(report: CheckReport) -> Iterator[str]:
     )
     yield ""
     yield from _table(
-        ["model", "role", "device", "dtype", "threads", "parameters", "weights", "KV"],
+        ["model", "role", "device", "dtype", "threads", "attention", "parameters", "weights", "KV"],
         [_member_cells(member) for member in report.members],
     )
     for name in report.weightless:
@@ -117,6 +121,7 @@ def _member_cells(member: MemberReport) -> list[str]:
         ", ".join(member.devices),
         member.dtype,
         "-" if member.threads is None else str(member.threads),
+        member.attention,
         f"{member.parameters / 1e6:.1f}M",
         shown_bytes(member.weight_bytes),
         shown_bytes(member.kv_bytes),

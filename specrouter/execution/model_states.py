@@ -212,4 +212,5 @@ class ModelStates:
             with self._faults.part("timing"):
                 model.watch = self._clock.watch(name, model.device, around)
             self._loaded[name] = model
-        return self._manager.open_state(name, model.kv_layers, canonical=name == self._pool.target)
+        canonical = model.walks_paths or name == self._pool.target
+        return self._manager.open_state(name, model.kv_layers, canonical=canonical)

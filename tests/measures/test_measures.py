@@ -51,6 +51,8 @@ def test_floors_are_the_longest_chain_of_rooms_wherever_an_import_stands(tmp_pat
 def test_self_and_cls_are_no_parameters_and_starred_ones_are(tmp_path: Path) -> None:
     text = "class A:\n    def f(self, a, /, b, *c, d, e, **g): ...\n    def h(self, *, a, b): ...\n"
     assert structure.wide_functions(sources(tmp_path, statemgr__a=text)) == []
+    kernel = "@triton.jit\ndef k(a, b, c, d, e, f, g): ...\n"
+    assert structure.wide_functions(sources(tmp_path, statemgr__a=kernel)) == []
     wider = text.replace("a, /", "a, i, /")
     assert structure.wide_functions(sources(tmp_path, statemgr__a=wider)) == ["statemgr/a.py:f (7)"]
 

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,8 @@ def test_network_with_keys_is_no_warning(settings: Settings) -> None:
         ("server", {"cors_origins": ["page.example"]}, "server.cors_origins"),
         ("server", {"api_keys": [""]}, "server.api_keys"),
         ("pool", {"target": "nobody"}, "pool.target"),
+        ("pool", {"attention": "triton"}, "pool.attention"),
+        ("pool", {"attention": "fast"}, "pool.attention"),
     ],
 )
 def test_invalid_setting_is_an_error_that_names_it(
@@ -242,6 +245,28 @@ def test_invalid_setting_is_an_error_that_names_it(
     with pytest.raises(ConfigError) as refused:
         check(settings)
     assert refused.value.field == named
+
+
+def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
+    settings: Settings,
+) -> None:
+    assert {member.attention for member in check(settings).members} == {"sdpa"}
+    pool = settings["pool"]
+    target = next(model for model in pool["models"] if model["name"] == pool["target"])
+    target["attention"] = "triton"
+    for devices, reason in (((), "on the CPU"), ((gpu(8 * GIB), cpu(8 * GIB)), "float64")):
+        with pytest.raises(ConfigError, match=reason) as refused:
+            check(settings, *devices)
+        assert refused.value.field == f"pool.models[{pool['models'].index(target)}].attention"
+    if find_spec("triton") is None:
+        pytest.skip("triton is installed for tests on Linux x86-64 only")
+    target |= {"dtype": "float32", "attention": None}
+    for model in pool["models"]:
+        model["dtype"] = "float32"
+    pool["attention"] = "triton"
+    with pytest.raises(ConfigError, match="heads of 8") as refused:
+        check(settings, gpu(8 * GIB), cpu(8 * GIB))
+    assert refused.value.field == "pool.attention"
 
 
 def test_a_file_that_is_not_found_is_named_with_the_folder_where_it_was_looked_for(

@@ -1,0 +1,170 @@
+"""Path attention in Triton, for CUDA: see `modelpool.attention.path` for what is computed.
+
+Two kernels. `partial_sums`: a program takes one token, one split of its keys and one key/value
+head; its rows are the query heads that share that head, filled up to 16, the least of a matrix
+product. `joined_sums` adds a token's splits up, first to last. Splits and blocks begin at fixed
+positions, so the bits of a token depend on its own keys in their order, and on nothing beside it.
+What a token does not see is not loaded, so it may be no numbers.
+
+Compiled for sm_80 and sm_90 and tested by Triton's interpreter; never run on a GPU.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from modelpool.attention.path import KeyPaths, PathSettings
+
+SPLIT = 256  # keys of a program: a constant, or the bits of a text would depend on it
+_ROWS = 16  # the least that a matrix product takes
+_BLOCK_BYTES = 2**14  # of keys that a product takes: more, and registers are spilled to memory
+
+
+def path_attention(
+    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: PathSettings
+) -> Tensor:
+    """As `modelpool.attention.path.reference`, on the device, with sums in float32.
+
+    Args:
+        query: [T, heads, head_dim], the last of them contiguous; float32, float16 or bfloat16.
+        keys, values: [slots, kv_heads, head_dim], of equal strides.
+    """
+    tokens, heads, dim = query.shape
+    group, kv_heads = heads // keys.shape[1], keys.shape[1]
+    splits = triton.cdiv(paths.longest, SPLIT)
+    sums = query.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
+    peaks = query.new_empty((2, tokens, heads, splits), dtype=torch.float32)
+    out = query.new_empty((tokens, heads, dim))
+    assert keys.stride() == values.stride(), "keys and values lie alike"
+    assert query.stride(2) == keys.stride(2) == 1, "a head's numbers are contiguous"
+    window, softcap = settings.window or 0, settings.softcap or 0.0
+    partial_sums[(tokens, splits, kv_heads)](
+        query, keys, values, paths.firsts, paths.positions, paths.tails, paths.path,
+        sums, peaks[0], peaks[1], settings.scale, softcap,
+        query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
+        paths.path.stride(0), splits,
+        HEADS=heads, GROUP=group, ROWS=max(_ROWS, triton.next_power_of_2(group)), DIM=dim,
+        BLOCK=block_of(dim, query.dtype), SPLIT=SPLIT, WINDOW=window, IS_CAPPED=softcap > 0,
+        # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
+        IN_FLOAT32=query.dtype == torch.bfloat16 and query.device.type == "cpu",
+    )  # fmt: skip
+    joined_sums[(tokens, heads)](
+        sums, peaks[0], peaks[1], out, paths.positions, splits,
+        HEADS=heads, DIM=dim, SPLIT=SPLIT, WINDOW=window,
+    )  # fmt: skip
+    return out
+
+
+def block_of(dim: int, dtype: torch.dtype) -> int:
+    """Keys of a matrix product, 16 to 64."""
+    return max(16, min(64, _BLOCK_BYTES // (dim * dtype.itemsize)))
+
+
+@triton.jit
+def partial_sums(
+    query, keys, values, firsts, positions, tails, path, sums, peaks, totals,
+    scale, softcap, query_token, query_head, kv_slot, kv_head, path_token, splits,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, IS_CAPPED: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):  # fmt: skip
+    """Of a token's keys in one split: the sum of weighted values, the largest score, the total."""
+    token, split, kv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    position = tl.load(positions + token)
+    begin = _first_seen(position, WINDOW)
+    low = tl.maximum(split * SPLIT, begin // BLOCK * BLOCK)
+    high = tl.minimum(split * SPLIT + SPLIT, position + 1)
+    if low >= high:
+        return
+    tail, row, dim = tl.load(tails + token), tl.arange(0, ROWS), tl.arange(0, DIM)
+    is_head = row < GROUP
+    head = kv * GROUP + tl.where(is_head, row, 0)
+    # Wide numbers are scalars: pointers of 64 bits in blocks would not fit in the registers.
+    own = query + token.to(tl.int64) * query_token
+    own = tl.load(own + (head[:, None] * query_head + dim[None, :]), is_head[:, None], 0.0)
+    first = tl.load(firsts + token).to(tl.int64) * kv_slot + kv * kv_head
+    key_row, value_row = keys + first, values + first
+    peak, total = tl.full([ROWS], -float("inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    found = tl.zeros([ROWS, DIM], tl.float32)
+    for start in range(low, high, BLOCK):
+        key = start + tl.arange(0, BLOCK)
+        seen = (key >= begin) & (key < high)
+        slot = _slot(path + token * path_token, key, tail, seen)
+        part = tl.load(key_row + (slot[None, :] * kv_slot + dim[:, None]), seen[None, :], 0.0)
+        scores = _scores(own, part, seen, scale, softcap, IS_CAPPED, IN_FLOAT32)
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights, kept = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
+        part = tl.load(value_row + (slot[:, None] * kv_slot + dim[None, :]), seen[:, None], 0.0)
+        found = found * kept[:, None] + _product(weights.to(part.dtype), part, IN_FLOAT32)
+        total, peak = total * kept + tl.sum(weights, 1), higher
+    to, own = token.to(tl.int64) * HEADS * splits + split, head * splits
+    tl.store(peaks + to + own, peak, mask=is_head)
+    tl.store(totals + to + own, total, mask=is_head)
+    tl.store(sums + to * DIM + (own[:, None] * DIM + dim[None, :]), found, is_head[:, None])
+
+
+@triton.jit
+def joined_sums(
+    sums, peaks, totals, out, positions, splits,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """The output of one token and head, from its splits in their order."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(positions + token)
+    dim = tl.arange(0, DIM)
+    place = token.to(tl.int64) * HEADS + head
+    peak, total = -float("inf"), 0.0
+    found = tl.zeros([DIM], tl.float32)
+    for split in range(_first_seen(position, WINDOW) // SPLIT, position // SPLIT + 1):
+        own = place * splits + split
+        own_peak = tl.load(peaks + own)
+        higher = tl.maximum(peak, own_peak)
+        kept, added = tl.exp(peak - higher), tl.exp(own_peak - higher)
+        found = found * kept + added * tl.load(sums + own * DIM + dim)
+        total = total * kept + added * tl.load(totals + own)
+        peak = higher
+    tl.store(out + place * DIM + dim, (found / total).to(out.dtype.element_ty))
+
+
+@triton.jit
+def _first_seen(position, WINDOW: tl.constexpr):
+    """The first position that a token attends to. WINDOW: 0 for all."""
+    if WINDOW > 0:
+        return tl.maximum(position + 1 - WINDOW, 0)
+    else:  # noqa: RET505 (Triton compiles one of the branches)
+        return position * 0
+
+
+@triton.jit
+def _slot(path, key, tail, seen):
+    """Where in its row each key lies."""
+    on_path = seen & (key >= tail)
+    step = tl.load(path + (key - tail), mask=on_path, other=0)
+    return tl.where(on_path, tail + step, key)
+
+
+@triton.jit
+def _scores(own, keys, seen, scale, cap, IS_CAPPED: tl.constexpr, IN_FLOAT32: tl.constexpr):
+    scores = _product(own, keys, IN_FLOAT32) * scale
+    if IS_CAPPED:
+        scores = _capped(scores, cap)
+    return tl.where(seen[None, :], scores, -float("inf"))
+
+
+@triton.jit
+def _product(left, right, IN_FLOAT32: tl.constexpr):
+    if IN_FLOAT32:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit
+def _capped(scores, cap):
+    """cap * tanh(scores / cap): by its series where exponentials would cancel out."""
+    x = scores / cap
+    e = tl.exp(-2.0 * tl.abs(x))
+    y = x * x
+    small = 1.0 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835))))
+    far = (1.0 - e) / (1.0 + e)
+    return cap * tl.where(y < 0.0625, x * small, tl.where(x < 0, -far, far))

@@ -1,0 +1,68 @@
+"""KeyPaths: where the keys of a pack's tokens lie, for attention that walks them in order.
+
+Contract: implements `modelpool.attention.path.KeyPaths`. A row is a contiguous piece of the arena,
+and its slots are in the order of positions up to its tree, whose nodes lie behind them in any order
+that puts parents before children. Built on the host and copied to the device at once, but for the
+paths of a tree, which may be known there alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+_NO_TAIL = 2**30  # a position that no token has
+
+
+@dataclass(frozen=True, eq=False)
+class PackTokens:
+    """The T tokens of a pack, `counts[i]` consecutive ones of `rows[i]`."""
+
+    slots: Ints  # [T] of the arena, where their keys and values go
+    rows: Ints  # [R]
+    counts: Ints  # [R]
+    positions: Ints  # [T]
+    firsts: Ints  # [R] of the arena, where the rows begin
+
+
+@dataclass(frozen=True, eq=False)
+class TreePaths:
+    """Who descends from whom, as paths: the counterpart of `TreeMask` for what walks them.
+
+    Row r's tree begins at slot `starts[r]` of the row, which is also its position. Token t's path
+    are the slots `starts[r] + paths[t, 0]`, `starts[r] + paths[t, 1]`, and so on, down to its own;
+    what stands behind that, or with a token of no tree, is not looked at.
+    """
+
+    starts: Ints  # [rows of the store]
+    paths: Tensor  # [T, P] int32; may be on the device alone
+
+
+@dataclass(frozen=True, eq=False)
+class KeyPaths:
+    """See `modelpool.attention.path.KeyPaths`."""
+
+    firsts: Tensor  # [T]
+    positions: Tensor  # [T]
+    tails: Tensor  # [T]
+    path: Tensor  # [T, P]
+    longest: int
+
+    @classmethod
+    def of(cls, tokens: PackTokens, tree: TreePaths | None, device: torch.device) -> "KeyPaths":
+        numbers = np.empty((3, len(tokens.positions)), dtype=np.int32)
+        numbers[0] = np.repeat(tokens.firsts, tokens.counts)
+        numbers[1] = tokens.positions
+        numbers[2] = (
+            _NO_TAIL if tree is None else np.repeat(tree.starts[tokens.rows], tokens.counts)
+        )
+        is_text = tokens.positions < numbers[2]
+        in_order = tokens.slots == numbers[0] + tokens.positions
+        assert in_order[is_text].all(), "slots are not in the order of positions"
+        firsts, positions, tails = torch.from_numpy(numbers).to(device, non_blocking=True)
+        path = firsts.unsqueeze(1) if tree is None else tree.paths.to(device, non_blocking=True)
+        return cls(firsts, positions, tails, path, int(tokens.positions.max(initial=0)) + 1)

@@ -1,0 +1,89 @@
+"""A model on another backend says what it said: here the reference of path attention, on a CPU."""
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from modelpool.attention.backend import attend_of
+from modelpool.attention.packed import AttentionLayer, KVView, attend_all
+from modelpool.attention.path import PathSettings, reference
+from specrouter import ChainRouter, SamplingParams, Speculation
+from tests.triton_interpreter import needs_triton
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+
+
+def attend_by_reference(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
+    settings = PathSettings(layer.scale, layer.window, layer.softcap)
+    arena = view.arena(layer.number, layer.window)
+    return reference(query.transpose(0, 1), *arena, view.key_paths(query.device), settings)
+
+
+def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list[int]]:
+    params = [SamplingParams(20, 0.9, seed=seed) for seed in range(len(PROMPTS))]
+    with ChainRouter.from_config(config) as router:
+        found = router.generate(PROMPTS, params, speculation)  # type: ignore[arg-type]
+        router.check_integrity()
+    return [list(one.token_ids) for one in found]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_trees_over_paths_give_the_texts_of_masks(
+    architecture: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
+    from tests.exact.models import pool_settings, save_family
+
+    family = save_family(tmp_path, architecture)
+    engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
+    config = {"pool": pool_settings(family), "engine": engine}
+    wanted = texts(copy.deepcopy(config), "off")
+    calls = []
+
+    def attend(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
+        calls.append(layer.number)
+        return attend_by_reference(view, layer, query)
+
+    monkeypatch.setattr("modelpool.packed_model.attend_of", lambda name: attend)
+    monkeypatch.setattr("modelpool.placed_members.backend_for", lambda *_: "triton")
+    names = tuple(model["name"] for model in config["pool"]["models"])
+    for chain in (names, (names[0], names[-1])):
+        assert texts(config, Speculation(chain, depth=4, width=3)) == wanted
+    assert calls
+
+
+def test_sdpa_is_the_plug_in_that_all_models_have() -> None:
+    assert attend_of("sdpa") is attend_all
+
+
+@needs_triton
+def test_triton_is_imported_by_nobody_until_it_is_chosen() -> None:
+    """But by torch's compiler, which transformers imports: that is blocked here."""
+    script = (
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "class Counted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        frames, frame = [], sys._getframe(1)\n"
+        "        while name == 'triton' and frame:\n"
+        "            frames.append(frame.f_globals.get('__name__', ''))\n"
+        "            frame = frame.f_back\n"
+        "        outer = [one for one in frames if 'importlib' not in one]\n"
+        "        assert not outer or not outer[0].startswith(OURS), outer\n"
+        "OURS = ('specrouter', 'processors', 'statemgr', 'modelpool')\n"
+        "sys.meta_path.insert(0, Counted())\n"
+        "import specrouter.router, specrouter.cli.main, modelpool.loader\n"
+        "from modelpool.attention.backend import attend_of\n"
+        "attend_of('sdpa')\n"
+        "assert 'modelpool.attention.path_kernels' not in sys.modules\n"
+        "attend_of('triton')\n"
+        "assert 'modelpool.attention.path_kernels' in sys.modules\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

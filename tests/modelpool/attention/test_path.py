@@ -1,0 +1,48 @@
+"""The reference of path attention is attention over each token's own keys, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from modelpool.attention.path import PathSettings, reference
+from tests.modelpool.attention.packs import Pack
+
+PACK = Pack(prefixes=(5, 0, 9), nodes=(6, 4, 1))
+
+
+def alone(query: Tensor, keys: Tensor, values: Tensor, settings: PathSettings) -> Tensor:
+    """[heads, dim] of the last token of a text, head by head."""
+    group = query.shape[0] // keys.shape[1]
+    if settings.window is not None:
+        keys, values = keys[-settings.window :], values[-settings.window :]
+    out = []
+    for head, own in enumerate(query):
+        scores = keys[:, head // group] @ own * settings.scale
+        if settings.softcap is not None:
+            scores = settings.softcap * torch.tanh(scores / settings.softcap)
+        out.append(scores.softmax(0) @ values[:, head // group])
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_a_token_attends_to_its_own_path_alone(
+    group: int, window: int | None, softcap: float | None
+) -> None:
+    query, keys, values = PACK.tensors(2, group, 8, torch.float64)
+    settings = PathSettings(0.3, window, softcap)
+    got = reference(query, keys, values, PACK.paths, settings)
+    for token, slots in enumerate(PACK.slots):
+        wanted = alone(query[token], keys[slots], values[slots], settings)
+        torch.testing.assert_close(got[token], wanted, rtol=0, atol=1e-12)
+
+
+def test_what_no_token_sees_may_be_no_numbers() -> None:
+    query, keys, values = PACK.tensors(2, 1, 8, torch.float64)
+    settings = PathSettings(1.0, window=3)
+    wanted = reference(query, keys, values, PACK.paths, settings)
+    seen = {slot for slots in PACK.slots for slot in slots[-3:]}
+    unseen = [slot for slot in range(PACK.size) if slot not in seen]
+    keys[unseen], values[unseen] = torch.nan, torch.nan
+    assert torch.equal(reference(query, keys, values, PACK.paths, settings), wanted)
