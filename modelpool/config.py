@@ -112,8 +112,9 @@ class PoolConfig(BaseModel):
             the same bits, and large float32 layers, whose last bit may change but no longer depends
             on what is computed beside it.
         attention: the kernels that attend: `sdpa` (PyTorch's, on any device), or `triton` (CUDA:
-            each node of a tree has the bits of the same token decoded alone; compiled and tested
-            by Triton's interpreter, never run on a GPU). `auto` is `sdpa`.
+            each node of a tree has the bits of the same token decoded alone, and tokens are chosen
+            by kernels, too; compiled and tested by Triton's interpreter, never run on a GPU).
+            `auto` is `sdpa`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

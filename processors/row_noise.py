@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.contexts import Contexts, Ints
-from processors.noise import NoiseBank, uniform
+from processors.logits import on_device
+from processors.noise import NoiseBank, gumbel_at, uniform
 from processors.sampling_row import SamplingSettings
 
 _PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
+# Where at most a 32nd of many ids is left, to draw for these alone takes half the time at most.
+_MANY, _FEW = 2**15, 32
 
 
 class RowNoise:
@@ -24,6 +27,7 @@ class RowNoise:
         self._vocab_size = vocab_size
         self._window = window
         self._seeds: dict[int, tuple[int, int]] = {}  # row -> seed, stream; rows that sample
+        self._limited = set[int]()  # those whose settings exclude most ids
         self._banks: dict[int, NoiseBank] = {}  # by purpose
 
     def open(
@@ -33,18 +37,20 @@ class RowNoise:
         held: tuple[torch.device, int] | None = None,
     ) -> None:
         """`held`: see `Sampler.open`."""
-        self._seeds.pop(row, None)
+        self._forget(row)
         if settings.temperature == 0:
             return
         self._seeds[row] = (settings.seed, settings.stream)
+        if settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0:
+            self._limited.add(row)
         for purpose, bank in self._banks.items():
-            bank.open(row, settings.seed, settings.stream + purpose * _PURPOSE)
+            bank.open(row, settings.seed, stream_of(settings, purpose))
         if held is not None:
             device, purpose = held
             self._bank(purpose).hold_on(device)
 
     def close(self, row: int) -> None:
-        self._seeds.pop(row, None)
+        self._forget(row)
         for bank in self._banks.values():
             bank.close(row)
 
@@ -67,15 +73,60 @@ class RowNoise:
         if contexts.are_past:
             assert not purpose, "only the shared noise is asked for again"
             return bank.recall(device, rows, positions, dtype)[:, : like.shape[-1]]
-        draws = _draws(contexts)[sampled] if purpose else None
+        draws = draws_of(contexts)[sampled] if purpose else None
         return bank.take(device, rows, positions, draws, dtype)[:, : like.shape[-1]]
+
+    def add_to(self, scores: Tensor, contexts: Contexts, purpose: int, sampled: list[int]) -> None:
+        """Adds noise to some of the scores [n, V], where it changes anything.
+
+        On a CPU a row of few ids that are left among many gets it for these alone: the same values.
+        """
+        few = [index for index in sampled if self._has_few(scores[index], contexts.rows[index])]
+        if few:
+            self._add_to_few(scores, contexts, purpose, np.array(few))
+            sampled = sorted(set(sampled) - set(few))
+        if not sampled:
+            return
+        noise = self.of(scores, contexts, purpose, sampled, scores.dtype)
+        if len(sampled) == len(scores):
+            scores.add_(noise)
+        else:
+            where = on_device(np.array(sampled, dtype=np.int64), scores.device)
+            scores.index_add_(0, where, noise)
+
+    def _has_few(self, scores: Tensor, row: int) -> bool:
+        """Of one place [V]."""
+        size = len(scores)
+        if scores.device.type != "cpu" or size < _MANY or int(row) not in self._limited:
+            return False
+        return int((scores > -torch.inf).sum()) * _FEW <= size
+
+    def _add_to_few(self, scores: Tensor, contexts: Contexts, purpose: int, which: Ints) -> None:
+        values = scores.numpy()
+        line, ids = np.nonzero(values[which] > -np.inf)
+        at = which[line]
+        keys = np.array(
+            [self._seeds[row] for row in contexts.rows[which].tolist()], dtype=np.uint64
+        )
+        draws = draws_of(contexts)[at] if purpose else np.zeros_like(at)
+        streams = keys[line, 1] + np.uint64(purpose * _PURPOSE)
+        noise = gumbel_at(keys[line, 0], streams, contexts.positions[at], draws, ids)
+        values[at, ids] += noise.astype(values.dtype)
 
     def at(self, row: int, position: int, ids: Ints) -> NDArray[np.float64]:
         """The shared noise of a row's output position at some ids, on the host; 0 if greedy."""
         if row not in self._seeds:
             return np.zeros(len(ids))
+        if row in self._limited and self._vocab_size >= _MANY:  # nobody draws it whole
+            keys = np.repeat(np.array([self._seeds[row]], dtype=np.uint64), len(ids), axis=0)
+            same = np.full(len(ids), position)
+            return gumbel_at(keys[:, 0], keys[:, 1], same, np.zeros_like(same), ids)
         noise: NDArray[np.float64] = self._bank(0).peek(row, position)[ids]
         return noise
+
+    def _forget(self, row: int) -> None:
+        self._seeds.pop(row, None)
+        self._limited.discard(row)
 
     def _bank(self, purpose: int) -> NoiseBank:
         if purpose not in self._banks:
@@ -90,15 +141,20 @@ def uniforms(
     settings: list[SamplingSettings], contexts: Contexts, purpose: int
 ) -> "NDArray[np.float64]":
     """A number in [0, 1) of each place, [n], independent of all Gumbel noise. `settings`: [n]."""
-    positions, draws = contexts.positions.tolist(), _draws(contexts).tolist()
+    positions, draws = contexts.positions.tolist(), draws_of(contexts).tolist()
     values = [
-        uniform(one.seed, position, one.stream + purpose * _PURPOSE, draw)
+        uniform(one.seed, position, stream_of(one, purpose), draw)
         for one, position, draw in zip(settings, positions, draws, strict=True)
     ]
     return np.array(values, dtype=np.float64)
 
 
-def _draws(contexts: Contexts) -> Ints:
+def stream_of(settings: SamplingSettings, purpose: int) -> int:
+    """Of the generator, for a purpose."""
+    return settings.stream + purpose * _PURPOSE
+
+
+def draws_of(contexts: Contexts) -> Ints:
     """[n] which draw for its position it is: where its cycle began.
 
     A draw that a cycle threw away may have moved the router's next decision. The position is drawn

@@ -250,12 +250,7 @@ class Sampler:
         scores = self._processed(logits, rows, contexts, precision)
         sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
         if sampled:
-            noise = self._noise.of(logits, contexts, purpose, sampled, precision)
-            if len(sampled) == len(rows):
-                scores.add_(noise)
-            else:
-                where = on_device(np.array(sampled, dtype=np.int64), logits.device)
-                scores.index_add_(0, where, noise)
+            self._noise.add_to(scores, contexts, purpose, sampled)
         return scores
 
     def _processed(

@@ -103,8 +103,26 @@ def path_attention() -> Iterator[Compiled]:
     )
 
 
+def choice() -> Iterator[Compiled]:
+    from processors.choice_kernels import block_best, joined_best, scores_at
+
+    inputs = {"numbers": "*i64", "temperatures": "*fp64"}
+    sizes = dict.fromkeys(("logit_row", "count", "size", "blocks", "asked"), "i32")
+    found = {"scores": "*fp64", "sums": "*fp64", "found": "*i32", "first_nan": "*i32"}
+    last = {"best_scores": "*fp64", "best_ids": "*i64", "totals": "*fp64"}
+    for kind, width in (("bf16", 1), ("fp32", 4), ("bf16", 8)):
+        name = f"choice of {width}, {kind}"
+        types = inputs | found | sizes | {"logits": f"*{kind}"}
+        yield from compiled(name, block_best, types, WIDTH=width, ROWS=1, IDS=1024)
+        shape = {"BLOCKS": 256, "CANDIDATES": 256 * width}
+        yield from compiled(name, joined_best, found | last | sizes, WIDTH=width, ROWS=1, **shape)
+    single = {"logits": "*bf16", "places": "*i64", "tokens": "*i64", "out": "*fp64"}
+    yield from compiled("scores", scores_at, inputs | single | sizes, ASKED=128)
+
+
 def all_kernels() -> Iterator[Compiled]:
     yield from path_attention()
+    yield from choice()
 
 
 def compiled_elsewhere() -> list[Compiled]:

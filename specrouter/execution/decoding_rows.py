@@ -4,7 +4,7 @@ How far each may go, how its tokens are chosen, and what drafters and log-probab
 text. Rows are those that the state manager has allocated; it is not told here when they are freed.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +45,9 @@ class DecodingRows:
         eos_token_ids: Collection[int],
         window: int,
         faults: FaultGuard | None = None,
+        make_sampler: Callable[[int, int], Sampler] = Sampler,
     ) -> None:
-        self.sampler = Sampler(vocab_size, window)
+        self.sampler = make_sampler(vocab_size, window)
         self.ngrams = NgramTable(vocab_size)
         self.prompt_logprobs = PromptLogprobs()
         self._faults = faults or FaultGuard()

@@ -1,6 +1,7 @@
 """Runtime: what all parts of the execution work with."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelpool import ModelPool
@@ -56,7 +57,10 @@ class Runtime:
     ) -> "Runtime":
         faults = settings.faults
         clock = ForwardClock(profiler.record_forward, faults)
-        rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, settings.window, faults)
+        window, make_sampler = settings.window, sampler_for(pool)
+        rows = DecodingRows(
+            manager, pool.vocab_size, pool.eos_token_ids, window, faults, make_sampler
+        )
         times = ModelTimes(pool, profiler, settings.fresh_times)
         states = ModelStates(pool, manager, times, clock, settings.guard, faults)
         return cls(pool, manager, profiler, settings, clock, rows, states)
@@ -86,3 +90,13 @@ class Runtime:
         """
         with self.faults.part("timing"):
             self.profiler.record_stage(stage, places, self.clock.own_ms(started), times)
+
+
+def sampler_for(pool: ModelPool) -> Callable[[int, int], Sampler]:
+    """With kernels for plain rows where a member runs on Triton, which is imported then alone."""
+    names = [name for name in pool.names if not pool.is_weightless(name)]
+    if all(pool.plan(name).attention != "triton" for name in names):
+        return Sampler
+    from processors.fused_sampler import FusedSampler
+
+    return FusedSampler

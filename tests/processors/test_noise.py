@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from processors.contexts import Contexts
 from processors.noise import NoiseBank, _Rings, gumbel, uniform
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
 
 VOCAB = 40
 
@@ -243,3 +246,39 @@ def test_a_bank_that_could_not_grow_on_one_device_grows_when_it_can(
     bank.open(1, seed=6)
     for device in (HOST, OTHER):
         assert np.array_equal(bank.take(device, [1], [3])[0].numpy(), gumbel(6, 3, VOCAB))
+
+
+MANY = 2**15  # ids, from which on limited rows get noise for what is left alone
+
+
+@pytest.mark.parametrize("purpose", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_ids_that_limits_leave_have_the_noise_of_a_row_without_limits(
+    purpose: int, dtype: torch.dtype
+) -> None:
+    limits = [{"top_k": 9}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 3000}, {}]
+    sampler = Sampler(MANY, window=8)
+    for row, one in enumerate(limits):
+        sampler.open(row, SamplingSettings(temperature=0.8, seed=row, stream=row, **one))
+    rows, positions = np.array([0, 1, 2, 3, 4, 0]), np.array([2, 0, 1, 5, 3, 3])
+    random = torch.Generator().manual_seed(0)
+    logits = (2 * torch.randn(6, MANY, generator=random)).to(dtype)
+    logits[1, :3] += 9
+    contexts = Contexts(rows, positions, np.zeros_like(rows))
+    got = sampler.scores(logits, contexts, purpose)
+    drawn = sampler.noise(contexts, purpose, logits)
+    kept = ~got.isneginf()
+    assert [int(count) for count in kept.sum(dim=1)][::5] == [9, 9]
+    wanted = logits.double() / 0.8 + drawn
+    torch.testing.assert_close(got[kept], wanted[kept], rtol=0, atol=1e-12)
+
+
+def test_limited_rows_of_many_ids_draw_nothing_whole() -> None:
+    sampler = Sampler(MANY, window=8)
+    sampler.open(0, SamplingSettings(temperature=1.0, top_k=5, seed=1))
+    one, none = np.array([0]), np.array([0])
+    ids = np.array([7, MANY - 1])
+    with mock.patch("processors.noise.gumbel", side_effect=AssertionError):
+        sampler.choose(torch.randn(1, MANY), Contexts(one, none, none))
+        at = sampler.noise_at(0, 4, ids)
+    np.testing.assert_allclose(at, gumbel(1, 4, MANY)[ids], rtol=0, atol=1e-15)

@@ -38,7 +38,7 @@ from specrouter.cycle import (
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.runtime import ExecutionSettings, Runtime
+from specrouter.execution.runtime import ExecutionSettings, Runtime, sampler_for
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
@@ -46,6 +46,7 @@ from specrouter.slo.tree_selection import global_greedy
 from specrouter.slo.tree_shape import SPECINFER_TREE
 from statemgr import StateManager
 from tests.processors.trees import nodes_of
+from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")
@@ -58,6 +59,17 @@ CHAINS: list[Chain] = [("target",), ("small", "target"), ("small", "middle", "ta
 @pytest.fixture(scope="module")
 def pool(small_config: dict[str, Any]) -> ModelPool:
     return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
+
+
+@needs_triton
+def test_kernels_choose_where_a_member_runs_on_triton(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sampler_for(pool) is Sampler
+    plans = {name: pool.plan(name) for name in pool.names}
+    plans["small"] = dataclasses.replace(plans["small"], attention="triton")
+    monkeypatch.setattr(pool, "plan", plans.__getitem__)
+    assert sampler_for(pool).__name__ == "FusedSampler"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,158 @@
+"""FusedSampler: a sampler whose plain rows are chosen for by kernels, where the logits are on CUDA.
+
+Contract: a plain row (temperature alone) has its noise drawn, its scores made and its best ids
+found in one pass over its logits (`processors.choice_kernels`), and takes no memory for noise
+there. Every other row, with edits, limits, a grammar or processors of its own, goes the way of
+`Sampler`; so do all rows on other devices. Choices are those of `Sampler` but where two scores are
+within 1e-14 of each other: the logarithms of two libraries.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from processors.choice_kernels import Best, NoiseKeys, best_of, scores_of
+from processors.contexts import Contexts, Ints
+from processors.logits import on_device
+from processors.row_noise import draws_of, stream_of
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
+
+Choice = tuple[Tensor, ...]  # of n places each
+
+
+class FusedSampler(Sampler):
+    """Args: `device_type`: of the logits that kernels take; another one for tests."""
+
+    def __init__(self, vocab_size: int, window: int, device_type: str = "cuda") -> None:
+        super().__init__(vocab_size, window)
+        self._device_type = device_type
+
+    def open(
+        self,
+        row: int,
+        settings: SamplingSettings,
+        prompt: Sequence[int] = (),
+        output: Sequence[int] = (),
+        noise: tuple[torch.device, int] | None = None,
+    ) -> None:
+        super().open(row, settings, prompt, output)
+        if noise is not None and not (self._plain[row] and noise[0].type == self._device_type):
+            super().open(row, settings, prompt, output, noise)
+
+    def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
+        def fused(logits: Tensor, contexts: Contexts) -> Choice:
+            best = self._best(logits, contexts, 1, 0)
+            return best.ids[:, 0], best.scores[:, 0]
+
+        ids, scores = self._by_kind(logits, contexts, fused, super().choose)
+        return ids, scores
+
+    def rank(
+        self, logits: Tensor, contexts: Contexts, width: int, purpose: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        def fused(logits: Tensor, contexts: Contexts) -> Choice:
+            best = self._best(logits, contexts, min(width, logits.shape[-1]), purpose)
+            shares = (best.scores - _known(best.totals)[:, None]).clamp_(max=0.0)
+            return best.ids, shares
+
+        def other(logits: Tensor, contexts: Contexts) -> Choice:
+            return super(FusedSampler, self).rank(logits, contexts, width, purpose)
+
+        ids, log_probs = self._by_kind(logits, contexts, fused, other)
+        return ids, log_probs
+
+    def rescore(
+        self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        is_fused = self._is_fused(logits, contexts)
+        if not is_fused.any():
+            return super().rescore(logits, contexts, parents, tokens)
+        kinds, own = (is_fused, ~is_fused), is_fused[parents]
+        found, asked = [], []
+        for kind, which in zip(kinds, (own, ~own), strict=True):
+            index = np.flatnonzero(kind)
+            among = np.searchsorted(index, parents[which])
+            part = _rows(logits, index), contexts.take(index), among, tokens[which]
+            one = self._rescore_fused(*part) if kind is is_fused else super().rescore(*part)
+            found.append((index, one[:3]))
+            asked.append((np.flatnonzero(which), one[3:]))
+        ids, scores, shares = _merged(found)
+        return ids, scores, shares, _merged(asked)[0]
+
+    def _rescore_fused(
+        self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
+    ) -> Choice:
+        best = self._best(logits, contexts, 1, 0)
+        totals, device = _known(best.totals), logits.device
+        places = on_device(parents, device)
+        keys = self._keys(contexts, 0, device)
+        scores = scores_of(logits, keys, places, on_device(tokens, device))
+        shares = (best.scores[:, 0] - totals).clamp_(max=0.0)
+        asked = (scores - totals.index_select(0, places)).clamp_(max=0.0)
+        return best.ids[:, 0], best.scores[:, 0], shares, asked
+
+    def _by_kind(
+        self,
+        logits: Tensor,
+        contexts: Contexts,
+        fused: Callable[[Tensor, Contexts], Choice],
+        other: Callable[[Tensor, Contexts], Choice],
+    ) -> Choice:
+        is_fused = self._is_fused(logits, contexts)
+        if is_fused.all():
+            return fused(logits, contexts)
+        if not is_fused.any():
+            return other(logits, contexts)
+        found = []
+        for kind, choose in ((is_fused, fused), (~is_fused, other)):
+            index = np.flatnonzero(kind)
+            found.append((index, choose(_rows(logits, index), contexts.take(index))))
+        return _merged(found)
+
+    def _is_fused(self, logits: Tensor, contexts: Contexts) -> NDArray[np.bool_]:
+        """[n]"""
+        rows = contexts.rows
+        if logits.device.type != self._device_type:
+            return np.zeros(len(rows), dtype=np.bool_)
+        plain = self._plain[rows]
+        if contexts.masks is not None:
+            plain &= ~np.isin(rows, list(self.grammars))
+        return plain
+
+    def _best(self, logits: Tensor, contexts: Contexts, width: int, purpose: int) -> Best:
+        return best_of(logits, self._keys(contexts, purpose, logits.device), width)
+
+    def _keys(self, contexts: Contexts, purpose: int, device: torch.device) -> NoiseKeys:
+        """In one copy: five numbers of each place."""
+        settings = [self._rows[row].settings for row in contexts.rows.tolist()]
+        numbers = np.zeros((5, len(settings)), dtype=np.uint64)
+        numbers[0] = [one.seed for one in settings]
+        numbers[1] = [stream_of(one, purpose) for one in settings]
+        numbers[2] = contexts.positions
+        numbers[3] = draws_of(contexts) if purpose else 0
+        numbers[4] = self._temperatures[contexts.rows].view(np.uint64)
+        there = on_device(numbers.view(np.int64), device)
+        return NoiseKeys(there[:4], there[4].view(torch.float64))
+
+
+def _rows(logits: Tensor, index: Ints) -> Tensor:
+    return logits.index_select(0, on_device(index, logits.device))
+
+
+def _known(totals: Tensor) -> Tensor:
+    """0 where every score is -inf, as `processors.logits.log_total` has it."""
+    return totals.masked_fill(totals.isneginf(), 0.0)
+
+
+def _merged(found: Sequence[tuple[Ints, Choice]]) -> Choice:
+    """Of parts that stand at `index` each, all in their places; scores become float64."""
+    order = np.argsort(np.concatenate([index for index, _ in found]))
+    joined = []
+    for parts in zip(*(choice for _, choice in found), strict=True):
+        whole = torch.cat([part.double() if part.is_floating_point() else part for part in parts])
+        joined.append(whole.index_select(0, on_device(order, whole.device)))
+    return tuple(joined)

@@ -1,0 +1,142 @@
+"""The kernels of noise and choice by Triton's interpreter, or on a GPU where there is one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from processors.contexts import Contexts
+from processors.noise import gumbel
+from processors.sampler import Sampler
+from processors.sampling_row import SamplingSettings
+from tests.triton_interpreter import DEVICE, ON_GPU, needs_triton
+
+pytestmark = [
+    needs_triton,
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),  # of padding
+    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+]
+
+VOCAB = 41  # more than a block of the tests, and no multiple of it
+KEYS = 50
+
+
+def random_keys(count: int, seed: int = 0) -> NDArray[np.uint64]:
+    """[4, count]: seed, stream, position, draw; the largest and the smallest among them."""
+    random = np.random.default_rng(seed)
+    keys = random.integers(0, 2**64 - 1, (4, count), dtype=np.uint64, endpoint=True)
+    keys[1] >>= np.uint64(20)
+    keys[2] >>= np.uint64(44)
+    keys[3] >>= np.uint64(60)
+    keys[:, 0], keys[:2, 1] = 0, np.uint64(2**64 - 1)
+    return keys
+
+
+def there(keys: NDArray[np.uint64]) -> Tensor:
+    return torch.from_numpy(keys.view(np.int64)).to(DEVICE)
+
+
+def test_the_integers_are_numpys() -> None:
+    from processors.choice_kernels import noise_bits
+
+    keys = random_keys(KEYS)
+    out = torch.zeros((KEYS, VOCAB), dtype=torch.int64, device=DEVICE)
+    noise_bits[(KEYS, 2)](there(keys), out, KEYS, VOCAB, IDS=32)
+    for (seed, stream, position, draw), got in zip(keys.T, out.cpu().numpy(), strict=True):
+        counter = np.array([0, position, 0, draw], dtype=np.uint64)
+        key = np.array([seed, stream], dtype=np.uint64)
+        wanted = np.random.Philox(key=key, counter=counter).random_raw(VOCAB)
+        assert np.array_equal(got.view(np.uint64), wanted)
+
+
+def best(logits: Tensor, keys: NDArray[np.uint64], temperatures: Tensor, width: int) -> Any:
+    from processors.choice_kernels import NoiseKeys, best_of
+
+    of_noise = NoiseKeys(there(keys), temperatures.double().to(DEVICE))
+    rows = 1 if ON_GPU else 128  # of a program: the interpreter takes as long for one
+    return best_of(logits.to(DEVICE), of_noise, width, rows=rows, ids=32)
+
+
+def hostile_logits(count: int, dtype: torch.dtype) -> Tensor:
+    """Ties everywhere, and in some rows NaN, -inf alone, or +inf."""
+    random = torch.Generator().manual_seed(count)
+    logits = torch.randint(-3, 4, (count, VOCAB), generator=random).to(dtype)
+    logits[torch.rand(logits.shape, generator=random) < 0.2] = -torch.inf
+    kind = torch.arange(count) % 20
+    logits[kind == 3] = -torch.inf
+    logits[kind == 5, 17] = torch.inf
+    broken = torch.rand(logits.shape, generator=random) < 0.1
+    logits[(kind == 7)[:, None] & broken] = torch.nan
+    return logits
+
+
+def test_the_choice_is_the_samplers_on_ten_thousand_rows() -> None:
+    """Half of them greedy, where ties are many; the others by their noise."""
+    requests, each = 100, 100
+    count = requests * each
+    settings = [
+        SamplingSettings(temperature=(0.0, 0.7, 0.0, 1.0)[row % 4], seed=7**row % 2**64, stream=row)
+        for row in range(requests)
+    ]
+    sampler = Sampler(VOCAB, window=each)
+    for row, one in enumerate(settings):
+        sampler.open(row, one)
+    rows, positions = np.repeat(np.arange(requests), each), np.tile(np.arange(each), requests)
+    logits = hostile_logits(count, torch.float32)
+    wanted, scores = sampler.choose(logits, Contexts(rows, positions, np.zeros_like(rows)))
+    keys = np.zeros((4, count), dtype=np.uint64)
+    keys[0] = np.array([one.seed for one in settings], dtype=np.uint64)[rows]
+    keys[1], keys[2] = rows, positions
+    temperatures = torch.tensor([one.temperature for one in settings])[torch.from_numpy(rows)]
+    got = best(logits, keys, temperatures, 1)
+    assert torch.equal(got.ids[:, 0].cpu(), wanted)
+    torch.testing.assert_close(
+        got.scores[:, 0].cpu(), scores.double(), rtol=0, atol=1e-12, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_few_and_the_total_are_those_of_all_scores(width: int, dtype: torch.dtype) -> None:
+    count = 60
+    keys = random_keys(count)
+    temperatures = torch.where(torch.arange(count) % 3 == 0, 0.0, 0.8).double()
+    logits = hostile_logits(count, dtype)
+    noise = [gumbel(int(s), int(p), VOCAB, int(t), int(d)) for s, t, p, d in keys.T]
+    warm = temperatures[:, None] > 0
+    divided = logits.double() / torch.where(warm, temperatures[:, None], 1.0)
+    scores = torch.where(warm, divided + torch.from_numpy(np.stack(noise)), logits.double())
+    values, ids = scores.sort(dim=1, descending=True, stable=True)
+    got = best(logits, keys, temperatures, width)
+    whole = ~scores.isnan().any(dim=1)
+    assert torch.equal(got.ids.cpu()[whole], ids[whole, :width])
+    torch.testing.assert_close(got.scores.cpu()[whole], values[whole, :width], rtol=0, atol=1e-14)
+    totals = scores[whole].logsumexp(dim=1)
+    torch.testing.assert_close(got.totals.cpu()[whole], totals, rtol=0, atol=1e-13)
+    assert got.scores.cpu()[~whole].isnan().all()
+    assert got.totals.cpu()[~whole].isnan().all()
+    assert torch.equal(got.ids[:, 0].cpu()[~whole], scores[~whole].isnan().int().argmax(dim=1))
+
+
+def test_scores_of_single_ids_are_those_among_all() -> None:
+    from processors.choice_kernels import NoiseKeys, scores_of
+
+    keys, count = random_keys(30), 30
+    temperatures = torch.where(torch.arange(count) % 3 == 0, 0.0, 0.8).double()
+    logits = hostile_logits(count, torch.float32).nan_to_num(nan=0.5)
+    places = torch.arange(200) % count
+    tokens = (torch.arange(200) * 7) % (VOCAB + 2) - 1
+    of_noise = NoiseKeys(there(keys), temperatures.to(DEVICE))
+    got = scores_of(logits.to(DEVICE), of_noise, places.to(DEVICE), tokens.to(DEVICE)).cpu()
+    unknown = (tokens < 0) | (tokens >= VOCAB)
+    assert got[unknown].isneginf().all()
+    for score, place, token in zip(got[~unknown], places[~unknown], tokens[~unknown], strict=True):
+        seed, stream, position, draw = map(int, keys[:, place])
+        wanted = float(logits[place, token])
+        if temperatures[place]:
+            noise = gumbel(seed, position, VOCAB, stream, draw)[token]
+            wanted = wanted / float(temperatures[place]) + float(noise)
+        assert float(score) == pytest.approx(wanted, abs=1e-14)
