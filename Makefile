@@ -16,8 +16,8 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: help install serve check fast test exact measures replay bench bench-load clients cluster-test fuzz \
-	attack soak structures streaming wheel-check clean
+.PHONY: help install serve check fast test exact gpu measures replay bench bench-load clients cluster-test \
+	fuzz attack soak structures streaming wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -50,6 +50,11 @@ test: check  ## check, and all tests but the long ones
 
 exact: install  ## the long checks of exactness, and what asserts on measured times
 	$(PYTHON) -m pytest -q -m "exact or timing"
+
+gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
+	$(PYTHON) -m pytest -q -m gpu tests
+	$(PYTHON) -m pytest -q tests/modelpool/attention tests/modelpool/fast/test_cuda_forward.py \
+		tests/processors/test_choice_kernels.py tests/processors/test_fused_sampler.py
 
 measures: install  ## the code's shape in figures, beside their goals
 	$(PYTHON) -m tests.measures

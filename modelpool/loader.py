@@ -20,7 +20,10 @@ from transformers.utils import logging as transformers_logging
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
+from modelpool.fast.graph_runner import CudaGraphs
+from modelpool.fast.layer_reference import LayerKernels
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
@@ -78,8 +81,17 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
     packed = PackedModel.wrap(name, model, vocab_size, tuning)
-    packed.shortcut = direct_forward_of(packed)
+    packed.shortcut = _graphed(packed) if packed.walks_paths else direct_forward_of(packed)
     return packed
+
+
+def _graphed(packed: PackedModel) -> CudaForward | None:
+    """Of a member that runs on kernels of Triton, which is imported here."""
+    from modelpool.attention.path_kernels import path_attention
+    from modelpool.fast.layer_kernels import gated, rotate_and_write
+
+    kernels = LayerKernels(rotate_and_write, path_attention, gated)
+    return cuda_forward_of(packed, kernels, CudaGraphs())
 
 
 def _wrap_drafter(

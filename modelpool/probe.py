@@ -36,6 +36,9 @@ class HasVocabulary(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def kv_layers(self) -> tuple[KVLayer, ...]: ...
+
 
 @dataclass(frozen=True)
 class _ProbeGroup:
@@ -62,7 +65,7 @@ def probed(
     """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
     length = parts[-1][1]
     tokens = (torch.arange(length, device=model.device) * 7919 + 11) % model.vocab_size
-    probe, logits = ProbeView(length), []
+    probe, logits = ProbeView(length, model.kv_layers), []
     for start, stop in parts:
         probe.begin(start, stop)
         positions = torch.arange(start, stop, device=model.device)
@@ -76,9 +79,14 @@ class ProbeView:
     It learns the layers' shapes, and `windows`: what each of them asks its masks for.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, layers: Sequence[KVLayer] = ()) -> None:
+        """`layers`: those that are known; the others are learned."""
         self._slots = slots
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+        for number, layer in enumerate(layers):
+            shape = (slots, layer.kv_heads, layer.head_dim)
+            empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
+            self._kv[number] = (empty, torch.zeros_like(empty))
         self._start = self._stop = 0
         self._reading = 0  # the layer that was read last
         self.windows: dict[int, int | None] = {}
@@ -118,6 +126,9 @@ class ProbeView:
     def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
         self.windows[layer] = window
         return self._kv[layer]
+
+    def slots(self, device: torch.device) -> Tensor:
+        return torch.arange(self._start, self._stop, device=device)
 
     def key_paths(self, device: torch.device) -> _ProbePaths:
         positions = torch.arange(self._start, self._stop, dtype=torch.int32, device=device)

@@ -51,7 +51,7 @@ def gumbel_at(
     """
     keys = np.stack((seeds, streams.astype(np.uint64)))
     bits = word_at(keys, positions, draws, ids)
-    return _from_uniforms((bits >> np.uint64(11)) * 2.0**-53)
+    return _from_uniforms((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def _from_uniforms(values: NDArray[np.float64]) -> NDArray[np.float64]:

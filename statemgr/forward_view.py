@@ -108,6 +108,9 @@ class ForwardView:
     def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
         return self._store.layer(layer)
 
+    def slots(self, device: torch.device) -> Tensor:
+        return self._slots[device]
+
     def key_paths(self, device: torch.device) -> KeyPaths:
         """Only of a state whose slots are in the order of positions, and without a `TreeMask`."""
         if device not in self._paths:

@@ -120,9 +120,23 @@ def choice() -> Iterator[Compiled]:
     yield from compiled("scores", scores_at, inputs | single | sizes, ASKED=128)
 
 
+def layers() -> Iterator[Compiled]:
+    from modelpool.fast.layer_kernels import gate_rows, rotate_heads
+
+    heads = dict.fromkeys(("qkv", "rotations", "weight", "query", "keys", "values"), "*bf16")
+    types = heads | {"positions": "*i32", "slots": "*i64", "eps": "fp32"}
+    types |= dict.fromkeys(("kv_slot", "kv_head"), "i32")
+    for has_norms in (False, True):
+        shape = {"HEADS": 28, "KV_HEADS": 4, "DIM": 128, "HAS_NORMS": has_norms}
+        yield from compiled("heads", rotate_heads, types, **shape)
+    types = {"gate_up": "*bf16", "out": "*bf16", "size": "i32"}
+    yield from compiled("gate", gate_rows, types, COLUMNS=1024)
+
+
 def all_kernels() -> Iterator[Compiled]:
     yield from path_attention()
     yield from choice()
+    yield from layers()
 
 
 def compiled_elsewhere() -> list[Compiled]:

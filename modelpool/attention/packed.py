@@ -90,6 +90,9 @@ class KVView(Protocol):
     def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
         """All keys and values of a layer, each [slots, kv_heads, head_dim], for `key_paths`."""
 
+    def slots(self, device: torch.device) -> Tensor:
+        """[T] int64, where in an arena the pack's keys and values go."""
+
     def key_paths(self, device: torch.device) -> KeyPaths:
         """Where the keys of the pack's tokens lie in an arena on a device."""
 

@@ -25,7 +25,7 @@ from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
 from modelpool.packed_model import PackedModel
-from modelpool.probe import probed
+from modelpool.probe import Forward, probed
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def lean_forward_of(packed: PackedModel) -> LeanForward | None:
     return lean
 
 
-def check(packed: PackedModel, lean: LeanForward) -> str | None:
+def check(packed: PackedModel, lean: Forward) -> str | None:
     """How the logits or the windows of `lean` differ from those of `packed`, or None."""
     parts = ((0, 6), (6, _PROBE_TOKENS))
     expected, windows = probed(packed.forward, packed, parts)

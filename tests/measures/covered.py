@@ -129,7 +129,11 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
     },
     "modelpool/inflate": {"llama_sizes": "test_inflate", "tensors": "test_inflate"},
     "modelpool/checkpoint": {"architecture": "../test_architectures"},
-    "modelpool/fast": {"llama_shape": "test_lean_forward"},
+    "modelpool/fast": {
+        "layer_kernels": "test_cuda_forward",
+        "layer_reference": "test_cuda_forward",
+        "llama_shape": "test_lean_forward",
+    },
 }
 COVERED: Mapping[str, str] = {
     f"{folder}/{name}.py": f"{folder}/{test}.py"

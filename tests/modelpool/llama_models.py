@@ -23,6 +23,7 @@ from transformers import (
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
 from statemgr.forward_view import TreeMask
+from statemgr.key_paths import TreePaths
 
 VOCAB = 90  # of 96: the rest is padding
 SLOTS = 128
@@ -128,7 +129,9 @@ class Feeder:
             return self.forward(torch.from_numpy(tokens), torch.from_numpy(positions), view, index)
 
 
-def feed_tree(forward: Callable[..., Tensor], packed: PackedModel) -> Tensor:
+def feed_tree(
+    forward: Callable[..., Tensor], packed: PackedModel, walks_paths: bool = False
+) -> Tensor:
     """Logits [15, V] of a tree of five nodes after seven tokens of each of three rows."""
     lines = [[0], [1], [0, 2], [0, 3], [1, 4]]  # from a root to each node of a row
     feeder = Feeder(forward, packed)
@@ -140,7 +143,11 @@ def feed_tree(forward: Callable[..., Tensor], packed: PackedModel) -> Tensor:
         visible[token, lines[token % len(lines)]] = True
     tokens = torch.arange(len(positions)) + 5
     slots = feeder.state.append(rows, counts, tokens.numpy(), positions)
-    tree = TreeMask(np.array([7, 7, 7, SLOTS]), visible)
+    starts = np.array([7, 7, 7, SLOTS])
+    tree: TreeMask | TreePaths = TreeMask(starts, visible)
+    if walks_paths:
+        paths = torch.tensor([[*line, 0][:2] for line in lines] * 3, dtype=torch.int32)
+        tree = TreePaths(starts, paths)
     view = feeder.state.view(rows, counts, positions, slots, tree)
     with torch.inference_mode():
         return forward(tokens, torch.from_numpy(positions), view, torch.arange(len(tokens)))

@@ -55,7 +55,7 @@ def test_the_integers_are_numpys() -> None:
 def best(logits: Tensor, keys: NDArray[np.uint64], temperatures: Tensor, width: int) -> Any:
     from processors.choice_kernels import NoiseKeys, best_of
 
-    of_noise = NoiseKeys(there(keys), temperatures.double().to(DEVICE))
+    of_noise = NoiseKeys(there(keys), temperatures.to(DEVICE))
     rows = 1 if ON_GPU else 128  # of a program: the interpreter takes as long for one
     return best_of(logits.to(DEVICE), of_noise, width, rows=rows, ids=32)
 
@@ -73,6 +73,7 @@ def hostile_logits(count: int, dtype: torch.dtype) -> Tensor:
     return logits
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_samplers_on_ten_thousand_rows() -> None:
     """Half of them greedy, where ties are many; the others by their noise."""
     requests, each = 100, 100
@@ -90,8 +91,8 @@ def test_the_choice_is_the_samplers_on_ten_thousand_rows() -> None:
     keys = np.zeros((4, count), dtype=np.uint64)
     keys[0] = np.array([one.seed for one in settings], dtype=np.uint64)[rows]
     keys[1], keys[2] = rows, positions
-    temperatures = torch.tensor([one.temperature for one in settings])[torch.from_numpy(rows)]
-    got = best(logits, keys, temperatures, 1)
+    own = np.array([one.temperature for one in settings])[rows]
+    got = best(logits, keys, torch.from_numpy(own), 1)
     assert torch.equal(got.ids[:, 0].cpu(), wanted)
     torch.testing.assert_close(
         got.scores[:, 0].cpu(), scores.double(), rtol=0, atol=1e-12, equal_nan=True

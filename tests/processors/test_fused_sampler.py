@@ -48,18 +48,17 @@ def places(settings: Sequence[SamplingSettings]) -> Contexts:
 def test_choices_ranks_and_scores_are_the_samplers(settings: list[SamplingSettings]) -> None:
     own, fused = both(settings)
     contexts, logits = places(settings), random_logits(len(ROWS)).to(DEVICE)
-    close = {"rtol": 0.0, "atol": 1e-12}
     for mine, theirs in zip(
         own.choose(logits, contexts), fused.choose(logits, contexts), strict=True
     ):
-        torch.testing.assert_close(mine, theirs, check_dtype=False, **close)
+        torch.testing.assert_close(mine, theirs, check_dtype=False, rtol=0, atol=1e-12)
     for purpose in (0, 2):
         (ids, shares), (fused_ids, fused_shares) = (
             one.rank(logits, contexts, 4, purpose) for one in (own, fused)
         )
         possible = ~shares.isneginf()
         assert torch.equal(ids[possible], fused_ids[possible])
-        torch.testing.assert_close(shares, fused_shares, **close)
+        torch.testing.assert_close(shares, fused_shares, rtol=0, atol=1e-12)
     parents = np.array([8, 0, 3, 3, 5, 1])
     tokens = np.array([4, 1, VOCAB - 1, 7, 0, VOCAB])
     for mine, theirs in zip(
@@ -67,7 +66,7 @@ def test_choices_ranks_and_scores_are_the_samplers(settings: list[SamplingSettin
         fused.rescore(logits, contexts, parents, tokens),
         strict=True,
     ):
-        torch.testing.assert_close(mine, theirs, check_dtype=False, **close)
+        torch.testing.assert_close(mine, theirs, check_dtype=False, rtol=0, atol=1e-12)
 
 
 def test_a_plain_row_takes_no_memory_for_noise_where_kernels_draw_it() -> None:

@@ -256,7 +256,13 @@ MANY = 2**15  # ids, from which on limited rows get noise for what is left alone
 def test_ids_that_limits_leave_have_the_noise_of_a_row_without_limits(
     purpose: int, dtype: torch.dtype
 ) -> None:
-    limits = [{"top_k": 9}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 3000}, {}]
+    limits: list[dict[str, Any]] = [
+        {"top_k": 9},
+        {"top_p": 0.3},
+        {"min_p": 0.2},
+        {"top_k": 3000},
+        {},
+    ]
     sampler = Sampler(MANY, window=8)
     for row, one in enumerate(limits):
         sampler.open(row, SamplingSettings(temperature=0.8, seed=row, stream=row, **one))

@@ -3,15 +3,21 @@
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torch import Tensor
 
 from modelpool.attention.backend import attend_of
-from modelpool.attention.packed import AttentionLayer, KVView, attend_all
+from modelpool.attention.packed import Attend, AttentionLayer, KVView, attend_all
 from modelpool.attention.path import PathSettings, reference
+from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
+from modelpool.fast.layer_reference import reference_kernels
+from modelpool.packed_model import PackedModel
+from processors import Sampler
 from specrouter import ChainRouter, SamplingParams, Speculation
+from tests.modelpool.fast.test_graph_runner import FakeGraphs
 from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
@@ -31,6 +37,18 @@ def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list
     return [list(one.token_ids) for one in found]
 
 
+def walk_paths(
+    monkeypatch: pytest.MonkeyPatch,
+    attend: Attend,
+    graphed: Callable[[PackedModel], CudaForward | None],
+) -> None:
+    """All members attend over paths, on this CPU, without Triton."""
+    monkeypatch.setattr("modelpool.placed_members.backend_for", lambda *_: "triton")
+    monkeypatch.setattr("modelpool.packed_model.attend_of", lambda name: attend)
+    monkeypatch.setattr("modelpool.loader._graphed", graphed)
+    monkeypatch.setattr("specrouter.execution.runtime.sampler_for", lambda pool: Sampler)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_trees_over_paths_give_the_texts_of_masks(
     architecture: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
@@ -48,12 +66,31 @@ def test_trees_over_paths_give_the_texts_of_masks(
         calls.append(layer.number)
         return attend_by_reference(view, layer, query)
 
-    monkeypatch.setattr("modelpool.packed_model.attend_of", lambda name: attend)
-    monkeypatch.setattr("modelpool.placed_members.backend_for", lambda *_: "triton")
+    walk_paths(monkeypatch, attend, lambda packed: None)
     names = tuple(model["name"] for model in config["pool"]["models"])
     for chain in (names, (names[0], names[-1])):
         assert texts(config, Speculation(chain, depth=4, width=3)) == wanted
     assert calls
+
+
+def test_trees_over_graphs_give_the_texts_of_the_target_alone(
+    small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward for CUDA with reference kernels, graphs by a stand-in, in the whole engine."""
+    graphs = FakeGraphs()
+
+    def graphed(packed: PackedModel) -> CudaForward | None:
+        return cuda_forward_of(packed, reference_kernels(), graphs)
+
+    walk_paths(monkeypatch, attend_by_reference, graphed)
+    monkeypatch.setattr("modelpool.fast.tuning.Role.is_cpu_drafter", False)
+    config = copy.deepcopy(small_config)
+    wanted = texts(config, "off")
+    names = tuple(model["name"] for model in config["pool"]["models"])
+    before = graphs.replayed
+    for chain, width in ((names, 3), ((names[0], names[-1]), 1)):
+        assert texts(config, Speculation(chain, depth=4, width=width)) == wanted
+    assert graphs.replayed > before > graphs.captured / 10 > 0
 
 
 def test_sdpa_is_the_plug_in_that_all_models_have() -> None:

@@ -1,0 +1,81 @@
+"""What only a GPU can show: real bits, graphs, texts by kernels. Skipped where there is none."""
+
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from modelpool.fast.cuda_forward import CudaForward
+from modelpool.fast.graph_runner import CudaGraphs
+from modelpool.fast.layer_reference import LayerKernels
+from modelpool.packed_model import PackedModel
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.cli.arguments import default_config
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+from tests.triton_interpreter import DEVICE, needs_triton
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    needs_triton,
+]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def on_gpu(model: Any) -> Any:
+    return model.to(DEVICE)
+
+
+def forwards(name: str, dtype: torch.dtype) -> tuple[PackedModel, CudaForward, CudaForward]:
+    """A model, its forward run eagerly, and as graphs."""
+    from modelpool.attention.path_kernels import path_attention
+    from modelpool.fast.layer_kernels import gated, rotate_and_write
+
+    config = LLAMA_SHAPED[name]()
+    config.head_dim = 16
+    packed = PackedModel.wrap("m", on_gpu(make_model(config, dtype)), VOCAB)
+    kernels = LayerKernels(rotate_and_write, path_attention, gated)
+    return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen2-windows", "qwen3"])
+def test_graphs_have_the_bits_of_eager_forwards(name: str, dtype: torch.dtype) -> None:
+    packed, eager, graphed = forwards(name, dtype)
+    feeders = Feeder(eager, packed), Feeder(graphed, packed)
+    for counts in ({0: 6, 1: 6}, {0: 1, 1: 1, 2: 5}, {0: 1, 1: 1, 2: 3}, {0: 2, 3: 4}):
+        wanted, got = (feeder.feed(counts) for feeder in feeders)
+        assert torch.equal(got, wanted)
+    trees = [feed_tree(one, packed, walks_paths=True) for one in (eager, graphed)]
+    assert torch.equal(trees[0], trees[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
+    """If this fails, matrix products give rows other bits by the size of the pack: see README."""
+    packed, eager, _ = forwards("llama", dtype)
+    together = Feeder(eager, packed)
+    alone = Feeder(eager, packed)
+    for counts in ({0: 7, 1: 3, 2: 1}, {0: 1, 1: 9, 2: 4}, {0: 3, 1: 1, 2: 20}):
+        got = together.feed(counts)[: counts[0]]
+        assert torch.equal(got, alone.feed({0: counts[0]}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_chains_of_the_bundled_family_change_no_token(temperature: float) -> None:
+    config: dict[str, Any] = yaml.safe_load(default_config().read_text())
+    config["pool"]["attention"] = "triton"
+    for model in config["pool"]["models"]:
+        if model["source"] != "ngram":
+            model |= {"device": "cuda", "dtype": "float32"}
+    prompts = ["The quick brown fox", "def fib(n):", "One and one is"]
+    params = [SamplingParams(48, temperature, seed=seed) for seed in range(len(prompts))]
+    with ChainRouter.from_config(config) as router:
+        alone = router.generate(prompts, params, "off")
+        names = [name for name in router.pool.names if not router.pool.is_weightless(name)]
+        for width in (1, 3):
+            speculation = Speculation((names[0], names[-1]), depth=4, width=width)
+            routed = router.generate(prompts, params, speculation)
+            assert [one.token_ids for one in routed] == [one.token_ids for one in alone]
+        router.check_integrity()

@@ -1,0 +1,143 @@
+"""Graphs of a stand-in, which runs the captured function again on what stands in its inputs."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from modelpool.attention.path import NO_TAIL
+from modelpool.fast.cuda_forward import CudaForward
+from modelpool.fast.graph_runner import SIZES, GraphRunner, StaticPaths, size_of
+from modelpool.fast.layer_reference import Arena, PackInputs, reference_kernels
+from modelpool.packed_model import PackedModel
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+
+
+class FakeGraphs:
+    """As CUDA's: the result of a replay stands where that of the capture stood."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.captured = self.replayed = 0
+        self._fails = fails
+
+    def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        if self._fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.captured += 1
+        result = run()
+
+        def replay() -> None:
+            self.replayed += 1
+            result.copy_(run())
+
+        return replay, result
+
+
+def inputs_of(
+    tokens: int, logits: int | None = None, path: int = 1, longest: int = 9
+) -> PackInputs:
+    """One row's chain, the tokens numbered."""
+    places = torch.arange(tokens, dtype=torch.int32)
+    walks = torch.zeros((tokens, path), dtype=torch.int32)
+    tails = torch.full_like(places, NO_TAIL)
+    paths = StaticPaths(torch.zeros_like(places), places, tails, walks, longest)
+    index = torch.arange(tokens if logits is None else logits)
+    return PackInputs(torch.arange(tokens) + 5, torch.arange(tokens), paths, index)
+
+
+class Echo:
+    """A forward whose logits say what it was given, and which writes as one does."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.arenas: list[Arena] = [(torch.zeros(2000, 1, 1), torch.zeros(2000, 1, 1))]
+
+    def __call__(self, inputs: PackInputs, arenas: list[Arena]) -> Tensor:
+        self.sizes.append(len(inputs.tokens))
+        keys, _ = arenas[0]
+        keys.index_copy_(0, inputs.slots, inputs.tokens.float().view(-1, 1, 1))
+        return inputs.tokens.index_select(0, inputs.logit_index).unsqueeze(1)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17, 100, 1024])
+def test_a_pack_is_filled_up_to_the_next_size_and_answers_for_itself_alone(tokens: int) -> None:
+    echo, graphs = Echo(), FakeGraphs()
+    run = GraphRunner(echo, graphs)
+    logits = run(inputs_of(tokens), echo.arenas)
+    assert logits[:, 0].tolist() == list(range(5, 5 + tokens))
+    assert set(echo.sizes) == {min(size for size in SIZES if size >= tokens)}
+    written = echo.arenas[0][0].flatten()
+    assert written[:tokens].tolist() == list(range(5, 5 + tokens))
+    assert not written[tokens:].any()
+
+
+def test_packs_of_one_size_share_a_graph_and_do_not_overwrite_results() -> None:
+    echo, graphs = Echo(), FakeGraphs()
+    run = GraphRunner(echo, graphs)
+    first = run(inputs_of(6), echo.arenas)
+    other = inputs_of(7)
+    moved = dataclasses.replace(other, tokens=other.tokens + 100)
+    second = run(moved, echo.arenas)
+    assert (graphs.captured, graphs.replayed) == (1, 2)
+    assert first[:, 0].tolist() == list(range(5, 11))
+    assert second[:, 0].tolist() == list(range(105, 112))
+
+
+def test_sizes_paths_and_lengths_have_graphs_of_their_own() -> None:
+    echo, graphs = Echo(), FakeGraphs()
+    run = GraphRunner(echo, graphs)
+    for asked in (
+        inputs_of(8), inputs_of(9), inputs_of(8, path=3), inputs_of(8, path=4),
+        inputs_of(8, longest=257), inputs_of(8, longest=512), inputs_of(8, logits=5),
+    ):  # fmt: skip
+        run(asked, echo.arenas)
+    assert graphs.captured == 4
+
+
+def test_prompts_and_large_packs_run_eagerly() -> None:
+    echo, graphs = Echo(), FakeGraphs()
+    run = GraphRunner(echo, graphs)
+    for asked in (inputs_of(64, logits=1), inputs_of(1025), inputs_of(0)):
+        assert size_of(asked) is None
+        assert len(run(asked, echo.arenas)) == len(asked.logit_index)
+    assert graphs.captured == 0
+
+
+def test_another_arena_has_no_graphs_yet() -> None:
+    echo, graphs = Echo(), FakeGraphs()
+    run = GraphRunner(echo, graphs)
+    run(inputs_of(4), echo.arenas)
+    other = Echo().arenas
+    run(inputs_of(4), other)
+    assert graphs.captured == 2
+    assert other[0][0].flatten()[:4].tolist() == [5, 6, 7, 8]
+
+
+def test_where_capture_fails_packs_run_eagerly_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    echo, graphs = Echo(), FakeGraphs(fails=True)
+    run = GraphRunner(echo, graphs)
+    with caplog.at_level(logging.WARNING):
+        for tokens in (3, 5, 3):
+            assert run(inputs_of(tokens), echo.arenas)[:, 0].tolist() == list(range(5, 5 + tokens))
+    assert len(caplog.records) == 1
+    assert "eagerly" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-windows"])
+def test_a_model_as_graphs_says_what_it_says_eagerly(name: str) -> None:
+    """Packs that shrink and grow, and a tree: nothing of an earlier pack is left in the inputs."""
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED[name](), torch.float64), VOCAB)
+    graphs = FakeGraphs()
+    eager, graphed = (CudaForward(packed, reference_kernels(), maker) for maker in (None, graphs))
+    feeders = Feeder(eager, packed), Feeder(graphed, packed)
+    for counts in ({0: 6, 1: 6}, {0: 1, 1: 1, 2: 5}, {0: 1, 1: 1, 2: 3}, {0: 2, 3: 4}):
+        wanted, got = (feeder.feed(counts) for feeder in feeders)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
+    wanted, got = (feed_tree(one, packed, walks_paths=True) for one in (eager, graphed))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
+    assert graphs.replayed > graphs.captured > 1
