@@ -45,6 +45,7 @@ from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.chat_prompt import chat_prompt
+from specrouter.request.errors import UnavailableError
 from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import Lanes
 from specrouter.request.loop_mailbox import LoopMailbox
@@ -387,6 +388,9 @@ class ChainRouter:
     def ended_requests(self) -> Iterator[Metric]:
         """Of the requests that have ended, in Prometheus' form."""
         return self._engine.meter.collect()
+
+    def restart_replicas(self) -> None:
+        raise UnavailableError("there are no replicas")
 
     def replica_metrics(self) -> Iterator[Metric]:
         return iter(())

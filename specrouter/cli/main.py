@@ -1,4 +1,4 @@
-"""The command line: `specrouter serve`, `check`, `generate`, `inflate`, `bench`.
+"""The command line: `specrouter serve`, `check`, `cluster`, `generate`, `inflate`, `bench`.
 
 Contract: a bad argument or configuration ends with exit code 2 and one line on stderr that names
 the field; a generation or a measurement that fails, and a pool that does not fit, with 1; a service
@@ -17,6 +17,7 @@ from specrouter.cli.bench_chains import add_bench_chains
 from specrouter.cli.bench_figures import add_bench_figures
 from specrouter.cli.bench_load import add_bench_load
 from specrouter.cli.check_command import add_check
+from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
 from specrouter.cli.inflate import add_inflate
 from specrouter.cli.serve import add_serve
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_serve(commands)
     add_check(commands)
+    add_cluster(commands)
     add_generate(commands)
     add_inflate(commands)
     _add_bench(commands)

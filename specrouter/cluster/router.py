@@ -201,7 +201,7 @@ class ClusterRouter:
             return Health("stopped", replicas)
         return Health("ok" if ready == len(replicas) else "degraded", replicas)
 
-    def restart(self) -> None:
+    def restart_replicas(self) -> None:
         """One replica after the other, each emptied first: its requests go on elsewhere.
 
         Raises `TimeoutError` where one does not come back.

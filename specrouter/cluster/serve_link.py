@@ -14,13 +14,14 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 # Read when Ray is imported: messages go over gRPC, handles live in the loop that calls them, and
 # nothing but our own service listens to HTTP. Who reaches Ray's ports runs code: they want a token.
 os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
 os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # cuda:1 is the machine's
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a call after the end starts a new Ray
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -36,7 +37,6 @@ from specrouter.logs import configure_logs
 logger = logging.getLogger(__name__)
 
 MakeRouter = Callable[[RouterConfig], ReplicaEngine]
-Message = TypeVar("Message")
 
 _PREFIX = "specrouter-"  # of the applications' names
 _STORE_BYTES = 128 * 2**20  # of Ray's object store, which carries nothing of ours

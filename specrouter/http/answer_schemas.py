@@ -130,6 +130,11 @@ class HealthAnswer(Loose):
     """What each replica is doing, where there are any."""
 
 
+class RestartAnswer(Described):
+    status: str
+    """`restarting`; `/health` says which replicas are ready."""
+
+
 class DecisionsAnswer(Described):
     decisions: list[dict[str, Any]]
     """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""

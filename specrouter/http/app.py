@@ -26,6 +26,7 @@ from specrouter.http.models import add_models
 from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest, Prediction, StreamOptions
 from specrouter.http.openapi import TAGS
+from specrouter.http.replica_pages import add_replica_pages
 from specrouter.http.request_fields import SpeculationRequest
 from specrouter.http.router_pages import add_health, add_router_pages
 from specrouter.http.service import Service
@@ -89,6 +90,7 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     add_generate(app, service)
     add_health(app, router, drain)
     add_router_pages(app, router)
+    add_replica_pages(app, router)
     add_metrics(app, router)
     add_docs_page(app)
     return app

@@ -40,7 +40,8 @@ def environment(
             subprocess.run([sys.executable, "-m", "venv", home], check=True)
             if is_beside:
                 [packages_of] = (home / "lib").glob("python3*/site-packages")
-                (packages_of / "beside.pth").write_text(sysconfig.get_paths()["purelib"])
+                seen = (sysconfig.get_paths()["purelib"], str(ROOT))
+                (packages_of / "beside.pth").write_text("\n".join(seen))
             constraints = ["--constraint", str(ROOT / "constraints.txt")] if constrained else []
             pip = [str(python), "-m", "pip", "install", "--quiet", *constraints]
             subprocess.run([*pip, *packages], check=True)

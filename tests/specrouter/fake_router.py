@@ -217,8 +217,14 @@ class FakeRouter:
 
     fingerprint = "fp_0123456789ab"
 
+    replicas: Mapping[str, str] = {}  # what each is doing
+    restarted = 0
+
     def health(self) -> Health:
-        return Health("ok" if self.is_healthy else "stopped")
+        return Health("ok" if self.is_healthy else "stopped", self.replicas)
+
+    def restart_replicas(self) -> None:
+        self.restarted += 1
 
     def routings(self) -> list[dict[str, Any]]:
         return []

@@ -213,7 +213,7 @@ def test_a_rolling_restart_under_load_changes_nothing(
     asked = [RequestArgs(PROMPT, params_of(kind, expected), None, None) for kind in expected]
 
     async def both() -> list[dict[tuple[int, int], list[Delta]]]:
-        restarting = asyncio.ensure_future(asyncio.to_thread(cluster.router.restart))
+        restarting = asyncio.ensure_future(asyncio.to_thread(cluster.router.restart_replicas))
         rounds: list[dict[tuple[int, int], list[Delta]]] = []
         while not restarting.done() or not rounds:
             rounds.append(await served(cluster, asked))

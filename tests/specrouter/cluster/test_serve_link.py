@@ -173,7 +173,7 @@ def test_a_rolling_restart_under_load_changes_nothing(
     before = [process_of(router, link) for link in links(router)]
 
     async def both() -> list[Came]:
-        restarting = asyncio.ensure_future(asyncio.to_thread(router.restart))
+        restarting = asyncio.ensure_future(asyncio.to_thread(router.restart_replicas))
         rounds: list[Came] = []
         while not restarting.done() or not rounds:
             rounds.append(await served(router))
