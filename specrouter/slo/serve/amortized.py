@@ -16,7 +16,8 @@ while a prompt is read needs 1 ms less for each of the 100 tokens that it has le
 Which of the urgent prompts are read is found as by Moore and Hodgson, who leave the fewest late on
 one machine: by rising deadline, and where one is too many, the longest is left out.
 
-How requests decode is the planner's to choose: it sees objectives and trees. Pure.
+How requests decode is the planner's to choose, which sees objectives and trees, unless only the
+strict batches keep all in time: then they are kept to whole. Pure.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/decisions.md.
 """
 
@@ -127,6 +128,8 @@ class Amortized:
         if all(each.can_wait for each in load.prompts):
             return batch
         times = self._reading_beside(load)
+        if times is None and self.strict.is_in_time(load):
+            return replace(batch, paces_decoding=True)
         if times is None:
             most_ms, spare, steps = batch.ms, batch.room, batch.steps
         else:

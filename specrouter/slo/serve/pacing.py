@@ -46,8 +46,7 @@ class Batch:
 
     Attributes:
         ms: that it may take; `next_ms`: the one after it.
-        tokens: that it may read.
-        steps: of drafting.
+        tokens: that it may read; `steps`: of drafting.
         lengths: [R] tokens that each decoding request of the load verifies; 0: it sits out.
         chunks: tokens of each of the load's prompts.
         room: tokens that are left for others.
@@ -55,6 +54,7 @@ class Batch:
         deepest, most_tokens: the same as levels that may be drafted and tokens of the target's
             pass, where the planner's sums of forwards are no measure of `longest_ms`.
         spare: of those who decode without an objective, as many as may take part; None: all.
+        paces_decoding: `lengths` are kept to, also where decoding is left to the planner otherwise.
     """
 
     ms: float
@@ -68,6 +68,7 @@ class Batch:
     deepest: int | None = None
     most_tokens: int = 0
     spare: int | None = None
+    paces_decoding: bool = False
 
 
 @dataclass(frozen=True)

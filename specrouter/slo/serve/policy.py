@@ -244,7 +244,7 @@ class _Decision:
             self._declined(asked, load),
             slack=self._slacks(load),
         )
-        if self.pacing.leaves_decoding:
+        if self.pacing.leaves_decoding and not batch.paces_decoding:
             free = [each.id for each in asked.best_effort if each.id not in fixed]
             return bounded(admission, self.view, batch, free)
         return replace(

@@ -133,7 +133,10 @@ def test_where_only_the_strict_batches_keep_all_in_time_they_are_kept_to(
     assert (batch.ms, batch.tokens) == (strict.ms, strict.tokens)
     if new:
         chunks = tuple(0 for _ in new)
-        assert PACING.reserved(together, replace(batch, chunks=chunks)).longest_ms == strict.ms
+        kept = replace(batch, chunks=chunks)
+        reserved = PACING.reserved(together, kept)
+        assert (reserved.paces_decoding, reserved.longest_ms) == (True, None)
+        assert (reserved.lengths == kept.lengths).all()
 
 
 def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
@@ -185,6 +188,23 @@ def test_the_planner_chooses_how_requests_decode() -> None:
     plain = Admission(found.admitted, found.chunks, found.waits_for_memory, (), found.declined)
     assert replace(found, budget_ms=None) == plain
     assert slo(lambda _: STRICT, CHUNK)(seen).depths
+
+
+def test_who_sits_out_of_a_strict_batch_does_so_where_only_that_keeps_all_in_time() -> None:
+    """SLOs-Serve's Figure 3: 6 tokens in 100 ms, three requests that decode, three prompts of 6
+    that are due in six such batches. A batch that read one prompt beside three tokens would make
+    one of the others late."""
+    times = RooflineTime(((100.0 / 6, 0.0, 0.0),))
+    pacing = Amortized(Autoregressive(times, 200.0), 6)
+    asked = {"tpot_ms": 100.0, "ttft_ms": 600.0}
+    seen = view(
+        [request(n, left=5, **asked) for n in range(3, 6)],
+        [request(n, left=0, row=n, decoded=20, decode_ms=1000.0, **asked) for n in range(3)],
+    )
+    found = slo(lambda _: pacing, 6)(seen)
+    assert set(found.admitted) == {3, 4, 5}
+    assert found.paused == {0, 1, 2}
+    assert sum(found.chunks.values()) == 6
 
 
 @pytest.mark.timing
