@@ -24,6 +24,7 @@ from modelpool.device_manager import DeviceManager, Placement, place
 from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
+from modelpool.kv_memory import KVMemory
 from modelpool.member import Member
 
 logger = logging.getLogger(__name__)
@@ -51,12 +52,19 @@ class PlacedMembers:
     """By name, those that have a model."""
 
     def __init__(
-        self, config: PoolConfig, members: dict[str, Member], device_manager: DeviceManager
+        self,
+        config: PoolConfig,
+        members: dict[str, Member],
+        device_manager: DeviceManager,
+        kv_memory: KVMemory | None = None,
     ) -> None:
+        """`kv_memory`: what all models' keys and values take, instead of `kv_tokens`."""
         self._config = config
         self._members = members
         self._device_manager = device_manager
         self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
+        if kv_memory is not None:
+            self._settle_kv(kv_memory)
         self._placements = self._place(self._settle_dtypes())
         for name in members:
             self._check_attention(name)
@@ -112,6 +120,20 @@ class PlacedMembers:
         """The devices of a model, for a message."""
         placement = self._placements[name]
         return ", ".join(dict(placement.max_memory)) or placement.device
+
+    def _settle_kv(self, kv_memory: KVMemory) -> None:
+        """How many tokens fit depends on the members' dtypes, these on what fits on the CPU."""
+        manager = self._device_manager
+        totals = {device.name: device.total_bytes for device in manager.devices}
+        manager.kv_tokens = 0
+        for _ in range(2):
+            self._settle_dtypes()
+            footprints = [member.footprint for member in self._members.values()]
+            target = self._config.target
+            devices = manager.devices
+            places = place(footprints, devices, target=target, kv_tokens=manager.kv_tokens)
+            per_token = sum(each.kv_bytes_per_token for each in footprints)
+            manager.kv_tokens = kv_memory.tokens(per_token, totals[places[target].device])
 
     def _settle_dtypes(self) -> dict[str, str]:
         """What `dtype: auto` means depends on a member's place, its place on its bytes.

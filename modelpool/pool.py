@@ -25,6 +25,7 @@ from modelpool.config import ModelConfig, PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.fast.tuning import Tuning
+from modelpool.kv_memory import KVMemory
 from modelpool.loaded_models import LoadedModels
 from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of, weakest_first
 from modelpool.placed_members import MemberPlan, PlacedMembers
@@ -59,7 +60,7 @@ class ModelPool:
         self,
         config: PoolConfig,
         *,
-        kv_tokens: KVTokens = _no_kv,
+        kv_tokens: KVTokens | KVMemory = _no_kv,
         devices: Sequence[DeviceInfo] | None = None,
         loader: Loader | None = None,
         headers_only: bool = False,
@@ -68,7 +69,7 @@ class ModelPool:
         """
         Args:
             kv_tokens: tokens of KV that each model's place must have room for, a function of
-                `longest_sequence`.
+                `longest_sequence`; or what all models' KV takes together, for as many as fit.
             devices: what to place on; by default this machine's devices.
             loader: `modelpool.loader.load_model`, or a stand-in for it.
             headers_only: weights are not downloaded but to be inflated, and nothing can be loaded.
@@ -88,8 +89,10 @@ class ModelPool:
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
         self.vocab_size = len(self.tokenizer)
         check_tokenizers(self._members, config.target, self.tokenizer)
-        self.device_manager = DeviceManager(devices, kv_tokens=kv_tokens(self.longest_sequence))
-        self._placed = PlacedMembers(config, self._members, self.device_manager)
+        memory = kv_tokens if isinstance(kv_tokens, KVMemory) else None
+        tokens = 0 if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
+        self.device_manager = DeviceManager(devices, kv_tokens=tokens)
+        self._placed = PlacedMembers(config, self._members, self.device_manager, memory)
         self._loaded = LoadedModels(config, self._placed)
         self._loader = loader
 
@@ -98,7 +101,7 @@ class ModelPool:
         cls,
         config: PoolConfig | Mapping[str, Any],
         *,
-        kv_tokens: KVTokens = _no_kv,
+        kv_tokens: KVTokens | KVMemory = _no_kv,
         progress: LoadProgress | None = None,
     ) -> "ModelPool":
         """A pool from the `pool:` section of a configuration. Raises `ConfigError`."""
@@ -128,6 +131,11 @@ class ModelPool:
     def max_positions(self, name: str) -> int:
         """The longest sequence that a model can be used at, in tokens."""
         return _UNLIMITED if self.is_weightless(name) else self._member(name).facts.max_positions
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that each loaded model's KV store has memory for."""
+        return self.device_manager.kv_tokens
 
     @property
     def longest_sequence(self) -> int:

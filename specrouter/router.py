@@ -38,6 +38,7 @@ from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.input_validation import InputValidation
+from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request_args import PromptLike, RequestArgs, args_of_each, lane_of
 from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import SloAccounts, SloReport
@@ -82,11 +83,12 @@ class ChainRouter:
         self.config = config
         for warning in config.warnings:
             logger.warning(warning)
+        engine = config.engine
         self.pool = ModelPool.from_config(
-            config.pool, kv_tokens=config.engine.kv_tokens, progress=progress
+            config.pool, kv_tokens=engine.kv_limit or engine.kv_tokens, progress=progress
         )
         self.pool.check_architectures()
-        thread = EngineThread(Engine(config, self.pool), self.pool, config.engine.step_timeout_s)
+        thread = EngineThread(Engine(config, self.pool), self.pool, engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
         self.lanes = Lanes()
@@ -420,6 +422,10 @@ class ChainRouter:
     def admissions(self) -> list[AdmissionRecord]:
         """The last decisions of admission about objectives, each with its reason, oldest first."""
         return self._engine.admissions
+
+    def prefixes(self) -> list[PrefixRecord]:
+        """How much of their prompts the last requests found in the prefix cache, oldest first."""
+        return self._engine.prefixes
 
     def set_policy(
         self,

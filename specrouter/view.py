@@ -5,7 +5,7 @@ again, in the engine, in a simulation or long after. What a policy wants to know
 of what it decided in this one goes out with its plan as `Standing`, and comes back with the view.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -190,9 +190,13 @@ class EngineView:
         if not rows:
             return self
         waiting = {request.id: request for request in self.waiting}
-        came = tuple(replace(waiting[each], row=row) for each, row in rows.items())
-        left = tuple(request for request in self.waiting if request.id not in rows)
-        return replace(self, running=self.running + came, waiting=left)
+        return self.with_running([replace(waiting[each], row=row) for each, row in rows.items()])
+
+    def with_running(self, came: Sequence[RequestView]) -> "EngineView":
+        """The same, seen as they are with their rows."""
+        ids = {request.id for request in came}
+        left = tuple(request for request in self.waiting if request.id not in ids)
+        return replace(self, running=(*self.running, *came), waiting=left)
 
     def without(self, preempted: Collection[int]) -> "EngineView":
         """The view after running requests, by id, have given up their rows: they are nowhere in it

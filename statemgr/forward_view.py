@@ -80,9 +80,12 @@ class ForwardView:
         values.index_copy_(0, slots, value)
 
     def read(self, layer: int, group: RowGroup) -> tuple[Tensor, Tensor]:
-        slots, first, stop = self._store.slots, group.first, group.first + group.rows
         keys, values = (
-            part.view(self._store.rows, slots, *part.shape[1:])[first:stop, : group.length]
+            part.as_strided(
+                (group.rows, group.length, *part.shape[1:]),
+                (group.stride * part.stride(0), *part.stride()),
+                part.storage_offset() + group.start * part.stride(0),
+            )
             for part in self._store.layer(layer)
         )
         return keys.transpose(1, 2), values.transpose(1, 2)
@@ -160,9 +163,8 @@ class ForwardView:
 
     def _held(self, group: RowGroup) -> Ints:
         """[B, S + E] the position that each slot holds; `_NOWHERE` if invalid or not there."""
-        rows = slice(group.first, group.first + group.rows)
-        held = self._positions[rows, : group.length]
-        held = np.where(self._cache_mask[rows, : group.length], held, _NOWHERE)
+        held = self._positions[group.ids, : group.length]
+        held = np.where(self._cache_mask[group.ids, : group.length], held, _NOWHERE)
         if group.take is not None:  # else no row is idle
             idle = group.positions[:, 0] < 0
             held[idle] = _NOWHERE
@@ -175,7 +177,7 @@ class ForwardView:
 
     def _restrict(self, allowed: Tensor, tree: TreeMask, group: RowGroup) -> None:
         """Takes speculative slots that are no ancestors from `allowed` [B, Q, S + E]."""
-        starts = tree.starts[group.first : group.first + group.rows, None]
+        starts = tree.starts[group.ids, None]
         place = np.minimum(starts, group.length) + np.arange(tree.visible.shape[1])
         source = self._to(group.source, tree.visible.device)
         seen = tree.visible[source].to(allowed.device, non_blocking=True)  # [B, Q, E]

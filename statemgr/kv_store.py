@@ -1,8 +1,8 @@
-"""Keys and values of one model: rows of contiguous slots, allocated once.
+"""Keys and values of one model: flat slots, allocated once.
 
-Contract: a slot holds the key and value that one token has in every layer. A flat slot number is
-`row * slots + slot`. The store starts as zeros and knows nothing of validity: that is the mask's
-business (`ModelState`). Layers of equal shape on one device share a tensor, so that moving slots is
+Contract: a slot holds the key and value that one token has in every layer. The store starts as
+zeros and knows nothing of rows (`RowLayout`) or of validity, which is the mask's business
+(`ModelState`). Layers of equal shape on one device share a tensor, so that moving slots is
 one operation for all of them.
 """
 
@@ -29,18 +29,17 @@ class LayerShape(Protocol):
 
 
 class KVStore:
-    def __init__(self, layers: Sequence[LayerShape], rows: int, slots: int) -> None:
-        self.rows = rows
+    def __init__(self, layers: Sequence[LayerShape], slots: int) -> None:
         self.slots = slots
         groups: dict[tuple[torch.device, torch.dtype, int, int], list[int]] = {}
         for number, layer in enumerate(layers):
             key = (layer.device, layer.dtype, layer.kv_heads, layer.head_dim)
             groups.setdefault(key, []).append(number)
-        # [layers, 2, rows * slots, kv_heads, head_dim] per group; 0 is the key, 1 the value.
+        # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value.
         self._tensors: list[Tensor] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for (device, dtype, heads, dim), members in groups.items():
-            shape = (len(members), 2, rows * slots, heads, dim)
+            shape = (len(members), 2, slots, heads, dim)
             with torch.inference_mode(False):  # rows are also emptied outside of inference
                 tensor = torch.zeros(shape, dtype=dtype, device=device)
             self._tensors.append(tensor)
@@ -57,15 +56,41 @@ class KVStore:
         return tuple(dict.fromkeys(tensor.device for tensor in self._tensors))
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [rows * slots, kv_heads, head_dim], not copied."""
+        """Keys and values of a layer, each [slots, kv_heads, head_dim], not copied."""
         return self._layers[number]
 
     def move(self, source: NDArray[np.int64], destination: NDArray[np.int64]) -> None:
         """Copies flat slots `source` to `destination`, in all layers; the two may overlap."""
+        if not len(source) or np.array_equal(source, destination):
+            return
+        if _is_run(source) and _is_run(destination):
+            self._move_run(int(source[0]), int(destination[0]), len(source))
+            return
         slots = self._on_devices(np.stack((source, destination)))
         for tensor in self._tensors:
             taken, given = slots[tensor.device]
             tensor.index_copy_(2, given, tensor.index_select(2, taken))
+
+    def _move_run(self, source: int, destination: int, count: int) -> None:
+        """The same of consecutive slots, without indices."""
+        overlap = abs(source - destination) < count
+        for tensor in self._tensors:
+            taken = tensor.narrow(2, source, count)
+            tensor.narrow(2, destination, count).copy_(taken.clone() if overlap else taken)
+
+    def clear(self, start: int, count: int) -> None:
+        """Zeros consecutive slots."""
+        for tensor in self._tensors:
+            tensor.narrow(2, start, count).zero_()
+
+    def is_finite(self, start: int, count: int) -> bool:
+        """Whether consecutive slots hold numbers only. Waits for each device."""
+        # A sum of finite halves overflows in their own type.
+        sums = [
+            tensor.narrow(2, start, count).sum(dtype=torch.promote_types(tensor.dtype, torch.float))
+            for tensor in self._tensors
+        ]
+        return all(bool(torch.isfinite(each)) for each in sums)
 
     def scrub(self, flat_slots: NDArray[np.int64]) -> None:
         """Zeros slots: a NaN poisons attention even where a mask excludes it."""
@@ -77,3 +102,8 @@ class KVStore:
         """Copied once to each device, which the host does not wait for."""
         host = torch.from_numpy(slots)
         return {device: host.to(device, non_blocking=True) for device in self.devices}
+
+
+def _is_run(slots: NDArray[np.int64]) -> bool:
+    """Whether slots are consecutive."""
+    return bool(slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all())

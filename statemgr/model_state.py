@@ -6,7 +6,8 @@ free. A slot's number is never below its position: parents are appended before t
 Between cycles a row's valid slots hold exactly the positions `0 .. length - 1` of its
 committed tokens; `check_integrity` states it.
 
-Bookkeeping is in host arrays, keys and values in the `KVStore` on the model's device.
+Bookkeeping is in host arrays by row and slot, keys and values in the `KVStore` on the model's
+device, where the `RowLayout` says. Slots are known by their numbers, `row * slots + slot`.
 Source: SpecRouter, section 4.4 (cache mask, logical rollback, `fix_kv_cache`).
 """
 
@@ -19,6 +20,7 @@ from statemgr.forward_view import ForwardView, TreeMask
 from statemgr.key_paths import PackTokens, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.row_groups import GroupPlanner
+from statemgr.row_layout import RowLayout
 
 Ints = NDArray[np.int64]
 
@@ -26,12 +28,18 @@ HOLE_SHARE = 0.25  # of the slots in use; beyond it `fix_kv_cache` compacts a ro
 
 
 class ModelState:
-    """Args: `canonical` keeps slot order equal to position order, which bit-stable logits need."""
+    """`canonical` keeps slot order equal to position order, which bit-stable logits need."""
 
     def __init__(
-        self, layers: Sequence[LayerShape], rows: int, slots: int, canonical: bool = False
+        self,
+        layers: Sequence[LayerShape],
+        rows: int,
+        slots: int,
+        canonical: bool = False,
+        layout: RowLayout | None = None,
     ) -> None:
-        self.store = KVStore(layers, rows, slots)
+        self.layout = layout or RowLayout.grid(rows, slots)
+        self.store = KVStore(layers, self.layout.total)
         self.slots = slots
         self.canonical = canonical
         self.cache_tokens: Ints = np.zeros((rows, slots), dtype=np.int64)
@@ -57,25 +65,26 @@ class ModelState:
             ValueError: a row has no room, holes included.
         """
         ends = self.ends[rows]
-        full = ends + counts > self.slots
+        room = self.layout.sizes[rows]
+        full = ends + counts > room
         if full.any():
             self.fix_kv_cache(rows[full], hole_share=0.0)
             ends = self.ends[rows]
-            if np.any(ends + counts > self.slots):
+            if np.any(ends + counts > room):
                 raise ValueError("a row has no free slots left")
         return ends
 
     def append(self, rows: Ints, counts: Ints, tokens: Ints, positions: Ints) -> Ints:
         """Takes and marks valid the next free slots: `counts[i]` of `rows[i]`.
 
-        Slots of a row may move for it (`make_room`): flat slots from before are then others.
+        Slots of a row may move for it (`make_room`): their numbers from before are then others.
 
         Args:
             tokens, positions: [sum(counts)], row after row. A token that is not known on the host
                 yet may be given as anything and set later by `set_tokens`.
 
         Returns:
-            flat slots [sum(counts)].
+            [sum(counts)] numbers of the slots.
 
         Raises:
             ValueError: a row has no room, holes included.
@@ -107,9 +116,9 @@ class ModelState:
         """The view of a forward over appended tokens; rows must ascend."""
         ends, lengths = self.ends[rows], self._lengths[rows]
         devices = self.store.devices
-        planner = GroupPlanner(rows, counts, positions, ends, lengths, self.slots, devices)
-        groups = planner.plan()
-        tokens = PackTokens(flat_slots, rows, counts, positions, rows * self.slots)
+        planner = GroupPlanner(rows, counts, positions, ends, lengths, self.layout, devices)
+        groups, flat = planner.plan(), self.layout.flat(flat_slots)
+        tokens = PackTokens(flat, rows, counts, positions, self.layout.starts[rows])
         return ForwardView(self.store, self.cache_mask, self.positions, tokens, groups, tree)
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
@@ -159,29 +168,70 @@ class ModelState:
             sources.append(row * self.slots + source[moved])
             destinations.append(row * self.slots + np.flatnonzero(moved))
         if sources:
-            self.store.move(np.concatenate(sources), np.concatenate(destinations))
+            self._move(np.concatenate(sources), np.concatenate(destinations))
 
     def scrub(self, flat_slots: Ints) -> None:
         """Forgets slots of a failed forward, contents included."""
         rows = np.unique(flat_slots // self.slots)
         self.cache_mask.reshape(-1)[flat_slots] = False
         self._lengths[rows] = self.cache_mask[rows].sum(axis=1)
-        self.store.scrub(flat_slots)
+        self.store.scrub(self.layout.flat(flat_slots))
         self._truncate(rows, np.zeros_like(rows))
 
     def free(self, row: int) -> None:
         """Empties a row, contents included: the next request must not meet a NaN of this one."""
+        touched = int(self._touched[row])
+        self._empty(row)
+        self.store.clear(int(self.layout.starts[row]), touched)
+
+    def park(self, row: int) -> int:
+        """Empties a row but for the keys and values of its tokens, which stay in its first slots by
+        position. Returns how many; 0 where they are of no use."""
+        self.fix_kv_cache(np.array([row]), hole_share=0.0)
+        start, length = int(self.layout.starts[row]), int(self._lengths[row])
+        if not length or not self.store.is_finite(start, length):
+            self.free(row)
+            return 0
+        self.store.clear(start + length, int(self._touched[row]) - length)
+        self._empty(row)
+        return length
+
+    def inherit(self, row: int, tokens: Ints, source: Ints) -> None:
+        """Appends committed tokens whose keys and values are in the flat slots `source`."""
+        held = self._lengths[row : row + 1]
+        positions = held + np.arange(len(tokens))
+        slots = self.append(np.array([row]), np.array([len(tokens)]), tokens, positions)
+        try:
+            self.store.move(source, self.layout.flat(slots))
+        except BaseException:
+            self.free(row)
+            raise
+
+    def slots_of(self, row: int, length: int) -> Ints:
+        """[length] flat slots of a row's first tokens, by position."""
+        return self.layout.flat(row * self.slots + self._ordered(row)[:length])
+
+    def carry(self, row: int, start: int) -> None:
+        """Moves a row's slots to another place, which the layout is to be told."""
+        run = np.arange(self._touched[row])
+        self.store.move(self.layout.starts[row] + run, start + run)
+
+    def _ordered(self, row: int) -> Ints:
+        """Valid slots in the order of their positions."""
+        valid = np.flatnonzero(self.cache_mask[row])
+        order: Ints = valid[np.argsort(self.positions[row, valid], kind="stable")]
+        return order
+
+    def _empty(self, row: int) -> None:
         self.cache_mask[row] = False
-        self.ends[row] = 0
-        self._lengths[row] = 0
-        if self._touched[row]:
-            self.store.scrub(row * self.slots + np.arange(self._touched[row]))
-            self._touched[row] = 0
+        self.ends[row] = self._lengths[row] = self._touched[row] = 0
+
+    def _move(self, source: Ints, destination: Ints) -> None:
+        self.store.move(self.layout.flat(source), self.layout.flat(destination))
 
     def check_integrity(self, row: int, committed: Ints) -> None:
         """Asserts the invariant of a row between cycles. `committed`: its tokens, [n]."""
-        slots = np.flatnonzero(self.cache_mask[row])
-        order = slots[np.argsort(self.positions[row, slots])]
+        slots, order = np.flatnonzero(self.cache_mask[row]), self._ordered(row)
         length = len(order)
         assert length <= max(0, len(committed) - 1), "the last token must not be cached"
         assert np.array_equal(self.positions[row, order], np.arange(length)), "not a prefix"
@@ -204,24 +254,21 @@ class ModelState:
             return
         row, slot, position = row[moved], slot[moved], position[moved]
         tokens = self.cache_tokens[row, slot]
-        self.store.move(row * self.slots + slot, row * self.slots + position)
+        self._move(row * self.slots + slot, row * self.slots + position)
         self.cache_mask[row, slot] = False
         self.cache_tokens[row, position] = tokens
         self.positions[row, position] = position
         self.cache_mask[row, position] = True
 
     def _compact_holey(self, rows: Ints) -> None:
-        ends = self.ends[rows]
-        holes = ends - self.lengths(rows)
-        if np.any(holes > HOLE_SHARE * ends):
-            self.fix_kv_cache(rows[holes > HOLE_SHARE * ends])
+        is_holey = (1 - HOLE_SHARE) * self.ends[rows] > self.lengths(rows)
+        if is_holey.any():
+            self.fix_kv_cache(rows[is_holey])
 
     def _misplaced(self, row: int, hole_share: float) -> Ints | None:
-        """Valid slots in the order of their positions, or None where the row may stay as it is."""
-        end = int(self.ends[row])
-        valid = np.flatnonzero(self.cache_mask[row])
-        ordered: Ints = valid[np.argsort(self.positions[row, valid], kind="stable")]
-        holes = end - len(valid)
+        """The same, or None where the row may stay as it is."""
+        end, ordered = int(self.ends[row]), self._ordered(row)
+        holes = end - len(ordered)
         if hole_share > 0.0 and holes <= hole_share * end:
             return None
         in_place = holes == 0 and np.array_equal(ordered, np.arange(end))

@@ -3,7 +3,8 @@
 Groups are padded to the most queries that any of their rows has, as far as that costs less than to
 attend apart: on a CPU long prefill chunks are alone. KV lengths are padded to a multiple of
 `KV_QUANTUM` slots, masked: attention kernels then give a query the same bits whatever is computed
-beside it.
+beside it. Rows stand in one group where their extents begin at multiples of one distance
+(`RowLayout.stride`); the places between that have none of the pack's rows are idle.
 """
 
 import math
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from statemgr.row_layout import RowLayout
 
 KV_QUANTUM = 128
 # What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
@@ -44,10 +47,11 @@ _ON_ACCELERATOR = _GroupLimits(2.0**18, alone=math.inf, max_idle=math.inf, cells
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """Rows `first .. first + rows` attended together, Q queries each; see `QueryGroup`."""
+    """B places attended together, Q queries each; see `QueryGroup`."""
 
-    first: int
-    rows: int
+    ids: Ints  # [B] the row of each place; of an idle one any
+    start: int  # flat slot of the first place
+    stride: int  # slots from one place to the next
     queries: int
     length: int  # S, slots read
     positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
@@ -55,6 +59,15 @@ class RowGroup:
     take: Mapping[torch.device, Tensor] | None
     put: Mapping[torch.device, Tensor] | None
     source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids)
+
+    @property
+    def first(self) -> int:
+        """The row of the first place, which is never idle."""
+        return int(self.ids[0])
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class GroupPlanner:
     positions: Ints
     ends: Ints
     lengths: Ints
-    slots: int
+    layout: RowLayout
     devices: Sequence[torch.device]  # of the layers
 
     @property
@@ -90,6 +103,13 @@ class GroupPlanner:
     def _offsets(self) -> Ints:
         return np.concatenate(([0], np.cumsum(self.counts)))
 
+    @cached_property
+    def _slots(self) -> Ints:
+        """[R] that are read for each row: whole quanta, as far as there are slots."""
+        padded = -(-self.ends // KV_QUANTUM) * KV_QUANTUM
+        slots: Ints = np.minimum(padded, self.layout.reach[self.rows])
+        return slots
+
     def plan(self) -> tuple[RowGroup, ...]:
         spans = self._spans()
         return tuple(self._group(span, sole=len(spans) == 1) for span in spans)
@@ -97,51 +117,59 @@ class GroupPlanner:
     def _spans(self) -> list[_Span]:
         """Neighbours are attended together as long as padding them to the most queries and the
         longest row costs less than attending apart."""
-        rows, counts = self.rows.tolist(), self.counts.tolist()
-        ends, limits = self.ends.tolist(), self._limits
+        layout, limits, counts = self.layout, self._limits, self.counts.tolist()
+        starts, reaches = layout.starts[self.rows].tolist(), layout.reach[self.rows].tolist()
         spans: list[_Span] = []
-        start, queries, length = 0, 0, 0  # of the span that grows
-        for index, (row, count, end) in enumerate(zip(rows, counts, ends, strict=True)):
-            slots = -(-end // KV_QUANTUM) * KV_QUANTUM
+        start, queries, length, readable = 0, 0, 0, 0  # of the span that grows
+        for index, (count, slots) in enumerate(zip(counts, self._slots.tolist(), strict=True)):
             if index > start:
-                reach = row - rows[start] + 1
-                before = rows[index - 1] - rows[start] + 1
-                together = reach * (max(queries, count) + READING_QUERIES) * max(length, slots)
+                distance, off = divmod(starts[index] - starts[start], layout.stride)
+                reach, longest = distance + 1, max(length, slots)
+                before = (starts[index - 1] - starts[start]) // layout.stride + 1
+                together = reach * (max(queries, count) + READING_QUERIES) * longest
                 apart = before * (queries + READING_QUERIES) * length
                 apart += (count + READING_QUERIES) * slots
-                joins = max(count, counts[index - 1]) <= limits.alone
+                joins = not off and reach > before and longest <= min(readable, reaches[index])
+                joins &= max(count, counts[index - 1]) <= limits.alone
                 joins &= reach <= limits.max_idle * (index - start + 1)
-                joins &= reach * max(queries, count) * max(length, slots) <= limits.cells
+                joins &= reach * max(queries, count) * longest <= limits.cells
                 if not joins or together > apart + limits.span_pairs:
                     spans.append(_Span(start, index))
                     start, queries, length = index, 0, 0
+            readable = reaches[index] if index == start else min(readable, reaches[index])
             queries, length = max(queries, count), max(length, slots)
-        return [*spans, _Span(start, len(rows))] if rows else []
+        return [*spans, _Span(start, len(counts))] if counts else []
 
     def _group(self, span: _Span, sole: bool) -> RowGroup:
         rows = self.rows[span.first : span.stop]
         counts = self.counts[span.first : span.stop]
-        first, reach, queries = int(rows[0]), int(rows[-1] - rows[0] + 1), int(counts.max())
-        length = -(-int(self.ends[span.first : span.stop].max()) // KV_QUANTUM) * KV_QUANTUM
-        length = min(length, self.slots)
+        starts, stride = self.layout.starts[rows], self.layout.stride
+        place = (starts - starts[0]) // stride
+        start, reach, queries = int(starts[0]), int(place[-1] + 1), int(counts.max())
+        length = int(self._slots[span.first : span.stop].max())
         own = slice(span.first, span.stop)
         has_holes = bool((self.ends[own] != self.lengths[own]).any())
         if sole and len(rows) == reach and len(self.positions) == reach * queries:
             positions = self.positions.reshape(reach, queries)
             source = np.arange(len(self.positions)).reshape(reach, queries)
-            return RowGroup(first, reach, queries, length, positions, has_holes, None, None, source)
-        # Row i's tokens fill the head of its Q places; the rest repeat its last token.
-        place = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
-        source = self._offsets[span.first : span.stop, None] + place
+            return RowGroup(
+                rows, start, stride, queries, length, positions, has_holes, None, None, source
+            )
+        # Row i's tokens fill the head of its Q queries; the rest repeat its last token.
+        which = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
+        source = self._offsets[span.first : span.stop, None] + which
         positions = np.full((reach, queries), -1, dtype=np.int64)
         take = np.zeros((reach, queries), dtype=np.int64)
-        take[rows - first] = source
-        positions[rows - first] = self.positions[source]
+        take[place] = source
+        positions[place] = self.positions[source]
         real = np.arange(queries) < counts[:, None]
-        put = ((rows - first)[:, None] * queries + np.arange(queries))[real]
+        put = (place[:, None] * queries + np.arange(queries))[real]
+        ids = np.full(reach, rows[0])
+        ids[place] = rows
         return RowGroup(
-            first,
-            reach,
+            ids,
+            start,
+            stride,
             queries,
             length,
             positions,

@@ -3,28 +3,34 @@
 Contract: a row belongs to one running request, in all models. What a request may need is reserved
 when it is admitted, so a running request never fails for KV memory. Model states come into being
 on first use and may be dropped at any time: a dropped or lagging state catches up by
-re-reading committed tokens.
+re-reading committed tokens. What a row that ends has read is kept, as far as there is memory, for
+rows that begin with the same tokens under the same salt (`PrefixCache`, `PrefixSharing`).
 
 Not here: which models there are, what they are for, and when a token is accepted.
 """
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from statemgr.arena import blocks_of
+from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
 from statemgr.model_state import ModelState
+from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
+from statemgr.prefix_sharing import PrefixSharing
 from statemgr.row_groups import KV_QUANTUM
+from statemgr.row_layout import RowLayout
+
+logger = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
 
 def row_slots(max_tokens: int, tree_tokens: int = 0) -> int:
-    """Slots of a row for so many tokens and the nodes of a tree beside them: whole quanta.
-
-    A store takes the memory of all slots of all rows when it is made, on any device.
-    """
+    """Slots of a row for so many tokens and the nodes of a tree beside them: whole quanta."""
     return -(-(max_tokens + tree_tokens) // KV_QUANTUM) * KV_QUANTUM
 
 
@@ -37,20 +43,34 @@ class StateManager:
     """Args:
     max_tokens: of a row, committed and drafted ones up to the request's length.
     budget_tokens: that all rows may reserve together; None: no bound. It saves no memory.
-    tree_tokens: slots of each row beyond `max_tokens`, for the nodes of a token tree.
+    tree_tokens: slots of each row beyond its tokens, for the nodes of a token tree.
+    kv_slots: of every model's store; None: all rows may be as long as a row can be.
     """
 
     def __init__(
-        self, rows: int, max_tokens: int, budget_tokens: int | None = None, tree_tokens: int = 0
+        self,
+        rows: int,
+        max_tokens: int,
+        budget_tokens: int | None = None,
+        tree_tokens: int = 0,
+        kv_slots: int | None = None,
     ) -> None:
         self.rows = rows
         self.max_tokens = max_tokens
+        self.tree_tokens = tree_tokens
         self.slots = row_slots(max_tokens, tree_tokens)
+        self.kv_slots = (kv_slots or rows * self.slots) // KV_QUANTUM * KV_QUANTUM
         self.budget_tokens = budget_tokens
         self.tokens: Ints = np.zeros((rows, self.slots), dtype=np.int64)  # committed
         self.counts: Ints = np.zeros(rows, dtype=np.int64)  # n, committed tokens of each row
         self._reserved: Ints = np.zeros(rows, dtype=np.int64)  # 0: the row is free
         self._states: dict[str, ModelState] = {}
+        share = self.kv_slots // rows // KV_QUANTUM * KV_QUANTUM
+        stride = max(KV_QUANTUM, min(share, self.slots))
+        self._layout = RowLayout.empty(rows, self.slots, self.kv_slots, stride)
+        self._cache = PrefixCache()
+        self._placement = KVPlacement(self._layout, self._cache, self._states)
+        self._sharing = PrefixSharing(self._cache, self._states, self.committed)
 
     @property
     def free_rows(self) -> int:
@@ -60,21 +80,59 @@ class StateManager:
     def reserved_tokens(self) -> int:
         return int(self._reserved.sum())
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is less than for as many of the longest requests as there are rows."""
+        return self.kv_slots < self.rows * self.slots
+
+    @property
+    def free_slots(self) -> int:
+        """That requests could reserve; what is cached goes where they want it."""
+        return self._placement.free_blocks * KV_QUANTUM
+
+    @property
+    def cached_slots(self) -> int:
+        """Of prefixes that nobody runs with."""
+        return self._cache.blocks * KV_QUANTUM
+
+    @property
+    def cache_counts(self) -> CacheCounts:
+        return self._cache.counts
+
+    def slots_for(self, tokens: int) -> int:
+        """That a request for so many tokens reserves."""
+        return row_slots(tokens, self.tree_tokens)
+
     def can_ever_fit(self, tokens: int) -> bool:
         budget = self.budget_tokens
-        return tokens <= self.max_tokens and (budget is None or tokens <= budget)
+        fits = tokens <= self.max_tokens and self.slots_for(tokens) <= self.kv_slots
+        return fits and (budget is None or tokens <= budget)
 
-    def allocate(self, prompt: Sequence[int], reserve: int) -> int | None:
-        """The lowest free row, holding `prompt`; None where there is no row or memory now."""
+    def allocate(
+        self, prompt: Sequence[int], reserve: int, use: CacheUse | None = None
+    ) -> int | None:
+        """A free row, holding `prompt`; None where there is no row or memory now.
+
+        Every model has read what is cached of the prompt, but for its last token.
+        """
         assert 0 < len(prompt) <= reserve <= self.slots
         free = np.flatnonzero(self._reserved == 0)
+        blocks = blocks_of(min(self.slots_for(reserve), self.slots))
         budget = self.budget_tokens
         if not len(free) or (budget is not None and self.reserved_tokens + reserve > budget):
             return None
-        row = int(free[0])
+        if blocks > self._placement.free_blocks:
+            return None
+        found = self._sharing.find(TokenChain(prompt), use or CacheUse())
+        origin = found.entry
+        if origin is not None and found.shared >= origin.longest:  # the row's own will say all
+            self._placement.leave(origin)
+        row, left = self._placement.place(free, blocks, origin)
         self._reserved[row] = reserve
         self.counts[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
+        self._sharing.begin(row, found, is_there=left is origin)
+        self._placement.settle()
         return row
 
     def extend(self, row: int, tokens: Ints) -> None:
@@ -84,16 +142,67 @@ class StateManager:
         self.tokens[row, count : count + len(tokens)] = tokens
         self.counts[row] = count + len(tokens)
 
-    def free(self, row: int) -> None:
-        """Gives a row back, in every model."""
+    def free(self, row: int, keep: bool = False) -> None:
+        """Gives a row back, in every model. `keep`: what it has read is good for others."""
+        salt = self._sharing.end(row)
+        if not (keep and salt is not None and self._keep(row, salt)):
+            for state in self._states.values():
+                state.free(row)
+            self._placement.release(row)
         self._reserved[row] = 0
         self.counts[row] = 0
-        for state in self._states.values():
-            state.free(row)
 
     def committed(self, row: int) -> Ints:
         """[n], not copied."""
         return self.tokens[row, : self.counts[row]]
+
+    # Prefixes
+
+    def follow(self) -> dict[int, int]:
+        """Rows copy what others have read meanwhile of the prompt that they share: tokens gained,
+        by row. For the time between cycles."""
+        return self._sharing.follow()
+
+    def leaders(self) -> dict[int, tuple[int, int]]:
+        """By row: the one that reads what both begin with, whom it may wait for, and how many
+        tokens that will be."""
+        return self._sharing.leaders()
+
+    def inherited(self, row: int) -> int:
+        """Tokens of a row that it did not read itself."""
+        return self._sharing.inherited(row)
+
+    def cached(self, chain: TokenChain, use: CacheUse) -> dict[str, int]:
+        """By model: tokens that it would not have to read again, whoever runs."""
+        return self._sharing.cached(chain, use).lengths
+
+    def clear_cache(self) -> None:
+        for entry in self._cache:
+            self._placement.drop(entry)
+
+    def _keep(self, row: int, salt: str) -> bool:
+        try:
+            read = {name: state.park(row) for name, state in self._states.items()}
+        except Exception:
+            logger.exception("row %d is not kept", row)
+            self._cache.counts.failures += 1
+            return False
+        lengths = {name: length for name, length in read.items() if length}
+        if not lengths:
+            return False
+        chain = TokenChain(self.committed(row)[: max(lengths.values())])
+        known = self._cache.find(chain, len(chain.tokens), salt)
+        if known is not None:
+            entry, shared = known
+            if _covers(entry.lengths, shared, lengths):
+                self._cache.touch(entry)
+                return False
+            if _covers(lengths, shared, entry.lengths):
+                self._placement.drop(entry)
+        self._placement.keep(row, chain, salt, lengths)
+        return True
+
+    # States
 
     def state(self, name: str) -> ModelState | None:
         return self._states.get(name)
@@ -103,15 +212,19 @@ class StateManager:
     ) -> ModelState:
         """A model's state, created on first use."""
         if name not in self._states:
-            self._states[name] = ModelState(layers, self.rows, self.slots, canonical)
+            self._states[name] = ModelState(layers, self.rows, self.slots, canonical, self._layout)
         return self._states[name]
 
     def drop_state(self, name: str) -> None:
         """Forgets a model's cache, as when the model is evicted."""
         self._states.pop(name, None)
+        for entry in self._cache.forget_model(name):
+            self._placement.drop(entry)
 
     def check_integrity(self) -> None:
         """Asserts every invariant; for the time between cycles."""
+        self._placement.check_integrity()
+        self._cache.check_integrity()
         for row in range(self.rows):
             for state in self._states.values():
                 if self._reserved[row]:
@@ -121,3 +234,8 @@ class StateManager:
                     state.check_free(row)
             assert self.counts[row] <= max(self._reserved[row], 0), f"row {row} overran"
         assert self.budget_tokens is None or self.reserved_tokens <= self.budget_tokens
+
+
+def _covers(ours: dict[str, int], shared: int, theirs: dict[str, int]) -> bool:
+    """Whether, of texts that share so many tokens, one has read all that the other has."""
+    return all(min(ours.get(name, 0), shared) >= length for name, length in theirs.items())

@@ -26,7 +26,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 COMMANDS = (
-    "serve", "check", "generate", "inflate", "bench chains", "bench load", "bench figures",
+    "serve", "check", "generate", "inflate",
+    "bench chains", "bench load", "bench turns", "bench figures",
 )  # fmt: skip
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
@@ -35,7 +36,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _COMMAND = re.compile(
-    r"\bspecrouter (serve|check|generate|inflate|bench (?:chains|load|figures))\b(.*)"
+    r"\bspecrouter (serve|check|generate|inflate|bench (?:chains|load|turns|figures))\b(.*)"
 )
 
 

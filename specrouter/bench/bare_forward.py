@@ -51,6 +51,8 @@ def time_forward(
     counts = np.full(rows, pack_tokens // rows)
     counts[: pack_tokens % rows] += 1
     manager = StateManager(rows, context + int(counts.max()))
+    for _ in range(rows):
+        manager.allocate([0], manager.max_tokens)
     canonical = canonical or model.walks_paths
     state = manager.open_state(model.name, model.kv_layers, canonical=canonical)
     before = np.tile(np.arange(context), rows)

@@ -11,7 +11,8 @@ import transformers
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
 from specrouter.bench.contenders import Router
-from specrouter.config import RouterConfig
+from specrouter.config import TREE_SLOTS, RouterConfig
+from statemgr import row_tokens
 
 
 def conditions(router: Router) -> dict[str, Any]:
@@ -64,4 +65,6 @@ def _checkpoint_config(path: Path) -> dict[str, Any]:
 def request_limit(config: RouterConfig, pool: ModelPool) -> int:
     """Tokens of a request, prompt and output, that every model can read and the memory can hold."""
     longest = config.engine.max_request_tokens(pool.longest_sequence)
+    if config.engine.kv_memory is not None:
+        longest = min(longest, row_tokens(pool.kv_tokens, TREE_SLOTS))
     return min(longest, config.engine.kv_budget_tokens or longest)

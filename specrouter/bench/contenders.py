@@ -75,7 +75,13 @@ class OwnContender:
 
     def run(self, work: Work) -> Sample:
         params = [
-            SamplingParams(work.new_tokens, work.temperature, seed=seed, ignore_eos=True)
+            SamplingParams(
+                work.new_tokens,
+                work.temperature,
+                seed=seed,
+                ignore_eos=True,
+                prefix_cache=False,  # contenders are given the same prompts
+            )
             for seed in work.seeds
         ]
         prompts = [prompt.token_ids for prompt in work.prompts]

@@ -82,7 +82,11 @@ class OwnService:
 
     def send(self, request: LoadRequest) -> Pending:
         params = SamplingParams(
-            request.new_tokens, request.temperature, seed=request.seed, ignore_eos=True
+            request.new_tokens,
+            request.temperature,
+            seed=request.seed,
+            ignore_eos=True,
+            prefix_cache=False,  # services are given the same prompts
         )
         asked = (request.objective_ms, request.ttft_ms)
         slo = SLO(*asked, e2e_ms=request.e2e_ms) if request.has_objective else None

@@ -4,7 +4,7 @@ Contract: reads configurations, tokenizers and the headers of checkpoints, never
 `hub:` source that is not in the cache only these are downloaded; but a member with `inflate_to` is
 downloaded and made, as when it is served. What is invalid raises `ConfigError`; what does not fit
 is in the report. Memory is counted as the device manager does: weights, and for each model a KV
-store of all rows, which is taken as a whole.
+store, which is taken as a whole.
 """
 
 from __future__ import annotations
@@ -71,7 +71,12 @@ def _pool(
     config: RouterConfig, devices: Sequence[DeviceInfo]
 ) -> tuple[ModelPool, DoesNotFitError | None]:
     """The pool; where the target fits nowhere, as it would be placed with room for everything."""
-    pool = partial(ModelPool, config.pool, kv_tokens=config.engine.kv_tokens, headers_only=True)
+    pool = partial(
+        ModelPool,
+        config.pool,
+        kv_tokens=config.engine.kv_limit or config.engine.kv_tokens,
+        headers_only=True,
+    )
     try:
         return pool(devices=devices), None
     except DoesNotFitError as error:
@@ -141,6 +146,8 @@ def _advice(
     tokens = int((device.usable_bytes - weights) / per_token) if per_token else 0
     if tokens < 2:
         return f"the weights alone leave no room for KV; choose {others}"
+    if engine.kv_memory is not None:
+        return f"{tokens} tokens of KV fit, so set engine.kv_memory: {_mib(tokens * per_token)}MiB"
     requests = tokens // engine.row_slots(longest)
     length = row_tokens(tokens // engine.max_requests, TREE_SLOTS)
     ways = []
@@ -149,6 +156,11 @@ def _advice(
     if length >= 2:
         ways.append(f"engine.max_model_len: {length}")
     return f"{tokens} tokens of KV fit, so set {', or '.join([*ways, others])}"
+
+
+def _mib(size: float) -> int:
+    """Whole ones."""
+    return int(size / _MIB)
 
 
 def _share(member: MemberReport, device: DeviceReport) -> float:
@@ -176,6 +188,9 @@ def _pool_warnings(
     budget = engine.kv_budget_tokens
     if budget is not None and budget < engine.max_request_tokens(longest):
         yield f"engine.kv_budget_tokens: requests of more than {budget} tokens are always refused"
+    room = row_tokens(pool.kv_tokens, TREE_SLOTS)
+    if engine.kv_memory is not None and room < engine.max_request_tokens(longest):
+        yield f"engine.kv_memory: requests of more than {room} tokens are always refused"
     limits = ("max_loaded_models", "memory_limit_mb")
     limit = " and ".join(f"pool.{n}" for n in limits if getattr(config.pool, n) is not None)
     for name in unusable:

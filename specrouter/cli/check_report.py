@@ -48,7 +48,7 @@ class DeviceReport:
 class CheckReport:
     """What would be served, with what. `problems` say what does not fit and what would help.
 
-    `kv_tokens`: slots of each model's KV store, for the tokens of all requests and their trees.
+    `kv_tokens`: slots of each model's KV store, for the tokens of requests and their trees.
     """
 
     target: str

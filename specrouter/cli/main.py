@@ -16,6 +16,7 @@ from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain
 from specrouter.cli.bench_chains import add_bench_chains
 from specrouter.cli.bench_figures import add_bench_figures
 from specrouter.cli.bench_load import add_bench_load
+from specrouter.cli.bench_turns import add_bench_turns
 from specrouter.cli.check_command import add_check
 from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
@@ -68,4 +69,5 @@ def _add_bench(commands: Commands) -> None:
     what = bench.add_subparsers(metavar="WHAT", required=True)
     add_bench_chains(what)
     add_bench_load(what)
+    add_bench_turns(what)
     add_bench_figures(what)

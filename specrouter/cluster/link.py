@@ -13,6 +13,7 @@ from specrouter.cluster.state import ReplicaState, RoutedRequest
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request_args import RequestArgs
 from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
 from specrouter.profile.profiler import EngineStatistics
@@ -35,6 +36,7 @@ class ReplicaReport:
     performance: PerformanceSnapshot
     decisions: tuple[DecisionRecord, ...]
     admissions: tuple[AdmissionRecord, ...]
+    prefixes: tuple[PrefixRecord, ...]
     admission_counts: Mapping[str, AdmissionCounts]
     slack: SlackFigures
     restarts: int

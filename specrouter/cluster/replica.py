@@ -82,6 +82,7 @@ class ReplicaServer:
             _plain(router.performance()),
             tuple(router.decisions()),
             tuple(router.admissions()),
+            tuple(router.prefixes()),
             accounts.admissions(),
             accounts.slack(),
             router.restarts,

@@ -38,6 +38,7 @@ from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.input_validation import InputValidation
+from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request_args import RequestArgs, lane_of
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.serving import Health
@@ -248,6 +249,11 @@ class ClusterRouter:
     def admissions(self) -> Sequence[AdmissionRecord]:
         """Of all replicas, by their times."""
         every = (record for report in self._reports() for record in report.admissions)
+        return sorted(every, key=lambda record: record.unix_s)
+
+    def prefixes(self) -> Sequence[PrefixRecord]:
+        """Of all replicas, by their times."""
+        every = (record for report in self._reports() for record in report.prefixes)
         return sorted(every, key=lambda record: record.unix_s)
 
     def routings(self) -> Sequence[Mapping[str, Any]]:

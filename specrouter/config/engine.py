@@ -2,12 +2,16 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from modelpool.errors import ConfigError
+from modelpool.kv_memory import KVMemory
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
 
 AdmissionName = Literal["fcfs", "slos-serve", "slo"]
+
+_KV_BLOCK = 128  # tokens: `statemgr.row_groups.KV_QUANTUM`
 
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
@@ -22,7 +26,14 @@ class EngineConfig(Strict):
         prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle,
             and that each drafter reads of texts it has not seen.
         kv_budget_tokens: the most tokens that all running requests may reserve together; others
-            wait. It saves no memory, which each loaded model takes for all rows at once.
+            wait. It saves no memory, and is not given beside `kv_memory`.
+        kv_memory: what the keys and values of all models together take: a share of all memory of
+            the target's device (0.3 or "30%"), or an amount ("8GiB"). Requests reserve what they
+            may need of it, in blocks of 128 tokens, and wait while there is none; what is left
+            keeps prefixes. By default there is room for `max_requests` requests of
+            `max_model_len` tokens.
+        prefix_cache: what requests have read is kept for others that begin with the same tokens,
+            while nobody else needs its memory.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
             request has an objective; else requests whose objectives are attainable come first, in
             time for all whom it admits, and take rows back from those without, which go on later
@@ -48,6 +59,8 @@ class EngineConfig(Strict):
     max_model_len: int = Field(default=1024, ge=2)
     prefill_chunk: int = Field(default=256, ge=1)
     kv_budget_tokens: int | None = Field(default=None, ge=2)
+    kv_memory: float | str | None = None
+    prefix_cache: bool = True
     admission: AdmissionName = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
@@ -55,6 +68,25 @@ class EngineConfig(Strict):
     fresh_times: bool = False
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _kv_memory_is_some(self) -> "EngineConfig":
+        if self.kv_memory is None:
+            return self
+        try:
+            KVMemory.of(self.kv_memory, _KV_BLOCK, "engine.kv_memory")
+        except ValueError as error:
+            raise ConfigError("kv_memory", str(error)) from error
+        if self.kv_budget_tokens is not None:
+            raise ConfigError("kv_budget_tokens", "give it or kv_memory, not both")
+        return self
+
+    @property
+    def kv_limit(self) -> KVMemory | None:
+        """`kv_memory`, read."""
+        if self.kv_memory is None:
+            return None
+        return KVMemory.of(self.kv_memory, _KV_BLOCK, "engine.kv_memory")
 
     def max_request_tokens(self, longest: int) -> int:
         """Of a request, prompt and output, where models can be used at `longest` tokens."""
@@ -66,12 +98,13 @@ class EngineConfig(Strict):
         return self.prefill_chunk + self.max_requests
 
     def row_slots(self, longest: int) -> int:
-        """Slots that each request has in every model's KV store, its trees included."""
+        """Slots that the longest request has in every model's KV store, its trees included."""
         # Imports PyTorch, which an error of the configuration should not wait for.
         from statemgr import row_slots
 
         return row_slots(self.max_request_tokens(longest), TREE_SLOTS)
 
     def kv_tokens(self, longest: int) -> int:
-        """That each model's place must have KV memory for: all slots of all rows."""
+        """That each model's place must have KV memory for without `kv_memory`: all slots of as
+        many of the longest requests as may run."""
         return self.max_requests * self.row_slots(longest)

@@ -30,22 +30,27 @@ class ContextLengthError(RequestError):
 
 
 class ContextLimit:
-    """Args: `engine` gives the one that runs now."""
+    """Args:
+    kv_tokens: that a request may have by its KV memory, as `field` of the configuration has it.
+    engine: gives the one that runs now.
+    """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        kv_budget_tokens: int | None,
+        kv_tokens: int | None,
         engine: Callable[[], Limits],
+        field: str = "engine.kv_budget_tokens",
     ) -> None:
         self._tokenizer = tokenizer
-        self._kv_budget_tokens = kv_budget_tokens
+        self._kv_tokens = kv_tokens
+        self._field = field
         self._engine = engine
 
     @property
     def max_tokens(self) -> int:
         """Of a request, prompt and output."""
-        limit, budget = self._engine().max_request_tokens, self._kv_budget_tokens
+        limit, budget = self._engine().max_request_tokens, self._kv_tokens
         return limit if budget is None else min(limit, budget)
 
     @property
@@ -90,7 +95,7 @@ class ContextLimit:
     def _words(self) -> str:
         limit, source = self.max_tokens, ""
         if limit < self._engine().max_request_tokens:
-            source = " (engine.kv_budget_tokens: more never fit in the KV memory)"
+            source = f" ({self._field}: more never fit in the KV memory)"
         return f"This model's maximum context length is {limit} tokens{source}. However, "
 
     @functools.cached_property

@@ -9,10 +9,18 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
-from specrouter.config import TREE_SLOTS, AdmissionName, RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.config import (
+    TREE_SLOTS,
+    AdmissionName,
+    EngineConfig,
+    RouterConfig,
+    SchedulerConfig,
+    TreesConfig,
+)
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeCounts
@@ -21,6 +29,7 @@ from specrouter.engine.engine_state import EngineState
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, target_alone
 from specrouter.engine.policies import PolicyRegistry
+from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
@@ -62,16 +71,15 @@ class Engine:
         self.profiler = PerformanceProfiler(parameters)
         self.decode_counts = DecodeCounts()
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
-        self._manager = StateManager(
-            engine.max_requests, self.max_request_tokens, engine.kv_budget_tokens, TREE_SLOTS
-        )
+        self._manager = _state_manager(engine, pool)
         # Each verifier of a chain may add a token to what was drafted.
         window = MAX_DEPTH + len(pool.names) + 2
         rule = RejectionSampling() if engine.verification == "rejection" else SharedNoise()
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
+        switches = engine.fresh_times, engine.prefix_cache
         execution = ExecutionSettings(
-            engine.prefill_chunk, window, rule, self.guard, engine.fresh_times, self._faults
+            engine.prefill_chunk, window, rule, self.guard, *switches, self._faults
         )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
         lengths = OutputLengths()
@@ -131,17 +139,25 @@ class Engine:
         """The last decisions of admission about objectives, oldest first."""
         return self._book.admissions.records
 
+    @property
+    def prefixes(self) -> list[PrefixRecord]:
+        """What the last requests found in the prefix cache, oldest first."""
+        return self._book.prefixes.records
+
     def state(self) -> EngineState:
         manager, names = self._manager, self._pool.names
         states = {name: manager.state(name) for name in names}
         running = list(self._book.running.values())
         promised = [one.pace.tpot_ms(one.objective) for one in running if not one.is_declined]
+        reserved, capacity = manager.reserved_tokens, manager.rows * manager.max_tokens
+        if manager.is_bounded:
+            reserved, capacity = manager.kv_slots - manager.free_slots, manager.kv_slots
         return EngineState(
             len(running),
             self.waiting,
             manager.rows,
-            manager.reserved_tokens,
-            manager.budget_tokens or manager.rows * manager.max_tokens,
+            reserved,
+            manager.budget_tokens or capacity,
             {name: state.store.nbytes for name, state in states.items() if state is not None},
             {name: self._quarantine.counts[name] for name in names},
             frozenset(names) - self._quarantine.available(names, self._cycle),
@@ -153,6 +169,8 @@ class Engine:
                 if not one.produced_tokens
             ),
             min((each for each in promised if each is not None), default=None),
+            manager.cached_slots,
+            replace(manager.cache_counts),
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
@@ -258,6 +276,8 @@ class Engine:
         """
         self._cycle += 1
         book = self._book
+        with self._faults.part("prefixes"):
+            book.follow()
         has_row = len(book.running) < self._manager.rows
         with self._faults.part("planning"):
             has_row |= self._planning.policies.preempts and book.has_objectives
@@ -284,7 +304,7 @@ class Engine:
     ) -> dict[int, int]:
         """Rows by id of who was given one. Where that fails halfway, who moved has moved."""
         with self._faults.part("planning"):
-            return self._book.follow(self._cycle, admission, waiting)
+            return self._book.follow_admission(self._cycle, admission, waiting)
         self._planning.rest_from(self._cycle)
         return {each: one.row for each, one in waiting.items() if one.row is not None}
 
@@ -298,7 +318,10 @@ class Engine:
         """`admitted`: rows by id. Where the policies fail or rest, the target decodes alone."""
         left, plan = self._executor.unread(self._book.running), None
         with self._faults.part("planning"):
-            plan = self._planning.plan(self._cycle, admitted, left)
+            running = self._book.running
+            came = self._views.admitted({row: running[row] for row in admitted.values()})
+            waits = self._executor.prefixes.waits(left)
+            plan = self._planning.plan(self._cycle, came, left, waits)
         if plan is None:
             return target_alone(self._pool.target, left, self._config.engine.prefill_chunk)
         return plan
@@ -361,3 +384,13 @@ class Engine:
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
             self._quarantine.add(ModelFailure(hung, error), self._cycle)
+
+
+def _state_manager(engine: EngineConfig, pool: ModelPool) -> StateManager:
+    return StateManager(
+        engine.max_requests,
+        engine.max_request_tokens(pool.longest_sequence),
+        engine.kv_budget_tokens,
+        TREE_SLOTS,
+        None if engine.kv_memory is None else pool.kv_tokens,
+    )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from statemgr import CacheCounts
+
 
 @dataclass(frozen=True)
 class EngineState:
@@ -17,6 +19,8 @@ class EngineState:
         unread_tokens: of prompts whose first token has not come, at most.
         tightest_tpot_ms: of the objectives of running requests; None where there is none.
         control_faults: failures by part of the control plane, see `FaultGuard`.
+        kv_cached_tokens: of cached prefixes; they have what is not reserved.
+        cache: what the prefix cache was good for.
     """
 
     running: int
@@ -31,3 +35,5 @@ class EngineState:
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
     unread_tokens: int = 0
     tightest_tpot_ms: float | None = None
+    kv_cached_tokens: int = 0
+    cache: CacheCounts = field(default_factory=CacheCounts)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from operator import length_hint
 
 from modelpool import ModelPool
-from specrouter.config import RouterConfig, slos_by_class
+from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_class
 from specrouter.engine.context_limit import ContextLimit, Limits
 from specrouter.engine.request_args import PromptLike, RequestArgs
 from specrouter.request.grammar import GrammarCompiler
@@ -25,11 +25,21 @@ from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverri
 from specrouter.request.stages import check_vocabulary
 from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
+from statemgr import row_tokens
 
 MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at after every token
 
 _KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call share theirs
 _PROMPT_FIELDS = ("prompt", "input_ids")
+
+
+def _context_limit(
+    config: EngineConfig, pool: ModelPool, engine: Callable[[], Limits]
+) -> ContextLimit:
+    if config.kv_memory is None:
+        return ContextLimit(pool.tokenizer, config.kv_budget_tokens, engine)
+    tokens = row_tokens(pool.kv_tokens, TREE_SLOTS)
+    return ContextLimit(pool.tokenizer, tokens, engine, "engine.kv_memory")
 
 
 class InputValidation:
@@ -40,7 +50,7 @@ class InputValidation:
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
-        self.context = ContextLimit(pool.tokenizer, config.engine.kv_budget_tokens, engine)
+        self.context = _context_limit(config.engine, pool, engine)
         self._pool = pool
         self._engine = engine
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)

@@ -8,7 +8,7 @@ may do so whatever is raised here.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
 from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
-from specrouter.view import EngineView, Standing
+from specrouter.view import EngineView, RequestView, Standing
 
 # In a row, that a request which decodes may be left out, or all that wait while nothing runs,
 _MOST_CYCLES_OUT = 128
@@ -90,20 +90,28 @@ class CyclePlanning:
             seen = asked[request.handle.request_id]
             request.feasible = earliest_feasible(self.policies.admits, view, seen)
 
-    def plan(self, cycle: int, admitted: Mapping[int, int], left: Mapping[int, int]) -> Plan | None:
+    def plan(
+        self,
+        cycle: int,
+        came: Sequence[RequestView],
+        left: Mapping[int, int],
+        waits: Mapping[int, int],
+    ) -> Plan | None:
         """Of the running requests, at least one. None: the policies rest.
 
         Args:
-            admitted: rows by id of those that were just given one.
+            came: those that were just given a row, in that order.
             left: by row, in the order of admission: tokens before its last one that the target has
                 not read; 0: it decodes.
+            waits: rows by those of who waits for what they read.
         """
         decided = self._decided
         if decided is None or decided.cycle != cycle:
             return None
         with self._resting_after_failure(cycle):
             admission = decided.admission
-            view = decided.view.without(admission.preempted).admitted(admitted)
+            view = decided.view.without(admission.preempted).with_running(came)
+            admission = _without_waiting(admission, view, waits)
             plan = self.policies.current.plan(view, admission)
             self._check.check_plan(plan, left)
             self._check_patience(plan, left, admission)
@@ -152,6 +160,20 @@ class CyclePlanning:
         most = _MOST_CYCLES_PAUSED if admission.paused else _MOST_CYCLES_OUT
         if max(self._left_out.values(), default=0) > most:
             raise PlanError(f"a request has been left out for {most} cycles")
+
+
+def _without_waiting(admission: Admission, view: EngineView, waits: Mapping[int, int]) -> Admission:
+    """Nobody reads what another one reads in this very cycle, and both begin with."""
+    if not waits:
+        return admission
+    ids = {row: one.id for row, one in view.by_row.items() if one.prompt_left}
+    waiting = {
+        ids[row]
+        for row, leader in waits.items()
+        if row in ids and leader in ids and ids[leader] in admission.chunks
+    }
+    chunks = {each: count for each, count in admission.chunks.items() if each not in waiting}
+    return replace(admission, chunks=chunks)
 
 
 def target_alone(target: str, left: Mapping[int, int], prompt_tokens: int) -> Plan:

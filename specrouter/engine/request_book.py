@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
+from specrouter.engine.prefix_log import PrefixLog
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.execution.executor import Executor
@@ -38,6 +39,7 @@ class RequestBook:
     faults: FaultGuard
     lengths: OutputLengths = field(default_factory=OutputLengths)
     admissions: AdmissionLog = field(default_factory=AdmissionLog)
+    prefixes: PrefixLog = field(default_factory=PrefixLog)
     waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
@@ -59,9 +61,10 @@ class RequestBook:
     def inherit(self, before: "RequestBook") -> None:
         """The requests that wait, and the accounts, of an engine that has failed."""
         self.waiting, self.admissions = before.waiting, before.admissions
+        self.prefixes = before.prefixes
         self.slo_accounts, self.meter = before.slo_accounts, before.meter
 
-    def follow(
+    def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
     ) -> dict[int, int]:
         """Takes rows back, notes who is declined, and gives rows: by id, as `admit`."""
@@ -86,7 +89,7 @@ class RequestBook:
     def _preempt(self, request: RunningRequest) -> None:
         """It keeps its tokens and its place in the queue; nothing fails between its two places."""
         assert request.row is not None, "only who runs is preempted"
-        self.executor.close(request.row)
+        self.executor.close(request.row, keep=True)
         del self.running[request.row]
         request.row = None
         request.preemptions += 1
@@ -111,11 +114,20 @@ class RequestBook:
                 request.row, self.running[row] = row, request  # whatever fails now, it is closed
                 self.waiting.remove(request)
                 self.executor.open(row, spec)
+                with self.faults.part("prefixes"):
+                    if not request.preemptions:  # what it finds again after one is its own
+                        request.cached_tokens = int(self.executor.prefixes.inherited(row))
                 rows[request.handle.request_id] = row
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
                 logger.exception("request %d cannot begin", request.handle.request_id)
                 self.end_all([(request, "error", f"{type(error).__name__}: {error}")])
         return rows
+
+    def follow(self) -> None:
+        """Requests take over what others have read meanwhile of prompts that they share."""
+        for row, tokens in self.executor.prefixes.follow().items():
+            if not self.running[row].preemptions:
+                self.running[row].cached_tokens += tokens
 
     def end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":
@@ -137,7 +149,7 @@ class RequestBook:
     def conclude(self, request: RunningRequest, delta: Delta) -> None:
         """Hands over the last delta of a request."""
         if request.row is not None:
-            self.executor.close(request.row)
+            self.executor.close(request.row, keep=delta.finish_reason != "error")
         with self.faults.part("accounts"):
             self._account(request, delta)
         is_first = request.handle.deliver(delta)
@@ -169,6 +181,9 @@ class RequestBook:
                 self.pace.note_end(ended_s)
         with self.faults.part("accounts"):
             self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
+        with self.faults.part("records"):
+            if request.produced_tokens:
+                self.prefixes.note(request)
         with self.faults.part("accounts"):
             self.meter.record(delta.output, ended_s - request.submitted_s)
         if delta.finish_reason in ("eos", "stop", "length"):

@@ -15,6 +15,7 @@ from specrouter.config import RouterConfig
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request_args import RequestArgs
 from specrouter.engine.slo_accounts import SloAccounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
@@ -119,6 +120,8 @@ class ServingRouter(Protocol):
     def decisions(self) -> Sequence[DecisionRecord]: ...
 
     def admissions(self) -> Sequence[AdmissionRecord]: ...
+
+    def prefixes(self) -> Sequence[PrefixRecord]: ...
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
         """The last requests that were given replicas, with terms and reasons, oldest first."""

@@ -13,7 +13,7 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.view import EngineView, RequestView, Standing
-from statemgr import StateManager
+from statemgr import StateManager, TokenChain
 
 _SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
 _NOTHING = Objective(None, None)
@@ -38,6 +38,7 @@ class ViewBuilder:
         self._snapshot: PerformanceSnapshot | None = None
         self._snapshot_cycle = 0
         self._output_tokens: Mapping[str | None, float] = {}
+        self._texts: dict[int, TokenChain] = {}  # of those that wait, by id
 
     def build(
         self,
@@ -49,20 +50,28 @@ class ViewBuilder:
     ) -> EngineView:
         """`running`: by row, in the order of admission."""
         manager, now_s = self._manager, time.perf_counter()
-        budget = manager.budget_tokens
+        budget, free_tokens = manager.budget_tokens, None
+        if budget is not None:
+            free_tokens = budget - manager.reserved_tokens
+        elif manager.is_bounded:
+            free_tokens = manager.free_slots
         return EngineView(
             cycle,
             now_s,
             self._running(running, now_s),
-            tuple(self._waiting(one, now_s) for one in waiting),
+            self._waiting(waiting, now_s),
             manager.rows - len(running),
-            None if budget is None else budget - manager.reserved_tokens,
+            free_tokens,
             available,
             frozenset(name for name in self._pool.names if self._executor.is_open(name)),
             self._performance(cycle, standing),
             standing,
             self._output_tokens,
         )
+
+    def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
+        """Requests that were just given a row, by row, in that order."""
+        return self._running(came, time.perf_counter())
 
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
         """After a shadow evaluation there is news."""
@@ -87,50 +96,66 @@ class ViewBuilder:
         missed = [dict(zip(self._drafters, each, strict=True)) for each in lags]
         missed = missed or [{}] * len(rows)
         return tuple(
-            _view(request, now_s, left[at], missed[at], slots[at], repeatable[at])
+            self._view(request, now_s, left[at], missed[at], slots[at], repeatable[at])
             for at, request in enumerate(running.values())
         )
 
-    def _waiting(self, request: RunningRequest, now_s: float) -> RequestView:
-        unread = int(request.committed_tokens) - 1  # fails for NaN, which nobody would ever admit
-        missed = dict.fromkeys(self._drafters, unread)
-        return _view(request, now_s, unread, missed, self._executor.slots_for(unread + 1), 0)
+    def _waiting(self, requests: Sequence[RunningRequest], now_s: float) -> tuple[RequestView, ...]:
+        """As they would begin now, with what is cached of their texts."""
+        texts, views = dict[int, TokenChain](), []
+        for request in requests:
+            unread = int(request.committed_tokens) - 1  # fails for NaN: nobody would ever admit it
+            number, cached = request.handle.request_id, dict[str, int]()
+            if self._manager.cached_slots:
+                text = self._texts.get(number)
+                if text is None or len(text.tokens) != unread + 1:
+                    text = TokenChain(request.continuation.committed)
+                texts[number] = text
+                cached = self._executor.prefixes.cached(request.spec, text)
+            missed = {name: unread - cached.get(name, 0) for name in self._drafters}
+            left, slots = unread - cached.get(self._pool.target, 0), unread + 1
+            slots = self._executor.slots_for(slots)
+            views.append(self._view(request, now_s, left, missed, slots, 0))
+        self._texts = texts
+        return tuple(views)
 
-
-def _view(
-    request: RunningRequest,
-    now_s: float,
-    prompt_left: int,
-    missed: Mapping[str, int],
-    slots: int,
-    repeatable: int,
-) -> RequestView:
-    spec, pace = request.spec, request.pace
-    objective = request.objective or _NOTHING
-    stages = pace.stages
-    return RequestView(
-        request.handle.request_id,
-        request.admission_key,
-        request.submitted_s,
-        spec.reserve_tokens,
-        max(prompt_left, 0),
-        request.remaining,
-        spec.params.max_new_tokens,
-        request.row,
-        pace.decoded,
-        pace.decode_ms(now_s),
-        pace.tpot_ms(objective),
-        objective.ttft_ms,
-        objective.slo_class,
-        spec.params.temperature > 0,
-        spec.speculation,
-        missed,
-        repeatable,
-        slots,
-        objective.e2e_ms,
-        stages,
-        declined=request.is_declined,
-        awaits_first=request.row is not None and not request.has_begun,
-        drafts=pace.drafts,
-        acceptance=pace.acceptance,
-    )
+    def _view(
+        self,
+        request: RunningRequest,
+        now_s: float,
+        prompt_left: int,
+        missed: Mapping[str, int],
+        slots: int,
+        repeatable: int,
+    ) -> RequestView:
+        reserve_tokens = request.spec.reserve_tokens
+        if self._manager.is_bounded:
+            reserve_tokens = self._manager.slots_for(reserve_tokens)
+        spec, pace = request.spec, request.pace
+        objective, stages = request.objective or _NOTHING, pace.stages
+        return RequestView(
+            request.handle.request_id,
+            request.admission_key,
+            request.submitted_s,
+            reserve_tokens,
+            max(prompt_left, 0),
+            request.remaining,
+            spec.params.max_new_tokens,
+            request.row,
+            pace.decoded,
+            pace.decode_ms(now_s),
+            pace.tpot_ms(objective),
+            objective.ttft_ms,
+            objective.slo_class,
+            spec.params.temperature > 0,
+            spec.speculation,
+            missed,
+            repeatable,
+            slots,
+            objective.e2e_ms,
+            stages,
+            declined=request.is_declined,
+            awaits_first=request.row is not None and not request.has_begun,
+            drafts=pace.drafts,
+            acceptance=pace.acceptance,
+        )

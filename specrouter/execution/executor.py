@@ -36,6 +36,7 @@ from specrouter.cycle import (
     TargetError,
 )
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
+from specrouter.execution.cached_prefixes import CachedPrefixes
 from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.commit_stage import CommitStage
 from specrouter.execution.fault_guard import RowGuard
@@ -45,6 +46,7 @@ from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.request.spec import RequestSpec
+from statemgr import CacheUse
 
 Ints = NDArray[np.int64]
 
@@ -67,10 +69,16 @@ class Executor:
         self._evaluator = ShadowEvaluator(runtime)
         self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
         self._commits = CommitStage(runtime)
+        self.prefixes = CachedPrefixes(runtime)
 
     def allocate(self, request: RequestSpec) -> int | None:
         """A row for a request; None where there is no row or memory now."""
-        return self._manager.allocate(request.committed, request.reserve_tokens)
+        use = CacheUse()
+        with self._faults.part("prefixes"):
+            asked = self.prefixes.use(request)
+            assert isinstance(asked, CacheUse), f"{asked} says nothing"
+            use = asked
+        return self._manager.allocate(request.committed, request.reserve_tokens, use)
 
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
@@ -79,12 +87,13 @@ class Executor:
         with self._faults.part("rows"):
             self._comparison.forget(row)
 
-    def close(self, row: int) -> None:
+    def close(self, row: int, keep: bool = False) -> None:
+        """`keep`: what the row's request has read is good for others."""
         with self._faults.part("rows"):
             self._rows.close(row)
         with self._faults.part("rows"):
             self._comparison.forget(row)
-        self._manager.free(row)
+        self._manager.free(row, keep)
 
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""

@@ -27,6 +27,7 @@ Part = Literal[
     "records",  # of decisions
     "quarantine",
     "accounts",  # objectives, meters and the pace of the queue
+    "prefixes",  # that are shared: each request reads its own prompt
     "rows",  # tables that speed rows up, and the closing of rows
 ]
 _SILENT_S = 60.0  # after a line about a part

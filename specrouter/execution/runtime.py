@@ -25,6 +25,7 @@ class ExecutionSettings:
         window: the most output positions of a row that a cycle may look at.
         rule: how drafts are chosen and accepted.
         guard: told of every forward of a model other than the target.
+        prefix_cache: what requests have read is kept for others.
         fresh_times: models are timed anew, whatever an earlier process has kept.
         faults: around what no request may depend on.
     """
@@ -34,6 +35,7 @@ class ExecutionSettings:
     rule: AcceptanceRule = field(default_factory=SharedNoise)
     guard: HangGuard | None = None
     fresh_times: bool = False
+    prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)
 
 

@@ -140,6 +140,8 @@ class DecisionsAnswer(Described):
     """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""
     admissions: list[dict[str, Any]]
     """Oldest first; what was decided about which request's objective, and why."""
+    prefixes: list[dict[str, Any]]
+    """Oldest first; how much of its prompt each of the last requests found cached."""
     routings: list[dict[str, Any]]
     """Oldest first; to which replica a request went, with the terms of each and the reason."""
 

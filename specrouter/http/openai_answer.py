@@ -76,7 +76,7 @@ class OpenAIAnswer(ABC):
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         for _, output in outputs:
-            self._usage.add(len(output.token_ids), output.metrics)
+            self._usage.add(len(output.token_ids), output.metrics, output.index)
         choices = [
             self.choice(at, index, output)
             for index, (at, output) in enumerate(self.chosen(outputs))
@@ -89,7 +89,8 @@ class OpenAIAnswer(ABC):
 
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         output = delta.output
-        self._usage.add(len(delta.token_ids), None if output is None else output.metrics)
+        metrics = None if output is None else output.metrics
+        self._usage.add(len(delta.token_ids), metrics, delta.index)
         index = prompt * (self.body.n or 1) + delta.index
         is_first = index not in self._begun
         self._begun.add(index)

@@ -47,6 +47,7 @@ class RouterCollector(Collector):
         yield from _chains(decoded, totals)
         yield from _drafts(decoded, totals)
         yield from _engine(decoded, totals, known)
+        yield from _prefixes(state)
         yield from _failures(state, router.restarts)
         yield from vllm_metrics(router.pool.target, state, decoded)
         yield from router.replica_metrics()
@@ -170,6 +171,41 @@ def _engine(
         "specrouter_machine_slowdown_ratio",
         "Current slowdown of forward passes against the profile at load.",
         known.machine,
+    )
+
+
+def _prefixes(state: EngineState) -> Iterator[Metric]:
+    counts = state.cache
+    yield counter(
+        "specrouter_prefix_cache_lookups",
+        "Admitted requests whose prompts were looked up in the prefix cache.",
+        counts.lookups,
+    )
+    yield counter(
+        "specrouter_prefix_cache_hits", "Those of them that found something.", counts.hits
+    )
+    yield counter(
+        "specrouter_prefix_cache_lookup_tokens", "Their prompt tokens.", counts.lookup_tokens
+    )
+    yield counter(
+        "specrouter_prefix_cache_hit_tokens",
+        "Those of these tokens that were not read again.",
+        counts.cached_tokens,
+    )
+    yield counter(
+        "specrouter_prefix_cache_evictions",
+        "Cached prefixes that were dropped for memory.",
+        counts.evictions,
+    )
+    yield counter(
+        "specrouter_prefix_cache_failures",
+        "Copies of cached prefixes that failed.",
+        counts.failures,
+    )
+    yield gauge(
+        "specrouter_kv_cached_tokens",
+        "KV cache tokens that hold prefixes of requests that have ended.",
+        state.kv_cached_tokens,
     )
 
 

@@ -20,6 +20,18 @@ def vllm_metrics(target: str, state: EngineState, decoded: DecodeFigures) -> Ite
         {model: used},
         name,
     )
+    yield counter(
+        "vllm:prefix_cache_queries",
+        "Prompt tokens that were looked up.",
+        {model: state.cache.lookup_tokens},
+        name,
+    )
+    yield counter(
+        "vllm:prefix_cache_hits",
+        "Prompt tokens that were found.",
+        {model: state.cache.cached_tokens},
+        name,
+    )
     yield counter("vllm:prompt_tokens", "Prompt tokens.", {model: decoded.prompt_tokens}, name)
     yield counter(
         "vllm:generation_tokens", "Generated tokens.", {model: decoded.produced_tokens}, name

@@ -35,6 +35,7 @@ from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,
+    MAX_SALT_CHARACTERS,
     MAX_WIDTH,
     RequestError,
     SamplingParams,
@@ -148,6 +149,10 @@ class RequestFields(StructureFields):
     """False shows special tokens in the output; true by default."""
     prompt_logprobs: LogprobCount | None = None
     """Log-probabilities of the prompt's tokens, with so many alternatives."""
+    prefix_cache: bool | None = None
+    """False: the prompt is read whole, and nothing of the request is kept; true by default."""
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    """Requests share cached prefixes under the same salt; by default those of one API key do."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """Of those that wait, the lower number is admitted first; one step is worth ten seconds."""
     timeout_s: Positive | None = None

@@ -52,17 +52,19 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
 
     @page(
         "decisions",
-        "The last changes of chain or tree, and of admission",
+        "The last changes of chain or tree, and of admission; cached prefixes",
         DecisionsAnswer,
     )
     async def decisions() -> Response:
         switches, admissions, routings = (
             router.decisions(), router.admissions(), router.routings(),
         )  # fmt: skip
+        prefixes = router.prefixes()
         return JSONResponse(
             {
                 "decisions": [record.to_json() for record in switches],
                 "admissions": [record.to_json() for record in admissions],
+                "prefixes": [record.to_json() for record in prefixes],
                 "routings": list(routings),
             }
         )

@@ -21,6 +21,7 @@ from specrouter.engine.request_args import PromptLike, RequestArgs
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
+from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
@@ -46,6 +47,7 @@ class Service:
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
         self.tool_format = _tool_format(self.config.tool_parser, self.template)
         self.tool_tag_ids = special_tags(self.tool_format, self.tokenizer)
+        self._has_keys = bool(api_keys(self.config))
         self._token_id_of = single_token(self.tokenizer)
 
     def check_model(self, asked: str | None) -> None:
@@ -95,6 +97,7 @@ class Service:
     ) -> Deltas:
         """Nothing is queued, nor refused by the router, before the first one is asked for."""
         limit_s = self.config.request_timeout_s
+        params = replace(params, cache_salt=cache_salt(request, params.cache_salt, self._has_keys))
         terms = (
             params,
             body.speculation_override(),

@@ -34,6 +34,7 @@ class RequestMetrics:
         accepted_tokens: those of them that are part of the output.
         e2e_ms: from submission to the last token; None where there was none.
         attained_stages: of the objective's stages that had tokens, which kept their TPOT.
+        cached_tokens: of the prompt, that the target did not read for it.
     """
 
     ttft_ms: float | None
@@ -50,6 +51,7 @@ class RequestMetrics:
     accepted_tokens: int = 0
     e2e_ms: float | None = None
     attained_stages: tuple[bool, ...] = ()
+    cached_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,6 +69,7 @@ class RequestMetrics:
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
             "attained_stages": list(self.attained_stages),
+            "cached_tokens": self.cached_tokens,
         }
 
 

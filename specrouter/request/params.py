@@ -31,7 +31,9 @@ MAX_WIDTH = 8  # branches of a token tree
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
+MAX_SALT_CHARACTERS = 1024
 _TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
+_SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class SamplingParams:
         include_stop_str_in_output: a text of `stop` that ended the output is part of it.
         skip_special_tokens: False shows them in the text, the end-of-text one included.
         shown_special_token_ids: those that the text shows all the same.
+        prefix_cache: False reads the whole prompt, and keeps nothing of the request.
+        cache_salt: only requests with the same one, or all without one, share what they have read.
     """
 
     max_new_tokens: int = 128
@@ -96,6 +100,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     shown_special_token_ids: tuple[int, ...] = ()
+    prefix_cache: bool = True
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", *_TOKEN_IDS, "bad_words", "logits_processors"):
@@ -105,6 +111,7 @@ class SamplingParams:
         self._check_choice()
         self._check_ending()
         self._check_bans()
+        self._check_cache()
         check_int("n", self.n, least=1, most=MAX_SAMPLES)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
@@ -148,9 +155,14 @@ class SamplingParams:
         for name in _TOKEN_IDS:
             for token in getattr(self, name):
                 check_int(name, token, least=0)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(name, "must be true or false")
+
+    def _check_cache(self) -> None:
+        salt, most = self.cache_salt, 2 * MAX_SALT_CHARACTERS
+        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= most):
+            raise RequestError("cache_salt", f"must be a text of 1 to {most} characters")
 
     def _check_bans(self) -> None:
         for word in self.bad_words:
@@ -209,18 +221,14 @@ class Speculation:
     def check_members(
         self, names: tuple[str, ...], target: str, weightless: Collection[str] = ()
     ) -> None:
-        """Raises `RequestError` unless the chain is one of this pool.
-
-        `weightless` members have no model: they draft, and cannot verify.
-        """
-        chain = self.chain
+        """Raises `RequestError` unless the chain is one of this pool, whose `weightless` members
+        have no model: they draft, and cannot verify."""
+        chain, field = self.chain, "speculation.chain"
         if chain is None:
             return
-        field = "speculation.chain"
         for name in chain:
             if name not in names:
-                known = ", ".join(names)
-                raise RequestError(field, f"{name!r} is not in the pool ({known})")
+                raise RequestError(field, f"{name!r} is not in the pool ({', '.join(names)})")
         if chain[-1] != target:
             raise RequestError(field, f"must end in the target {target!r}, not {chain[-1]!r}")
         if len(set(chain)) != len(chain):
@@ -289,8 +297,3 @@ def _check_number(field: str, value: object, least: float, most: float | None = 
         raise RequestError(field, f"must be at least {least:g}, not {value}")
     if most is not None and value > most:
         raise RequestError(field, f"must be at most {most:g}, not {value}")
-
-
-def fitting_width(depth: int, width: int) -> int:
-    """The width, or the most with which a tree of this depth stays within MAX_TREE_TOKENS."""
-    return max(1, min(width, MAX_TREE_TOKENS // depth))

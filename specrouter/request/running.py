@@ -38,7 +38,7 @@ class RunningRequest:
     """Attributes:
         row: None while it waits.
         pace: of its output, by its stages.
-        preemptions: rows that were taken from it.
+        preemptions: rows that were taken from it. `cached_tokens`: that it did not have to read.
         is_declined: its objective will not be attained: it has none from now on, or it ends.
         feasible: what could have been attained instead, where that was asked.
 
@@ -52,11 +52,10 @@ class RunningRequest:
         tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self.spec = spec
+        self.spec, self.handle = spec, handle
         self.objective: Objective | None = spec.objective
-        self.handle = handle
         self.row: int | None = None
-        self.preemptions, self.is_declined = 0, False
+        self.preemptions, self.cached_tokens, self.is_declined = 0, 0, False
         self.feasible: Feasible | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
@@ -266,6 +265,7 @@ class RunningRequest:
             self._accepted,
             None if ttft_ms is None else ttft_ms + decode_ms,
             stages,
+            min(self.cached_tokens, len(self.spec.token_ids)),
         )
 
     def _attained_stages(self) -> tuple[bool, ...]:

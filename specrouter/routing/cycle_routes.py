@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.snapshot import outcome_of
-from specrouter.request.params import Chain, Speculation, fitting_width
+from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
 from specrouter.routing.cycle_budget import cut_to_budget
@@ -26,6 +26,7 @@ from specrouter.routing.specustream import Speculating, micro_batch
 from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
+from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
 
 Ints = NDArray[np.int64]

@@ -31,8 +31,9 @@ from specrouter.profile.cycle_times import Workload
 from specrouter.profile.paper_prediction import predict_paper
 from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import Chain, fitting_width
+from specrouter.request.params import Chain
 from specrouter.routing.specustream import MOST_DEPTH, SpecuStream
+from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer

@@ -5,6 +5,7 @@ drafted only to be thrown away. Pure arithmetic; which tokens are verified is de
 """
 
 from specrouter.config import TreesConfig
+from specrouter.request.params import MAX_TREE_TOKENS
 
 # SpecInfer's static tree: branches of every node, level by level. 20 nodes in three paths.
 SPECINFER_TREE: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
@@ -24,3 +25,8 @@ def adaserve_shape(requests: int, budget_tokens: int, bounds: TreesConfig) -> tu
         max(bounds.min_depth, min(bounds.max_depth, depth)),
         max(1, min(bounds.max_width, width)),
     )
+
+
+def fitting_width(depth: int, width: int) -> int:
+    """The width, or the most with which a tree of this depth stays within MAX_TREE_TOKENS."""
+    return max(1, min(width, MAX_TREE_TOKENS // depth))

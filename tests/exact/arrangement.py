@@ -65,7 +65,8 @@ class Arrangement:
 
     They are None where the mode ignores them, or is to choose them. `urgent`:
     requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
-    `admission`: who is given rows, and when.
+    `admission`: who is given rows, and when. `cached`: requests may take over what others, of this
+    arrangement or of an earlier one, have read.
     """
 
     mode: Mode
@@ -75,6 +76,7 @@ class Arrangement:
     urgent: bool = False
     trees: Trees = ()
     admission: AdmissionName = "fcfs"
+    cached: bool = True
 
     @property
     def speculation(self) -> Override:
@@ -125,7 +127,8 @@ class Arrangement:
         settings_given = [(name, value) for name, value in given if value is not None]
         shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
         objectives = " with objectives" if self.urgent else ""
-        return f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}"
+        cache = "" if self.cached else " without the prefix cache"
+        return f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}{cache}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:

@@ -92,6 +92,7 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "ended_by_eos": sum(_ended_early(case) for case in cases),
         "cycles": sum(comparison.cycles for comparison in comparisons),
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
+        "cached_tokens": sum(comparison.cached for comparison in comparisons),
         "coverage": coverage(comparisons),
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
         "oracle_seconds": round(oracle_s, 1),

@@ -8,7 +8,7 @@ all positions are judged. Every position is compared exactly once.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.cycle import DraftShape
@@ -54,7 +54,8 @@ class Comparison:
     """One arrangement's result. `cycles` of chains longer than one are `speculated`.
 
     `decided`: routes that the policy took, now or when it was in use before. `attained`: requests
-    with an objective that attained it, and those that did not.
+    with an objective that attained it, and those that did not. `cached`: prompt tokens that were
+    taken over from other requests.
     """
 
     arrangement: Arrangement
@@ -64,6 +65,7 @@ class Comparison:
     speculated: int
     decided: frozenset[Route]
     attained: tuple[int, int] = (0, 0)
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def compare(
         speculated=sum(cycles for chain, cycles in chains if len(chain) > 1),
         decided=decided,
         attained=(in_time.count(True), in_time.count(False)),
+        cached=sum(each.cached_tokens for each in metrics),
     )
 
 
@@ -176,9 +179,8 @@ def _resume(
     speculation: Override,
     slo: SloLike,
 ) -> RequestOutput:
-    handle = router.submit(
-        case.prompt, case.params, speculation=speculation, generated=prefix, slo=slo
-    )
+    params = replace(case.params, prefix_cache=arrangement.cached)
+    handle = router.submit(case.prompt, params, speculation=speculation, generated=prefix, slo=slo)
     output = handle.result(timeout=600)
     if output.error is not None or output.finish_reason == "cancelled":
         raise RuntimeError(

@@ -2,7 +2,8 @@
 
 Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
 selected of which trees is a setting of the policies that leave both open; whether requests have
-objectives, and which policy admits them, are settings of all.
+objectives, which policy admits them, and whether they may use the prefix cache, are settings of
+all.
 """
 
 import itertools
@@ -34,13 +35,14 @@ def covering_array(
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
     shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, *shape, urgent=urgent, trees=trees, admission=admission)
+        Arrangement(mode, batch, *shape, urgent, trees, admission, cached)
         for mode in modes
         for batch in batches
         for shape in _shapes(mode, shapes)
         for urgent in (True, False)
         for trees in _trees(mode)
         for admission in get_args(AdmissionName)
+        for cached in (True, False)
     ]
     numbers: dict[Pair, int] = {}  # sets of whole numbers are fast to intersect
     pairs = [
@@ -59,7 +61,7 @@ def covering_array(
 def pairs_of(row: Arrangement) -> set[Pair]:
     """The pairs of settings that one row covers."""
     settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
-    settings.append(("admission", row.admission))
+    settings += [("admission", row.admission), ("cached", row.cached)]
     given = ((name, getattr(row, name)) for name in ("depth", "width"))
     settings += [(name, value) for name, value in given if value is not None]
     return set(itertools.combinations([*settings, *row.trees], 2))

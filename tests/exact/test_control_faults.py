@@ -40,6 +40,7 @@ SAMPLE = {
     "specrouter.execution.chain_drafter.ChainDrafter.begin": "always",
     "specrouter.execution.decoding_rows.DecodingRows.output_positions": "once",
     "specrouter.execution.drafter_prefill.DrafterPrefill.read": "once",
+    "specrouter.execution.cached_prefixes.CachedPrefixes.use": "always",
     "specrouter.execution.executor.Executor.run": "once",
     "specrouter.execution.forward_clock.ForwardClock.take_ms": "always",
     "specrouter.execution.group_draft.leave_selected": "always",

@@ -42,6 +42,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "bench_figures": "../bench/redraw/test_redraw",
         "bench_chains": "../bench/test_chains",
         "bench_load": "../bench/test_load",
+        "bench_turns": "../bench/test_turns",
         "check_report": "test_check",
         "generate": "test_cli",
         "generate_text": "test_cli",
@@ -57,13 +58,22 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "local": "test_router",
         "replica_metrics": "test_router",
     },
-    "specrouter/config": {"router": "test_config", "server": "test_config"},
+    "specrouter/config": {
+        "engine": "../engine/test_prefix_cache",
+        "router": "test_config",
+        "server": "test_config",
+    },
     "specrouter/engine": {
+        "prefix_log": "test_prefix_cache",
         "request_args": "test_input_validation",
         "request_meter": "../http/test_prometheus",
         "serving": "../http/test_router_pages",
     },
-    "specrouter/execution": {"group_draft": "test_chain_drafter", "runtime": "test_executor"},
+    "specrouter/execution": {
+        "cached_prefixes": "../engine/test_prefix_cache",
+        "group_draft": "test_chain_drafter",
+        "runtime": "test_executor",
+    },
     "specrouter/http": {
         "answer_schemas": "test_openapi",
         "app": "test_guards",
@@ -120,7 +130,13 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "shared_noise": "test_draft",
         "verify_result": "test_verify",
     },
-    "statemgr": {"row_groups": "test_masks"},
+    "statemgr": {
+        "arena": "test_prefix_sharing",
+        "kv_placement": "test_prefix_sharing",
+        "prefix_cache": "test_prefix_sharing",
+        "row_groups": "test_masks",
+        "row_layout": "test_prefix_sharing",
+    },
     "modelpool": {
         "loaded_models": "test_pool",
         "member": "test_pool",

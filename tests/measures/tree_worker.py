@@ -12,20 +12,26 @@ import hashlib
 import json
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path.cwd()))  # the work tree's packages, not the installed ones
 
 from specrouter import ChainRouter, SamplingParams
 
+_HAS_CACHE = any(field.name == "cache_salt" for field in fields(SamplingParams))
+
 
 def main() -> int:
     with ChainRouter.from_config(sys.argv[1]) as router:
-        for line in sys.stdin:
+        for number, line in enumerate(sys.stdin):
             asked = json.loads(line)
+            # Prompts come again: what has a prefix cache must not find those of earlier lines.
+            own: dict[str, Any] = {"cache_salt": str(number)} if _HAS_CACHE else {}
             params = [
                 SamplingParams(
-                    asked["new_tokens"], asked["temperature"], seed=seed, ignore_eos=True
+                    asked["new_tokens"], asked["temperature"], seed=seed, ignore_eos=True, **own
                 )
                 for seed in asked["seeds"]
             ]

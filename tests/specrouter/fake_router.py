@@ -31,6 +31,7 @@ from specrouter import (
 from specrouter.cycle import DraftShape, Option
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request_args import RequestArgs
 from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
@@ -147,6 +148,11 @@ class FakeTokenizer:
 
     def get_chat_template(self, chat_template: str | None, tools: list[Any] | None) -> str | None:
         return chat_template or self.chat_template
+
+
+PREFIX = PrefixRecord(
+    unix_s=1_700_000_000.25, request=3, request_id="r-3", prompt_tokens=40, cached_tokens=30
+)
 
 
 class FakeRouter:
@@ -294,6 +300,9 @@ class FakeRouter:
 
     def admissions(self) -> list[AdmissionRecord]:
         return [ADMISSION]
+
+    def prefixes(self) -> list[PrefixRecord]:
+        return [PREFIX]
 
     def statistics(self) -> EngineStatistics:
         return STATISTICS

@@ -159,7 +159,7 @@ def test_the_queue_is_bounded_where_memory_is_what_is_waited_for(
 def test_prompts_are_read_in_the_order_of_admission(small_config: Settings) -> None:
     """Whatever rows they have: short prompts that come and go in lower rows starve nobody."""
     short, long = [5] * 60, [(7 * k) % 300 + 1 for k in range(200)]
-    one = SamplingParams(max_new_tokens=1)
+    one = SamplingParams(max_new_tokens=1, prefix_cache=False)  # each reads its own prompt
     with open_router(small_config, max_requests=2, prefill_chunk=8) as router:
 
         def submit(prompt: list[int]) -> tuple[float, RequestHandle]:

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def store() -> KVStore:
     """Layers of two shapes; every slot holds its number."""
     layers = [KVLayer(CPU, torch.float64, heads, 2) for heads in (1, 2, 1)]
-    store = KVStore(layers, rows=2, slots=8)
+    store = KVStore(layers, slots=16)
     for layer in range(3):
         for part in store.layer(layer):
             part.copy_(torch.arange(16)[:, None, None].expand_as(part))
@@ -37,6 +37,30 @@ def test_slots_move_in_all_layers_though_source_and_destination_overlap(store: K
     assert held(store) == [[0, 1, 2, 3, 5, 6, 7, 7, *range(8, 16)]] * 6
 
 
+def test_consecutive_slots_move_either_way_without_indices(store: KVStore) -> None:
+    with mock.patch.object(Tensor, "index_copy_", side_effect=AssertionError("no run")):
+        store.move(np.array([2, 3, 4]), np.array([3, 4, 5]))
+        store.move(np.array([8, 9]), np.array([0, 1]))
+    assert held(store) == [[8, 9, 2, 2, 3, 4, 6, 7, *range(8, 16)]] * 6
+
+
+def test_nothing_moves_to_where_it_stands(store: KVStore) -> None:
+    nothing, same = np.zeros(0, dtype=np.int64), np.array([3, 7])
+    with mock.patch.object(KVStore, "_on_devices", side_effect=AssertionError("moved")):
+        store.move(nothing, nothing)
+        store.move(same, same)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_found(store: KVStore, bad: float) -> None:
+    store.layer(1)[1][5, 1, 0] = bad
+    assert store.is_finite(0, 5)
+    assert store.is_finite(6, 10)
+    assert not store.is_finite(4, 3)
+    store.clear(4, 2)
+    assert store.is_finite(0, 16)
+
+
 def test_slots_are_scrubbed_in_all_layers(store: KVStore) -> None:
     store.scrub(np.array([1, 15]))
     assert held(store) == [[0, 0, *range(2, 15), 0]] * 6
@@ -51,6 +75,6 @@ def test_indices_go_to_a_device_once_and_the_host_does_not_wait(store: KVStore) 
         return to(tensor, *place, **options)
 
     with mock.patch.object(Tensor, "to", noting):
-        store.move(np.array([5, 6]), np.array([4, 5]))
+        store.move(np.array([5, 7]), np.array([4, 5]))
         store.scrub(np.array([1]))
     assert copies == [{"non_blocking": True}] * 2

@@ -84,7 +84,8 @@ def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
     assert speculation == "off"
     assert prompts == [(5, 6), (7,)]
     assert params == [
-        SamplingParams(8, temperature=1.0, seed=seed, ignore_eos=True) for seed in (3, 4)
+        SamplingParams(8, temperature=1.0, seed=seed, ignore_eos=True, prefix_cache=False)
+        for seed in (3, 4)
     ]
     assert sample.tokens == 3
     assert sample.acceptance_length == pytest.approx(2.5)

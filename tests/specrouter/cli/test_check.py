@@ -84,6 +84,34 @@ def test_report_counts_weights_and_kv_of_every_model(settings: Settings) -> None
         assert member.weight_bytes == 8 * member.parameters
 
 
+def test_kv_memory_is_counted_exactly(settings: Settings) -> None:
+    """An amount in whole blocks, a share of the device, and what a request may have of either."""
+    weights, per_token = sizes(check(settings))
+    settings["engine"]["kv_memory"] = f"{300 * per_token}B"
+    report = check(settings)
+    assert report.fits
+    assert report.kv_tokens == 256
+    assert report.devices[0].needed_bytes == weights + per_token * 256
+    refused = "engine.kv_memory: requests of more than 176 tokens are always refused"
+    assert refused in report.warnings
+    settings["engine"]["kv_memory"] = "25%"
+    device = DeviceInfo("cpu", free_bytes=GIB, total_bytes=GIB)
+    report = check(settings, device)
+    assert report.kv_tokens == GIB // 4 // per_token // 128 * 128
+    assert not [warning for warning in report.warnings if "kv_memory" in warning]
+
+
+def test_kv_memory_that_does_not_fit_is_told_what_would(settings: Settings) -> None:
+    weights, _ = sizes(check(settings))
+    settings["engine"]["kv_memory"] = "4GiB"
+    report = check(settings, cpu(weights + 3 * 2**20))
+    assert not report.fits
+    found = re.search(r"tokens of KV fit, so set engine.kv_memory: (\d+)MiB", report.problems[0])
+    assert found is not None
+    settings["engine"]["kv_memory"] = f"{found[1]}MiB"
+    assert check(settings, cpu(weights + 3 * 2**20)).fits
+
+
 @pytest.mark.parametrize(
     "change", [{}, {"kv_budget_tokens": 100}, {"max_model_len": 100}, {"max_model_len": 100_000}]
 )

@@ -30,7 +30,7 @@ class Policy:
     def view(self, cycle: int, waiting: Any, standing: Standing) -> Any:
         if self.fails == "view":
             raise KeyError("no such row")
-        seen = SimpleNamespace(admitted=lambda rows: self)
+        seen = SimpleNamespace(with_running=lambda came: self)
         return SimpleNamespace(without=lambda preempted: seen)
 
     def admit(self, view: Any) -> Any:
@@ -71,7 +71,7 @@ class Bench:
         with self.faults.part("planning"):
             self.planning.admission(self.number, {}, ())
         with self.faults.part("planning"):
-            plan = self.planning.plan(self.number, {}, {0: 0, 1: 0})
+            plan = self.planning.plan(self.number, (), {0: 0, 1: 0}, {})
         self.planning.judge(self.number, selection_failed)
         assert plan is None or plan.groups[0].chain == PAIR
         return plan is not None
@@ -152,11 +152,11 @@ def test_policies_that_rest_decide_nothing() -> None:
     with pytest.raises(ZeroDivisionError):
         bench.planning.admission(2, {}, ())
     assert bench.planning.admission(3, {}, ()) is None
-    assert bench.planning.plan(3, {}, {0: 0}) is None
+    assert bench.planning.plan(3, (), {0: 0}, {}) is None
 
 
 def test_a_cycle_is_not_planned_by_the_view_of_an_earlier_one() -> None:
     bench = Bench()
     assert bench.planning.admission(1, {}, ()) is not None
-    assert bench.planning.plan(2, {}, {0: 0, 1: 0}) is None
+    assert bench.planning.plan(2, (), {0: 0, 1: 0}, {}) is None
     assert bench.policy.asked == 0

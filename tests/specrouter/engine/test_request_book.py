@@ -18,6 +18,15 @@ class Rows:
         self.free = [0, 1]
         self.refuses: set[str] = set()
         self.closed: list[int] = []
+        self.kept: list[int] = []
+        self.gained: dict[int, int] = {}
+        self.prefixes = self
+
+    def inherited(self, row: int) -> int:
+        return 7
+
+    def follow(self) -> dict[int, int]:
+        return self.gained
 
     def allocate(self, spec: Any) -> int | None:
         return self.free.pop(0) if self.free else None
@@ -26,8 +35,9 @@ class Rows:
         if spec in self.refuses:
             raise MemoryError("no room for noise")
 
-    def close(self, row: int) -> None:
+    def close(self, row: int, keep: bool = False) -> None:
         self.closed.append(row)
+        self.kept += [row] * keep
         self.free.append(row)
 
 
@@ -55,7 +65,7 @@ class Request:
         self.handle = Handle(number)
         self.row: int | None = None
         self.admission_key = self.submitted_s = float(number)
-        self.produced_tokens = 1
+        self.produced_tokens, self.preemptions, self.cached_tokens = 1, 0, 0
         self.late: bool | Exception = False
 
     @property
@@ -134,6 +144,24 @@ def test_a_row_is_free_again_whatever_failed_after_it_was_found(
         assert book.admit([first]) == {}
     assert first.ends == [("error", "IndexError: ")]
     assert (book.executor.closed, book.running, list(book.waiting)) == ([0], {}, [])
+
+
+def test_what_a_request_did_not_have_to_read_is_noted() -> None:
+    book, (first, second) = book_of("ab")
+    second.preemptions = 1  # what it finds now is its own
+    book.admit([first, second])
+    assert (first.cached_tokens, second.cached_tokens) == (7, 0)
+    book.executor.gained = {0: 5, 1: 5}
+    book.follow()
+    assert (first.cached_tokens, second.cached_tokens) == (12, 0)
+
+
+def test_what_was_read_is_kept_unless_the_request_has_failed() -> None:
+    book, (first, second) = book_of("ab")
+    book.admit([first, second])
+    book.end(first, "cancelled")
+    book.end(second, "error", "a reason")
+    assert (book.executor.closed, book.executor.kept) == ([0, 1], [0])
 
 
 def test_who_leaves_is_ended_with_its_reason() -> None:

@@ -62,12 +62,16 @@ def test_every_sampling_field_reaches_the_router() -> None:
         "prompt_logprobs": 3,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
+        "prefix_cache": False,
+        "cache_salt": "ours",
     }
     form = {"response_format": {"type": "json_object"}}
     speculation = {"chain": ["small", "big"], "depth": 2, "width": 3, "inner_rounds": 4}
     post(router, {"input_ids": [1, 2], **fields, **form, "speculation": speculation})
     override = Speculation(chain=("small", "big"), depth=2, width=3, inner_rounds=4)
-    expected = SamplingParams(**fields, structure=Structure("json_object"))
+    # A salt that is asked for is none that the service gives.
+    reached = fields | {"cache_salt": "salt ours"}
+    expected = SamplingParams(**reached, structure=Structure("json_object"))
     assert router.calls == [([1, 2], expected, override)]
     assert router.calls[0][1].logit_bias == ((3, 2.5), (9, -100.0))
     known = {field.name for field in dataclasses.fields(SamplingParams)}

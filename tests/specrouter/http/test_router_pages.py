@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from specrouter.http.drain import Drain
-from tests.specrouter.fake_router import ADMISSION, DECISION, SLO_REPORT, STATISTICS, FakeRouter
+from tests.specrouter.fake_router import (
+    ADMISSION,
+    DECISION,
+    PREFIX,
+    SLO_REPORT,
+    STATISTICS,
+    FakeRouter,
+)
 from tests.specrouter.http.client import request
 
 
@@ -33,6 +40,12 @@ def test_the_routers_decisions_are_shown_with_their_alternatives() -> None:
     assert decision["chain"] == ["small", "big"]
     assert decision["reason"] == "first decision"
     assert [option["chain"] for option in decision["alternatives"]] == [["big"]]
+
+
+def test_what_requests_found_cached_is_shown() -> None:
+    [prefix] = request(FakeRouter(), "GET", "/router/decisions").json()["prefixes"]
+    assert prefix == PREFIX.to_json()
+    assert (prefix["cached_tokens"], prefix["hit_rate"]) == (30, 0.75)
 
 
 def test_decisions_of_admission_are_shown_with_their_reasons() -> None:

@@ -12,8 +12,9 @@ from specrouter.config import SchedulerConfig
 from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
-from specrouter.request.params import MAX_TREE_TOKENS, Chain, fitting_width
+from specrouter.request.params import MAX_TREE_TOKENS, Chain
 from specrouter.routing.scheduler import ModelChainScheduler, Models, candidate_chains
+from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
     ALL,

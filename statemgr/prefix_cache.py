@@ -1,0 +1,185 @@
+"""PrefixCache: texts whose keys and values are still in the stores, found by what they begin with.
+
+Contract: a prefix is found by the longest chain of whole blocks that it shares with a text, and
+among those by how many tokens of the next block they share. Hashes only say where to look: tokens
+are compared. Who asks under another salt finds nothing. Least recently used prefixes go first.
+
+Not here: where keys and values stand (`Arena`), and how they are copied (`StateManager`).
+Source of the chain of hashes: vLLM's automatic prefix caching, design document.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemgr.row_groups import KV_QUANTUM
+
+Ints = NDArray[np.int64]
+
+_Key = tuple[str, int]  # salt, and the hash of a chain of blocks
+
+
+class TokenChain:
+    """A text's tokens, and the hash of every chain of whole blocks that it begins with."""
+
+    def __init__(self, tokens: Sequence[int] | Ints) -> None:
+        self.tokens: Ints = np.array(tokens, dtype=np.int64)
+        self.hashes = [0]  # by number of blocks
+        for start in range(0, len(self.tokens) - KV_QUANTUM + 1, KV_QUANTUM):
+            block = self.tokens[start : start + KV_QUANTUM].tobytes()
+            self.hashes.append(hash((self.hashes[-1], block)))
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What a request wants of the cache.
+
+    Attributes:
+        salt: only requests with the same one share prefixes; None: it shares nothing.
+        reads: False: it reads its whole prompt, and leaves it to others.
+    """
+
+    salt: str | None = None
+    reads: bool = True
+
+
+@dataclass(eq=False)
+class CachedPrefix:
+    """
+    Attributes:
+        owner: its number in the arena.
+        start, blocks: of its extent.
+        lengths: by model, of how many of its tokens the model's store has keys and values: those
+            of positions 0, 1, .. in the slots from its start on.
+    """
+
+    owner: int
+    salt: str
+    chain: TokenChain
+    start: int
+    blocks: int
+    lengths: dict[str, int]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths.values(), default=0)
+
+    @property
+    def slots(self) -> Ints:
+        """[longest] flat slots by position."""
+        return self.start * KV_QUANTUM + np.arange(self.longest)
+
+
+@dataclass
+class CacheCounts:
+    """Since the start.
+
+    Attributes:
+        lookups: requests that were looked for; `hits`: that found something.
+        lookup_tokens: of these requests; `cached_tokens`: that they did not read again.
+        failures: copies that failed, whose tokens were read again.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    lookup_tokens: int = 0
+    cached_tokens: int = 0
+    evictions: int = 0
+    failures: int = 0
+
+
+@dataclass
+class PrefixCache:
+    """`counts` is kept by who uses it, but for evictions."""
+
+    counts: CacheCounts = field(default_factory=CacheCounts)
+    _entries: OrderedDict[int, CachedPrefix] = field(default_factory=OrderedDict)
+    _index: dict[_Key, dict[int, CachedPrefix]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[CachedPrefix]:
+        """Least recently used first."""
+        return iter(list(self._entries.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._entries
+
+    def __getitem__(self, owner: int) -> CachedPrefix:
+        return self._entries[owner]
+
+    @property
+    def blocks(self) -> int:
+        return sum(entry.blocks for entry in self._entries.values())
+
+    def add(self, entry: CachedPrefix) -> None:
+        """As the most recently used one."""
+        self._entries[entry.owner] = entry
+        for key in _keys(entry):
+            self._index.setdefault(key, {})[entry.owner] = entry
+
+    def remove(self, entry: CachedPrefix) -> None:
+        del self._entries[entry.owner]
+        for key in _keys(entry):
+            bucket = self._index[key]
+            del bucket[entry.owner]
+            if not bucket:
+                del self._index[key]
+
+    def touch(self, entry: CachedPrefix) -> None:
+        """It has been used."""
+        self._entries.move_to_end(entry.owner)
+
+    def oldest(self, but: CachedPrefix | None = None) -> CachedPrefix | None:
+        """The least recently used one."""
+        return next((entry for entry in self._entries.values() if entry is not but), None)
+
+    def find(self, chain: TokenChain, limit: int, salt: str) -> tuple[CachedPrefix, int] | None:
+        """The prefix that shares the most of the first `limit` tokens, and how many; of equal ones
+        the most recently added. None: not one token."""
+        for blocks in range(min(limit // KV_QUANTUM, len(chain.hashes) - 1), -1, -1):
+            bucket = self._index.get((salt, chain.hashes[blocks]))
+            if not bucket:
+                continue
+            best, shared = None, max(1, blocks * KV_QUANTUM)  # less: only the hashes are equal
+            for entry in bucket.values():
+                common = common_tokens(entry.chain.tokens, chain.tokens[:limit])
+                if common >= shared:
+                    best, shared = entry, common
+            if best is not None:
+                return best, shared
+        return None
+
+    def forget_model(self, name: str) -> list[CachedPrefix]:
+        """A model's store is gone. Returns the prefixes of which nothing is left."""
+        for entry in self._entries.values():
+            entry.lengths.pop(name, None)
+        return [entry for entry in self if not entry.lengths]
+
+    def check_integrity(self) -> None:
+        """Asserts that the index knows all prefixes, and no others."""
+        wanted: dict[_Key, set[int]] = {}
+        for entry in self._entries.values():
+            assert 0 < entry.longest == len(entry.chain.tokens) <= entry.blocks * KV_QUANTUM
+            assert all(entry.lengths.values()), "a model that has nothing of a prefix"
+            for key in _keys(entry):
+                wanted.setdefault(key, set()).add(entry.owner)
+        assert wanted == {key: set(bucket) for key, bucket in self._index.items()}, "the index"
+
+
+def common_tokens(ours: Ints, theirs: Ints) -> int:
+    """How many tokens two texts begin with together."""
+    count = min(len(ours), len(theirs))
+    if not count:
+        return 0
+    differs = ours[:count] != theirs[:count]
+    first = int(differs.argmax())
+    return first if differs[first] else count
+
+
+def _keys(entry: CachedPrefix) -> Iterable[_Key]:
+    return ((entry.salt, each) for each in entry.chain.hashes)

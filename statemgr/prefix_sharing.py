@@ -1,0 +1,224 @@
+"""PrefixSharing: what rows need not read, since it was read before or is being read.
+
+Contract: a row copies the keys and values of tokens that it begins with from a cached prefix, or
+from a row that runs, under its own salt only. What others are still reading it may wait for: it
+follows one leader, whose tokens it copies as they come. Only committed tokens are ever copied.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemgr.model_state import ModelState
+from statemgr.prefix_cache import (
+    CachedPrefix,
+    CacheUse,
+    PrefixCache,
+    TokenChain,
+    common_tokens,
+)
+
+logger = logging.getLogger(__name__)
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What is known of a text.
+
+    Attributes:
+        lengths: by model, of how many of its tokens there are keys and values in one place.
+        entry, row: that place; `shared`: tokens that it has in common with the text.
+        leader: a row that will have read `expected` of its tokens, more than there are now.
+    """
+
+    use: CacheUse
+    lengths: dict[str, int] = field(default_factory=dict)
+    entry: CachedPrefix | None = None
+    row: int | None = None
+    shared: int = 0
+    leader: int | None = None
+    expected: int = 0
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths.values(), default=0)
+
+
+@dataclass
+class _Sharer:
+    """A row. `leader`: whom it follows, with the number of that row's request."""
+
+    number: int
+    salt: str
+    leader: tuple[int, int] | None = None
+    expected: int = 0  # tokens that the leader will have read of its own
+    copied: dict[str, int] = field(default_factory=dict)  # tokens, by model
+
+    @property
+    def inherited(self) -> int:
+        return max(self.copied.values(), default=0)
+
+
+class PrefixSharing:
+    """Args: `states`: by name, those that there are now; `committed`: a row's tokens."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        states: Mapping[str, ModelState],
+        committed: Callable[[int], Ints],
+    ) -> None:
+        self._cache = cache
+        self._states = states
+        self._committed = committed
+        self._rows: dict[int, _Sharer] = {}
+        self._requests = 0
+
+    def cached(self, chain: TokenChain, use: CacheUse) -> Found:
+        """What is kept of a text, without its last token, whose logits are wanted."""
+        if use.salt is None or not use.reads:
+            return Found(use)
+        cached = self._cache.find(chain, len(chain.tokens) - 1, use.salt)
+        if cached is None:
+            return Found(use)
+        entry, shared = cached
+        return Found(use, _bounded(entry.lengths, shared), entry, None, shared)
+
+    def find(self, chain: TokenChain, use: CacheUse) -> Found:
+        """The same, and what running rows have read of it or will read."""
+        best, limit = self.cached(chain, use), len(chain.tokens) - 1
+        if use.salt is None or not use.reads:
+            return best
+        leader, expected = None, 0
+        for row, other in self._rows.items():
+            if other.salt != use.salt:
+                continue
+            shared = common_tokens(self._committed(row), chain.tokens[:limit])
+            if shared > expected:
+                leader, expected = row, shared
+        if leader is None:
+            return best
+        lengths = _bounded(self._lengths(leader), expected)
+        if max(lengths.values(), default=0) > best.longest:
+            best = Found(use, lengths, None, leader, expected)
+        if expected <= best.longest:
+            return best
+        return Found(use, best.lengths, best.entry, best.row, best.shared, leader, expected)
+
+    def begin(self, row: int, found: Found, is_there: bool) -> None:
+        """A row begins with what was found for it; `is_there`: and is still where it was."""
+        salt, counts = found.use.salt, self._cache.counts
+        if salt is None:
+            return
+        self._requests += 1
+        sharer = self._rows[row] = _Sharer(self._requests, salt)
+        if found.leader is not None:
+            sharer.leader = found.leader, self._rows[found.leader].number
+            sharer.expected = found.expected
+        if not found.use.reads:
+            return
+        counts.lookups += 1
+        counts.lookup_tokens += len(self._committed(row)) - 1
+        if found.entry is not None and is_there:
+            self._copy_entry(row, found.entry, found.shared)
+        elif found.row is not None:
+            self._copy_row(row, found.row, found.shared)
+        counts.hits += sharer.inherited > 0
+
+    def end(self, row: int) -> str | None:
+        """A row ends. Returns its salt."""
+        sharer = self._rows.pop(row, None)
+        return None if sharer is None else sharer.salt
+
+    def inherited(self, row: int) -> int:
+        return self._rows[row].inherited if row in self._rows else 0
+
+    def leaders(self) -> dict[int, tuple[int, int]]:
+        """See `StateManager.leaders`."""
+        return {
+            row: (sharer.leader[0], sharer.expected)
+            for row, sharer in self._rows.items()
+            if sharer.leader is not None and self._is_there(sharer.leader)
+        }
+
+    def follow(self) -> dict[int, int]:
+        """See `StateManager.follow`."""
+        gained: dict[int, int] = {}
+        for row, sharer in self._rows.items():
+            if sharer.leader is None:
+                continue
+            before = sharer.inherited
+            if self._is_there(sharer.leader):
+                self._copy_row(row, sharer.leader[0], sharer.expected)
+                if self._has_read(row, sharer.expected):
+                    sharer.leader = None
+            else:  # it has ended, and what it has read is cached
+                sharer.leader = None
+                chain = TokenChain(self._committed(row))
+                cached = self._cache.find(chain, len(chain.tokens) - 1, sharer.salt)
+                if cached is not None:
+                    self._copy_entry(row, *cached)
+            if sharer.inherited > before:
+                gained[row] = sharer.inherited - before
+        return gained
+
+    def _has_read(self, row: int, tokens: int) -> bool:
+        """Where there are models whose rows are canonical, the others read what they lack
+        themselves: with their leader, which lacks it as well."""
+        known = self._lengths(row)
+        canonical = [known[name] for name, state in self._states.items() if state.canonical]
+        return min(canonical or known.values(), default=0) >= tokens
+
+    def _is_there(self, leader: tuple[int, int]) -> bool:
+        row, number = leader
+        return row in self._rows and self._rows[row].number == number
+
+    def _lengths(self, row: int) -> dict[str, int]:
+        rows = np.array([row])
+        return {name: int(state.lengths(rows)[0]) for name, state in self._states.items()}
+
+    def _copy_entry(self, row: int, entry: CachedPrefix, shared: int) -> None:
+        if entry.owner in self._cache:
+            self._cache.touch(entry)
+        slots = entry.slots
+        lengths = _bounded(entry.lengths, shared)
+        self._copy(row, {name: slots[:length] for name, length in lengths.items()})
+
+    def _copy_row(self, row: int, leader: int, shared: int) -> None:
+        lengths = _bounded(self._lengths(leader), shared)
+        own = self._lengths(row)
+        self._copy(
+            row,
+            {
+                name: self._states[name].slots_of(leader, length)
+                for name, length in lengths.items()
+                if length > own[name]
+            },
+        )
+
+    def _copy(self, row: int, held: Mapping[str, Ints]) -> None:
+        """`held`: by model, flat slots of the row's first tokens, by position."""
+        sharer, tokens = self._rows[row], self._committed(row)
+        before = sharer.inherited
+        for name, slots in held.items():
+            state = self._states[name]
+            own = int(state.lengths(np.array([row]))[0])
+            if len(slots) <= own:
+                continue
+            try:
+                state.inherit(row, tokens[own : len(slots)], slots[own:])
+            except Exception:  # it reads them itself
+                logger.exception("%s: row %d could not copy what is cached", name, row)
+                self._cache.counts.failures += 1
+            else:
+                sharer.copied[name] = sharer.copied.get(name, 0) + len(slots) - own
+        self._cache.counts.cached_tokens += sharer.inherited - before
+
+
+def _bounded(lengths: Mapping[str, int], most: int) -> dict[str, int]:
+    return {name: min(length, most) for name, length in lengths.items()}
