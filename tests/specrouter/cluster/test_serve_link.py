@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +25,12 @@ import pytest
 if importlib.util.find_spec("ray") is None:  # not imported here: it reads settings as it is
     pytest.skip("needs Ray: make cluster-test", allow_module_level=True)
 
-from specrouter import ChainRouter, RequestOutput, RouterConfig, SamplingParams
+from specrouter import ChainRouter, RequestOutput, RouterConfig
 from specrouter.cluster.router import ClusterRouter
 from specrouter.cluster.serve_link import ServeHost, ServeLink
-from specrouter.engine.request_args import RequestArgs
-from specrouter.request.output import Delta
-from specrouter.request.structure import Structure
+from tests.specrouter.cluster.streams import KINDS, PATIENCE_S, PROMPT, Came, assert_same, served
 
 pytestmark = pytest.mark.slow
-
-PROMPT = (5, 17, 300, 42, 9)
-PATIENCE_S = 120.0
-JSON = Structure("json_schema", {"type": "array", "items": {"type": "integer"}, "maxItems": 9})
-KINDS = [
-    SamplingParams(max_new_tokens=120, ignore_eos=True),
-    SamplingParams(max_new_tokens=120, temperature=0.9, seed=3, ignore_eos=True),
-    SamplingParams(max_new_tokens=90, temperature=0.7, seed=5, presence_penalty=0.8, logprobs=1),
-    SamplingParams(max_new_tokens=60, temperature=1.0, seed=8, structure=JSON),
-    SamplingParams(max_new_tokens=100, temperature=1.0, seed=9, n=2, ignore_eos=True),
-]
 
 
 @pytest.fixture(scope="module")
@@ -82,37 +69,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def ready(router: ClusterRouter) -> bool:
     return router.health().status == "ok"
-
-
-Came = list[tuple[float, int, Delta]]
-
-
-async def served(router: ClusterRouter, rounds: int = 1) -> Came:
-    """All kinds at once: when each delta came, and of which."""
-    asked = [RequestArgs(PROMPT, params, None, None) for params in KINDS * rounds]
-    found: Came = []
-    deltas: AsyncGenerator[tuple[int, Delta]]
-    async with asyncio.timeout(PATIENCE_S), aclosing(router.astream_each(asked)) as deltas:
-        async for number, delta in deltas:
-            found.append((time.monotonic(), number, delta))
-    return found
-
-
-def assert_same(found: Came, expected: list[list[RequestOutput]]) -> None:
-    told: dict[tuple[int, int], list[int]] = {}
-    outputs: dict[tuple[int, int], RequestOutput] = {}
-    for _, number, delta in found:
-        told.setdefault((number, delta.index), []).extend(delta.token_ids)
-        if delta.output is not None:
-            assert (number, delta.index) not in outputs, "it ends once"
-            outputs[number, delta.index] = delta.output
-    assert set(outputs) == set(told)
-    for (number, sample), output in outputs.items():
-        whole = expected[number % len(KINDS)][sample]
-        assert (output.token_ids, output.text) == (whole.token_ids, whole.text)
-        assert output.finish_reason == whole.finish_reason
-        assert told[number, sample] == whole.token_ids, "nothing twice, nothing missing"
-        assert len(output.logprobs or []) == len(whole.logprobs or [])
 
 
 async def disturbed(
