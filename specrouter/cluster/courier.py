@@ -68,7 +68,8 @@ class Courier:
         try:
             while True:
                 routed = self._depot.dispatcher.routed(self._progress, self._spec)
-                ranking = self._depot.dispatcher.rank(routed, self._avoided)
+                keys = self._progress.keys
+                ranking = self._depot.dispatcher.rank(routed, keys, self._avoided)
                 if ranking is not None:
                     if await self._tried(ranking, routed):
                         return
@@ -165,6 +166,8 @@ class Courier:
                 stay.is_counted = True
             if reply.declined is not None:
                 return self._decline(name, reply.declined)
+            if reply.state is not None:
+                self._depot.dispatcher.note_sent(name, self._progress.keys)
             for delta in reply.deltas:
                 if may_decline and delta.output and delta.output.error_field == "unattainable":
                     return self._decline(name, delta.output.error or "")
@@ -190,6 +193,8 @@ class Courier:
             extra={"request_id": self._request_id},
         )
         self._declined = None
+        if moved.cause in ("drain", "lost"):
+            self._depot.dispatcher.note_lost(name)
         if moved.cause != "drain":
             self._fail(name, str(moved))
 

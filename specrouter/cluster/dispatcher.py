@@ -9,12 +9,13 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.policy import RoutingSettings, rank
+from specrouter.cluster.prefix_index import PrefixIndex
 from specrouter.cluster.resume import Progress, draw
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import RoutingConfig
@@ -25,11 +26,17 @@ _RECORDS = 256
 
 
 class Dispatcher:
-    def __init__(self, fleet: Fleet, config: RoutingConfig, longest_queue: int) -> None:
+    """Args: `caches_prefixes`: replicas keep what they have read."""
+
+    def __init__(
+        self, fleet: Fleet, config: RoutingConfig, longest_queue: int, caches_prefixes: bool
+    ) -> None:
         self._fleet = fleet
+        self._caches_prefixes = caches_prefixes
         self._config = config
         self._settings = RoutingSettings.of(config, longest_queue)
         self._numbers = itertools.count()
+        self._prefixes = PrefixIndex()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
     @property
@@ -44,11 +51,17 @@ class Dispatcher:
     def routed(self, progress: Progress, spec: RequestSpec) -> RoutedRequest:
         return progress.routed(next(self._numbers), draw(spec, progress.attempts))
 
-    def rank(self, request: RoutedRequest, avoided: Collection[str]) -> Ranking | None:
-        """`avoided`: replicas that have failed it; chosen only where there is no other. None: no
-        replica can be chosen now."""
+    def rank(
+        self, request: RoutedRequest, keys: Sequence[bytes], avoided: Collection[str]
+    ) -> Ranking | None:
+        """`keys`: of the prompt's blocks. `avoided`: replicas that have failed it; chosen
+        only where there is no other. None: no replica can be chosen now."""
         now_s = time.monotonic()
-        views, excluded = self._fleet.ready(now_s), self._fleet.excluded(now_s)
+        views = [
+            replace(view, matched_tokens=self._prefixes.matched_tokens(view.name, keys))
+            for view in self._fleet.ready(now_s)
+        ]
+        excluded = self._fleet.excluded(now_s)
         fresh = [view for view in views if view.name not in avoided]
         if not views:
             return None
@@ -58,6 +71,15 @@ class Dispatcher:
             }
         ranking = rank(self._config.policy, request, fresh or views, self._settings)
         return replace(ranking, excluded={**excluded, **ranking.excluded})
+
+    def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
+        """A prompt was taken there."""
+        member = self._fleet.members[replica]
+        if self._caches_prefixes and member.state is not None:
+            self._prefixes.note(replica, keys, member.state.kv_capacity_tokens)
+
+    def note_lost(self, replica: str) -> None:
+        self._prefixes.forget(replica)
 
     def keep(
         self,

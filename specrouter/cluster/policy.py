@@ -5,7 +5,7 @@ at least one, in the configuration's order. Every ranking holds the terms that d
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specrouter.cluster import flowguard
 from specrouter.cluster.admission import Attainability, attainability
@@ -116,7 +116,8 @@ def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ran
     Without an objective: who is done with it first.
     """
     found = {
-        view.name: attainability(view.state, request, view.sent, view.sent_tokens) for view in views
+        view.name: attainability(view.state, _unread(request, view), view.sent, view.sent_tokens)
+        for view in views
     }
     terms = {
         name: {"ttft_ms": one.ttft_ms, "tpot_ms": one.tpot_ms, "total_ms": one.total_ms}
@@ -147,6 +148,12 @@ def _loads(views: Views) -> Terms:
 
 def _hit_rate(request: RoutedRequest, view: ReplicaView) -> float:
     return min(1.0, view.matched_tokens / max(1, request.prompt_tokens))
+
+
+def _unread(request: RoutedRequest, view: ReplicaView) -> RoutedRequest:
+    """Without what the replica should have in its prefix cache."""
+    left = max(1, request.prompt_tokens - view.matched_tokens)
+    return replace(request, prompt_tokens=left)
 
 
 def _in_turn(number: int, names: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from specrouter.cluster.prefix_index import block_keys
 from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.request_args import RequestArgs
 from specrouter.request.handle import RequestHandle
@@ -35,6 +36,7 @@ class Progress:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.attempts = 0
+        self.keys = block_keys(spec.token_ids, spec.params.cache_salt)  # of the prompt's blocks
 
     @property
     def sample(self) -> int:

@@ -85,7 +85,8 @@ class ClusterRouter:
         self._fleet = Fleet(self._host.links, config.cluster)
         meter = RequestMeter(self.pool.target, self.slo_classes)
         self.slo_accounts = ClusterAccounts(self._reports, meter)
-        dispatcher = Dispatcher(self._fleet, config.cluster.routing, config.server.max_waiting)
+        routing, waiting = config.cluster.routing, config.server.max_waiting
+        dispatcher = Dispatcher(self._fleet, routing, waiting, config.engine.prefix_cache)
         self._depot = Depot(
             self._fleet,
             dispatcher,

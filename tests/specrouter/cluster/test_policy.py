@@ -120,3 +120,10 @@ def test_without_an_objective_slo_takes_who_is_done_first() -> None:
     slow = state(tpot_ms=((1, 40.0),))
     busy = state(3)
     assert ranked("slo", [view("a", slow), view("b", busy)]).order == ("b", "a")
+
+
+def test_slo_counts_what_a_replica_has_read_before() -> None:
+    views = [view("a"), view("b", state(1), matched_tokens=97)]
+    found = ranked("slo", views)
+    assert found.terms["a"]["ttft_ms"] == pytest.approx(100 * 0.1 + 10.0)
+    assert found.terms["b"]["ttft_ms"] == pytest.approx(3 * 0.1 + 11.0)
