@@ -13,6 +13,7 @@ from specrouter import ChainRouter
 from specrouter.bench.options import Options
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
+from specrouter.request.params import MAX_DEPTH
 
 TINY = str(default_config())
 
@@ -62,7 +63,7 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
         (["--new-tokens", "1024"], "--new-tokens"),
         (["--temperature", "-1"], "--temperature"),
         (["--temperature", "nan"], "--temperature"),
-        (["--depths", "17"], "--depths"),
+        (["--depths", str(MAX_DEPTH + 1)], "--depths"),
         (["--widths", "0"], "--widths"),
         (["--depths", "16", "--widths", "8"], "--widths"),
         (["--min-distinct", "1.5"], "--min-distinct"),

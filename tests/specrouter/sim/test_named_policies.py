@@ -152,7 +152,7 @@ def test_global_greedy_spends_what_profiled_costs_justify() -> None:
 
 
 @pytest.mark.parametrize("policy", ["slos-serve", "slo"])
-def test_slos_serve_speculates_by_tier_and_keeps_objectives_of_whom_it_admits(policy: str) -> None:
+def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: str) -> None:
     asked = [
         LoadRequest(
             0.15 * at, "chat", (0,) * 700, 60, 1.0, at, (50.0, 100.0)[at % 2], ttft_ms=900.0,
@@ -168,7 +168,7 @@ def test_slos_serve_speculates_by_tier_and_keeps_objectives_of_whom_it_admits(po
     assert late <= 0.05 * len(kept)
     assert sum(bool(one.is_attained) for one in outcomes) > 40
     caps = {cap for _, admission, *_ in cycles for cap in admission.depths.values()}
-    assert (len(caps) > 1) == (policy == "slos-serve"), "slo leaves it to the planner"
+    assert len(caps) > 1, "by tier, or by what a cycle has room for beside promised prompts"
     for _, admission, view, plan in cycles:
         for group in plan.groups if plan is not None else ():
             for row in group.rows.tolist():
