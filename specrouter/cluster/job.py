@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from specrouter.cluster.accounts import ClusterAccounts
-from specrouter.cluster.courier import Courier, Depot
+from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.resume import Progress
 from specrouter.logs import REQUEST_ID
 from specrouter.request.output import Delta
@@ -19,20 +19,20 @@ class Job:
 
     def __init__(
         self,
-        depot: Depot,
+        context: ForwardingContext,
         progress: Progress,
         spec: RequestSpec,
         accounts: ClusterAccounts,
         listener: Callable[[Delta], None],
     ) -> None:
-        self._depot, self._progress = depot, progress
+        self._context, self._progress = context, progress
         self._accounts, self._listener = accounts, listener
         self._has_ended = False
-        self._courier = Courier(depot, progress, spec, REQUEST_ID.get(), self._deliver)
+        self._forwarder = RequestForwarder(context, progress, spec, REQUEST_ID.get(), self._deliver)
 
     async def run(self) -> None:
         try:
-            await self._courier.run()
+            await self._forwarder.run()
         except asyncio.CancelledError:
             self.stop()
             raise
@@ -40,9 +40,9 @@ class Job:
     def stop(self) -> None:
         """Ends it as it stands; nothing happens where it has ended."""
         if not self._has_ended:
-            depot = self._depot
+            context = self._context
             cancelled = self._progress.ended(
-                "cancelled", None, depot.tokenizer, depot.eos_token_ids
+                "cancelled", None, context.tokenizer, context.eos_token_ids
             )
             self._deliver(cancelled)
 

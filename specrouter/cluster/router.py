@@ -23,9 +23,9 @@ from prometheus_client.metrics_core import Metric
 from modelpool import ModelPool
 from modelpool.progress import LoadProgress
 from specrouter.cluster.accounts import ClusterAccounts
-from specrouter.cluster.courier import Depot
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.forwarder import ForwardingContext
 from specrouter.cluster.job import Job
 from specrouter.cluster.limits import FleetLimits
 from specrouter.cluster.link import ReplicaHost, ReplicaReport
@@ -87,7 +87,7 @@ class ClusterRouter:
         self.slo_accounts = ClusterAccounts(self._reports, meter)
         routing, waiting = config.cluster.routing, config.server.max_waiting
         dispatcher = Dispatcher(self._fleet, routing, waiting, config.engine.prefix_cache)
-        self._depot = Depot(
+        self._context = ForwardingContext(
             self._fleet,
             dispatcher,
             config.cluster.resume,
@@ -136,7 +136,7 @@ class ClusterRouter:
     def _send(
         self, asked: RequestArgs, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
-        job = Job(self._depot, Progress(asked, spec), spec, self.slo_accounts, listener)
+        job = Job(self._context, Progress(asked, spec), spec, self.slo_accounts, listener)
         running = self._loop.start(job.run())
         self._jobs[running] = job
         running.add_done_callback(lambda done: self._jobs.pop(done, None))
@@ -258,7 +258,7 @@ class ClusterRouter:
         return sorted(every, key=lambda record: record.unix_s)
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
-        return self._depot.dispatcher.records
+        return self._context.dispatcher.records
 
     def close(self, patience_s: float = 30.0) -> None:
         """Ends what runs with "cancelled", and the replicas."""

@@ -50,7 +50,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "serve": "../http/test_serve",
     },
     "specrouter/cluster": {
-        "courier": "test_router",
+        "forwarder": "test_router",
         "dispatcher": "test_router",
         "fleet": "test_router",
         "job": "test_router",

@@ -162,7 +162,7 @@ def test_a_cluster_gives_the_texts_of_one_engine(
     assert all(link.streams for link in cluster.links), "both have served"
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 12, 16])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 6, 8, 10])
 def test_a_replica_that_dies_at_any_point_changes_no_text(
     cluster: Cluster, expected: dict[str, list[RequestOutput]], after: int
 ) -> None:
@@ -370,10 +370,14 @@ def test_replicas_of_different_targets_are_refused(settings: Settings) -> None:
 
 def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     wait_until(lambda: ready(cluster))
-    time.sleep(0.6)  # until every replica has told its report again
     router = cluster.router
-    produced = [link.local._own.report().decoded.produced_tokens for link in cluster.links]
-    assert router.decoded().produced_tokens == sum(produced)
+    asyncio.run(served(cluster, [RequestArgs(PROMPT, KINDS["greedy"], None, None)]))
+
+    def told() -> bool:
+        produced = [link.local._own.report().decoded.produced_tokens for link in cluster.links]
+        return router.decoded().produced_tokens == sum(produced) > 0
+
+    wait_until(told)  # each replica tells now and then
     assert router.engine_state().rows == 16
     assert router.statistics().cycles > 0
     names = {family.name for family in router.replica_metrics()}

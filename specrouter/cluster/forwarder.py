@@ -1,4 +1,4 @@
-"""Courier: brings one sample of a request to a replica, and on to another where that is lost.
+"""RequestForwarder: brings a sample to a replica, and on to another where that is lost.
 
 Contract: whoever waits for the sample is told every token once, in order, and the end once. Nothing
 is fenced: a replica that was taken for dead and was not costs compute, and nobody hears it. Belongs
@@ -32,8 +32,8 @@ Outcome = Literal["done", "declined", "moved"]
 
 
 @dataclass(frozen=True)
-class Depot:
-    """What all couriers share."""
+class ForwardingContext:
+    """What all forwarders share."""
 
     fleet: Fleet
     dispatcher: Dispatcher
@@ -43,18 +43,18 @@ class Depot:
     pumps: set["asyncio.Task[None]"] = field(default_factory=set)
 
 
-class Courier:
+class RequestForwarder:
     """Args: `deliver`: is told all news, in the fleet's loop; must not raise."""
 
     def __init__(
         self,
-        depot: Depot,
+        context: ForwardingContext,
         progress: Progress,
         spec: RequestSpec,
         request_id: str | None,
         deliver: Callable[[Delta], None],
     ) -> None:
-        self._depot = depot
+        self._context = context
         self._progress = progress
         self._spec = spec
         self._request_id = request_id
@@ -67,34 +67,36 @@ class Courier:
         """To the end; cancelling it cancels the request."""
         try:
             while True:
-                routed = self._depot.dispatcher.routed(self._progress, self._spec)
+                routed = self._context.dispatcher.routed(self._progress, self._spec)
                 keys = self._progress.keys
-                ranking = self._depot.dispatcher.rank(routed, keys, self._avoided)
+                ranking = self._context.dispatcher.rank(routed, keys, self._avoided)
                 if ranking is not None:
                     if await self._tried(ranking, routed):
                         return
                 elif not await self._waited():
                     return
         except Exception as error:
-            logger.exception("request %s: its courier has failed", self._request_id)
+            logger.exception("request %s: its forwarder has failed", self._request_id)
             self._end("error", f"{type(error).__name__}: {error}")
 
     async def _waited(self) -> bool:
         """For a replica to come; False where none will, or the time is up."""
         left_s = self._progress.left_s()
-        if self._depot.fleet.is_over:
+        if self._context.fleet.is_over:
             cause = "no replica is left"
             self._end("error" if self._progress.has_begun else "unserved", cause)
             return False
         if left_s == 0.0:
             self._end("timeout", None)
             return False
-        await self._depot.fleet.wait_for_change(_LOOK_S if left_s is None else min(left_s, _LOOK_S))
+        await self._context.fleet.wait_for_change(
+            _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+        )
         return True
 
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
         """Asks the replicas in turn; False where the request has to be ranked anew."""
-        asked = ranking.order[: self._depot.dispatcher.hops + 1] if ranking.asks else ()
+        asked = ranking.order[: self._context.dispatcher.hops + 1] if ranking.asks else ()
         may_decline = routed.objective is not None
         for name in asked if may_decline else ():
             outcome = await self._attempt(name, ranking, routed, True)
@@ -109,7 +111,7 @@ class Courier:
             if outcome != "declined":
                 return outcome == "done"
         self._fail(ranking.order[0], self._declined or "no replica takes it")
-        return self._failures > self._depot.config.limit
+        return self._failures > self._context.config.limit
 
     async def _attempt(
         self,
@@ -119,7 +121,7 @@ class Courier:
         may_decline: bool,
         why: str | None = None,
     ) -> Outcome:
-        depot, progress = self._depot, self._progress
+        context, progress = self._context, self._progress
         progress.attempts += 1
         attempt = Attempt(progress.args(), routed, progress.attempts, self._request_id, may_decline)
         whose = {
@@ -129,23 +131,23 @@ class Courier:
         }
         if self._declined and why is None and may_decline:
             why = f"next in order, since {self._declined}"
-        depot.dispatcher.keep(ranking, name, routed, whose, why)
-        with depot.fleet.stay(name, routed.prompt_tokens) as stay:
+        context.dispatcher.keep(ranking, name, routed, whose, why)
+        with context.fleet.stay(name, routed.prompt_tokens) as stay:
             pump = asyncio.create_task(self._pump(name, attempt, stay))
-            depot.pumps.add(pump)
-            pump.add_done_callback(depot.pumps.discard)
+            context.pumps.add(pump)
+            pump.add_done_callback(context.pumps.discard)
             try:
                 return await self._listen(name, stay, may_decline)
             except Moved as moved:
                 self._move(name, moved)
-                return "done" if self._failures > depot.config.limit else "moved"
+                return "done" if self._failures > context.config.limit else "moved"
             finally:
                 pump.cancel()  # a replica that hangs is not waited for
 
     async def _pump(self, name: str, attempt: Attempt, stay: Stay) -> None:
         moved = Moved("error", f"{name} ended the stream early")
         try:
-            link = self._depot.fleet.members[name].link
+            link = self._context.fleet.members[name].link
             async with aclosing(link.stream(attempt)) as replies:
                 async for reply in replies:
                     stay.inbox.put_nowait(reply)
@@ -155,7 +157,7 @@ class Courier:
 
     async def _listen(self, name: str, stay: Stay, may_decline: bool) -> Outcome:
         """Raises `Moved` where the request has to go on elsewhere."""
-        member = self._depot.fleet.members[name]
+        member = self._context.fleet.members[name]
         while True:
             reply = await stay.inbox.get()
             if isinstance(reply, Moved):
@@ -167,7 +169,7 @@ class Courier:
             if reply.declined is not None:
                 return self._decline(name, reply.declined)
             if reply.state is not None:
-                self._depot.dispatcher.note_sent(name, self._progress.keys)
+                self._context.dispatcher.note_sent(name, self._progress.keys)
             for delta in reply.deltas:
                 if may_decline and delta.output and delta.output.error_field == "unattainable":
                     return self._decline(name, delta.output.error or "")
@@ -179,12 +181,12 @@ class Courier:
                     return "done"
 
     def _decline(self, name: str, why: str) -> Outcome:
-        self._depot.fleet.members[name].declined += 1
+        self._context.fleet.members[name].declined += 1
         self._declined = f"{name} declined: {why}"
         return "declined"
 
     def _move(self, name: str, moved: Moved) -> None:
-        self._depot.fleet.members[name].moves[moved.cause] += 1
+        self._context.fleet.members[name].moves[moved.cause] += 1
         logger.log(
             logging.INFO if moved.cause == "drain" else logging.WARNING,
             "attempt %d has to go on elsewhere: %s",
@@ -194,14 +196,14 @@ class Courier:
         )
         self._declined = None
         if moved.cause in ("drain", "lost"):
-            self._depot.dispatcher.note_lost(name)
+            self._context.dispatcher.note_lost(name)
         if moved.cause != "drain":
             self._fail(name, str(moved))
 
     def _fail(self, name: str, cause: str) -> None:
         self._failures += 1
         self._avoided.add(name)
-        if self._failures > self._depot.config.limit:
+        if self._failures > self._context.config.limit:
             self._end("error", cause)
 
     def _reject(self, ranking: Ranking) -> None:
@@ -214,8 +216,8 @@ class Courier:
         self._deliver(self._last(reason, error))
 
     def _last(self, reason: FinishReason, error: str | None) -> Delta:
-        depot = self._depot
-        return self._progress.ended(reason, error, depot.tokenizer, depot.eos_token_ids)
+        context = self._context
+        return self._progress.ended(reason, error, context.tokenizer, context.eos_token_ids)
 
 
 def _failure_of_replica(delta: Delta) -> str | None:
