@@ -307,6 +307,7 @@ def test_a_client_that_leaves_frees_the_replica(cluster: Cluster) -> None:
 
     asyncio.run(leave())
     wait_until(lambda: all(link.local._own.state().requests == 0 for link in cluster.links))
+    assert all(link.local._own.state().requests == 0 for link in cluster.links), "they stay free"
 
 
 def test_what_is_refused_is_sent_nowhere(cluster: Cluster) -> None:
@@ -422,6 +423,7 @@ def test_a_feed_that_ends_makes_a_replica_lost_until_it_speaks_again(cluster: Cl
     try:
         wait_until(lambda: member.standing == "lost")
         wait_until(lambda: "ConnectionError: no feed" in member.why)
+        assert cluster.router.health().status == "degraded"
     finally:
         cluster.links[1].feed = original  # type: ignore[method-assign]
         cluster.links[1].dies_at = None
