@@ -63,7 +63,6 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not between 0 and 65535")
-    return port
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number between 0 and 65535")
+    return int(text)
