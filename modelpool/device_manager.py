@@ -35,12 +35,17 @@ class DeviceInfo:
 
     @property
     def is_accelerator(self) -> bool:
-        return self.name != "cpu"
+        return not is_cpu(self.name)
 
     @property
     def usable_bytes(self) -> int:
         """What models may take."""
         return max(0, self.free_bytes - int(_HEADROOM * self.total_bytes))
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a device's name is the CPU's; tests divide it into `cpu:0` and `cpu:1`."""
+    return device.partition(":")[0] == "cpu"
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,14 @@ class Placement:
     device: str
     max_memory: tuple[tuple[str, int], ...] = ()
     warning: str | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.max_memory) or (self.device,)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return is_cpu(self.device)
 
 
 class DeviceManager:
@@ -168,10 +181,13 @@ def _place_one(
 def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[DeviceInfo]:
     """The devices that a model may go to: accelerators before the CPU, unless it asks for one."""
     accelerators = [device for device in state.values() if device.is_accelerator]
+    on_cpu = [device for device in state.values() if not device.is_accelerator]
     if model.device == "auto":
-        return accelerators or [state["cpu"]]
+        return accelerators or on_cpu
     if model.device == "cuda" and accelerators:
         return accelerators
+    if model.device == "cpu":
+        return on_cpu
     if model.device in state:
         return [state[model.device]]
     raise ConfigError(
@@ -183,9 +199,9 @@ def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[Devi
 def _on_cpu(
     model: ModelFootprint, state: Mapping[str, DeviceInfo], is_target: bool, kv_tokens: int
 ) -> Placement:
-    need, cpu = model.total_bytes(kv_tokens), state["cpu"]
+    need, cpu = model.total_bytes(kv_tokens), next(d for d in state.values() if is_cpu(d.name))
     if cpu.usable_bytes >= need:
-        return Placement("cpu")
+        return Placement(cpu.name)
     if is_target:
         raise DoesNotFitError(
             f"{model.field}.device",
@@ -193,7 +209,7 @@ def _on_cpu(
             f"{_room([cpu])}",
         )
     return Placement(
-        "cpu",
+        cpu.name,
         warning=f"{model.name!r} needs {_gib(need)} and there is {_room([cpu])}: "
         "loading it may fail",
     )

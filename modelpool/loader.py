@@ -74,7 +74,7 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
         packed.name,
         packed.parameter_count / 1e6,
         str(packed.dtype).removeprefix("torch."),
-        ", ".join(dict(placement.max_memory)) or placement.device,
+        ", ".join(placement.devices),
         seconds,
     )
 
@@ -117,7 +117,7 @@ def _from_pretrained(
     if placement.max_memory:
         options["device_map"] = "sequential"  # as was accounted; "auto" evens the parts out
         options["max_memory"] = {_accelerate_key(name): n for name, n in placement.max_memory}
-    elif placement.device != "cpu":
+    elif not placement.is_on_cpu:
         options["device_map"] = {"": placement.device}  # straight there, not through the CPU
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(directory),

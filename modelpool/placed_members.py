@@ -20,7 +20,7 @@ from modelpool.attention.choice import (
 )
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.config import PoolConfig
-from modelpool.device_manager import DeviceManager, Placement, place
+from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
@@ -84,14 +84,14 @@ class PlacedMembers:
             footprint=member.footprint,
             placement=placement,
             dtype=member.facts.dtype,
-            threads=tuning.threads if placement.device == "cpu" else None,
+            threads=tuning.threads if placement.is_on_cpu else None,
             attention=tuning.attention,
-            warning=self._emulation(name) if placement.device == "cpu" else None,
+            warning=self._emulation(name) if placement.is_on_cpu else None,
         )
 
     def tuning(self, name: str) -> Tuning:
         """How a model is run where it is placed."""
-        on_cpu = self._placements[name].device == "cpu"
+        on_cpu = self._placements[name].is_on_cpu
         asked, _ = self._asked_attention(name)
         return tuning_for(
             self._members[name].config,
@@ -110,7 +110,7 @@ class PlacedMembers:
         """Raises `PoolFullError` where it has no room there either."""
         before = self._members[name], self._placements[name]
         self._placements[name] = Placement("cpu")
-        on_cpu = [other for other in self._members if self._placements[other].device == "cpu"]
+        on_cpu = [other for other in self._members if self._placements[other].is_on_cpu]
         self._settle_on_cpu(name, on_cpu)
         if not self._fit_on_cpu(on_cpu):
             self._members[name], self._placements[name] = before
@@ -119,7 +119,7 @@ class PlacedMembers:
     def where(self, name: str) -> str:
         """The devices of a model, for a message."""
         placement = self._placements[name]
-        return ", ".join(dict(placement.max_memory)) or placement.device
+        return ", ".join(placement.devices)
 
     def _settle_kv(self, kv_memory: KVMemory) -> None:
         """How many tokens fit depends on the members' dtypes, these on what fits on the CPU."""
@@ -146,7 +146,7 @@ class PlacedMembers:
             target=self._config.target,
             kv_tokens=self._device_manager.kv_tokens,
         )
-        on_cpu = [name for name, placement in placements.items() if placement.device == "cpu"]
+        on_cpu = [name for name, placement in placements.items() if placement.is_on_cpu]
         for name in on_cpu:
             self._settle_on_cpu(name, on_cpu)
         warnings = {name: placements[name].warning for name in on_cpu}
@@ -184,7 +184,7 @@ class PlacedMembers:
         together = sum(others if most is None else others[: most - 1])
         if self._config.target in names:
             together += self.bytes_of(self._config.target)
-        room = next(d.usable_bytes for d in self._device_manager.devices if d.name == "cpu")
+        room = next(d.usable_bytes for d in self._device_manager.devices if is_cpu(d.name))
         if self._config.memory_limit_mb is not None:
             room = min(room, self._config.memory_limit_mb * _MIB)
         return together <= room
@@ -220,7 +220,9 @@ class PlacedMembers:
 
     def _attention_place(self, name: str) -> AttentionPlace:
         facts = self._members[name].facts
-        return AttentionPlace(self._placements[name].device, facts.dtype, facts.head_dim)
+        placement = self._placements[name]
+        device = "cpu" if placement.is_on_cpu else placement.device
+        return AttentionPlace(device, facts.dtype, facts.head_dim)
 
     def _role(self, name: str, on_cpu: bool) -> Role:
         facts = self._members[name].facts

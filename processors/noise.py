@@ -6,6 +6,7 @@ logits with the same values, so a drafter with its verifier's logits drafts what
 `uniform` draws from the same generator with another word of the counter set.
 """
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,6 +83,10 @@ class NoiseBank:
     """Noise of the positions near each row's end, drawn once for all the devices that ask for it.
 
     A row keeps a ring of `window` positions on each of them; a row without noise takes no memory.
+
+    Several threads may ask at once, as those of two devices do: what is drawn is written to the
+    rings of all devices, and a ring may come into being meanwhile. Rows are opened and closed while
+    nobody asks.
     """
 
     def __init__(self, vocab_size: int, window: int) -> None:
@@ -92,6 +97,7 @@ class NoiseBank:
         self._size = 0  # blocks
         self._keys: dict[int, tuple[int, int]] = {}  # row -> seed, stream
         self._rings: dict[torch.device, _Rings] = {}
+        self._lock = threading.Lock()  # of the rings, and what is in them
 
     def open(self, row: int, seed: int, stream: int = 0) -> None:
         """Raises where a device has no memory left for the row."""
@@ -114,8 +120,8 @@ class NoiseBank:
 
     def hold_on(self, device: torch.device) -> None:
         """Takes the memory that a device will need. Raises where it has not as much."""
-        if device not in self._rings:
-            self._rings[device] = _Rings(self._size * self._window, self._vocab_size, device)
+        with self._lock:
+            self._hold_on(device)
 
     def take(
         self,
@@ -129,8 +135,9 @@ class NoiseBank:
 
         A row's position is asked for one draw at a time. `dtype`: float64, or float32, rounded.
         """
-        places = self._find(device, np.asarray(rows), np.asarray(positions), draws)
-        return self._rings[device].copied(places, dtype)
+        with self._lock:
+            places = self._find(device, np.asarray(rows), np.asarray(positions), draws)
+            return self._rings[device].copied(places, dtype)
 
     def recall(
         self,
@@ -141,31 +148,38 @@ class NoiseBank:
     ) -> Tensor:
         """[n, vocab_size] as `take`, of positions that may be long past: the ring keeps those that
         are ahead."""
-        self.hold_on(device)
-        rings = self._rings[device]
         values = np.empty((len(rows), self._vocab_size))
         places = self._blocks[rows] * self._window + positions % self._window
-        is_kept = (rings.tags[places, 0] == positions) & (rings.tags[places, 1] == 0)
+        with self._lock:
+            rings = self._hold_on(device)
+            is_kept = (rings.tags[places, 0] == positions) & (rings.tags[places, 1] == 0)
+            kept = rings.copied(places[is_kept], torch.float64) if is_kept.any() else None
         for index in np.flatnonzero(~is_kept).tolist():
             seed, stream = self._keys[int(rows[index])]
             gumbel(seed, int(positions[index]), self._vocab_size, stream, out=values[index])
         found = torch.from_numpy(values).to(device, dtype, non_blocking=True)
-        if is_kept.any():
+        if kept is not None:
             where = torch.from_numpy(np.flatnonzero(is_kept)).to(device)
-            found[where] = rings.copied(places[is_kept], torch.float64).to(dtype)
+            found[where] = kept.to(dtype)
         return found
 
     def peek(self, row: int, position: int) -> NDArray[np.float64]:
         """[vocab_size] of one place on the host, not copied."""
-        place = self._find(_HOST, np.array([row]), np.array([position]), None)
-        noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
+        with self._lock:
+            place = self._find(_HOST, np.array([row]), np.array([position]), None)
+            noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
         return noise
+
+    def _hold_on(self, device: torch.device) -> "_Rings":
+        if device not in self._rings:
+            self._rings[device] = _Rings(self._size * self._window, self._vocab_size, device)
+        return self._rings[device]
 
     def _find(
         self, device: torch.device, rows: Ints, positions: Ints, draws: Sequence[int] | Ints | None
     ) -> Ints:
         """[n] places that hold what is asked for, on a device."""
-        self.hold_on(device)
+        self._hold_on(device)
         blocks = self._blocks[rows]
         assert (blocks != _NO_BLOCK).all(), "a row has no noise"
         places: Ints = blocks * self._window + positions % self._window

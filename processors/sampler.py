@@ -88,6 +88,11 @@ class Sampler:
         self._errors.clear()
         return errors
 
+    def forget_errors(self, rows: Ints) -> None:
+        """Whatever failed for these rows so far: drafters met it, and it concerns drafts alone."""
+        for row in rows.tolist() if self._errors else ():
+            self._errors.pop(row, None)
+
     def refuse(self, row: int, error: Exception) -> None:
         """No token can be chosen for a row, since its own settings or text cannot be dealt with."""
         self._errors.setdefault(row, error)

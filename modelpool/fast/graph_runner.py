@@ -116,7 +116,8 @@ class CudaGraphs:
     def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Another thread may work on another device meanwhile: what it allocates is no part of this.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = run()
         return graph.replay, result
 

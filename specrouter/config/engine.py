@@ -49,6 +49,10 @@ class EngineConfig(Strict):
             requests that run wait for it.
         fresh_times: measures the models' times at the start, instead of those that an earlier start
             has kept: for a machine that was busy then.
+        overlap_drafting: where all models of a chain but the target are on other devices, half of
+            the requests draft while the target verifies the other half. A cycle then has two passes
+            of the target instead of one, so it pays where a pass over half the requests takes
+            clearly less time; texts are the same.
         hang_timeout_s: after so many seconds in one forward, a model other than the target is given
             up; its cycle goes on without it.
         step_timeout_s: after so many seconds in one cycle, models that are loaded in it included,
@@ -66,6 +70,7 @@ class EngineConfig(Strict):
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
     fresh_times: bool = False
+    overlap_drafting: bool = False
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 

@@ -79,7 +79,13 @@ class Engine:
         self._faults = FaultGuard()
         switches = engine.fresh_times, engine.prefix_cache
         execution = ExecutionSettings(
-            engine.prefill_chunk, window, rule, self.guard, *switches, self._faults
+            engine.prefill_chunk,
+            window,
+            rule,
+            self.guard,
+            *switches,
+            self._faults,
+            engine.overlap_drafting,
         )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
         lengths = OutputLengths()

@@ -26,6 +26,7 @@ class _RowFacts:
     max_new_tokens: int
     logprobs: int | None
     sampled: bool
+    has_processors: bool  # of its own
 
 
 class DecodingRows:
@@ -65,6 +66,7 @@ class DecodingRows:
             params.max_new_tokens,
             params.logprobs,
             params.temperature > 0,
+            len(params.logits_processors) > 0,
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
@@ -99,6 +101,10 @@ class DecodingRows:
     def sampled(self, rows: Ints) -> NDArray[np.bool_]:
         """[R] rows that are not greedy."""
         return np.array([self._facts[row].sampled for row in rows.tolist()], dtype=np.bool_)
+
+    def has_processors(self, rows: Ints) -> bool:
+        """Whether any of the rows has processors of its own, which are their callers' code."""
+        return any(self._facts[row].has_processors for row in rows.tolist())
 
     def logprobs(self, row: int) -> int | None:
         """How many log-probabilities beside each output token's are asked for; None: none at all,

@@ -8,6 +8,7 @@ Both leave a `BaseException` alone that is no `Exception`: `Abandoned` and the l
 """
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,8 +35,7 @@ _SILENT_S = 60.0  # after a line about a part
 
 
 class FaultGuard:
-    """`with guard.part("timing"): ...` Belongs to the engine's thread; `counts` may be read
-    anywhere.
+    """`with guard.part("timing"): ...` Thread-safe; `counts` may be read anywhere.
 
     Attributes: `counts`: failures so far, of every part.
     """
@@ -44,6 +44,7 @@ class FaultGuard:
         self.counts: Counter[str] = Counter(dict.fromkeys(get_args(Part), 0))
         self._clock = clock
         self._told_s: dict[str, float] = {}
+        self._lock = threading.Lock()
         self._parts = {part: _Guarded(self, part) for part in get_args(Part)}
 
     def part(self, part: Part) -> "_Guarded":
@@ -51,14 +52,20 @@ class FaultGuard:
 
     def note(self, part: Part, error: BaseException) -> None:
         """A failure that was caught elsewhere."""
-        self.counts[part] += 1
         now_s = self._clock()
-        if now_s - self._told_s.get(part, -_SILENT_S) >= _SILENT_S:
-            self._told_s[part] = now_s
+        with self._lock:
+            self.counts[part] += 1
+            count, is_new = (
+                self.counts[part],
+                now_s - self._told_s.get(part, -_SILENT_S) >= _SILENT_S,
+            )
+            if is_new:
+                self._told_s[part] = now_s
+        if is_new:
             logger.error(
                 "%s failed (%d times so far); requests go on without it",
                 part,
-                self.counts[part],
+                count,
                 exc_info=error,
             )
 

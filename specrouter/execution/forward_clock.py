@@ -5,6 +5,7 @@ return before they are computed, so events are put into the stream around each, 
 stage that ran them has waited for its results: the clock itself never waits.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,17 +19,25 @@ from specrouter.execution.fault_guard import FaultGuard
 Report = Callable[[str, int, float, float, int], None]
 
 
-class ForwardClock:
-    """Used by one thread; a clock that fails is no failure of the forward.
+class _Taken(threading.local):
+    """The forwards of one thread that nobody has been told of."""
 
-    Args: `report` is told of forwards when `take_ms` is called.
+    def __init__(self) -> None:
+        self.pending: list[tuple[str, int, float, Any, Any]] = []
+        self.seen: dict[tuple[str, int, float], list[float]] = {}
+
+
+class ForwardClock:
+    """Each thread that uses it has the times of its own forwards; a clock that fails is no failure
+    of the forward.
+
+    Args: `report` is told of forwards when `take_ms` is called, in any of the threads.
     """
 
     def __init__(self, report: Report, faults: FaultGuard | None = None) -> None:
         self._report = report
         self._faults = faults or FaultGuard()
-        self._pending: list[tuple[str, int, float, Any, Any]] = []
-        self._seen: dict[tuple[str, int, float], list[float]] = {}
+        self._taken = _Taken()
 
     def watch(
         self,
@@ -54,24 +63,25 @@ class ForwardClock:
             with around():
                 yield
             end.record(stream)
-            self._pending.append((model, tokens, attended, begin, end))
+            self._taken.pending.append((model, tokens, attended, begin, end))
 
         return inside
 
     def take_ms(self) -> float:
-        """The time of all forwards that have ended since the last call.
+        """The time of all forwards of this thread that have ended since the last call.
 
         For after a stage has waited for them. One whose results nobody has looked at may still be
         computed: it is told later.
         """
-        pending, self._pending = self._pending, []
+        taken = self._taken
+        pending, taken.pending = taken.pending, []
         for forward in pending:
             model, tokens, attended, begin, end = forward
             if end.query():
                 self._note(model, tokens, attended, begin.elapsed_time(end))
             else:
-                self._pending.append(forward)
-        seen, self._seen = self._seen, {}
+                taken.pending.append(forward)
+        seen, taken.seen = taken.seen, {}
         for (model, tokens, attended), times_ms in seen.items():
             self._report(model, tokens, attended, sum(times_ms) / len(times_ms), len(times_ms))
         return sum(map(sum, seen.values()))
@@ -85,4 +95,4 @@ class ForwardClock:
         return max(elapsed_ms - self.take_ms(), 1e-3)
 
     def _note(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
-        self._seen.setdefault((model, tokens, attended), []).append(elapsed_ms)
+        self._taken.seen.setdefault((model, tokens, attended), []).append(elapsed_ms)

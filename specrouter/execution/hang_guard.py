@@ -25,7 +25,14 @@ class Abandoned(BaseException):
 class _Visit:
     model: str
     started: float
+    minder: object | None
     given_up: bool = False
+
+
+class _Minded(threading.local):
+    """Who gives up forwards of this thread; None: whoever does so of all that nobody minds."""
+
+    minder: object | None = None
 
 
 class HangGuard:
@@ -35,28 +42,43 @@ class HangGuard:
         self.limit_s = limit_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._visit: _Visit | None = None
+        self._visits: dict[int, _Visit] = {}  # by thread
+        self._minded = _Minded()
+
+    @contextmanager
+    def minded(self, minder: object) -> Iterator[None]:
+        """Around what a thread does whose forwards `minder` gives up, and nobody else."""
+        self._minded.minder = minder
+        try:
+            yield
+        finally:
+            self._minded.minder = None
 
     @contextmanager
     def inside(self, model: str) -> Iterator[None]:
         """Around a forward. Raises `Abandoned` at its end if it was given up."""
-        visit = _Visit(model, self._clock())
+        visit = _Visit(model, self._clock(), self._minded.minder)
+        thread = threading.get_ident()
         with self._lock:
-            self._visit = visit
+            self._visits[thread] = visit
         try:
             yield
         finally:
             with self._lock:
                 if visit.given_up:
                     raise Abandoned(model)
-                self._visit = None
+                self._visits.pop(thread, None)
 
-    def give_up(self) -> str | None:
-        """The model whose forward has taken too long, which from now on is given up; or None."""
+    def give_up(self, minder: object | None = None) -> str | None:
+        """The model whose forward has taken too long, which from now on is given up; or None.
+
+        `minder`: whose threads are looked at; None: those that nobody minds.
+        """
         with self._lock:
-            visit = self._visit
-            if visit is None or self._clock() - visit.started < self.limit_s:
-                return None
-            visit.given_up = True
-            self._visit = None
-            return visit.model
+            for thread, visit in self._visits.items():
+                is_late = self._clock() - visit.started >= self.limit_s
+                if visit.minder is minder and is_late:
+                    visit.given_up = True
+                    del self._visits[thread]
+                    return visit.model
+        return None

@@ -28,6 +28,8 @@ class ExecutionSettings:
         prefix_cache: what requests have read is kept for others.
         fresh_times: models are timed anew, whatever an earlier process has kept.
         faults: around what no request may depend on.
+        overlap_drafting: half of the rows draft while the target verifies the others, where they
+            compute on other devices; see `CycleDrafting`.
     """
 
     prefill_chunk: int
@@ -37,6 +39,7 @@ class ExecutionSettings:
     fresh_times: bool = False
     prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)
+    overlap_drafting: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -151,6 +151,14 @@ def test_a_closed_row_takes_its_settings_and_text_along() -> None:
     assert torch.equal(got, scores_of(FULL, random_logits(1), 1, prompt=(), output=()))
 
 
+def test_errors_of_some_rows_are_forgotten() -> None:
+    broken = SamplingSettings(logits_processors=(Broken(),))
+    sampler = open_rows(broken, GREEDY, broken)
+    choose(sampler, random_logits(2), [0, 2], [0, 0])
+    sampler.forget_errors(np.array([1, 2]))
+    assert list(sampler.take_errors()) == [0]
+
+
 def test_errors_end_with_their_row() -> None:
     sampler = open_rows(SamplingSettings(logits_processors=(Broken(),)))
     choose(sampler, random_logits(1), [0], [0])

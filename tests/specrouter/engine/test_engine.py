@@ -25,6 +25,7 @@ from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
+from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
 from specrouter.profile.perf_model import PerfModel
@@ -78,8 +79,9 @@ CONTROL = {
     "the planning of admission": (CyclePlanning, "admission", "planning"),
     "the planning": (CyclePlanning, "plan", "planning"),
     "whether policies rest": (BackOff, "lasts", "planning"),
-    "all drafts": (Executor, "_drafted", "drafting"),
-    "the selection": (Executor, "_selected", "drafting"),
+    "all drafts": (CycleDrafting, "turns", "drafting"),
+    "the drafts of groups": (CycleDrafting, "_draft", "drafting"),
+    "the selection": (CycleDrafting, "_selected", "drafting"),
     "the view": (ViewBuilder, "build", "planning"),
     "the planner": (Planner, "plan", "planning"),
     "the quarantine's list": (Quarantine, "available", "planning"),

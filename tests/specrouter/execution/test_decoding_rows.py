@@ -58,6 +58,12 @@ def test_rows_with_a_temperature_are_sampled(rows: DecodingRows) -> None:
     assert rows.sampled(np.array([0, 1])).tolist() == [False, True]
 
 
+def test_rows_with_their_callers_code_are_known(rows: DecodingRows) -> None:
+    rows.open(1, prompt(max_new_tokens=4, logits_processors=(lambda ids, scores: scores,)))
+    found = [rows.has_processors(np.array(which)) for which in ([0], [1], [0, 1])]
+    assert found == [False, True, True]
+
+
 def test_a_closed_row_is_forgotten(rows: DecodingRows) -> None:
     rows.close(0)
     with pytest.raises(KeyError):

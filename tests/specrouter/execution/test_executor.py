@@ -37,6 +37,7 @@ from specrouter.cycle import (
 )
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
+from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import ExecutionSettings, Runtime, sampler_for
 from specrouter.profile.profiler import PerformanceProfiler
@@ -88,14 +89,16 @@ class Bench:
         params: SamplingParams | None = None,
         rejection: bool = False,
         chunk: int = 32,
+        guard: HangGuard | None = None,
+        overlap: bool = False,
     ) -> None:
         self.manager = StateManager(len(prompts), 192, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
         window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
         rule = RejectionSampling() if rejection else SharedNoise()
-        settings = ExecutionSettings(chunk, window, rule)
-        runtime = Runtime.create(pool, self.manager, self.profiler, settings)
-        self.executor = Executor(runtime)
+        settings = ExecutionSettings(chunk, window, rule, guard, overlap_drafting=overlap)
+        self.runtime = Runtime.create(pool, self.manager, self.profiler, settings)
+        self.executor = Executor(self.runtime)
         self.prompts = prompts
         params = params or SamplingParams(max_new_tokens, ignore_eos=True)
         for prompt in prompts:

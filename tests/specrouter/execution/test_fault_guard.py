@@ -1,6 +1,7 @@
 """What fails inside a guard loses its own fact, is counted, and is told once a minute."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,3 +63,17 @@ def test_a_row_keeps_the_first_reason() -> None:
         3: "choosing its tokens failed: ValueError: no such id",
         5: "choosing its tokens failed: KeyError: 2",
     }
+
+
+def test_no_failure_of_several_threads_is_lost() -> None:
+    guard = FaultGuard()
+
+    def fail() -> None:
+        for _ in range(500):
+            with guard.part("timing"):
+                raise ValueError
+
+    with ThreadPoolExecutor(4) as threads:
+        for one in [threads.submit(fail) for _ in range(4)]:
+            one.result()
+    assert guard.counts["timing"] == 2000

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -157,3 +158,18 @@ def test_a_forward_is_timed_on_the_stream_of_its_own_device(
     with clock.watch("big", torch.device("cuda", 1))(1, 0.0):
         pass
     assert Event.streams == ["the stream of cuda:1"] * 2
+
+
+def test_each_thread_has_the_times_of_its_own_forwards(clock: ForwardClock, told: Told) -> None:
+    inside = clock.watch("big", CPU)
+    with inside(1, 0.0), ThreadPoolExecutor(1) as other:
+
+        def run() -> float:
+            with clock.watch("small", CPU)(2, 0.0):
+                time.sleep(0.001)
+            return clock.take_ms()
+
+        assert other.submit(run).result() >= 1.0
+    assert [model for model, *_ in told] == ["small"]
+    assert clock.take_ms() >= 1.0
+    assert [model for model, *_ in told] == ["small", "big"]

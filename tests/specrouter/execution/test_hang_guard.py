@@ -223,3 +223,42 @@ def test_an_error_of_a_forward_that_was_given_up_does_not_come_through() -> None
 
     with pytest.raises(Abandoned):
         late()
+
+
+def test_a_minded_thread_is_given_up_by_its_minder_alone() -> None:
+    now, minder = [0.0], object()
+    guard = HangGuard(1.0, clock=lambda: now[0])
+
+    def late() -> None:
+        with guard.minded(minder), guard.inside("small"):
+            now[0] = 2.0
+            assert guard.give_up() is None
+            assert guard.give_up(object()) is None
+            assert guard.give_up(minder) == "small"
+
+    with pytest.raises(Abandoned):
+        late()
+    with guard.inside("small"):  # the same thread, which nobody minds any more
+        now[0] = 4.0
+        assert guard.give_up(minder) is None
+
+
+def test_forwards_of_two_threads_are_told_apart() -> None:
+    now, minder = [0.0], object()
+    guard = HangGuard(1.0, clock=lambda: now[0])
+    inside, go_on = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with guard.minded(minder), guard.inside("small"):
+            inside.set()
+            go_on.wait(PATIENCE_S)
+
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(other)
+        assert inside.wait(PATIENCE_S)
+        with guard.inside("middle"):
+            pass
+        now[0] = 2.0
+        assert guard.give_up() is None, "the forward that took too long is not this thread's"
+        go_on.set()
+        running.result(PATIENCE_S)
