@@ -26,7 +26,8 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 
 NGRAM = "ngram"  # the source of a member that drafts from the text itself
 _OF_WEIGHTS = (
-    "dtype", "device", "threads", "attention", "inflate_to", "revision", "trust_remote_code",
+    "dtype", "device", "threads", "attention", "tensor_parallel", "inflate_to", "revision",
+    "trust_remote_code",
 )  # fmt: skip
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -41,6 +42,18 @@ def _form(pattern: str, reason: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def _one_process(count: int) -> int:
+    if count > 1:
+        raise ConfigError(
+            "",
+            f"must be 1 (got {count}): transformers' tp_plan divides each layer among processes "
+            "that run every forward together, and one process runs the models here, with a forward "
+            "and a KV store of its own; device: auto spreads a model that is too large for one "
+            "device over several, whole layers on each",
+        )
+    return count
 
 
 _NAME = _form(r"[^\s>,]+", "must have no spaces, '>' or ','")  # the two separate names in chains
@@ -64,6 +77,8 @@ class ModelConfig(BaseModel):
             parameters that is not the target and runs on the CPU, else torch's setting when the
             pool is made.
         attention: as `pool.attention`, for this member.
+        tensor_parallel: devices that share each layer: 1, and more are refused. A model that is too
+            large for one device is spread over several by whole layers (`device: auto` or `cuda`).
         inflate_to: at least so many parameters. The member is then the source, a Llama, inflated:
             the same function at a real model's cost (`modelpool.inflate`), kept in the cache.
         pinned: never evicted when idle.
@@ -79,6 +94,7 @@ class ModelConfig(BaseModel):
     device: Annotated[str, _DEVICE] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
     attention: AttentionName | None = None
+    tensor_parallel: Annotated[int, Field(ge=1), AfterValidator(_one_process)] = 1
     inflate_to: Annotated[int, Field(ge=1_000_000)] | None = None
     pinned: bool = False
     revision: str | None = None

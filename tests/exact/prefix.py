@@ -28,6 +28,7 @@ from tests.exact.models import pool_settings, save_family
 from tests.exact.preemption import preempting_router
 from tests.exact.report import Progress, conditions, prepare
 from tests.exact.seeded import seeded_params
+from tests.modelpool.two_devices import cpu_as_two_devices
 
 MAX_MODEL_LEN, NEW_TOKENS, MOST_TURNS = 512, 12, 5
 ROWS, BLOCKS = 6, 14  # of 128 tokens: three or four of the longest requests
@@ -79,8 +80,11 @@ def settings_of(paths: dict[str, Path], dtype: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def routers(paths: dict[str, Path], dtype: str) -> Iterator[tuple[ChainRouter, ChainRouter]]:
-    """One that reads everything, and one that keeps what fits in little memory."""
+def routers(
+    paths: dict[str, Path], dtype: str, overlap: bool = False
+) -> Iterator[tuple[ChainRouter, ChainRouter]]:
+    """One that reads everything, and one that keeps what fits in little memory; `overlap`: and that
+    drafts while its target verifies."""
     settings = settings_of(paths, dtype)
     with ChainRouter.from_config(settings) as cold:
         names = [name for name in cold.pool.names if not cold.pool.is_weightless(name)]
@@ -88,7 +92,9 @@ def routers(paths: dict[str, Path], dtype: str) -> Iterator[tuple[ChainRouter, C
         warm_settings = copy.deepcopy(settings)
         memory = f"{BLOCKS * 128 * per_token}B"
         warm_settings["engine"] |= {"prefix_cache": True, "kv_memory": memory}
-        with ChainRouter.from_config(warm_settings) as warm:
+        warm_settings["engine"]["overlap_drafting"] = overlap
+        places = cpu_as_two_devices() if overlap else contextlib.nullcontext()
+        with places, ChainRouter.from_config(warm_settings) as warm:
             yield cold, warm
 
 
@@ -212,9 +218,11 @@ def difference(output: RequestOutput, wanted: RequestOutput) -> str:
     return ""
 
 
-def check(directory: Path, dtype: str, requests: int) -> tuple[Figures, dict[str, Any]]:
+def check(
+    directory: Path, dtype: str, requests: int, overlap: bool
+) -> tuple[Figures, dict[str, Any]]:
     figures = Figures()
-    with routers(save_family(directory), dtype) as (cold, warm):
+    with routers(save_family(directory), dtype, overlap) as (cold, warm):
         with preempting_router(warm, PREEMPTED) as disturbed:
             served = run(warm, requests, figures)
         warm.check_integrity()
@@ -226,6 +234,7 @@ def check(directory: Path, dtype: str, requests: int) -> tuple[Figures, dict[str
     tokens = sum(len(output.token_ids) for each in served for output in each.outputs)
     return figures, {
         "dtype": dtype,
+        "overlap": overlap,
         "requests": figures.requests,
         "output_tokens": tokens,
         "cancelled": figures.cancelled,
@@ -243,12 +252,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=2000, help="at least, in all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float64"])
+    parser.add_argument(
+        "--overlap", action="store_true", help="drafts while the target verifies, on two devices"
+    )
     given = parser.parse_args(arguments)
     prepare(given.threads)
     reports, failed = [], False
     for dtype in given.dtypes:
         with tempfile.TemporaryDirectory() as directory:
-            figures, report = check(Path(directory), dtype, given.requests)
+            figures, report = check(Path(directory), dtype, given.requests, given.overlap)
         reports.append(report)
         failed |= bool(figures.leaked or report["control_faults"])
         failed |= dtype == "float64" and bool(figures.differing)

@@ -59,6 +59,20 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
         ([LARGE, {**NGRAM, "threads": 2}], "large", "pool.models[1].threads", "2"),
         ([SMALL, {**LARGE, "threads": 0}], "large", "pool.models[1].threads", "1"),
         (
+            [SMALL, {**LARGE, "tensor_parallel": 2}],
+            "large",
+            "pool.models[1].tensor_parallel",
+            "must be 1 (got 2): transformers' tp_plan",
+        ),
+        ([{**LARGE, "tensor_parallel": 0}], "large", "pool.models[0].tensor_parallel", "1 (got 0)"),
+        ([{**LARGE, "tensor_parallel": "all"}], "large", "pool.models[0].tensor_parallel", "'all'"),
+        (
+            [LARGE, {**NGRAM, "tensor_parallel": 2}],
+            "large",
+            "pool.models[1].tensor_parallel",
+            "must be 1",
+        ),
+        (
             [LARGE, {**NGRAM, "inflate_to": 2_000_000}],
             "large",
             "pool.models[1].inflate_to",

@@ -13,7 +13,7 @@ from specrouter import ChainRouter, SamplingParams, Speculation, Structure
 from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.request.params import Chain
 from tests.exact.comparison import assert_whole
-from tests.specrouter.execution.test_cycle_drafting import two_devices
+from tests.modelpool.two_devices import cpu_as_two_devices
 from tests.specrouter.faults import Faults
 
 CHAINS: list[Chain] = [("small", "target"), ("middle", "target"), ("small", "middle", "target")]
@@ -47,10 +47,7 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
     for model in settings["pool"]["models"]:
         model["threads"] = 1
     settings["engine"] |= {"max_requests": 5, "overlap_drafting": True, "hang_timeout_s": 1.0}
-    with (
-        mock.patch("modelpool.device_manager.read_devices", two_devices),
-        ChainRouter.from_config(settings) as router,
-    ):
+    with cpu_as_two_devices(), ChainRouter.from_config(settings) as router:
         yield router
         assert_whole(router)
 

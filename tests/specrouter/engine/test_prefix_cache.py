@@ -129,6 +129,22 @@ def test_drafters_do_not_read_again_either(router: ChainRouter) -> None:
     assert second.token_ids == first.token_ids
 
 
+@pytest.mark.parametrize(
+    "speculation", ["off", Speculation(CHAIN[:1] + CHAIN[2:], 4), Speculation(CHAIN, 3, 2)]
+)
+def test_the_first_repeat_hits_all_of_a_prompt_and_drafts_are_as_good(
+    router: ChainRouter, speculation: Any
+) -> None:
+    """No block of a hit is lost to drafters, nor a repeat, nor what they have read."""
+    prompt = text(11, 140)
+    [first] = router.generate(prompt, PLAIN, speculation=speculation)
+    [again] = router.generate(prompt, PLAIN, speculation=speculation)
+    assert (first.metrics.cached_tokens, again.metrics.cached_tokens) == (0, 139)
+    assert again.token_ids == first.token_ids
+    assert again.metrics.accepted_tokens >= first.metrics.accepted_tokens
+    assert again.metrics.cycles <= first.metrics.cycles
+
+
 def test_samples_of_a_prompt_read_it_once(router: ChainRouter) -> None:
     prompt, params = text(6, 120), replace(PLAIN, n=4, temperature=1.0, seed=9)
     handles = router.submit_all(prompt, params)

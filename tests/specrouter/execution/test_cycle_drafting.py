@@ -12,7 +12,6 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig, validate_config
-from modelpool.device_manager import DeviceInfo
 from processors import (
     ActiveModel,
     DraftProcessor,
@@ -27,17 +26,13 @@ from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.request.params import Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
+from tests.modelpool.two_devices import two_devices
 from tests.specrouter.execution.test_executor import FOUR, NOBODY, SETTINGS, Bench
 from tests.specrouter.faults import PATIENCE_S
 
 PAIR: Chain = ("small", "target")
 TRIPLE: Chain = ("small", "middle", "target")
 FIRST, SECOND = [0, 1], [2, 3]  # rows of the halves
-
-
-def two_devices() -> list[DeviceInfo]:
-    """Both are the CPU. The target, which is placed first, is alone on its own."""
-    return [DeviceInfo("cpu:0", 2**34 + 1, 2**34), DeviceInfo("cpu:1", 2**34, 2**34)]
 
 
 @pytest.fixture(scope="module")
