@@ -56,40 +56,43 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
         config = config.with_fresh_times()
     pool = ModelPool.from_config(config.pool)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
+
+    def tokenize(text: str) -> Sequence[int]:
+        ids: Sequence[int] = pool.tokenizer(text)["input_ids"]
+        return ids
+
     progress.note(f"loading {pool.target}")
     with ChainRouter.from_config(config) as router:
-        simulated = None if options.simulate is None else _simulated(router, options.simulate)
-        bench = LoadBench(
-            simulated or OwnService(router),
-            lambda text: pool.tokenizer(text)["input_ids"],
-            texts,
-            options,
-            progress,
-            simulated,
-        )
+        bench = LoadBench(OwnService(router), tokenize, texts, options, progress)
+        if options.simulate is not None:
+            bench.settle(points[0])
+            machine = simulated_machine(router)
+            service = SimulatedService(machine, options.simulate, config.trees)
+            bench = LoadBench(service, tokenize, texts, options, progress, service)
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
         return {"conditions": {**conditions(router), **rows, **_asked(options, bench)}, **measured}
 
 
-def _simulated(router: ChainRouter, acceptance: float) -> SimulatedService:
-    """With the router's measured times of the target and its smallest drafter."""
+def simulated_machine(router: ChainRouter) -> Machine:
+    """The router's measured times of the target and its smallest drafter, and of its own work
+    around their forwards, on the machine as it is: what it has served so far has taught it both.
+    Raises `ConfigError`."""
     pool, known = router.pool, router.performance()
     drafters = [n for n in pool.names if n in known.times and n != pool.target]
     with_weights = [name for name in drafters if not pool.is_weightless(name)]
     if not with_weights:
         raise ConfigError("--simulate", "the pool has no drafter with weights that is loaded")
     names, engine = (with_weights[0], pool.target), router.config.engine
-    machine = Machine(
+    return Machine(
         pool.target,
-        {name: known.times[name] for name in names},
+        {name: known.times[name].scaled(known.machine) for name in names},
         {name: known.parameters[name] for name in names},
         engine.prefill_chunk,
         engine.max_requests,
         engine.kv_budget_tokens,
-        stages=known.stages,
+        stages={name: curve.scaled(known.machine) for name, curve in known.stages.items()},
     )
-    return SimulatedService(machine, acceptance, router.config.trees)
 
 
 def _measure_machine(

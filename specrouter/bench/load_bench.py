@@ -23,12 +23,13 @@ from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
 from specrouter.sim.replay import Clock, LoadRequest, Outcome, Service, replay
-from specrouter.slo.policies import BASELINES
+from specrouter.slo.policies import BASELINES, POLICIES
 
 _BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32
 _READING_RUNS = 3
 _SETTLING_REQUESTS = 10
+_DEFAULT = "slo"  # with which the models are timed where only simulated policies are asked for
 _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
 _NOTE_S = 10.0  # between two lines that stay, about a run
@@ -67,7 +68,8 @@ class LoadBench:
 
     def run(self, points: Sequence[Point]) -> dict[str, Any]:
         """`points` with the figures of each policy, and the `series` of the first one."""
-        self._settle(points[0])
+        if self._options.server is None and self._options.simulate is None:
+            self.settle(points[0])
         self.baseline_ms = self.measure_baseline(points[0])
         self._progress.note(f"baseline latency {self.baseline_ms:.2f} ms a token")
         if self._options.ttft_slowdown is not None:
@@ -79,12 +81,13 @@ class LoadBench:
         results = zip(points, measured, strict=True)
         return {"points": [point_result(*pair) for pair in results], "series": shown}
 
-    def _settle(self, point: Point) -> None:
+    def settle(self, point: Point) -> None:
         """Drafters are loaded, timed and tried before anything counts, at several loads."""
-        names = [name for name in self._options.policies if name != "target-only"]
-        is_settled = self._options.server is not None or self._options.simulate is not None
-        if is_settled or not names:
+        asked = [name for name in self._options.policies if name != "target-only"]
+        names = [name for name in asked if POLICIES[name].is_live]
+        if not names and self._options.simulate is None:
             return
+        names = names or [_DEFAULT]
         requests = self._requests(point, 0)[:_SETTLING_REQUESTS]
         for name in names[-1:] * 2 + names[:1]:
             self._progress.show(f"settling: {name}")
