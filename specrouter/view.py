@@ -24,6 +24,8 @@ Ints = NDArray[np.int64]
 Override = tuple[int | None, int | None]  # depth and width that requests ask for; None: left open
 SCHEDULED: Override = (None, None)
 
+LEAST_PACE_MARGIN = 0.1  # of `EngineView.pace_margin`; where nothing has been learned yet
+
 
 @dataclass(frozen=True)
 class ChainDecision:
@@ -165,6 +167,7 @@ class EngineView:
         available: models that are not in quarantine.
         loaded: models that could draft at once.
         output_tokens: usual lengths of outputs by SLO class, None: of those without one.
+        pace_margin: share of every TPOT that admission keeps back for what it cannot foresee.
     """
 
     cycle: int
@@ -178,6 +181,7 @@ class EngineView:
     performance: PerformanceSnapshot
     standing: Standing = field(default_factory=Standing)
     output_tokens: Mapping[str | None, float] = field(default_factory=dict)
+    pace_margin: float = LEAST_PACE_MARGIN
 
     @cached_property
     def by_row(self) -> dict[int, RequestView]:

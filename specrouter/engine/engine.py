@@ -52,6 +52,7 @@ from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
 from specrouter.routing.scheduler import Models
 from specrouter.slo.admission import Admission
+from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, Standing
 from statemgr import StateManager
 
@@ -88,11 +89,15 @@ class Engine:
             engine.overlap_drafting,
         )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
-        lengths = OutputLengths()
-        self._views = ViewBuilder(pool, self._manager, self._executor, self.profiler, lengths)
+        lengths, margin = OutputLengths(), PaceMargin()
+        self._views = ViewBuilder(
+            pool, self._manager, self._executor, self.profiler, lengths, margin
+        )
         self._quarantine = Quarantine()
         meter = RequestMeter(pool.target, config.slo_classes)
-        self._book = RequestBook(self._executor, SloAccounts(), meter, self._faults, lengths)
+        self._book = RequestBook(
+            self._executor, SloAccounts(), meter, self._faults, lengths, margin=margin
+        )
         self._delivery = Delivery(self._book, self._quarantine, self.decode_counts, self._faults)
         weightless = {name for name in pool.names if pool.is_weightless(name)}
         self._planning = CyclePlanning(

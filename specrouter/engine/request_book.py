@@ -20,6 +20,7 @@ from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.output import UNATTAINABLE, Delta, Feasible, FinishReason
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.slo.admission import Admission
+from specrouter.slo.serve.pace_margin import PaceMargin
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 @dataclass
 class RequestBook:
     """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
-    that ended by themselves.
+    that ended by themselves. `margin`: that admission keeps back.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
@@ -43,6 +44,7 @@ class RequestBook:
     waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
+    margin: PaceMargin = field(default_factory=PaceMargin)
     is_abandoned: bool = False
 
     def __iter__(self) -> Iterator[RunningRequest]:
@@ -63,6 +65,7 @@ class RequestBook:
         self.waiting, self.admissions = before.waiting, before.admissions
         self.prefixes = before.prefixes
         self.slo_accounts, self.meter = before.slo_accounts, before.meter
+        self.margin.value = before.margin.value
 
     def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
@@ -77,6 +80,8 @@ class RequestBook:
         if rejected:
             self.end_all([(one, "error", _unattainable(one)) for one in rejected])
         rows = self.admit([waiting[one] for one in admission.admitted if not waiting[one].finished])
+        for each in admission.promised & rows.keys():
+            waiting[each].is_promised = True
         with self.faults.part("accounts"):
             came = [(waiting[one], admission.slack.get(one)) for one in rows]
             declined = [waiting[one] for one in admission.declined]
@@ -190,6 +195,8 @@ class RequestBook:
             with self.faults.part("learning"):
                 slo_class = None if request.objective is None else request.objective.slo_class
                 self.lengths.record(slo_class, metrics.output_tokens)
+                if request.is_promised and metrics.kept_pace is not None:
+                    self.margin.note(kept=metrics.kept_pace)
 
 
 def _unattainable(request: RunningRequest) -> str:

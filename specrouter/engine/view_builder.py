@@ -12,6 +12,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
+from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import StateManager, TokenChain
 
@@ -27,12 +28,14 @@ class ViewBuilder:
         executor: Executor,
         profiler: PerformanceProfiler,
         lengths: OutputLengths,
+        margin: PaceMargin,
     ) -> None:
         self._pool = pool
         self._manager = manager
         self._executor = executor
         self._profiler = profiler
         self._lengths = lengths
+        self._margin = margin
         self._models = [name for name in pool.names if not pool.is_weightless(name)]
         self._drafters = [name for name in self._models if name != pool.target]
         self._snapshot: PerformanceSnapshot | None = None
@@ -67,6 +70,7 @@ class ViewBuilder:
             self._performance(cycle, standing),
             standing,
             self._output_tokens,
+            self._margin.value,
         )
 
     def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:

@@ -53,6 +53,17 @@ class RequestMetrics:
     attained_stages: tuple[bool, ...] = ()
     cached_tokens: int = 0
 
+    @property
+    def kept_pace(self) -> bool | None:
+        """Did it keep its TPOT, that of every stage? None: none was asked for, or no token came
+        after the first."""
+        if self.objective is None or self.tpot_ms is None:
+            return None
+        if self.objective.stages:
+            return all(self.attained_stages)
+        asked_ms = self.objective.tpot_ms
+        return None if asked_ms is None else self.tpot_ms <= asked_ms * (1.0 + 1e-9)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "ttft_ms": self.ttft_ms,

@@ -40,6 +40,7 @@ class RunningRequest:
         pace: of its output, by its stages.
         preemptions: rows that were taken from it. `cached_tokens`: that it did not have to read.
         is_declined: its objective will not be attained: it has none from now on, or it ends.
+        is_promised: it was given a row to attain its objective.
         feasible: what could have been attained instead, where that was asked.
 
     Raises `RequestError` where the tokens of the earlier attempt already end the text.
@@ -56,6 +57,7 @@ class RunningRequest:
         self.objective: Objective | None = spec.objective
         self.row: int | None = None
         self.preemptions, self.cached_tokens, self.is_declined = 0, 0, False
+        self.is_promised = False
         self.feasible: Feasible | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)

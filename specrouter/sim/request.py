@@ -24,6 +24,7 @@ class SimulatedRequest:
         tier: that policies are told of it: its category, if it has an objective.
         tokens: of its output so far; `cycles`: that brought them.
         is_declined: policies were told that its objectives will not be attained.
+        is_promised: it was given a row to attain them.
         commits: when tokens came, and how many; noted for requests with stages, and for those that
             are judged by runs of ten tokens.
         waiting_view: of it before it ran, which does not change.
@@ -41,6 +42,7 @@ class SimulatedRequest:
     last_s: float = math.nan
     is_cancelled: bool = False
     is_declined: bool = False
+    is_promised: bool = False
     commits: list[tuple[float, int]] = field(default_factory=list)
     waiting_view: RequestView | None = None
     drafts: int = 0
@@ -133,6 +135,17 @@ class SimulatedRequest:
         stages = self._attained_stages()
         worst_ms = self._worst_run_ms(1, self.tokens) if self.request.judges_runs else None
         return Answer(ttft_ms, tpot_ms, self.tokens, accepted, error, stages, worst_ms)
+
+    @property
+    def kept_pace(self) -> bool:
+        """Did it keep the TPOT of its stages, or its only one?"""
+        answer, asked = self.answer(), self.request
+        if asked.stages:
+            return all(answer.attained_stages)
+        pace_ms = answer.worst_run_ms if asked.judges_runs else answer.tpot_ms
+        if pace_ms is None or asked.objective_ms is None:
+            return True
+        return pace_ms <= asked.objective_ms
 
     def _attained_stages(self) -> tuple[bool, ...]:
         stages, ends = self.request.stages, self._stage_ends()

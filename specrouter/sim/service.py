@@ -29,6 +29,7 @@ from specrouter.sim.text import SimulatedTexts
 from specrouter.sim.view_builder import SimulatedViews
 from specrouter.slo.admission import Admission, AdmissionPolicy
 from specrouter.slo.policies import POLICIES, RouterPolicy
+from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView
 
 _WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
@@ -93,7 +94,8 @@ class SimulatedService:
         draws = np.random.default_rng(0)
         self._rows, self._knowledge = rows, knowledge
         self._executor = SimulatedExecutor(machine, texts, rows, knowledge, draws)
-        self._views = SimulatedViews(machine, rows)
+        self._margin = PaceMargin()
+        self._views = SimulatedViews(machine, rows, self._margin)
         self._running, self._waiting = {}, []
         self._cycle = 0
 
@@ -172,9 +174,11 @@ class SimulatedService:
         return elapsed_ms
 
     def _retire(self) -> None:
-        for row in [row for row, one in self._running.items() if one.is_done]:
+        for row, request in [each for each in self._running.items() if each[1].is_done]:
             self._rows.close(row)
             del self._running[row]
+            if request.is_promised and not request.is_cancelled:
+                self._margin.note(kept=request.kept_pace)
         if any(one.is_done for one in self._waiting):
             self._waiting = [one for one in self._waiting if not one.is_done]
 
@@ -217,6 +221,7 @@ class SimulatedService:
             committed = request.prompt_tokens + request.tokens
             placed[each] = row = self._rows.open(committed, request.reserve_tokens)
             request.row = row
+            request.is_promised |= each in admission.promised
             self._running[row] = request
         budget = self.machine.kv_tokens
         assert budget is None or self._rows.reserved_tokens <= budget, "beyond the memory"

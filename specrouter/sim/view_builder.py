@@ -10,6 +10,7 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.sim.machine import Machine
 from specrouter.sim.request import SimulatedRequest
 from specrouter.sim.rows import SimulatedRows, slots_for
+from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView, Standing
 
 
@@ -17,6 +18,7 @@ from specrouter.view import EngineView, RequestView, Standing
 class SimulatedViews:
     machine: Machine
     rows: SimulatedRows
+    margin: PaceMargin
     _models: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class SimulatedViews:
             self._models,
             performance,
             standing,
+            pace_margin=self.margin.value,
         )
 
     def _running(

@@ -38,6 +38,7 @@ class Admission:
         budget_ms: what the cycle may take; None: without bound.
         slack: of admitted requests with objectives, by id: by which share these could be tighter;
             of a few, where many are admitted at once.
+        promised: those of `admitted` whose objectives are meant to be attained.
     """
 
     admitted: tuple[int, ...] = ()
@@ -50,6 +51,7 @@ class Admission:
     budget_nodes: int | None = None
     budget_ms: float | None = None
     slack: Mapping[int, float] = field(default_factory=dict)
+    promised: frozenset[int] = frozenset()
 
     @property
     def has_budget(self) -> bool:

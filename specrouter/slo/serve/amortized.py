@@ -50,11 +50,13 @@ class Amortized:
     strict: for prompts that can wait.
     chunk: prompt tokens that a cycle reads at most.
     is_sum: `times` are sums of forwards, as the planner predicts them.
+    margin: share of every TPOT that is kept back, if it is more than prompts to come need.
     """
 
     strict: Pacing
     chunk: int
     is_sum: bool = True
+    margin: float = 0.0
     leaves_decoding: ClassVar[bool] = True
 
     @property
@@ -173,7 +175,7 @@ class Amortized:
         unread = sum(each.tokens for each in load.prompts)
         paces = load.tpot_ms - self._token_ms * unread / load.left
         coming = [each.tpot_ms for each in load.prompts if np.isfinite(each.tpot_ms)]
-        paces = np.concatenate((paces, coming)) * (1.0 - _MARGIN)
+        paces = np.concatenate((paces, coming)) * (1.0 - max(_MARGIN, self.margin))
         if not len(paces):
             return Reserved(self.times, load.others)
         if paces.min() < self.fastest_ms:

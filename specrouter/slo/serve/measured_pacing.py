@@ -7,6 +7,8 @@ Pure but for what is remembered: the same view gives the same pacing. It is made
 snapshot of the measurements is, or the load differs: most cycles find it made.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from specrouter.profile.batch_time import CurveTime
@@ -18,12 +20,12 @@ from specrouter.request.params import Chain
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import PacingOf
-from specrouter.view import SCHEDULED, EngineView
+from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, EngineView
 from statemgr.row_groups import KV_QUANTUM, READING_QUERIES
 
 
 def measured_pacing(
-    target: str, prefill_chunk: int, most_tokens: int, margin: float = 0.1
+    target: str, prefill_chunk: int, most_tokens: int, margin: float = LEAST_PACE_MARGIN
 ) -> PacingOf:
     """Args:
     prefill_chunk: prompt tokens of a batch while nobody decodes who has an objective.
@@ -56,15 +58,21 @@ def measured_pacing(
     return pacing_of
 
 
-def amortized(pacing_of: PacingOf, chunk: int) -> PacingOf:
-    """The same, where a prompt's time may be made good later. `chunk`: of prompts, in a cycle."""
-    last: list[Amortized] = []
+def amortized(pacing_of: PacingOf, chunk: int, is_sum: bool = True) -> PacingOf:
+    """The same, where a prompt's time may be made good later, with the margin of the view.
+
+    Args:
+        chunk: of prompts, in a cycle.
+        is_sum: see `Amortized`.
+    """
+    last: list[tuple[Pacing, Amortized]] = []
 
     def amortized_of(view: EngineView) -> Pacing:
-        strict = pacing_of(view)
-        if not last or last[0].strict is not strict:
-            last[:] = [Amortized(strict, chunk)]
-        return last[0]
+        strict, margin = pacing_of(view), view.pace_margin
+        if not last or last[0][0] is not strict or last[0][1].margin != margin:
+            kept = replace(strict, margin=margin) if isinstance(strict, Speculative) else strict
+            last[:] = [(strict, Amortized(kept, chunk, is_sum, margin))]
+        return last[0][1]
 
     return amortized_of
 

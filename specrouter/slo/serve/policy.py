@@ -116,7 +116,8 @@ class _Decision:
         load = load.joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort(asked)
-        return self._written(asked, load, batch, fixed)
+        admission = self._written(asked, load, batch, fixed)
+        return replace(admission, promised=frozenset(prompt.id for prompt in came))
 
     # Who is admitted
 

@@ -9,6 +9,7 @@ from specrouter.engine.admission_queue import AdmissionQueue
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta
+from specrouter.slo.admission import Admission
 
 
 class Rows:
@@ -61,7 +62,7 @@ class Request:
         self.spec: Any = name
         self.continuation: Any = name
         self.objective = None
-        self.is_declined = self.rejects = False
+        self.is_declined = self.rejects = self.is_promised = self.finished = False
         self.handle = Handle(number)
         self.row: int | None = None
         self.admission_key = self.submitted_s = float(number)
@@ -200,3 +201,28 @@ def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> Non
     assert list(after.waiting) == [waiting]
     assert after.slo_accounts is before.slo_accounts
     assert after.admissions is before.admissions
+
+
+@pytest.mark.parametrize(
+    ("is_promised", "kept", "reason", "moves"),
+    [
+        (True, False, "length", True),
+        (True, False, "cancelled", False),  # its caller's doing
+        (False, False, "length", False),  # nothing was promised
+        (True, None, "length", False),  # nothing to be judged
+    ],
+)
+def test_a_promise_that_was_not_kept_widens_the_margin_of_admission(
+    is_promised: bool, kept: bool | None, reason: Any, moves: bool
+) -> None:
+    book, (request,) = book_of("a")
+    book.follow_admission(
+        1, Admission((0,), promised=frozenset({0} if is_promised else ())), {0: request}
+    )
+    assert request.is_promised == is_promised
+    before = book.margin.value
+    output: Any = SimpleNamespace(
+        metrics=SimpleNamespace(kept_pace=kept, output_tokens=3), finish_reason=reason, error=None
+    )
+    book.conclude(request, Delta(finish_reason=reason, output=output))
+    assert (book.margin.value > before) == moves

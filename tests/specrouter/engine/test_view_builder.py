@@ -8,6 +8,7 @@ from specrouter import SLO, SamplingParams, Speculation
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.objective import resolve
+from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, Standing
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
 
@@ -78,7 +79,8 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
 ) -> None:
     engine = bench.engine
     views = ViewBuilder(
-        bench.pool, engine._manager, engine._executor, engine.profiler, OutputLengths()
+        *(bench.pool, engine._manager, engine._executor, engine.profiler),
+        *(OutputLengths(), PaceMargin()),
     )
 
     def performance(cycle: int, evaluated_at: int = -1) -> int:

@@ -186,7 +186,8 @@ def test_the_planner_chooses_how_requests_decode() -> None:
     assert found.admitted
     assert found.chunks
     plain = Admission(found.admitted, found.chunks, found.waits_for_memory, (), found.declined)
-    assert replace(found, budget_ms=None) == plain
+    assert found.promised == set(found.admitted)
+    assert replace(found, budget_ms=None, promised=frozenset()) == plain
     assert slo(lambda _: STRICT, CHUNK)(seen).depths
 
 

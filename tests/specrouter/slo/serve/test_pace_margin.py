@@ -1,0 +1,77 @@
+"""The margin of admission settles where few of those that it promised miss their pace."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specrouter.profile.batch_time import CurveTime
+from specrouter.request.objective import Objective, Stage
+from specrouter.request.output import RequestMetrics
+from specrouter.slo.serve.measured_pacing import amortized
+from specrouter.slo.serve.pace_margin import PaceMargin
+from specrouter.slo.serve.pacing import Speculative
+from specrouter.view import LEAST_PACE_MARGIN
+from tests.specrouter.predictions import rising
+from tests.specrouter.slo.serve.test_measured_pacing import view
+
+MOST = 0.35
+KNOWN_TIMES = CurveTime(rising(50.0, 0.5), 1.0)
+
+
+def margin_after(share_missed: float, ended: int = 4_000) -> float:
+    margin, drawn = PaceMargin(), np.random.default_rng(0).random(ended)
+    for each in drawn:
+        margin.note(kept=bool(each >= share_missed))
+    return margin.value
+
+
+def test_who_keeps_all_promises_keeps_back_little_and_who_breaks_many_keeps_back_most() -> None:
+    assert margin_after(0.0) == LEAST_PACE_MARGIN
+    assert margin_after(0.01) < 0.2
+    assert margin_after(0.2) == pytest.approx(MOST, abs=0.05)
+
+
+def test_it_rests_where_one_of_twenty_one_misses() -> None:
+    margin = PaceMargin(0.25)
+    for kept in (*[True] * 20, False):
+        margin.note(kept=kept)
+    assert margin.value == pytest.approx(0.25)
+
+
+def test_where_a_larger_margin_brings_fewer_misses_it_finds_the_one_where_few_miss() -> None:
+    """Misses fall from 40% at a margin of a tenth to none at a third."""
+    margin, draws = PaceMargin(), np.random.default_rng(1)
+    seen = []
+    for each in draws.random(6_000):
+        missing = 0.4 * (1.0 - (margin.value - 0.1) / 0.2333)
+        margin.note(kept=bool(each >= missing))
+        seen.append(margin.value)
+    assert np.mean(seen[1_000:]) == pytest.approx(0.1 + 0.2333 * (1 - 1 / 21 / 0.4), abs=0.02)
+
+
+def metrics(tpot_ms: float | None, asked: Objective | None, *stages: bool) -> RequestMetrics:
+    return RequestMetrics(5.0, tpot_ms, 2.0, 4, {}, 3, 8, asked, attained_stages=stages)
+
+
+def test_a_pace_is_kept_whatever_became_of_the_first_token() -> None:
+    asked = Objective(20.0, ttft_ms=1.0)  # which 5 ms have missed
+    assert metrics(19.0, asked).kept_pace is True
+    assert metrics(20.0, asked).kept_pace is True
+    assert metrics(21.0, asked).kept_pace is False
+    assert metrics(None, asked).kept_pace is None
+    assert metrics(19.0, None).kept_pace is None
+    assert metrics(19.0, Objective(None, 1.0)).kept_pace is None
+    staged = Objective(None, None, stages=(Stage(10.0, until_tokens=2), Stage(30.0)))
+    assert metrics(19.0, staged, True, True).kept_pace is True
+    assert metrics(19.0, staged, False, True).kept_pace is False
+
+
+def test_the_views_margin_is_kept_back_of_strict_and_of_amortized_paces() -> None:
+    strict = Speculative(KNOWN_TIMES, 0.7, 20.0)
+    pacing_of = amortized(lambda _: strict, 64)
+    first = pacing_of(view(4))
+    assert pacing_of(view(4)) is first
+    wide = pacing_of(replace(view(4), pace_margin=0.3))
+    assert first.strict.margin == LEAST_PACE_MARGIN  # type: ignore[attr-defined]
+    assert (wide.margin, wide.strict.margin) == (0.3, 0.3)  # type: ignore[attr-defined]
