@@ -17,11 +17,12 @@ def total(every: Iterable[Figures]) -> Figures:
 
 
 def total_state(every: Iterable[EngineState]) -> EngineState:
-    """The tightest objective is no sum."""
+    """The tightest objective is no sum, and of margins the widest is told."""
     states = list(every)
     tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
     summed = total(replace(one, tightest_tpot_ms=0.0) for one in states)
-    return replace(summed, tightest_tpot_ms=min(tightest, default=None))
+    widest = max(one.pace_margin for one in states)
+    return replace(summed, tightest_tpot_ms=min(tightest, default=None), pace_margin=widest)
 
 
 def _added(one: Any, other: Any) -> Any:

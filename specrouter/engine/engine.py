@@ -182,6 +182,7 @@ class Engine:
             min((each for each in promised if each is not None), default=None),
             manager.cached_slots,
             replace(manager.cache_counts),
+            self._book.margin.value,
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specrouter.view import LEAST_PACE_MARGIN
 from statemgr import CacheCounts
 
 
@@ -21,6 +22,7 @@ class EngineState:
         control_faults: failures by part of the control plane, see `FaultGuard`.
         kv_cached_tokens: of cached prefixes; they have what is not reserved.
         cache: what the prefix cache was good for.
+        pace_margin: share of every TPOT objective that admission keeps back now.
     """
 
     running: int
@@ -37,3 +39,4 @@ class EngineState:
     tightest_tpot_ms: float | None = None
     kv_cached_tokens: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
+    pace_margin: float = LEAST_PACE_MARGIN

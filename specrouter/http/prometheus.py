@@ -42,6 +42,11 @@ class RouterCollector(Collector):
         yield from router.ended_requests()
         yield from _requests(state, decoded)
         yield from objective_metrics(router.slo_accounts, router.slo_classes)
+        yield gauge(
+            "specrouter_slo_pace_margin_ratio",
+            "Share of every TPOT objective that admission keeps back.",
+            state.pace_margin,
+        )
         yield from model_metrics(router.pool.names, state, totals, known)
         yield from estimate_metrics(known)
         yield from _chains(decoded, totals)
