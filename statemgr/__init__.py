@@ -6,20 +6,27 @@ from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
+from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import StateManager, row_slots, row_tokens
 
 __all__ = [
     "CacheCounts",
     "CacheUse",
     "ForwardView",
+    "KVFormat",
+    "KVMismatchError",
     "KVStore",
     "LayerShape",
     "ModelState",
     "NgramTable",
+    "RowKV",
     "StateManager",
     "TokenChain",
     "TreeMask",
     "TreePaths",
+    "check_kv",
+    "export_row",
+    "import_row",
     "row_slots",
     "row_tokens",
 ]

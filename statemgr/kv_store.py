@@ -51,6 +51,10 @@ class KVStore:
         return sum(tensor.nbytes for tensor in self._tensors)
 
     @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    @property
     def devices(self) -> tuple[torch.device, ...]:
         """The devices of the layers, each once."""
         return tuple(dict.fromkeys(tensor.device for tensor in self._tensors))

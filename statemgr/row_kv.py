@@ -1,0 +1,179 @@
+"""RowKV: keys and values of a row's tokens outside of any store, for another process to go on from.
+
+Contract: contiguous memory of the host that any transport can carry, with a header by which whoever
+takes it sees whether it fits. The bits are the store's, of any dtype, since memory is carried as
+bytes; neither batches nor places in stores play a part. What was read so far may be exported piece
+by piece, and is imported in the same order.
+
+Not here: how the bytes travel, and which model a row goes on with.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from statemgr.kv_store import KVStore
+from statemgr.model_state import ModelState
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class KVMismatchError(ValueError):
+    """Keys and values that a row must not go on from."""
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """What keys and values are of.
+
+    Attributes:
+        model: a fingerprint of all that their bits depend on beside the tokens.
+        dtype: such as `bfloat16`.
+        layers: KV heads and head dimension of each.
+    """
+
+    model: str
+    dtype: str
+    layers: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, store: KVStore, model: str) -> "KVFormat":
+        """Raises `ValueError` where layers are of different dtypes."""
+        keys = [store.layer(number)[0] for number in range(store.layers)]
+        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in keys})
+        if len(dtypes) > 1:
+            raise ValueError(f"layers of different dtypes: {', '.join(dtypes)}")
+        return cls(model, dtypes[0], tuple((each.shape[1], each.shape[2]) for each in keys))
+
+    @property
+    def token_bytes(self) -> int:
+        """Of all layers."""
+        item = torch.empty(0, dtype=getattr(torch, self.dtype)).element_size()
+        return sum(2 * heads * dim * item for heads, dim in self.layers)
+
+
+@dataclass(frozen=True, eq=False)
+class RowKV:
+    """Of the tokens at positions `start .. start + count - 1`.
+
+    Attributes:
+        text: a digest of all tokens up to the last of them.
+        data: [count * format.token_bytes], layer after layer, keys before values, each of them
+            [count, kv_heads, head_dim]. It may be read-only.
+    """
+
+    format: KVFormat
+    start: int
+    count: int
+    text: str
+    data: Bytes
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+def export_row(
+    state: ModelState, row: int, start: int, stop: int, committed: Ints, model: str
+) -> RowKV:
+    """What a row has of the positions `start .. stop - 1`, copied.
+
+    Args:
+        committed: the row's tokens, [n].
+        model: see `KVFormat`.
+    """
+    assert 0 <= start < stop <= int(state.lengths(np.array([row]))[0]), "it has not read so far"
+    store, slots = state.store, state.slots_of(row, stop)[start:]
+    form = KVFormat.of(store, model)
+    data: Bytes = np.empty(len(slots) * form.token_bytes, dtype=np.uint8)
+    is_run = slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all())
+    index = torch.from_numpy(slots)
+    for part, piece in _pieces(store, data):
+        if is_run:
+            taken = part.narrow(0, int(slots[0]), len(slots))
+        else:
+            taken = part.index_select(0, index.to(part.device))
+        piece[:] = _bytes_of(taken.cpu())
+    return RowKV(form, start, len(slots), _digest(committed[:stop]), data)
+
+
+def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: str) -> int:
+    """Appends what a row lacks of `kv`; what it has stays. Returns how many tokens were added.
+
+    Args: see `export_row`.
+
+    Raises:
+        KVMismatchError: it is of another model or text, or does not follow what the row has.
+    """
+    held = int(state.lengths(np.array([row]))[0])
+    check_kv(state, kv, held, committed, model)
+    added = kv.stop - held
+    if added <= 0:
+        return 0
+    positions = np.arange(held, kv.stop)
+    numbers = state.append(np.array([row]), np.array([added]), committed[positions], positions)
+    first = int(state.layout.flat(numbers[:1])[0])  # appended slots are consecutive
+    try:
+        for part, piece in _pieces(state.store, kv.data):
+            token = len(piece) // kv.count
+            _write(part.narrow(0, first, added), piece[(held - kv.start) * token :])
+    except BaseException:
+        state.free(row)
+        raise
+    return added
+
+
+def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: str) -> None:
+    """Whether a row that has read `held` tokens may go on from `kv`. Raises `KVMismatchError`."""
+    own, theirs = KVFormat.of(state.store, model), kv.format
+    if theirs.model != own.model:
+        raise KVMismatchError(f"of the model {theirs.model}, not {own.model}")
+    if theirs.dtype != own.dtype:
+        raise KVMismatchError(f"in {theirs.dtype}, not {own.dtype}")
+    if theirs.layers != own.layers:
+        raise KVMismatchError(f"of layers {theirs.layers}, not {own.layers}")
+    if kv.data.dtype != np.uint8 or kv.data.shape != (kv.count * own.token_bytes,):
+        expected = f"{kv.count} x {own.token_bytes} bytes"
+        raise KVMismatchError(f"{kv.data.dtype} {kv.data.shape}, not {expected}")
+    if kv.start > held:
+        raise KVMismatchError(f"from position {kv.start} on, where the row has {held}")
+    if kv.stop >= len(committed):
+        raise KVMismatchError(f"of {kv.stop} tokens, where {len(committed)} are committed")
+    if kv.text != _digest(committed[: kv.stop]):
+        raise KVMismatchError("of another text")
+
+
+def _pieces(store: KVStore, data: Bytes) -> Iterator[tuple[Tensor, Bytes]]:
+    """Keys or values of each layer, [slots, kv_heads, head_dim], and their part of the bytes."""
+    parts = [part for number in range(store.layers) for part in store.layer(number)]
+    sizes = [part[0].numel() * part.element_size() for part in parts]
+    count, start = len(data) // sum(sizes), 0
+    for part, size in zip(parts, sizes, strict=True):
+        yield part, data[start : start + count * size]
+        start += count * size
+
+
+def _bytes_of(tensor: Tensor) -> Bytes:
+    """The memory of a contiguous tensor of the host, flat, not copied."""
+    flat: Bytes = tensor.view(torch.uint8).numpy().reshape(-1)
+    return flat
+
+
+def _write(part: Tensor, data: Bytes) -> None:
+    """Fills a contiguous piece of a store."""
+    if part.device.type == "cpu":
+        _bytes_of(part)[:] = data
+        return
+    host = torch.empty(part.shape, dtype=part.dtype)
+    _bytes_of(host)[:] = data
+    part.copy_(host)
+
+
+def _digest(tokens: Ints) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(tokens).tobytes(), digest_size=12).hexdigest()
