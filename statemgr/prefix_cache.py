@@ -81,6 +81,7 @@ class CacheCounts:
         lookups: requests that were looked for; `hits`: that found something.
         lookup_tokens: of these requests; `cached_tokens`: that they did not read again.
         failures: copies that failed, whose tokens were read again.
+        imported_tokens: whose keys and values came from another process.
     """
 
     lookups: int = 0
@@ -89,6 +90,7 @@ class CacheCounts:
     cached_tokens: int = 0
     evictions: int = 0
     failures: int = 0
+    imported_tokens: int = 0
 
 
 @dataclass

@@ -35,6 +35,8 @@ class Delivery:
     def deliver(self, result: CycleResult, cycle: int, budget_nodes: int | None) -> None:
         """`budget_nodes`: see `CyclePlan`."""
         book = self._book
+        with self._faults.part("prefixes"):
+            self._hand_out()
         for request, _, delta in self._accept(result.commits, budget_nodes):
             if request.finished:
                 book.conclude(request, delta)
@@ -47,6 +49,15 @@ class Delivery:
             failed = self._quarantine.add_all(result.failures, cycle)
             well = {name for commit in result.commits for name in commit.chain[:-1]}
             self._quarantine.forgive(well - failed)
+
+    def _hand_out(self) -> None:
+        """What was read since the last cycle for requests whose texts go on elsewhere."""
+        for row, request in self._book.running.items():
+            if request.spec.prefill_only:
+                part = self._book.executor.hand_over.read_since(row, request.handed_tokens)
+                if part is not None:
+                    request.handed_tokens = part.stop
+                    request.handle.deliver(Delta(index=request.spec.sample, kv=part))
 
     def _accept(self, commits: Sequence[Commit], budget_nodes: int | None) -> News:
         """What the requests make of a cycle's tokens; it is counted before anybody hears of it."""

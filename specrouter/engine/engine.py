@@ -26,6 +26,7 @@ from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
+from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, target_alone
 from specrouter.engine.policies import PolicyRegistry
@@ -87,6 +88,7 @@ class Engine:
             *switches,
             self._faults,
             engine.overlap_drafting,
+            fingerprint_of(config.pool, pool),
         )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
         lengths, margin = OutputLengths(), PaceMargin()
@@ -159,7 +161,8 @@ class Engine:
         manager, names = self._manager, self._pool.names
         states = {name: manager.state(name) for name in names}
         running = list(self._book.running.values())
-        promised = [one.pace.tpot_ms(one.objective) for one in running if not one.is_declined]
+        promising = (one for one in running if not (one.is_declined or one.spec.prefill_only))
+        promised = [one.pace.tpot_ms(one.objective) for one in promising]
         reserved, capacity = manager.reserved_tokens, manager.rows * manager.max_tokens
         if manager.is_bounded:
             reserved, capacity = manager.kv_slots - manager.free_slots, manager.kv_slots
@@ -307,7 +310,7 @@ class Engine:
             book.pace.note_queue(bool(book.waiting), time.perf_counter())
         with self._faults.part("learning"):
             for request in map(book.running.__getitem__, rows.values()):
-                if not request.preemptions:
+                if not request.preemptions and request.spec.kv is None:
                     self.decode_counts.record_prompt(len(request.spec.token_ids))
         return rows
 

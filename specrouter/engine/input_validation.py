@@ -120,6 +120,8 @@ class InputValidation:
             predicted=predicted,
             elapsed_s=asked.elapsed_s,
             arrivals=asked.arrivals,
+            prefill_only=asked.prefill_only,
+            kv=asked.kv,
         )
 
     def _objective(self, slo: SloLike) -> Objective | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
 
+from specrouter.request.handed_kv import HandedKV
 from specrouter.request.lanes import LONG_CHARACTERS, Lane
 from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import RequestError, SamplingParams, Speculation
@@ -20,6 +21,7 @@ class RequestArgs:
     Attributes:
         sample: the one of `params.n` that is asked for; None: all of them.
         generated, elapsed_s, arrivals: what earlier attempts at it brought: see `RequestSpec`.
+        prefill_only, kv: see `RequestSpec`.
     """
 
     prompt: PromptLike
@@ -32,6 +34,8 @@ class RequestArgs:
     sample: int | None = None
     elapsed_s: float = 0.0
     arrivals: tuple[tuple[float, int], ...] = ()
+    prefill_only: bool = False
+    kv: HandedKV | None = None
 
 
 def args_of_each(

@@ -120,6 +120,8 @@ class RequestBook:
                 self.waiting.remove(request)
                 self.executor.open(row, spec)
                 with self.faults.part("prefixes"):
+                    self.executor.hand_over.take(row, spec)
+                with self.faults.part("prefixes"):
                     if not request.preemptions:  # what it finds again after one is its own
                         request.cached_tokens = int(self.executor.prefixes.inherited(row))
                 rows[request.handle.request_id] = row
@@ -191,7 +193,7 @@ class RequestBook:
                 self.prefixes.note(request)
         with self.faults.part("accounts"):
             self.meter.record(delta.output, ended_s - request.submitted_s)
-        if delta.finish_reason in ("eos", "stop", "length"):
+        if delta.finish_reason in ("eos", "stop", "length") and not delta.goes_on:
             with self.faults.part("learning"):
                 slo_class = None if request.objective is None else request.objective.slo_class
                 self.lengths.record(slo_class, metrics.output_tokens)

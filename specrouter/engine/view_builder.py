@@ -117,7 +117,9 @@ class ViewBuilder:
                 texts[number] = text
                 cached = self._executor.prefixes.cached(request.spec, text)
             missed = {name: unread - cached.get(name, 0) for name in self._drafters}
-            left, slots = unread - cached.get(self._pool.target, 0), unread + 1
+            handed = self._executor.hand_over.expected(request.spec)
+            left = unread - max(handed, cached.get(self._pool.target, 0))
+            slots = unread + 1
             slots = self._executor.slots_for(slots)
             views.append(self._view(request, now_s, left, missed, slots, 0))
         self._texts = texts
@@ -144,7 +146,7 @@ class ViewBuilder:
             reserve_tokens,
             max(prompt_left, 0),
             request.remaining,
-            spec.params.max_new_tokens,
+            spec.most_tokens,
             request.row,
             pace.decoded,
             pace.decode_ms(now_s),

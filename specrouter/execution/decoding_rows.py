@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True)
 class _RowFacts:
     prompt_tokens: int
-    max_new_tokens: int
+    most_tokens: int
     logprobs: int | None
     sampled: bool
     has_processors: bool  # of its own
@@ -63,7 +63,7 @@ class DecodingRows:
         params = request.params
         self._facts[row] = _RowFacts(
             len(request.token_ids),
-            params.max_new_tokens,
+            request.most_tokens,
             params.logprobs,
             params.temperature > 0,
             len(params.logits_processors) > 0,
@@ -83,7 +83,7 @@ class DecodingRows:
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
         facts, length = self._facts[row], int(self._manager.counts[row]) + len(tokens)
-        limit = facts.prompt_tokens + facts.max_new_tokens
+        limit = facts.prompt_tokens + facts.most_tokens
         assert length <= limit, "a tree was deeper than the request may go"
         self._manager.extend(row, tokens)
         self.sampler.extend(row, tokens.tolist())
@@ -95,7 +95,7 @@ class DecodingRows:
 
     def remaining(self, rows: Ints) -> Ints:
         """[R] tokens that each row may still commit."""
-        limits = [self._facts[row].max_new_tokens for row in rows.tolist()]
+        limits = [self._facts[row].most_tokens for row in rows.tolist()]
         return np.array(limits, dtype=np.int64) - self.output_positions(rows)
 
     def sampled(self, rows: Ints) -> NDArray[np.bool_]:

@@ -31,6 +31,7 @@ from specrouter.execution.cached_prefixes import CachedPrefixes
 from specrouter.execution.commit_stage import CommitStage
 from specrouter.execution.cycle_drafting import CycleDrafting, Turn
 from specrouter.execution.group_draft import GroupDraft
+from specrouter.execution.kv_hand_over import KVHandOver
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import Runtime
@@ -61,6 +62,8 @@ class Executor:
         self._stage = TargetStage(runtime, self._comparison)
         self._commits = CommitStage(runtime)
         self.prefixes = CachedPrefixes(runtime)
+        fingerprint = runtime.settings.fingerprint
+        self.hand_over = KVHandOver(self._pool, self._manager, fingerprint)
 
     def allocate(self, request: RequestSpec) -> int | None:
         """A row for a request; None where there is no row or memory now."""

@@ -27,6 +27,7 @@ class ExecutionSettings:
         guard: told of every forward of a model other than the target.
         prefix_cache: what requests have read is kept for others.
         fresh_times: models are timed anew, whatever an earlier process has kept.
+        fingerprint: of what texts depend on.
         faults: around what no request may depend on.
         overlap_drafting: half of the rows draft while the target verifies the others, where they
             compute on other devices; see `CycleDrafting`.
@@ -40,6 +41,7 @@ class ExecutionSettings:
     prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)
     overlap_drafting: bool = False
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -207,6 +207,11 @@ def _prefixes(state: EngineState) -> Iterator[Metric]:
         "Copies of cached prefixes that failed.",
         counts.failures,
     )
+    yield counter(
+        "specrouter_kv_imported_tokens",
+        "Tokens whose keys and values another replica had read.",
+        counts.imported_tokens,
+    )
     yield gauge(
         "specrouter_kv_cached_tokens",
         "KV cache tokens that hold prefixes of requests that have ended.",

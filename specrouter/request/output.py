@@ -1,9 +1,12 @@
 """What a request gives back: deltas while it runs, one output at its end."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specrouter.request.objective import Objective
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from statemgr import RowKV
 
 # "unserved": the engine has stopped for good before the request had a row.
 FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
@@ -143,6 +146,9 @@ class Delta:
 
     `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`;
     `prompt_logprobs`, where asked for, comes with the first tokens.
+
+    Of a request that is `prefill_only`: `kv` is of what was read since the last such news, which
+    comes before the end; `goes_on` is set with the end, unless the text ends there, too.
     """
 
     text: str = ""
@@ -152,3 +158,5 @@ class Delta:
     index: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    kv: "RowKV | None" = None
+    goes_on: bool = False

@@ -39,6 +39,7 @@ class RunningRequest:
         row: None while it waits.
         pace: of its output, by its stages.
         preemptions: rows that were taken from it. `cached_tokens`: that it did not have to read.
+        handed_tokens: whose keys and values were handed out.
         is_declined: its objective will not be attained: it has none from now on, or it ends.
         is_promised: it was given a row to attain its objective.
         feasible: what could have been attained instead, where that was asked.
@@ -56,8 +57,8 @@ class RunningRequest:
         self.spec, self.handle = spec, handle
         self.objective: Objective | None = spec.objective
         self.row: int | None = None
-        self.preemptions, self.cached_tokens, self.is_declined = 0, 0, False
-        self.is_promised = False
+        self.preemptions, self.cached_tokens, self.handed_tokens = 0, 0, 0
+        self.is_declined = self.is_promised = False
         self.feasible: Feasible | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
@@ -111,8 +112,8 @@ class RunningRequest:
 
     @property
     def remaining(self) -> int:
-        """Tokens that the text may still gain."""
-        return self.spec.params.max_new_tokens - len(self._tokens)
+        """Tokens that it may still gain here."""
+        return self.spec.most_tokens - len(self._tokens)
 
     @property
     def is_late(self) -> bool:
@@ -205,8 +206,10 @@ class RunningRequest:
         """The last delta. Only after a failure of the engine may it be asked for twice."""
         self.finished = True
         index, asked = self.spec.sample, self._logprobs is not None
+        # Of a text that goes on, what is held back is told with its next tokens.
+        goes_on = reason == "length" and len(self._tokens) < self.spec.params.max_new_tokens
         try:
-            text += self._detokenizer.finish()
+            text += "" if goes_on else self._detokenizer.finish()
         except Exception as failure:  # of the tokenizer's own code: the request ends all the same
             logger.exception("request %d: no text", self.handle.request_id)
             if error is None:
@@ -226,7 +229,7 @@ class RunningRequest:
             self.feasible,
         )
         fresh = list(logprobs or ()) if asked else None
-        return Delta(text, list(tokens), reason, output, index, fresh)
+        return Delta(text, list(tokens), reason, output, index, fresh, goes_on=goes_on)
 
     def _stop_reason(self, tokens: Sequence[int]) -> str | int | None:
         by_text = self._detokenizer.stopped_by
@@ -237,7 +240,7 @@ class RunningRequest:
             return "stop"
         if token in self._eos:
             return "eos"
-        if len(self._tokens) >= self.spec.params.max_new_tokens:
+        if len(self._tokens) >= self.spec.most_tokens:
             return "length"
         return None
 

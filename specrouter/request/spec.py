@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specrouter.request.grammar import CompiledGrammar
+from specrouter.request.handed_kv import HandedKV
 from specrouter.request.objective import Objective
 from specrouter.request.params import SamplingParams, Speculation
 
@@ -31,6 +32,9 @@ class RequestSpec:
         arrivals: of the tokens that are `generated`: seconds after that, and how many came
             together. Where there are none, times of tokens count from the first one of this
             attempt.
+        prefill_only: it ends after its first token, and hands out the keys and values of all
+            before it (`Delta.kv`), so that its text can go on elsewhere.
+        kv: that were handed out so: what they are of need not be read.
     """
 
     token_ids: tuple[int, ...]
@@ -47,11 +51,20 @@ class RequestSpec:
     predicted: tuple[int, ...] = ()
     elapsed_s: float = 0.0
     arrivals: tuple[tuple[float, int], ...] = ()
+    prefill_only: bool = False
+    kv: HandedKV | None = None
 
     @property
     def committed(self) -> tuple[int, ...]:
         return self.token_ids + self.generated
 
     @property
+    def most_tokens(self) -> int:
+        """Output tokens at which it ends, those of earlier attempts included."""
+        if self.prefill_only:
+            return len(self.generated) + 1
+        return self.params.max_new_tokens
+
+    @property
     def reserve_tokens(self) -> int:
-        return len(self.token_ids) + self.params.max_new_tokens
+        return len(self.token_ids) + self.most_tokens

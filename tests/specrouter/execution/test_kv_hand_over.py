@@ -1,0 +1,162 @@
+"""A request goes on at another engine from what one has read, with the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter import ChainRouter, RequestOutput, SamplingParams
+from specrouter.engine.request_args import RequestArgs
+from specrouter.execution.executor import Executor
+from specrouter.request.handed_kv import HandedKV
+from specrouter.request.output import Delta
+from statemgr import RowKV
+
+PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
+KINDS = {
+    "greedy": SamplingParams(max_new_tokens=24, ignore_eos=True),
+    "sampled": SamplingParams(max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True),
+    "penalties": SamplingParams(
+        max_new_tokens=20, temperature=0.7, seed=5, presence_penalty=0.8, repetition_penalty=1.2
+    ),
+    "logprobs": SamplingParams(
+        max_new_tokens=12, temperature=0.5, seed=4, logprobs=1, prompt_logprobs=0
+    ),
+}
+Routers = tuple[ChainRouter, ChainRouter]
+
+
+@pytest.fixture(scope="module", params=["float64", "float32", "bfloat16"])
+def routers(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> Iterator[Routers]:
+    """One that reads prompts, and one that goes on."""
+    settings = copy.deepcopy(small_config)
+    for model in settings["pool"]["models"]:
+        model["dtype"] = request.param
+    settings["engine"]["prefix_cache"] = False  # nothing is known of a prompt but what is handed
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(ChainRouter.from_config(settings)) for _ in "12")
+        yield one, other
+
+
+def news(router: ChainRouter, params: SamplingParams, **more: Any) -> list[Delta]:
+    async def collect() -> list[Delta]:
+        asked = RequestArgs(PROMPT, params, None, None, **more)
+        async with aclosing(router.astream_each([asked])) as deltas:
+            return [delta async for _, delta in deltas]
+
+    return asyncio.run(collect())
+
+
+def read(router: ChainRouter, params: SamplingParams) -> tuple[list[RowKV], Delta]:
+    """The parts of what was read, and the end."""
+    *before, end = news(router, params, prefill_only=True)
+    return [delta.kv for delta in before if delta.kv is not None], end
+
+
+def gone_on(
+    router: ChainRouter, params: SamplingParams, end: Delta, kv: Iterable[RowKV]
+) -> RequestOutput:
+    params = replace(params, prompt_logprobs=None)  # they have come
+    last = news(router, params, generated=end.token_ids, kv=HandedKV(list(kv)))[-1]
+    assert last.output is not None
+    return last.output
+
+
+def imported(router: ChainRouter) -> int:
+    return router.engine_state().cache.imported_tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_goes_on_and_no_prompt_token_is_read_again(
+    routers: Routers, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (reads, decodes), params = routers, KINDS[kind]
+    [whole] = reads.generate([list(PROMPT)], params)
+    parts, end = read(reads, params)
+    assert (end.goes_on, end.finish_reason, end.token_ids) == (True, "length", whole.token_ids[:1])
+    assert [part.start for part in parts] == [0, 32, 64], "as they are read"
+    assert parts[-1].stop == len(PROMPT)
+    unread, original = [0], Executor.unread
+
+    def watched(executor: Executor, rows: Iterable[int]) -> dict[int, int]:
+        found = original(executor, rows)
+        unread.extend(found.values())
+        return found
+
+    monkeypatch.setattr(Executor, "unread", watched)
+    before = imported(decodes)
+    output = gone_on(decodes, params, end, parts)
+    assert output.token_ids == whole.token_ids
+    assert output.text == whole.text
+    assert output.finish_reason == whole.finish_reason
+    assert imported(decodes) - before == len(PROMPT)
+    assert max(unread) == 0, "the target had read all"
+    decodes.check_integrity()
+
+
+def test_a_part_that_is_lost_is_read_again_with_what_follows(routers: Routers) -> None:
+    (reads, decodes), params = routers, KINDS["sampled"]
+    [whole] = reads.generate([list(PROMPT)], params)
+    for lost, saved in ((0, 0), (1, 32), (2, 64)):
+        parts, end = read(reads, params)
+        del parts[lost]
+        before = imported(decodes)
+        assert gone_on(decodes, params, end, parts).token_ids == whole.token_ids
+        assert imported(decodes) - before == saved
+
+
+def test_what_is_of_another_model_or_text_is_read_again(
+    routers: Routers, caplog: pytest.LogCaptureFixture
+) -> None:
+    (reads, decodes), params = routers, KINDS["sampled"]
+    [whole] = reads.generate([list(PROMPT)], params)
+    parts, end = read(reads, params)
+    of_other = replace(parts[0], format=replace(parts[0].format, model="fp_other"))
+    before, nothing = imported(decodes), np.zeros(0, dtype=np.uint8)
+    for bad in (
+        of_other,
+        replace(parts[0], text="0"),
+        replace(parts[0], data=nothing),
+    ):
+        assert gone_on(decodes, params, end, [bad]).token_ids == whole.token_ids
+    assert imported(decodes) == before
+    assert "handed over of the model fp_other, not fp_" in caplog.text
+    assert sum(decodes.engine_state().control_faults.values()) == 0
+
+
+def test_a_text_that_ends_with_its_first_token_does_not_go_on(routers: Routers) -> None:
+    reads, params = routers[0], KINDS["greedy"]
+    [whole] = reads.generate([list(PROMPT)], params)
+    for ends in (
+        replace(params, max_new_tokens=1),
+        replace(params, stop_token_ids=(whole.token_ids[0],)),
+    ):
+        _, end = read(reads, ends)
+        assert not end.goes_on
+        assert end.output is not None
+        assert end.output.token_ids == whole.token_ids[:1]
+
+
+def test_a_request_that_is_resumed_is_read_for_another_one_as_well(routers: Routers) -> None:
+    """Prompt and tokens of earlier attempts."""
+    (reads, decodes), params = routers, KINDS["penalties"]
+    [whole] = reads.generate([list(PROMPT)], params)
+    *parts, end = news(reads, params, prefill_only=True, generated=whole.token_ids[:5])
+    kv = [part.kv for part in parts if part.kv is not None]
+    assert kv[-1].stop == len(PROMPT) + 5
+    assert end.token_ids == whole.token_ids[5:6]
+    last = news(decodes, params, generated=whole.token_ids[:6], kv=HandedKV(kv))[-1]
+    assert last.output is not None
+    assert last.output.token_ids == whole.token_ids
+
+
+def test_what_a_request_came_with_is_not_kept() -> None:
+    kv = HandedKV([])
+    assert (kv.take(), kv.tokens) == ([], 0)
