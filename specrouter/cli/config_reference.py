@@ -49,9 +49,9 @@ slo_classes:
 [the bundled family](../configs/tiny.yaml), [the same with a drafter that has no
 weights](../configs/tiny-ngram.yaml), [a pool with the cost ratios of real models, for benchmarks on
 a CPU](../configs/bench-cpu.yaml), [the same with drafters that know one kind of text
-each](../configs/bench-specialists.yaml), and [two replicas of the bundled
-family](../configs/cluster-tiny.yaml). Which values to choose is the subject of
-[tuning.md](tuning.md).
+each](../configs/bench-specialists.yaml), and the bundled family as [two
+replicas](../configs/cluster-tiny.yaml) and as [a stream pair](../configs/cluster-pair-tiny.yaml).
+Which values to choose is the subject of [tuning.md](tuning.md).
 
 Outside of the file: `SPECROUTER_API_KEY` (a key beside `server.api_keys`), `SPECROUTER_CACHE` (the
 folder for measured times and inflated models, by default `$XDG_CACHE_HOME/specrouter`, else

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.pairs import StreamPair, arranged
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.prefix_index import PrefixIndex
 from specrouter.cluster.resume import Progress, draw
@@ -26,11 +27,20 @@ _RECORDS = 256
 
 
 class Dispatcher:
-    """Args: `caches_prefixes`: replicas keep what they have read."""
+    """Args:
+    caches_prefixes: replicas keep what they have read.
+    pairs: by name; see `arranged`.
+    """
 
     def __init__(
-        self, fleet: Fleet, config: RoutingConfig, longest_queue: int, caches_prefixes: bool
+        self,
+        fleet: Fleet,
+        config: RoutingConfig,
+        longest_queue: int,
+        caches_prefixes: bool,
+        pairs: Mapping[str, StreamPair],
     ) -> None:
+        self.pairs = pairs
         self._fleet = fleet
         self._caches_prefixes = caches_prefixes
         self._config = config
@@ -69,8 +79,9 @@ class Dispatcher:
             excluded |= {
                 view.name: "it has failed this request" for view in views if view.name in avoided
             }
-        ranking = rank(self._config.policy, request, fresh or views, self._settings)
-        return replace(ranking, excluded={**excluded, **ranking.excluded})
+        choices, left_out = arranged(fresh or views, self.pairs)
+        ranking = rank(self._config.policy, request, choices, self._settings)
+        return replace(ranking, excluded={**excluded, **left_out, **ranking.excluded})
 
     def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
         """A prompt was taken there."""

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import Fleet, Moved, Stay
 from specrouter.cluster.link import Attempt, Reply
+from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
@@ -28,7 +29,25 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a request without a replica looks whether its time is up
 
-Outcome = Literal["done", "declined", "moved"]
+Outcome = Literal["done", "declined", "moved", "handed over"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a sample's way, at one replica.
+
+    Attributes:
+        why: it goes there, where that is not the ranking's reason.
+        reads_only: up to its next token; then the other half of a pair goes on.
+        kv: tickets of what that other half has read.
+    """
+
+    replica: str
+    routed: RoutedRequest
+    may_decline: bool
+    why: str | None = None
+    reads_only: bool = False
+    kv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,7 @@ class RequestForwarder:
         self._deliver = deliver
         self._avoided = set[str]()
         self._failures = 0
+        self._tickets: list[str] = []  # of what the first half of a pair has read
         self._declined: str | None = None  # why the last replica that was asked declined
 
     async def run(self) -> None:
@@ -121,23 +141,44 @@ class RequestForwarder:
         may_decline: bool,
         why: str | None = None,
     ) -> Outcome:
-        context, progress = self._context, self._progress
-        progress.attempts += 1
-        attempt = Attempt(progress.args(), routed, progress.attempts, self._request_id, may_decline)
-        whose = {
-            "request_id": self._request_id,
-            "sample": progress.sample,
-            "attempt": progress.attempts,
-        }
         if self._declined and why is None and may_decline:
             why = f"next in order, since {self._declined}"
-        context.dispatcher.keep(ranking, name, routed, whose, why)
-        with context.fleet.stay(name, routed.prompt_tokens) as stay:
+        pair = self._context.dispatcher.pairs.get(name)
+        if pair is None:
+            return await self._stage(ranking, Stage(name, routed, may_decline, why))
+        self._tickets = []
+        first = Stage(pair.prefill, reading(routed), may_decline, why, reads_only=True)
+        outcome = await self._stage(ranking, first)
+        return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
+
+    async def _gone_on(self, pair: StreamPair, ranking: Ranking) -> Outcome:
+        """At the half that decodes, from what the other one has read."""
+        if self._context.fleet.members[pair.decode].standing != "ready":
+            return "moved"  # it was lost meanwhile: calls to it would wait
+        routed = self._context.dispatcher.routed(self._progress, self._spec)
+        if self._tickets:
+            routed = replace(routed, prompt_tokens=1)
+        why = f"goes on from what {pair.prefill} has read"
+        then = Stage(pair.decode, routed, False, why, kv=tuple(self._tickets))
+        outcome = await self._stage(ranking, then)
+        if outcome != "declined":
+            return outcome
+        self._fail(pair.decode, self._declined or f"{pair.decode} declined")
+        return "done" if self._failures > self._context.config.limit else "moved"
+
+    async def _stage(self, ranking: Ranking, stage: Stage) -> Outcome:
+        context, progress, name = self._context, self._progress, stage.replica
+        progress.attempts += 1
+        number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
+        attempt = Attempt(args, stage.routed, number, self._request_id, stage.may_decline, stage.kv)
+        whose = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
+        context.dispatcher.keep(ranking, name, stage.routed, whose, stage.why)
+        with context.fleet.stay(name, stage.routed.prompt_tokens) as stay:
             pump = asyncio.create_task(self._pump(name, attempt, stay))
             context.pumps.add(pump)
             pump.add_done_callback(context.pumps.discard)
             try:
-                return await self._listen(name, stay, may_decline)
+                return await self._listen(name, stay, stage.may_decline)
             except Moved as moved:
                 self._move(name, moved)
                 return "done" if self._failures > context.config.limit else "moved"
@@ -170,15 +211,18 @@ class RequestForwarder:
                 return self._decline(name, reply.declined)
             if reply.state is not None:
                 self._context.dispatcher.note_sent(name, self._progress.keys)
+            self._tickets += reply.kv
             for delta in reply.deltas:
                 if may_decline and delta.output and delta.output.error_field == "unattainable":
                     return self._decline(name, delta.output.error or "")
                 failure = _failure_of_replica(delta)
                 if failure is not None:
                     raise Moved("error", f"{name}: {failure}")
-                self._deliver(self._progress.take(delta))
+                told = self._progress.take(delta)
+                if told.token_ids or not delta.goes_on:
+                    self._deliver(told)
                 if delta.finish_reason is not None:
-                    return "done"
+                    return "handed over" if delta.goes_on else "done"
 
     def _decline(self, name: str, why: str) -> Outcome:
         self._context.fleet.members[name].declined += 1

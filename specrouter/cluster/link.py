@@ -58,6 +58,7 @@ class Attempt:
         args: prompt and `generated` as token ids, with seed and sample.
         number: of the attempt, from 1 on; `request_id`: of the HTTP request. Both are for the log.
         may_decline: where its objective cannot be attained there.
+        kv: tickets of what another replica has read for it.
     """
 
     args: RequestArgs
@@ -65,16 +66,19 @@ class Attempt:
     number: int
     request_id: str | None
     may_decline: bool = False
+    kv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reply:
     """A message of an attempt. The first one says whether it was taken; `deltas` follow, as many as
-    have come. `state`: with the first message and with the last."""
+    have come. `state`: with the first message and with the last. `kv`: tickets of what was read for
+    an attempt that is to go on elsewhere."""
 
     state: ReplicaState | None = None
     declined: str | None = None
     deltas: tuple[Delta, ...] = ()
+    kv: tuple[str, ...] = ()
 
 
 class ReplicaLink(Protocol):

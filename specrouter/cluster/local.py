@@ -4,20 +4,31 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
+from specrouter.cluster.kv_transport import KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 
 
 class LocalLink:
-    """Args: `make`: the router of the replica, which takes as long as loading its models."""
+    """Args:
+    make: the router of the replica, which takes as long as loading its models.
+    transport: that all replicas of a host share.
+    """
 
     is_replaced = False
 
-    def __init__(self, name: str, make: Callable[[], ReplicaEngine], metrics_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], ReplicaEngine],
+        metrics_s: float,
+        transport: KVTransport | None = None,
+    ) -> None:
         self.name = name
         self._make = make
         self._metrics_s = metrics_s
-        self._server: ReplicaServer | None = ReplicaServer(make(), metrics_s)
+        self._transport = transport
+        self._server: ReplicaServer | None = self._new()
 
     async def feed(self) -> AsyncGenerator[Feed]:
         own = self._own
@@ -33,11 +44,14 @@ class LocalLink:
     async def restart(self) -> None:
         old, self._server = self._own, None
         await asyncio.to_thread(old.close)
-        self._server = await asyncio.to_thread(lambda: ReplicaServer(self._make(), self._metrics_s))
+        self._server = await asyncio.to_thread(self._new)
 
     def close(self, patience_s: float) -> None:
         if self._server is not None:
             self._server.close(patience_s)
+
+    def _new(self) -> ReplicaServer:
+        return ReplicaServer(self._make(), self._metrics_s, self._transport)
 
     @property
     def _own(self) -> ReplicaServer:

@@ -13,8 +13,11 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from specrouter.cluster.admission import attainability
+from specrouter.cluster.kv_counter import KVCounter
+from specrouter.cluster.kv_transport import KVTransport, LocalTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
 from specrouter.cluster.state import ReplicaState, Status
+from specrouter.engine.request_args import RequestArgs
 from specrouter.engine.serving import ServingRouter
 from specrouter.logs import REQUEST_ID
 from specrouter.profile.profiler import EngineStatistics
@@ -43,10 +46,13 @@ class ReplicaEngine(ServingRouter, Protocol):
 
 
 class ReplicaServer:
-    """Args: `router`, which it closes."""
+    """Args: `router`, which it closes. `transport`: to and from the other halves of pairs."""
 
-    def __init__(self, router: ReplicaEngine, metrics_s: float) -> None:
+    def __init__(
+        self, router: ReplicaEngine, metrics_s: float, transport: KVTransport | None = None
+    ) -> None:
         self._router = router
+        self._counter = KVCounter(transport or LocalTransport())
         self._metrics_s = metrics_s
         self._sizes = _batches(router.engine_state().rows)
         self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
@@ -115,10 +121,12 @@ class ReplicaServer:
         unread = state.unread_tokens + routed.prompt_tokens
         yield Reply(replace(state, waiting=state.waiting + 1, unread_tokens=unread))
         try:
-            async with aclosing(self._deltas(attempt)) as runs:
+            asked = replace(attempt.args, kv=await self._counter.taken(attempt.kv))
+            async with aclosing(self._deltas(asked)) as runs:
                 async for deltas in runs:
-                    is_last = deltas[-1].finish_reason is not None
-                    yield Reply(self.state() if is_last else None, deltas=deltas)
+                    async for part, tickets in self._counter.handed_in(deltas):
+                        is_last = bool(part) and part[-1].finish_reason is not None
+                        yield Reply(self.state() if is_last else None, deltas=part, kv=tickets)
         except (RequestError, UnavailableError) as error:
             yield Reply(self.state(), str(error))
 
@@ -130,14 +138,14 @@ class ReplicaServer:
         found = attainability(state, attempt.routed)
         return None if found.attained else found.why
 
-    async def _deltas(self, attempt: Attempt) -> AsyncGenerator[tuple[Delta, ...]]:
+    async def _deltas(self, asked: RequestArgs) -> AsyncGenerator[tuple[Delta, ...]]:
         """All that have come each time: a message costs more than what is in it."""
         waiting: list[Delta] = []
         came = asyncio.Event()
 
         async def pump() -> None:
             try:
-                async with aclosing(self._router.astream_each([attempt.args])) as deltas:
+                async with aclosing(self._router.astream_each([asked])) as deltas:
                     async for _, delta in deltas:
                         waiting.append(delta)
                         came.set()

@@ -35,6 +35,7 @@ class Progress:
         self._arrivals: list[tuple[float, int]] = list(spec.arrivals)
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._cached_tokens = 0  # of the prompt, where it was read for another replica
         self.attempts = 0
         self.keys = block_keys(spec.token_ids, spec.params.cache_salt)  # of the prompt's blocks
 
@@ -101,6 +102,9 @@ class Progress:
             self._prompt_logprobs = delta.prompt_logprobs
         if delta.output is None:
             return delta
+        if delta.goes_on:
+            self._cached_tokens = delta.output.metrics.cached_tokens
+            return replace(delta, finish_reason=None, output=None, goes_on=False)
         return replace(delta, output=self._whole(delta.output))
 
     def ended(
@@ -125,7 +129,10 @@ class Progress:
     def _whole(self, output: RequestOutput) -> RequestOutput:
         """With the log-probabilities of all attempts."""
         logprobs = None if self._spec.params.logprobs is None else list(self._logprobs)
-        return replace(output, logprobs=logprobs, prompt_logprobs=self._prompt_logprobs)
+        cached_tokens = max(self._cached_tokens, output.metrics.cached_tokens)
+        metrics = replace(output.metrics, cached_tokens=cached_tokens)
+        told = self._prompt_logprobs
+        return replace(output, logprobs=logprobs, prompt_logprobs=told, metrics=metrics)
 
 
 def _as_asked(spec: RequestSpec) -> SLO | None:

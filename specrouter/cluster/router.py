@@ -30,6 +30,7 @@ from specrouter.cluster.job import Job
 from specrouter.cluster.limits import FleetLimits
 from specrouter.cluster.link import ReplicaHost, ReplicaReport
 from specrouter.cluster.loop_thread import LoopThread
+from specrouter.cluster.pairs import pairs_of
 from specrouter.cluster.replica_metrics import replica_metrics
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.totals import total, total_state
@@ -86,7 +87,8 @@ class ClusterRouter:
         meter = RequestMeter(self.pool.target, self.slo_classes)
         self.slo_accounts = ClusterAccounts(self._reports, meter)
         routing, waiting = config.cluster.routing, config.server.max_waiting
-        dispatcher = Dispatcher(self._fleet, routing, waiting, config.engine.prefix_cache)
+        pairs, caches = pairs_of(config.cluster), config.engine.prefix_cache
+        dispatcher = Dispatcher(self._fleet, routing, waiting, caches, pairs)
         self._context = ForwardingContext(
             self._fleet,
             dispatcher,

@@ -4,7 +4,8 @@ Contract: Ray Serve starts the processes, restarts those that die, and carries m
 it routes nothing. A replica is spoken to through its own handle only. A dead one is replaced by
 Serve; until then calls to it wait, so nobody but the feed is to call one that does not feed.
 
-The only module that imports Ray. Import it where a configuration has a cluster, and nowhere else.
+With `object_store`, which it imports, the only module that imports Ray. Import it where a
+configuration has a cluster, and nowhere else.
 """
 
 import asyncio
@@ -28,8 +29,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 from ray import serve
 
+from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
+from specrouter.cluster.object_store import ObjectStoreTransport, start_desk
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.config import RouterConfig
 from specrouter.logs import configure_logs
@@ -39,7 +42,9 @@ logger = logging.getLogger(__name__)
 MakeRouter = Callable[[RouterConfig], ReplicaEngine]
 
 _PREFIX = "specrouter-"  # of the applications' names
-_STORE_BYTES = 128 * 2**20  # of Ray's object store, which carries nothing of ours
+# Of Ray's object store, which carries nothing of ours, or what the halves of pairs hand over: some
+# prompts at once. What does not fit goes to the disk.
+_STORE_BYTES, _PAIR_STORE_BYTES = 128 * 2**20, 2**30
 _MANY = 100_000  # requests at once: how many there may be is the router's business
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 15.0  # before Serve replaces a replica that hangs
 _END_S = 5.0  # for a replica to end what it does
@@ -58,6 +63,9 @@ class ServeHost:
         assert config.cluster is not None, "there is a section for it"
         self._cluster = config.cluster
         self._names = tuple(config.replicas())
+        self._desk: Any = None  # where keys and values wait to be taken, if there are pairs
+        if self._cluster.transport == "nixl":
+            raise ConfigError("cluster.transport", "NIXL is not built in yet; object-store is")
         # Ray is begun and ended in one thread: its end takes ten seconds longer in another one.
         self._thread = ThreadPoolExecutor(1, "specrouter-ray")
         self.links: list[ServeLink] = []
@@ -84,6 +92,8 @@ class ServeHost:
         if self._cluster.address != "local":
             for name in self._names:
                 serve.delete(_PREFIX + name)
+            if self._desk is not None:
+                ray.kill(self._desk)
         ray.shutdown()
 
     def _connect(self) -> None:
@@ -92,20 +102,20 @@ class ServeHost:
         if self._cluster.address != "local":
             ray.init(address=self._cluster.address, **quiet)
         else:
-            threads = sum(one.threads * one.count for one in self._cluster.replicas)
             ray.init(
                 address="local",
-                num_cpus=threads,
+                num_cpus=sum(self._cluster.threads.values()),
                 include_dashboard=False,
-                object_store_memory=_STORE_BYTES,
+                object_store_memory=_PAIR_STORE_BYTES if self._cluster.pairs else _STORE_BYTES,
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )
         serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
 
     def _started(self, config: RouterConfig, make: MakeRouter) -> "list[ServeLink]":
-        threads = {name: one.threads for one in self._cluster.replicas for name in one.names}
-        applications = []
+        threads, applications = self._cluster.threads, []
+        if self._cluster.pairs:
+            self._desk = start_desk()
         for name, own in config.replicas().items():
             options: dict[str, Any] = {
                 "name": "replica",
@@ -134,7 +144,7 @@ class ServedReplica:
         logger.info("replica %s is being loaded in process %d", name, os.getpid())
         self._name = name
         self._router = make(config)
-        self._server = ReplicaServer(self._router, metrics_s)
+        self._server = ReplicaServer(self._router, metrics_s, ObjectStoreTransport())
 
     async def feed(self) -> AsyncGenerator[Feed]:
         async for news in self._server.feed():

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
@@ -10,6 +10,11 @@ from specrouter.config.strict import Strict
 RoutingPolicy = Literal[
     "slo", "flowguard", "flowguard-printed", "round-robin", "join-shortest", "p2c"
 ]
+
+
+Transport = Literal["auto", "object-store", "nixl"]
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
 class ReplicaConfig(Strict):
@@ -23,7 +28,7 @@ class ReplicaConfig(Strict):
         engine: keys of the section `engine` that differ here, such as `max_requests`.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: str = Field(pattern=_NAME)
     count: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     device: str | None = None
@@ -35,6 +40,47 @@ class ReplicaConfig(Strict):
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(self.count))
+
+
+class HalfConfig(Strict):
+    """A process of a pair. It serves the same pool and the same target as all others.
+
+    Attributes:
+        threads: on a CPU.
+        device: of all its models, such as `cuda:1`; none: as in `pool`.
+        engine: keys of the section `engine` that differ here, such as `max_requests`.
+    """
+
+    threads: int = Field(default=1, ge=1)
+    device: str | None = None
+    engine: dict[str, Any] = Field(default_factory=dict)
+
+    def named(self, name: str) -> ReplicaConfig:
+        return ReplicaConfig(
+            name=name, threads=self.threads, device=self.device, engine=self.engine
+        )
+
+
+class PairConfig(Strict):
+    """A stream pair: one process reads prompts, another one goes on from what was read.
+
+    Attributes:
+        name: of the pair; its halves are called `NAME-prefill` and `NAME-decode`.
+        prefill: reads prompts, and chooses the first token.
+        decode: goes on from there.
+    """
+
+    name: str = Field(pattern=_NAME)
+    prefill: HalfConfig = HalfConfig()
+    decode: HalfConfig = HalfConfig()
+
+    @property
+    def halves(self) -> tuple[ReplicaConfig, ReplicaConfig]:
+        """Prefill and decode, by the names that they are known by."""
+        return (
+            self.prefill.named(f"{self.name}-prefill"),
+            self.decode.named(f"{self.name}-decode"),
+        )
 
 
 class RoutingConfig(Strict):
@@ -91,21 +137,47 @@ class ClusterConfig(Strict):
     Attributes:
         address: `local` starts Ray on this machine, reachable from it alone; `auto` joins the one
             that runs here; else the address of one.
-        replicas: of the pool.
+        replicas: of the pool; none only where there are pairs.
+        pairs: of processes, of which one reads prompts and the other one decodes.
         routing: which of them a request goes to.
         resume: when it moves to another one.
+        transport: how keys and values get from one half of a pair to the other: `object-store`:
+            Ray's, in place within a machine; `nixl`: not built in yet; `auto`: `object-store`.
     """
 
     address: str = "local"
-    replicas: tuple[ReplicaConfig, ...] = Field(min_length=1)
+    replicas: tuple[ReplicaConfig, ...] = ()
+    pairs: tuple[PairConfig, ...] = ()
     routing: RoutingConfig = RoutingConfig()
     resume: ResumeConfig = ResumeConfig()
+    transport: Transport = "auto"
 
-    @field_validator("replicas")
-    @classmethod
-    def _names_are_unique(cls, replicas: tuple[ReplicaConfig, ...]) -> tuple[ReplicaConfig, ...]:
-        names = [name for one in replicas for name in one.names]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError("", f"{name!r} is the name of two replicas")
-        return replicas
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "ClusterConfig":
+        if not (self.replicas or self.pairs):
+            raise ConfigError("replicas", "there must be one, or a pair (cluster.pairs)")
+        taken = set[str]()
+        for field, one in self.processes:
+            for name in one.names:
+                if name in taken:
+                    raise ConfigError(field.partition("[")[0], f"{name!r} is the name of two")
+                taken.add(name)
+        for name in [pair.name for pair in self.pairs]:
+            if name in taken:
+                raise ConfigError("pairs", f"{name!r} is the name of two")
+            taken.add(name)
+        return self
+
+    @property
+    def processes(self) -> list[tuple[str, ReplicaConfig]]:
+        """Replicas and halves of pairs, each with its key in this section."""
+        found = [(f"replicas[{number}]", one) for number, one in enumerate(self.replicas)]
+        for number, pair in enumerate(self.pairs):
+            for half, one in zip(("prefill", "decode"), pair.halves, strict=True):
+                found.append((f"pairs[{number}].{half}", one))
+        return found
+
+    @property
+    def threads(self) -> dict[str, int]:
+        """Of each process, by its name."""
+        return {name: one.threads for _, one in self.processes for name in one.names}

@@ -82,8 +82,8 @@ class RouterConfig(Strict):
     def replicas(self) -> "dict[str, RouterConfig]":
         """What each replica is made of, by name. Raises `ConfigError`."""
         found: dict[str, RouterConfig] = {}
-        for index, replica in enumerate(self.cluster.replicas if self.cluster else ()):
-            config = self._of_replica(f"cluster.replicas[{index}]", replica)
+        for field, replica in self.cluster.processes if self.cluster else ():
+            config = self._of_replica(f"cluster.{field}", replica)
             found |= dict.fromkeys(replica.names, config)
         return found
 

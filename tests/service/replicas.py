@@ -10,7 +10,10 @@ from pathlib import Path
 from tests.service.environment import environment, run_module
 from tests.service.service import ROOT
 
-_TESTS = "tests/specrouter/cluster/test_serve_link.py"
+_TESTS = (
+    "tests/specrouter/cluster/test_serve_link.py",
+    "tests/specrouter/cluster/test_serve_pair.py",
+)
 
 
 def main() -> int:
@@ -18,7 +21,7 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
     arguments = parser.parse_args()
     with environment(["ray[serve]"], arguments.venv, is_beside=True) as python:
-        return run_module(python, "pytest", "-q", "--rootdir", str(ROOT), _TESTS)
+        return run_module(python, "pytest", "-q", "--rootdir", str(ROOT), *_TESTS)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from specrouter import ChainRouter, RouterConfig
+from specrouter.cluster.kv_transport import KVTransport, LocalTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.local import LocalLink
 from specrouter.cluster.router import ClusterRouter
@@ -91,16 +92,19 @@ class Cluster:
         self,
         settings: dict[str, Any],
         make: Callable[[str, RouterConfig], Any] | None = None,
+        transport: KVTransport | None = None,
         **cluster: Any,
     ) -> None:
-        section = {"replicas": [{"name": "a", "count": 2}], **cluster}
+        replicas = {} if "pairs" in cluster else {"replicas": [{"name": "a", "count": 2}]}
+        section = {**replicas, **cluster}
         config = RouterConfig.load({**settings, "cluster": section})
         assert config.cluster is not None
         period_s = config.cluster.routing.metrics_s
         self.links: list[FaultyLink] = []
+        shared = transport or LocalTransport()
 
         for name, own in config.replicas().items():
-            link = LocalLink(name, partial(make or _engine, name, own), period_s)
+            link = LocalLink(name, partial(make or _engine, name, own), period_s, shared)
             self.links.append(FaultyLink(link))
         self.router = ClusterRouter(config, lambda: self)
 

@@ -39,6 +39,21 @@ def test_each_replica_has_a_configuration_of_its_own_without_the_section() -> No
     assert [one.device for one in found["gpu"].pool.models[1:]] == ["cuda:1", "cuda:1"]
 
 
+def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own() -> None:
+    pair = {
+        "name": "p",
+        "prefill": {"threads": 2, "engine": {"max_requests": 4}},
+        "decode": {"device": "cuda:2"},
+    }
+    config = load({"replicas": [{"name": "a"}], "pairs": [pair]})
+    found = config.replicas()
+    assert list(found) == ["a", "p-prefill", "p-decode"]
+    assert found["p-prefill"].engine.max_requests == 4
+    assert [one.device for one in found["p-decode"].pool.models[1:]] == ["cuda:2", "cuda:2"]
+    assert config.cluster is not None
+    assert config.cluster.threads == {"a": 1, "p-prefill": 2, "p-decode": 1}
+
+
 @pytest.mark.parametrize(
     ("field", "cluster"),
     [
@@ -52,7 +67,18 @@ def test_each_replica_has_a_configuration_of_its_own_without_the_section() -> No
             "cluster.replicas[1].engine.max_request",
             {"replicas": [{"name": "a"}, {"name": "b", "engine": {"max_request": 1}}]},
         ),
-        ("cluster.pairs", {"replicas": [{"name": "a"}], "pairs": []}),
+        ("cluster.pair", {"replicas": [{"name": "a"}], "pair": []}),
+        ("cluster.pairs[0].name", {"pairs": [{}]}),
+        ("cluster.pairs[0].prefill.thread", {"pairs": [{"name": "p", "prefill": {"thread": 2}}]}),
+        ("cluster.pairs[0].decode.threads", {"pairs": [{"name": "p", "decode": {"threads": 0}}]}),
+        (
+            "cluster.pairs[0].decode.engine.max_request",
+            {"pairs": [{"name": "p", "decode": {"engine": {"max_request": 1}}}]},
+        ),
+        ("cluster.pairs", {"pairs": [{"name": "p"}, {"name": "p"}]}),
+        ("cluster.pairs", {"replicas": [{"name": "p-decode"}], "pairs": [{"name": "p"}]}),
+        ("cluster.pairs", {"replicas": [{"name": "p"}], "pairs": [{"name": "p"}]}),
+        ("cluster.transport", {"replicas": [{"name": "a"}], "transport": "tcp"}),
         (
             "cluster.routing.policy",
             {"replicas": [{"name": "a"}], "routing": {"policy": "fastest"}},

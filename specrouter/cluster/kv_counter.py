@@ -1,0 +1,78 @@
+"""KVCounter: where a replica hands in what it has read for others, and asks for what they have.
+
+Contract: what cannot be carried is lost, and told in the log; it costs time, and no text.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from specrouter.cluster.kv_transport import KVTransport
+from specrouter.request.handed_kv import HandedKV
+from specrouter.request.output import Delta
+from statemgr import RowKV
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 1.5  # as long as a replica may be silent; then the prompt is read again
+
+News = tuple[Delta, ...]
+
+
+class KVCounter:
+    def __init__(self, transport: KVTransport) -> None:
+        self._transport = transport
+
+    async def taken(self, tickets: Sequence[str]) -> HandedKV | None:
+        """As much from the beginning as there is; None: no tickets."""
+        parts: list[RowKV] = []
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                for ticket in tickets:
+                    parts.append(await self._transport.take(ticket))
+        except Exception as error:
+            lost = f"{len(tickets) - len(parts)} of {len(tickets)} parts"
+            logger.warning("%s of what was read elsewhere are lost: %s", lost, _why(error))
+        return HandedKV(parts) if tickets else None
+
+    async def handed_in(self, deltas: News) -> AsyncGenerator[tuple[News, tuple[str, ...]]]:
+        """News, and tickets of what was read. A first token does not wait for what is carried: its
+        end, which the text's next part waits for, comes behind."""
+        parts = [delta.kv for delta in deltas if delta.kv is not None]
+        if not parts:
+            yield deltas, ()
+            return
+        plain = tuple(delta for delta in deltas if delta.kv is None)
+        if any(delta.finish_reason is not None and not delta.goes_on for delta in plain):
+            yield plain, ()  # nothing goes on
+            return
+        if plain:
+            yield tuple(map(_without_end, plain)), ()
+        ends = (_without_news(delta) for delta in plain if delta.goes_on)
+        yield tuple(ends), await self._tickets(parts)
+
+    async def _tickets(self, parts: Sequence[RowKV]) -> tuple[str, ...]:
+        """As many from the beginning as could be handed in."""
+        tickets: list[str] = []
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                for part in parts:
+                    tickets.append(await self._transport.give(part))
+        except Exception as error:
+            logger.warning("what was read for another replica is lost: %s", _why(error))
+        return tuple(tickets)
+
+
+def _without_end(delta: Delta) -> Delta:
+    if not delta.goes_on:
+        return delta
+    return replace(delta, finish_reason=None, output=None, goes_on=False)
+
+
+def _without_news(delta: Delta) -> Delta:
+    return replace(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=None)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,34 @@
+"""KVDesk: where what was read for a row waits until another process takes it.
+
+Contract: what is left there under a key is taken once. What nobody takes is dropped after a while:
+its request has ended, or went on elsewhere. Imports nothing of weight, so that it can be a process.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Left = TypeVar("Left")
+
+_KEPT_S = 30.0  # a hand-over takes milliseconds, and seconds where a row has to be waited for
+
+
+class KVDesk(Generic[Left]):
+    """Args: `clock`: monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, Left]] = {}  # the oldest first
+
+    def leave(self, key: str, left: Left) -> None:
+        now_s = self._clock()
+        for old, (left_s, _) in list(self._left.items()):
+            if now_s - left_s < _KEPT_S:
+                break
+            del self._left[old]
+        self._left[key] = (now_s, left)
+
+    def take(self, key: str) -> Left | None:
+        """None: it is not there, or not any more."""
+        _, left = self._left.pop(key, (0.0, None))
+        return left

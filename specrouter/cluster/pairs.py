@@ -1,0 +1,98 @@
+"""StreamPair: two replicas, of which one reads prompts and the other one goes on from there.
+
+Contract: pure. A pair is one choice of the routing policy. Each half can serve whole requests, and
+does where the other one cannot be chosen, or has no row left while it has: no half is idle while
+the other one is overloaded.
+Sources: StreamServe (stream pairs); SLOs-Serve (arXiv 2504.08784), section 2.3 and appendix A,
+against a fixed division of the work.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from specrouter.cluster.state import ReplicaState, ReplicaView, RoutedRequest
+from specrouter.config import ClusterConfig
+
+
+@dataclass(frozen=True)
+class StreamPair:
+    """`prefill`, `decode`: names of its halves."""
+
+    name: str
+    prefill: str
+    decode: str
+
+
+def pairs_of(config: ClusterConfig) -> dict[str, StreamPair]:
+    """By name."""
+    found = {}
+    for pair in config.pairs:
+        prefill, decode = pair.halves
+        found[pair.name] = StreamPair(pair.name, prefill.name, decode.name)
+    return found
+
+
+def arranged(
+    views: Sequence[ReplicaView], pairs: Mapping[str, StreamPair]
+) -> tuple[list[ReplicaView], dict[str, str]]:
+    """What a request may be sent to, of replicas that may be chosen: replicas, pairs as one each,
+    and halves that serve it whole. Then what is left out for that, and why."""
+    by_name = {view.name: view for view in views}
+    found, left_out = [], dict[str, str]()
+    halves = {name: pair for pair in pairs.values() for name in (pair.prefill, pair.decode)}
+    for view in views:
+        pair = halves.get(view.name)
+        if pair is None:
+            found.append(view)
+            continue
+        other = by_name.get(pair.decode if view.name == pair.prefill else pair.prefill)
+        if other is None or (_is_full(other) and not _is_full(view)):
+            found.append(view)
+        elif _is_full(view) and not _is_full(other):
+            left_out[view.name] = f"has no row left, while {other.name} has"
+        elif view.name == pair.prefill:
+            found.append(joined(pair.name, view, other))
+    return found, left_out
+
+
+def joined(name: str, prefill: ReplicaView, decode: ReplicaView) -> ReplicaView:
+    """A pair as policies see it: its memory and its speed are those of the half that decodes, its
+    queue and its prompts those of the one that reads, its rows those of both."""
+    return replace(
+        decode,
+        name=name,
+        state=_joined(prefill.state, decode.state),
+        told=_joined(prefill.told, decode.told),
+        age_s=max(prefill.age_s, decode.age_s),
+        sent=prefill.sent + decode.sent,
+        sent_tokens=prefill.sent_tokens,
+        matched_tokens=prefill.matched_tokens,
+    )
+
+
+def reading(routed: RoutedRequest) -> RoutedRequest:
+    """What the half that reads the prompt is asked: a first token in time."""
+    objective = routed.objective
+    if objective is not None and objective.ttft_ms is None:
+        objective = None
+    if objective is not None:
+        objective = replace(objective, tpot_ms=None, stages=(), e2e_ms=None)
+    return replace(routed, remaining=1, objective=objective)
+
+
+def _is_full(view: ReplicaView) -> bool:
+    """A further request would wait for a row."""
+    return view.state.requests + view.sent >= view.state.rows
+
+
+def _joined(prefill: ReplicaState, decode: ReplicaState) -> ReplicaState:
+    return replace(
+        decode,
+        running=prefill.running + decode.running,
+        waiting=prefill.waiting,
+        rows=prefill.rows + decode.rows,
+        unread_tokens=prefill.unread_tokens,
+        prefill_ms=prefill.prefill_ms,
+        max_request_tokens=min(prefill.max_request_tokens, decode.max_request_tokens),
+        retry_after_s=max(prefill.retry_after_s, decode.retry_after_s),
+    )
