@@ -127,10 +127,12 @@ class PoolConfig(BaseModel):
         pack_weights: lays out linear weights once where that is faster: on the CPU, bfloat16 with
             the same bits, and large float32 layers, whose last bit may change but no longer depends
             on what is computed beside it.
-        attention: the kernels that attend: `sdpa` (PyTorch's, on any device), or `triton` (CUDA:
-            each node of a tree has the bits of the same token decoded alone, and tokens are chosen
-            by kernels, too; compiled and tested by Triton's interpreter, never run on a GPU).
-            `auto` is `sdpa`.
+        attention: the kernels that attend: `sdpa` (PyTorch's, on any device), `path` (plain PyTorch
+            on any device, slow: what `triton` is held against), or on CUDA, where none has run yet,
+            `triton` (each node of a tree has the bits of the same token decoded alone, and tokens
+            are chosen by kernels, too) or `flashinfer` (flashinfer-python; bfloat16 and float16,
+            heads of 64, 128 or 256 numbers; the last bits depend on what is computed beside a row;
+            128 MiB a model beside what is accounted). `auto` is `sdpa`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

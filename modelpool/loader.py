@@ -81,7 +81,8 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
     packed = PackedModel.wrap(name, model, vocab_size, tuning)
-    packed.shortcut = _graphed(packed) if packed.walks_paths else direct_forward_of(packed)
+    is_graphed = packed.attention == "triton"
+    packed.shortcut = _graphed(packed) if is_graphed else direct_forward_of(packed)
     return packed
 
 

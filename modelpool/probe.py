@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from modelpool.attention.packed import KVView, OnDevice, QueryGroup, UnsupportedAttention
+from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL
 from modelpool.errors import UnsupportedModelError
 
@@ -59,6 +62,16 @@ class _ProbePaths:
     longest: int
 
 
+@dataclass(frozen=True, eq=False)
+class _ProbeRows:
+    """Of one request that begins at slot 0 and has no tree; see `PackRows`."""
+
+    counts: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    nodes: NDArray[np.int64]
+
+
 def probed(
     forward: Forward, model: HasVocabulary, parts: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, dict[int, int | None]]:
@@ -88,6 +101,7 @@ class ProbeView:
             empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
             self._kv[number] = (empty, torch.zeros_like(empty))
         self._start = self._stop = 0
+        self.pack_rows: PackRows
         self._reading = 0  # the layer that was read last
         self.windows: dict[int, int | None] = {}
         self.groups: Sequence[QueryGroup] = ()
@@ -95,6 +109,8 @@ class ProbeView:
 
     def begin(self, start: int, stop: int) -> None:
         self._start, self._stop = start, stop
+        none = np.zeros(1, dtype=np.int64)
+        self.pack_rows = _ProbeRows(none + stop - start, none, none + stop, none)
         self.groups = (_ProbeGroup(queries=stop - start),)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:

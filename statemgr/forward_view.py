@@ -9,6 +9,7 @@ Attention runs in groups of rows (`statemgr.row_groups`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from statemgr.key_paths import KeyPaths, PackTokens, TreePaths
+from statemgr.key_paths import KeyPaths, PackRows, PackTokens, TreePaths
 from statemgr.kv_store import KVStore
 from statemgr.row_groups import READING_QUERIES, RowGroup
 
@@ -120,6 +121,10 @@ class ForwardView:
             assert self._tree is None, "a tree's paths are unknown"
             self._paths[device] = KeyPaths.of(self._tokens, self._tree_paths, device)
         return self._paths[device]
+
+    @cached_property
+    def pack_rows(self) -> PackRows:
+        return PackRows.of(self._tokens, self._tree_paths)
 
     def _cut(
         self,

@@ -43,6 +43,25 @@ class TreePaths:
 
 
 @dataclass(frozen=True, eq=False)
+class PackRows:
+    """See `modelpool.attention.pages.PackRows`."""
+
+    counts: Ints  # [R]
+    firsts: Ints  # [R]
+    lengths: Ints  # [R]
+    nodes: Ints  # [R]
+
+    @classmethod
+    def of(cls, tokens: PackTokens, tree: TreePaths | None) -> "PackRows":
+        """Each row has a token at least, the last of them in its highest slot."""
+        lengths = tokens.slots[np.cumsum(tokens.counts) - 1] - tokens.firsts + 1
+        nodes = np.zeros_like(lengths)
+        if tree is not None:
+            nodes = np.maximum(lengths - tree.starts[tokens.rows], 0)
+        return cls(tokens.counts, tokens.firsts, lengths, nodes)
+
+
+@dataclass(frozen=True, eq=False)
 class KeyPaths:
     """See `modelpool.attention.path.KeyPaths`."""
 

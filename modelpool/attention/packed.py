@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from modelpool.attention.pages import PackRows
 from modelpool.attention.path import KeyPaths
 
 ATTENTION_NAME = "specrouter_packed"
@@ -95,6 +96,10 @@ class KVView(Protocol):
 
     def key_paths(self, device: torch.device) -> KeyPaths:
         """Where the keys of the pack's tokens lie in an arena on a device."""
+
+    @property
+    def pack_rows(self) -> PackRows:
+        """The pack's rows, for `arena`; the same object for all layers, another for each pack."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ class Tuning:
     Attributes:
         threads: CPU threads of its forwards; None for torch's setting when it is wrapped.
         pack_weights: lay out linear weights once where that pays (`packed_linear`).
-        lean: the short ways through Llama-shaped decoders (`lean_forward`), or one call per RMSNorm
-            (`lean_norm`) in the others.
+        lean: the short ways through Llama-shaped decoders (`lean_forward`, which attends by SDPA),
+            or one call per RMSNorm (`lean_norm`) in the others.
         attention: the kernels that attend.
     """
 
@@ -79,6 +79,6 @@ def tuning_for(
     return Tuning(
         threads=config.threads or suited,
         pack_weights=pack_weights,
-        lean=role.is_cpu_drafter,
+        lean=role.is_cpu_drafter and attention == "sdpa",
         attention=attention,
     )

@@ -11,22 +11,17 @@ from torch import Tensor
 
 from modelpool.attention.backend import attend_of
 from modelpool.attention.packed import Attend, AttentionLayer, KVView, attend_all
-from modelpool.attention.path import PathSettings, reference
+from modelpool.attention.paged import PagedAttention
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.layer_reference import reference_kernels
 from modelpool.packed_model import PackedModel
 from processors import Sampler
 from specrouter import ChainRouter, SamplingParams, Speculation
+from tests.modelpool.attention.fake_flashinfer import FakeWrapper
 from tests.modelpool.fast.test_graph_runner import FakeGraphs
 from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
-
-
-def attend_by_reference(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-    settings = PathSettings(layer.scale, layer.window, layer.softcap)
-    arena = view.arena(layer.number, layer.window)
-    return reference(query.transpose(0, 1), *arena, view.key_paths(query.device), settings)
 
 
 def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list[int]]:
@@ -37,21 +32,22 @@ def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list
     return [list(one.token_ids) for one in found]
 
 
-def walk_paths(
+def use(
     monkeypatch: pytest.MonkeyPatch,
     attend: Attend,
     graphed: Callable[[PackedModel], CudaForward | None],
 ) -> None:
-    """All members attend over paths, on this CPU, without Triton."""
+    """All members attend by this, on this CPU, as if Triton were there."""
     monkeypatch.setattr("modelpool.placed_members.backend_for", lambda *_: "triton")
     monkeypatch.setattr("modelpool.packed_model.attend_of", lambda name: attend)
     monkeypatch.setattr("modelpool.loader._graphed", graphed)
     monkeypatch.setattr("specrouter.execution.runtime.sampler_for", lambda pool: Sampler)
 
 
+@pytest.mark.parametrize("backend", ["path", "flashinfer"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-def test_trees_over_paths_give_the_texts_of_masks(
-    architecture: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_trees_give_the_texts_of_masks(
+    architecture: str, backend: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
     from tests.exact.models import pool_settings, save_family
@@ -60,13 +56,14 @@ def test_trees_over_paths_give_the_texts_of_masks(
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
     config = {"pool": pool_settings(family), "engine": engine}
     wanted = texts(copy.deepcopy(config), "off")
+    run = attend_of("path") if backend == "path" else PagedAttention(lambda device: FakeWrapper())
     calls = []
 
     def attend(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         calls.append(layer.number)
-        return attend_by_reference(view, layer, query)
+        return run(view, layer, query)
 
-    walk_paths(monkeypatch, attend, lambda packed: None)
+    use(monkeypatch, attend, lambda packed: None)
     names = tuple(model["name"] for model in config["pool"]["models"])
     for chain in (names, (names[0], names[-1])):
         assert texts(config, Speculation(chain, depth=4, width=3)) == wanted
@@ -82,8 +79,7 @@ def test_trees_over_graphs_give_the_texts_of_the_target_alone(
     def graphed(packed: PackedModel) -> CudaForward | None:
         return cuda_forward_of(packed, reference_kernels(), graphs)
 
-    walk_paths(monkeypatch, attend_by_reference, graphed)
-    monkeypatch.setattr("modelpool.fast.tuning.Role.is_cpu_drafter", False)
+    use(monkeypatch, attend_of("path"), graphed)
     config = copy.deepcopy(small_config)
     wanted = texts(config, "off")
     names = tuple(model["name"] for model in config["pool"]["models"])
@@ -91,6 +87,16 @@ def test_trees_over_graphs_give_the_texts_of_the_target_alone(
     for chain, width in ((names, 3), ((names[0], names[-1]), 1)):
         assert texts(config, Speculation(chain, depth=4, width=width)) == wanted
     assert graphs.replayed > before > graphs.captured / 10 > 0
+
+
+def test_a_configured_reference_gives_the_texts_of_masks(small_config: dict[str, Any]) -> None:
+    config = copy.deepcopy(small_config)
+    wanted = texts(config, "off")
+    config["pool"]["attention"] = "path"
+    names = tuple(model["name"] for model in config["pool"]["models"])
+    with ChainRouter.from_config(config) as router:
+        assert {router.pool.get(name).attention for name in names} == {"path"}
+    assert texts(config, Speculation(names, depth=4, width=3)) == wanted
 
 
 def test_sdpa_is_the_plug_in_that_all_models_have() -> None:

@@ -15,11 +15,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelpool.attention.choice.find_spec", lambda name: object())
 
 
-@pytest.mark.parametrize("asked", ["auto", "sdpa"])
+@pytest.mark.parametrize("asked", ["auto", "sdpa", "path"])
 @pytest.mark.parametrize("place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dim=80)])
-def test_sdpa_runs_everywhere(asked: AttentionName, place: AttentionPlace) -> None:
+def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: AttentionPlace) -> None:
     assert refusal(asked, place) is None
-    assert backend_for(asked, place) == "sdpa"
+    assert backend_for(asked, place) == ("sdpa" if asked == "auto" else asked)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -30,22 +30,43 @@ def test_triton_runs_on_cuda(dtype: str, head_dim: int) -> None:
     assert backend_for("triton", place) == "triton"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_flashinfer_runs_on_cuda(dtype: str, head_dim: int) -> None:
+    place = replace(CUDA, dtype=dtype, head_dim=head_dim)
+    assert refusal("flashinfer", place) is None
+    assert backend_for("flashinfer", place) == "flashinfer"
+
+
 @pytest.mark.parametrize(
-    ("place", "reason"),
+    ("asked", "place", "reason"),
     [
-        (CPU, "the model is on the CPU"),
-        (replace(CUDA, dtype="float64"), "no kernels for float64"),
-        (replace(CUDA, head_dim=80), "heads of 80 numbers"),
+        ("triton", CPU, "triton runs on CUDA devices, and the model is on the CPU"),
+        ("triton", replace(CUDA, dtype="float64"), "no kernels for float64"),
+        ("triton", replace(CUDA, head_dim=80), "heads of 80 numbers"),
+        ("flashinfer", CPU, "flashinfer runs on CUDA devices, and the model is on the CPU"),
+        ("flashinfer", replace(CUDA, dtype="float32"), "no kernels for float32, only for bfloat16"),
+        ("flashinfer", replace(CUDA, dtype="float64"), "no kernels for float64"),
+        ("flashinfer", replace(CUDA, head_dim=32), "heads of 32 numbers, only of 64, 128, 256"),
+        ("flashinfer", replace(CUDA, head_dim=96), "heads of 96 numbers"),
     ],
 )
-def test_where_triton_has_no_kernels_it_is_refused(place: AttentionPlace, reason: str) -> None:
-    assert reason in (refusal("triton", place) or "")
+def test_where_there_are_no_kernels_they_are_refused(
+    asked: AttentionName, place: AttentionPlace, reason: str
+) -> None:
+    assert reason in (refusal(asked, place) or "")
 
 
-def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", ["triton", "flashinfer"])
+def test_what_is_not_installed_is_refused(
+    asked: AttentionName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("modelpool.attention.choice.find_spec", lambda name: None)
-    assert "not installed" in (refusal("triton", CUDA) or "")
+    said = refusal(asked, CUDA) or ""
+    assert said.startswith(f"the package {asked}")
+    assert "not installed" in said
 
 
-def test_a_member_that_had_to_go_to_the_cpu_has_sdpa() -> None:
-    assert backend_for("triton", CPU) == "sdpa"
+@pytest.mark.parametrize("asked", ["triton", "flashinfer"])
+def test_a_member_that_had_to_go_to_the_cpu_has_sdpa(asked: AttentionName) -> None:
+    assert backend_for(asked, CPU) == "sdpa"

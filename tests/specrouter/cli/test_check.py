@@ -263,6 +263,7 @@ def test_network_with_keys_is_no_warning(settings: Settings) -> None:
         ("server", {"api_keys": [""]}, "server.api_keys"),
         ("pool", {"target": "nobody"}, "pool.target"),
         ("pool", {"attention": "triton"}, "pool.attention"),
+        ("pool", {"attention": "flashinfer"}, "pool.attention"),
         ("pool", {"attention": "fast"}, "pool.attention"),
     ],
 )
@@ -276,7 +277,7 @@ def test_invalid_setting_is_an_error_that_names_it(
 
 
 def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
-    settings: Settings,
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {member.attention for member in check(settings).members} == {"sdpa"}
     pool = settings["pool"]
@@ -286,6 +287,16 @@ def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
         with pytest.raises(ConfigError, match=reason) as refused:
             check(settings, *devices)
         assert refused.value.field == f"pool.models[{pool['models'].index(target)}].attention"
+    pool["attention"], target["attention"] = "path", "flashinfer"
+    with monkeypatch.context() as patched:
+        patched.setattr("modelpool.attention.choice.find_spec", lambda name: object())
+        target["dtype"] = "float32"
+        with pytest.raises(ConfigError, match="no kernels for float32") as refused:
+            check(settings, gpu(8 * GIB), cpu(8 * GIB))
+        assert refused.value.field == f"pool.models[{pool['models'].index(target)}].attention"
+        target["attention"] = None
+        shown = check(settings, gpu(8 * GIB), cpu(8 * GIB)).members
+        assert {member.attention for member in shown} == {"path"}
     if find_spec("triton") is None:
         pytest.skip("triton is installed for tests on Linux x86-64 only")
     target |= {"dtype": "float32", "attention": None}

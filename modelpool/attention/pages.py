@@ -1,0 +1,134 @@
+"""Pages: where attention by pages finds a pack's keys, and which of them a token sees, in bits.
+
+Contract: pages are of one slot, so an arena of rows is a paged cache as it stands. Pure functions:
+index arrays on the host, bits on the device, where the paths of a tree may be known alone; nothing
+waits for it. The bits of a row are [tokens, slots], one after the other, the first in the lowest
+bit of a byte, and each row begins with a whole byte (`numpy.packbits` with bitorder "little").
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelpool.attention.path import KeyPaths
+
+Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+
+
+class PackRows(Protocol):
+    """The R rows of a pack, on the host; a row may have no tokens.
+
+    Row r's tokens see at most the slots `firsts[r]` to `firsts[r] + lengths[r]` of the arena, their
+    own among them. Without a tree these are in the order of positions, and the last
+    ones are the tokens'; with one its `nodes[r]` slots are the last ones.
+    """
+
+    @property
+    def counts(self) -> Ints: ...  # [R] tokens
+
+    @property
+    def firsts(self) -> Ints: ...  # [R]
+
+    @property
+    def lengths(self) -> Ints: ...  # [R]
+
+    @property
+    def nodes(self) -> Ints: ...  # [R]
+
+
+@dataclass(frozen=True, eq=False)
+class PageTable:
+    """Where the rows' queries, pages and bits begin, and which pages they read; on the host.
+
+    Attributes:
+        query_starts, page_starts: [R + 1].
+        pages: [page_starts[R]] slots of the arena.
+        last_lengths: [R] slots in use of each row's last page: 1, or 0 of a row without any.
+        mask_starts: [R + 1] in bytes.
+    """
+
+    query_starts: Int32s
+    page_starts: Int32s
+    pages: Int32s
+    last_lengths: Int32s
+    mask_starts: Int32s
+
+    @classmethod
+    def of(cls, rows: PackRows) -> "PageTable":
+        page_starts = _starts(rows.lengths)
+        # Slot j of a row is page `firsts + j`.
+        own = np.arange(page_starts[-1]) - np.repeat(page_starts[:-1], rows.lengths)
+        pages = np.repeat(rows.firsts, rows.lengths) + own
+        return cls(
+            _starts(rows.counts),
+            page_starts,
+            pages.astype(np.int32),
+            np.minimum(rows.lengths, 1).astype(np.int32),
+            _starts(-(-rows.counts * rows.lengths // 8)),
+        )
+
+
+def is_causal(rows: PackRows, window: int | None) -> bool:
+    """Each token sees the slots up to its own: nothing is to be said by bits."""
+    return window is None and not rows.nodes.any()
+
+
+def packed_mask(rows: PackRows, table: PageTable, paths: KeyPaths, window: int | None) -> Tensor:
+    """Which slots of its row each token sees.
+
+    Args:
+        paths: of the pack's tokens.
+        window: of positions, the own one included.
+
+    Returns:
+        [table.mask_starts[R]] uint8, on the device of `paths`; what fills up a row's bytes is 0.
+    """
+    device = paths.positions.device
+    numbers = np.zeros((4, len(table.query_starts)), dtype=np.int64)
+    numbers[0], numbers[1] = table.mask_starts, table.query_starts
+    numbers[2, :-1], numbers[3, :-1] = rows.counts, rows.lengths
+    starts, queries, counts, lengths = torch.from_numpy(numbers).to(device, non_blocking=True)
+    byte = torch.arange(int(table.mask_starts[-1]), device=device)
+    row = torch.searchsorted(starts, byte, right=True) - 1
+    place = torch.arange(8, device=device)
+    bit = (byte - starts[row]).unsqueeze(1) * 8 + place  # [bytes, 8] of the row's own
+    own, length = counts[row].unsqueeze(1), lengths[row].unsqueeze(1)
+    query = bit // length
+    slot = bit - query * length
+    token = queries[row].unsqueeze(1) + torch.minimum(query, own - 1)
+    seen = _sees(paths, token, slot, int(rows.nodes.max(initial=0)), window) & (query < own)
+    bits: Tensor = seen.to(torch.uint8) << place.to(torch.uint8)
+    return bits.sum(dim=1, dtype=torch.uint8)
+
+
+def _sees(paths: KeyPaths, token: Tensor, slot: Tensor, nodes: int, window: int | None) -> Tensor:
+    """Does the token see the slot of its row? Both of one shape."""
+    position, tail = paths.positions.long()[token], paths.tails.long()[token]
+    # A slot before the row's tree has its own number as its position.
+    in_tree = slot >= tail
+    step = _steps(paths, nodes)[token, (slot - tail).clamp(0, nodes)]
+    held = torch.where(in_tree, torch.where(step < 0, position + 1, tail + step), slot)
+    seen = held <= position
+    return seen if window is None else seen & (held > position - window)
+
+
+def _steps(paths: KeyPaths, nodes: int) -> Tensor:
+    """[T, nodes + 1] at which step of a token's path a slot of the tree stands; -1 where at none.
+    The last column is of no slot."""
+    along = torch.arange(paths.path.shape[1], device=paths.path.device).expand_as(paths.path)
+    is_step = along <= (paths.positions - paths.tails).unsqueeze(1)
+    where = torch.where(is_step, paths.path, nodes).long()
+    none = where.new_full((len(where), nodes + 1), -1)
+    return none.scatter_(1, where, along)
+
+
+def _starts(counts: Ints) -> Int32s:
+    """[R] to [R + 1]: where each begins, and the end of the last."""
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts

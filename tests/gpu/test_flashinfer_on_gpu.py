@@ -1,0 +1,69 @@
+"""FlashInfer's kernels against SDPA's, and against path attention where texts are short. Skipped
+where there is no GPU, or no FlashInfer."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from modelpool.attention.backend import attend_of
+from modelpool.attention.packed import AttentionLayer
+from modelpool.attention.path import PathSettings, reference
+from modelpool.fast.tuning import PLAIN, Tuning
+from modelpool.packed_model import PackedModel
+from tests.modelpool.attention.rows import Row, Rows, paths_of
+from tests.modelpool.attention.test_paged import View
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+from tests.triton_interpreter import DEVICE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(find_spec("flashinfer") is None, reason="needs flashinfer-python"),
+]
+ROWS = [
+    Row(2, 300, 1, (-1, -1, 0, 2, 2, 4)),
+    Row(0, 9, 40, ()),
+    Row(1, 0, 3, (-1, 0)),
+    Row(5, 1000, 1, ()),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("group", [1, 7])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (64, 30.0)])
+def test_trees_and_windows_are_path_attention(
+    dtype: torch.dtype, group: int, dim: int, window: int | None, softcap: float | None
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    slots = sum(row.gap + row.length for row in ROWS)
+    tokens = sum(row.count for row in ROWS)
+    keys, values = torch.randn((2, slots, 2, dim), generator=random).to(DEVICE, dtype)
+    query = torch.randn((2 * group, tokens, dim), generator=random).to(DEVICE, dtype)
+    view = View(Rows.of(ROWS), paths_of(ROWS).to(DEVICE), keys, values)
+    layer = AttentionLayer(0, dim**-0.5, window, softcap)
+    got = attend_of("flashinfer")(view, layer, query)  # type: ignore[arg-type]
+    wanted = reference(
+        query.transpose(0, 1).double(), keys.double(), values.double(), view.paths,
+        PathSettings(layer.scale, window, softcap),
+    )  # fmt: skip
+    torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-windows", "qwen3"])
+def test_a_model_says_what_it_says_by_sdpa(name: str) -> None:
+    def forward_of(tuning: Tuning) -> PackedModel:
+        config = LLAMA_SHAPED[name]()
+        config.head_dim = 64
+        model = make_model(config, torch.float16)
+        return PackedModel.wrap("m", model.to(DEVICE), VOCAB, tuning)  # type: ignore[arg-type]
+
+    by_masks, by_pages = forward_of(PLAIN), forward_of(Tuning(attention="flashinfer"))
+    feeders = [Feeder(one.forward, one) for one in (by_masks, by_pages)]
+    for counts in ({0: 6, 1: 6}, {0: 1, 1: 4, 2: 1, 3: 2}, {0: 3, 1: 20}, {3: 1}):
+        wanted, got = (feeder.feed(counts) for feeder in feeders)
+        torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)
+    wanted = feed_tree(by_masks.forward, by_masks)
+    got = feed_tree(by_pages.forward, by_pages, walks_paths=True)
+    torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)

@@ -1,0 +1,192 @@
+"""Attention through FlashInfer's wrapper is path attention; a stand-in runs its plans on a CPU."""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from modelpool.attention.backend import attend_of
+from modelpool.attention.packed import AttentionLayer, UnsupportedAttention
+from modelpool.attention.paged import PagedAttention, flashinfer_attention
+from modelpool.attention.path import PathSettings, reference
+from modelpool.in_flight import Mark, Reached
+from tests.modelpool.attention.fake_flashinfer import FakeWrapper
+from tests.modelpool.attention.packs import Paths
+from tests.modelpool.attention.rows import Row, Rows, packs, paths_of, windows
+
+HEADS, KV_HEADS, DIM = 6, 2, 8
+
+
+@dataclass
+class View:
+    """What paged attention asks of a view."""
+
+    pack_rows: Rows
+    paths: Paths
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, rows: list[Row], seed: int = 0) -> "View":
+        random = torch.Generator().manual_seed(seed)
+        slots = sum(row.gap + row.length for row in rows)
+        shape = (2, slots, KV_HEADS, DIM)
+        keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
+        return cls(Rows.of(rows), paths_of(rows), keys, values)
+
+    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+    def key_paths(self, device: torch.device) -> Paths:
+        return self.paths
+
+    def query(self) -> Tensor:
+        random = torch.Generator().manual_seed(1)
+        tokens = int(self.pack_rows.counts.sum())
+        return torch.randn((HEADS, tokens, DIM), generator=random, dtype=torch.float64)
+
+
+def attend(attention: PagedAttention, view: View, layer: AttentionLayer) -> Tensor:
+    return attention(view, layer, view.query())  # type: ignore[arg-type]
+
+
+class Wrappers(list[FakeWrapper]):
+    """All that were made."""
+
+    def __call__(self, device: torch.device) -> FakeWrapper:
+        self.append(FakeWrapper())
+        return self[-1]
+
+
+TREES = [Row(2, 5, 1, (-1, -1, 0, 2)), Row(0, 9, 2, ()), Row(1, 0, 3, (-1, 0))]
+TEXTS = [Row(2, 5, 1, ()), Row(0, 9, 2, ())]
+
+
+@settings(max_examples=60)
+@given(packs, windows, st.sampled_from([None, 0.7]))
+def test_each_token_attends_to_its_own_path(
+    rows: list[Row], window: int | None, softcap: float | None
+) -> None:
+    view = View.of(rows)
+    layer = AttentionLayer(0, 0.3, window, softcap)
+    got = attend(PagedAttention(Wrappers()), view, layer)
+    how = PathSettings(layer.scale, window, softcap)
+    wanted = reference(view.query().transpose(0, 1), view.keys, view.values, view.paths, how)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "plans"), [(TREES, 2), (TEXTS, 2)])
+def test_a_pack_is_planned_once_for_each_kind_of_layer(rows: list[Row], plans: int) -> None:
+    made, view = Wrappers(), View.of(rows)
+    attention = PagedAttention(made)
+    for number, window in enumerate((None, 4, None, 4, 100)):  # nothing is 100 positions away
+        attend(attention, view, AttentionLayer(number, 0.3, window))
+    assert [wrapper.plans for wrapper in made] == [1] * plans
+    assert sorted(wrapper.runs for wrapper in made) == [2, 3]
+    attend(attention, View.of(rows), AttentionLayer(0, 0.3))
+    assert sum(wrapper.plans for wrapper in made) == plans + 1
+
+
+class Pending(Reached):
+    """A mark that the device comes to when the host waits for it."""
+
+    waited = 0
+    is_reached = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+    def synchronize(self) -> None:
+        Pending.waited += not self.is_reached
+        self.is_reached = True
+
+
+def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied() -> None:
+    made, marks = Wrappers(), list[Pending]()
+
+    def mark(device: torch.device) -> Mark:
+        marks.append(Pending())
+        return marks[-1]
+
+    Pending.waited = 0
+    attention, layer = PagedAttention(made, mark), AttentionLayer(0, 0.3)
+    for _ in range(3):
+        attend(attention, View.of(TREES), layer)
+    assert [wrapper.plans for wrapper in made] == [1, 1, 1]
+    marks[0].is_reached = True
+    attend(attention, View.of(TREES), layer)
+    assert [wrapper.plans for wrapper in made] == [2, 1, 1]
+    assert Pending.waited == 0
+    for _ in range(20):
+        attend(attention, View.of(TREES), layer)
+    assert len(made) == 8
+    assert Pending.waited > 0
+
+
+def test_a_plan_that_fails_gives_its_wrapper_back() -> None:
+    class Failing(FakeWrapper):
+        def plan(self, *arrays: Tensor, **settings: object) -> None:  # type: ignore[override]
+            raise RuntimeError("no kernel was built")
+
+    attention = PagedAttention(lambda device: Failing())
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match="no kernel was built"):
+            attend(attention, View.of(TEXTS), AttentionLayer(0, 0.3))
+
+
+def test_a_version_that_keeps_its_masks_otherwise_is_refused() -> None:
+    class Other:
+        def plan(self, *arrays: Tensor, **settings: object) -> None:
+            pass
+
+        def run(self, query: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+            return query
+
+    attention = PagedAttention(lambda device: Other())
+    with pytest.raises(UnsupportedAttention, match="flashinfer keeps its masks otherwise"):
+        attend(attention, View.of(TREES), AttentionLayer(0, 0.3))
+
+
+def test_wrappers_of_a_device_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Wrapper(FakeWrapper):
+        def __init__(self, workspace: Tensor, layout: str, backend: str) -> None:
+            super().__init__()
+            made.append((workspace, layout, backend))
+
+    module = ModuleType("flashinfer")
+    module.BatchPrefillWithPagedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr("modelpool.attention.paged.WORKSPACE_BYTES", 64)
+    attention, view = flashinfer_attention(), View.of(TREES)
+    for window in (None, 3):
+        attend(attention, view, AttentionLayer(0, 0.3, window))
+    assert [(layout, backend) for _, layout, backend in made] == [("NHD", "fa2")] * 2
+    assert made[0][0] is made[1][0]
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(UnsupportedAttention, match="attention: flashinfer cannot be imported"):
+        attend_of("flashinfer")
+
+
+def test_the_stand_in_has_the_mistake_that_is_made_good() -> None:
+    """Else the tests above would pass without it."""
+    wrapper = FakeWrapper()
+    arrays = SimpleNamespace(
+        queries=torch.tensor([0, 2, 4]), pages=torch.tensor([0, 3, 6]), last=torch.ones(2)
+    )
+    wrapper.plan(
+        arrays.queries.int(), arrays.pages.int(), torch.arange(6).int(), arrays.last.int(),
+        num_qo_heads=1, num_kv_heads=1, head_dim_qk=1, page_size=1,
+        packed_custom_mask=torch.zeros(2, dtype=torch.uint8),
+    )  # fmt: skip
+    assert wrapper._mask_indptr_buf is not None
+    assert wrapper._mask_indptr_buf.tolist() == [0, 6, 12]
