@@ -81,8 +81,10 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
     packed = PackedModel.wrap(name, model, vocab_size, tuning)
-    is_graphed = packed.attention == "triton"
-    packed.shortcut = _graphed(packed) if is_graphed else direct_forward_of(packed)
+    if packed.attention == "triton":
+        packed.sized = _graphed(packed)
+    else:
+        packed.shortcut = direct_forward_of(packed)
     return packed
 
 

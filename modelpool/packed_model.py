@@ -27,7 +27,14 @@ from modelpool.errors import UnsupportedModelError
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.tuning import PLAIN, Tuning
-from modelpool.probe import Forward, KVLayer, ProbeView, check_parity, probed
+from modelpool.probe import (
+    Forward,
+    KVLayer,
+    ProbeView,
+    SizedForward,
+    check_parity,
+    probed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +69,8 @@ class PackedModel:
         self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
         # A shorter way to the same logits: to the bit, or up to rounding for drafters.
         self.shortcut: Forward | None = None
+        # The same for CUDA: it copies a pack by itself, and may fill it up.
+        self.sized: SizedForward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(
@@ -119,16 +128,28 @@ class PackedModel:
         """One pass over a pack.
 
         Args:
-            tokens, positions: [T] int64 on the model's device.
+            tokens, positions: [T] int64 on the host or the model's device.
             view: where keys and values of this pack go, and what each token may attend to.
-            logit_index: [n] int64, the tokens of the pack whose logits are wanted.
+            logit_index: [n] int64, as these; the tokens of the pack whose logits are wanted.
 
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
-        run = self.shortcut or self._forward
         with self.watch(len(tokens), view.attended), _cpu_threads(self.threads):
+            if self.sized is not None:
+                return self.sized(tokens, positions, view, logit_index)
+            if self.device.type != "cpu":
+                tokens, positions, logit_index = (
+                    one.to(self.device, non_blocking=True)
+                    for one in (tokens, positions, logit_index)
+                )
+            run = self.shortcut or self._forward
             return run(tokens, positions, view, logit_index)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens that packs are filled up to, rising; none where they run as they are."""
+        return () if self.sized is None else self.sized.sizes
 
     def pack_weights(self) -> None:
         """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`.

@@ -15,11 +15,22 @@ from torch import Tensor
 
 from modelpool.attention.packed import KVView, OnDevice, QueryGroup, UnsupportedAttention
 from modelpool.attention.pages import PackRows
-from modelpool.attention.path import NO_TAIL
+from modelpool.attention.path import NO_TAIL, PackPlaces
 from modelpool.errors import UnsupportedModelError
 
 # tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
 Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
+
+
+class SizedForward(Protocol):
+    """The same, of tensors on the host or the device; `sizes`: see `PackedModel`."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,21 @@ class _ProbeRows:
     nodes: NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
+class _ProbePlaces:
+    """The same, on the host; see `PackPlaces`."""
+
+    numbers: NDArray[np.int32]
+    longest: int
+    path: None = None
+
+    @classmethod
+    def of(cls, start: int, stop: int) -> "_ProbePlaces":
+        positions = np.arange(start, stop, dtype=np.int32)
+        tails = np.full_like(positions, NO_TAIL)
+        return cls(np.stack((positions, np.zeros_like(positions), positions, tails)), stop)
+
+
 def probed(
     forward: Forward, model: HasVocabulary, parts: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, dict[int, int | None]]:
@@ -101,6 +127,7 @@ class ProbeView:
             empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
             self._kv[number] = (empty, torch.zeros_like(empty))
         self._start = self._stop = 0
+        self.places: PackPlaces
         self.pack_rows: PackRows
         self._reading = 0  # the layer that was read last
         self.windows: dict[int, int | None] = {}
@@ -109,6 +136,7 @@ class ProbeView:
 
     def begin(self, start: int, stop: int) -> None:
         self._start, self._stop = start, stop
+        self.places = _ProbePlaces.of(start, stop)
         none = np.zeros(1, dtype=np.int64)
         self.pack_rows = _ProbeRows(none + stop - start, none, none + stop, none)
         self.groups = (_ProbeGroup(queries=stop - start),)

@@ -48,11 +48,10 @@ class DraftProcessor:
         try:
             for step in range(1, int(depths.max())):
                 which = np.flatnonzero(depths > step)
-                going_on = torch.from_numpy(which).to(model.device, non_blocking=True)
+                going_on = _index(which, len(rows), model.device)
                 shape = slots.shape(beam, going_on, model.walks_paths)
                 positions, view = slots.view(which, step, shape)
-                at = torch.from_numpy(positions).to(model.device, non_blocking=True)
-                everywhere = torch.arange(len(positions), device=model.device)
+                at, everywhere = map(torch.from_numpy, (positions, np.arange(len(positions))))
                 logits.append(model.forward(beam.tokens(going_on), at, view, everywhere))
                 paths = beam.paths(going_on)
                 contexts = _contexts(request, np.repeat(which, width), step, paths)
@@ -63,6 +62,13 @@ class DraftProcessor:
             raise
         _check_finite(tree, model.name)
         return DraftResult(tree, torch.cat(logits), _places(depths, width), slots.hold(tree))
+
+
+def _index(which: Ints, rows: int, device: torch.device) -> Tensor:
+    """Rows that go on, on the device; nothing is copied where all do."""
+    if len(which) == rows:
+        return torch.arange(rows, device=device)
+    return torch.from_numpy(which).to(device, non_blocking=True)
 
 
 def _contexts(request: DraftRequest, which: Ints, step: int, paths: Tensor) -> Contexts:

@@ -60,10 +60,10 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     try:
         shape = None if tree.is_path else _tree_shape(active, tree, pack.is_node)
         logits = model.forward(
-            _to(pack.tokens, device),
-            _to(pack.positions, device),
+            torch.from_numpy(pack.tokens),
+            torch.from_numpy(pack.positions),
             state.view(plan.rows, pack.counts, pack.positions, slots, shape),
-            _to(np.flatnonzero(pack.asked), device),
+            torch.from_numpy(np.flatnonzero(pack.asked)),
         )
     except BaseException:
         state.scrub(slots)
@@ -149,7 +149,7 @@ def _tree_shape(
     if active.model.walks_paths:
         paths = np.zeros((len(is_node), tree.height), dtype=np.int32)
         paths[is_node] = tree.routes()[tree.real]
-        return TreePaths(starts, _to(paths, device))
+        return TreePaths(starts, torch.from_numpy(paths))
     visible = np.zeros((len(is_node), tree.tokens.shape[1]), dtype=np.bool_)
     visible[is_node] = tree.ancestors()[tree.real]
     return TreeMask(starts, _to(visible, device))

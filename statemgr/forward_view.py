@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from statemgr.key_paths import KeyPaths, PackRows, PackTokens, TreePaths
+from statemgr.key_paths import KeyPaths, PackPlaces, PackRows, PackTokens, TreePaths
 from statemgr.kv_store import KVStore
 from statemgr.row_groups import READING_QUERIES, RowGroup
 
@@ -59,10 +59,7 @@ class ForwardView:
         self._store = store
         self._cache_mask = cache_mask
         self._positions = positions
-        self._slots = {
-            device: torch.from_numpy(tokens.slots).to(device, non_blocking=True)
-            for device in store.devices
-        }
+        self._slots: dict[torch.device, Tensor] = {}
         self._paths: dict[torch.device, KeyPaths] = {}
         self._masks: dict[tuple[int, int, int | None, torch.dtype, torch.device], Tensor] = {}
 
@@ -76,7 +73,7 @@ class ForwardView:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         keys, values = self._store.layer(layer)
-        slots = self._slots[keys.device]
+        slots = self.slots(keys.device)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
 
@@ -113,13 +110,20 @@ class ForwardView:
         return self._store.layer(layer)
 
     def slots(self, device: torch.device) -> Tensor:
+        if device not in self._slots:
+            host = torch.from_numpy(self._tokens.slots)
+            self._slots[device] = host.to(device, non_blocking=True)
         return self._slots[device]
 
-    def key_paths(self, device: torch.device) -> KeyPaths:
+    @cached_property
+    def places(self) -> PackPlaces:
         """Only of a state whose slots are in the order of positions, and without a `TreeMask`."""
+        assert self._tree is None, "a tree's paths are unknown"
+        return PackPlaces.of(self._tokens, self._tree_paths)
+
+    def key_paths(self, device: torch.device) -> KeyPaths:
         if device not in self._paths:
-            assert self._tree is None, "a tree's paths are unknown"
-            self._paths[device] = KeyPaths.of(self._tokens, self._tree_paths, device)
+            self._paths[device] = self.places.on(device)
         return self._paths[device]
 
     @cached_property
@@ -170,7 +174,7 @@ class ForwardView:
         """[B, S + E] the position that each slot holds; `_NOWHERE` if invalid or not there."""
         held = self._positions[group.ids, : group.length]
         held = np.where(self._cache_mask[group.ids, : group.length], held, _NOWHERE)
-        if group.take is not None:  # else no row is idle
+        if group.real is not None:  # else no row is idle
             idle = group.positions[:, 0] < 0
             held[idle] = _NOWHERE
             held[idle, 0] = 0  # as in `_cut`

@@ -2,8 +2,8 @@
 
 Contract: implements `modelpool.attention.path.KeyPaths`. A row is a contiguous piece of the arena,
 and its slots are in the order of positions up to its tree, whose nodes lie behind them in any order
-that puts parents before children. Built on the host and copied to the device at once, but for the
-paths of a tree, which may be known there alone.
+that puts parents before children. Built on the host (`PackPlaces`), but for the paths of a tree,
+which may be known on the device alone.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class TreePaths:
     """
 
     starts: Ints  # [rows of the store]
-    paths: Tensor  # [T, P] int32; may be on the device alone
+    paths: Tensor  # [T, P] int32, on the host or on the device
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +71,32 @@ class KeyPaths:
     path: Tensor  # [T, P]
     longest: int
 
+
+@dataclass(frozen=True, eq=False)
+class PackPlaces:
+    """See `modelpool.attention.path.PackPlaces`."""
+
+    numbers: NDArray[np.int32]  # [4, T]
+    path: Tensor | None  # [T, P]
+    longest: int
+
     @classmethod
-    def of(cls, tokens: PackTokens, tree: TreePaths | None, device: torch.device) -> "KeyPaths":
-        numbers = np.empty((3, len(tokens.positions)), dtype=np.int32)
-        numbers[0] = np.repeat(tokens.firsts, tokens.counts)
-        numbers[1] = tokens.positions
-        numbers[2] = (
-            _NO_TAIL if tree is None else np.repeat(tree.starts[tokens.rows], tokens.counts)
-        )
-        is_text = tokens.positions < numbers[2]
-        in_order = tokens.slots == numbers[0] + tokens.positions
+    def of(cls, tokens: PackTokens, tree: TreePaths | None) -> "PackPlaces":
+        numbers = np.empty((4, len(tokens.positions)), dtype=np.int32)
+        slots, firsts, positions, tails = numbers
+        slots[:] = tokens.slots
+        firsts[:] = np.repeat(tokens.firsts, tokens.counts)
+        positions[:] = tokens.positions
+        tails[:] = _NO_TAIL if tree is None else np.repeat(tree.starts[tokens.rows], tokens.counts)
+        is_text = positions < tails
+        in_order = slots == firsts + positions
         assert in_order[is_text].all(), "slots are not in the order of positions"
-        firsts, positions, tails = torch.from_numpy(numbers).to(device, non_blocking=True)
-        path = firsts.unsqueeze(1) if tree is None else tree.paths.to(device, non_blocking=True)
-        return cls(firsts, positions, tails, path, int(tokens.positions.max(initial=0)) + 1)
+        longest = int(positions.max(initial=0)) + 1
+        return cls(numbers, None if tree is None else tree.paths, longest)
+
+    def on(self, device: torch.device) -> KeyPaths:
+        firsts, positions, tails = torch.from_numpy(self.numbers[1:]).to(device, non_blocking=True)
+        if self.path is None:
+            return KeyPaths(firsts, positions, tails, firsts.unsqueeze(1), self.longest)
+        path = self.path.to(device, non_blocking=True)
+        return KeyPaths(firsts, positions, tails, path, self.longest)

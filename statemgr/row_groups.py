@@ -56,9 +56,21 @@ class RowGroup:
     length: int  # S, slots read
     positions: Ints  # [B, Q] of the queries; -1 for an idle row, which attends to slot 0
     has_holes: bool  # invalid slots among those in use, in any of the rows that are not idle
-    take: Mapping[torch.device, Tensor] | None
-    put: Mapping[torch.device, Tensor] | None
     source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
+    real: Ints | None  # [n] of B * Q, the group's tokens; None: the pack as it stands
+    devices: Sequence[torch.device]  # of the layers
+
+    @cached_property
+    def take(self) -> Mapping[torch.device, Tensor] | None:
+        return None if self.real is None else self._on_devices(self.source.reshape(-1))
+
+    @cached_property
+    def put(self) -> Mapping[torch.device, Tensor] | None:
+        return None if self.real is None else self._on_devices(self.real)
+
+    def _on_devices(self, values: Ints) -> dict[torch.device, Tensor]:
+        host = torch.from_numpy(np.ascontiguousarray(values))
+        return {device: host.to(device, non_blocking=True) for device in self.devices}
 
     @property
     def rows(self) -> int:
@@ -152,9 +164,8 @@ class GroupPlanner:
         if sole and len(rows) == reach and len(self.positions) == reach * queries:
             positions = self.positions.reshape(reach, queries)
             source = np.arange(len(self.positions)).reshape(reach, queries)
-            return RowGroup(
-                rows, start, stride, queries, length, positions, has_holes, None, None, source
-            )
+            sizes = start, stride, queries, length
+            return RowGroup(rows, *sizes, positions, has_holes, source, None, self.devices)
         # Row i's tokens fill the head of its Q queries; the rest repeat its last token.
         which = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
         source = self._offsets[span.first : span.stop, None] + which
@@ -166,19 +177,5 @@ class GroupPlanner:
         put = (place[:, None] * queries + np.arange(queries))[real]
         ids = np.full(reach, rows[0])
         ids[place] = rows
-        return RowGroup(
-            ids,
-            start,
-            stride,
-            queries,
-            length,
-            positions,
-            has_holes,
-            self._on_devices(take.reshape(-1)),
-            self._on_devices(put),
-            take,
-        )
-
-    def _on_devices(self, values: Ints) -> dict[torch.device, Tensor]:
-        host = torch.from_numpy(np.ascontiguousarray(values))
-        return {device: host.to(device, non_blocking=True) for device in self.devices}
+        sizes = start, stride, queries, length
+        return RowGroup(ids, *sizes, positions, has_holes, take, put, self.devices)

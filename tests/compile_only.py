@@ -124,7 +124,7 @@ def layers() -> Iterator[Compiled]:
     from modelpool.fast.layer_kernels import gate_rows, rotate_heads
 
     heads = dict.fromkeys(("qkv", "rotations", "weight", "query", "keys", "values"), "*bf16")
-    types = heads | {"positions": "*i32", "slots": "*i64", "eps": "fp32"}
+    types = heads | {"positions": "*i32", "slots": "*i32", "eps": "fp32"}
     types |= dict.fromkeys(("kv_slot", "kv_head"), "i32")
     for has_norms in (False, True):
         shape = {"HEADS": 28, "KV_HEADS": 4, "DIM": 128, "HAS_NORMS": has_norms}

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from modelpool.attention.pages import PackRows
-from modelpool.attention.path import KeyPaths
+from modelpool.attention.path import KeyPaths, PackPlaces
 
 ATTENTION_NAME = "specrouter_packed"
 
@@ -96,6 +96,10 @@ class KVView(Protocol):
 
     def key_paths(self, device: torch.device) -> KeyPaths:
         """Where the keys of the pack's tokens lie in an arena on a device."""
+
+    @property
+    def places(self) -> PackPlaces:
+        """What `slots` and `key_paths` say, on the host."""
 
     @property
     def pack_rows(self) -> PackRows:

@@ -10,10 +10,13 @@ kernels compute; nothing here imports them.
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 NO_TAIL = 2**30  # a position that no token has
+_PIECE = 2**22  # numbers of keys that the reference looks at together
 
 
 class KeyPaths(Protocol):
@@ -39,6 +42,22 @@ class KeyPaths(Protocol):
     def longest(self) -> int: ...  # the most keys of a token, or more; known on the host
 
 
+class PackPlaces(Protocol):
+    """Where the T tokens of a pack and their keys stand, on the host; the paths of a tree may be
+    on the device alone."""
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """[4, T] slots of the tokens in the arena, and what `KeyPaths` calls firsts, positions and
+        tails."""
+
+    @property
+    def path(self) -> Tensor | None: ...  # [T, P] int32; None without any tree
+
+    @property
+    def longest(self) -> int: ...  # the most keys of a token, or more
+
+
 @dataclass(frozen=True)
 class PathSettings:
     """How a layer attends. `window`: of positions, the own one included."""
@@ -62,12 +81,27 @@ def reference(
     """
     place = torch.arange(paths.longest, device=query.device)
     slots, seen = _slots(paths, place), _seen(paths, place, settings.window)
-    tokens, heads, dim = query.shape
-    kv_heads = keys.shape[1]
+    piece = max(1, _PIECE // (paths.longest * keys.shape[1] * keys.shape[2]))
+    parts = zip(
+        torch.split(query, piece), torch.split(slots, piece), torch.split(seen, piece), strict=True
+    )
+    return torch.cat([_attended(*part, keys, values, settings) for part in parts])
+
+
+def _attended(
+    query: Tensor,  # [T, heads, head_dim]
+    slots: Tensor,  # [T, L]
+    seen: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    settings: PathSettings,
+) -> Tensor:
     # What is not seen may hold no numbers: it is neither multiplied nor added.
     own_keys, own_values = (
         part[slots].masked_fill(~seen[..., None, None], 0) for part in (keys, values)
     )  # [T, L, kv_heads, head_dim]
+    tokens, heads, dim = query.shape
+    kv_heads = keys.shape[1]
     grouped = query.view(tokens, kv_heads, heads // kv_heads, dim)
     scores = torch.einsum("tkgd,tlkd->tkgl", grouped, own_keys) * settings.scale
     if settings.softcap is not None:

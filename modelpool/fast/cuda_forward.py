@@ -20,10 +20,12 @@ from torch.nn import functional as F
 from modelpool.attention.packed import AttentionLayer, KVView
 from modelpool.attention.path import PathSettings
 from modelpool.checkpoint.architecture import max_positions
-from modelpool.fast.graph_runner import Compute, GraphMaker, GraphRunner
+from modelpool.fast.graph_runner import GraphMaker, GraphRunner
 from modelpool.fast.layer_reference import Arena, HeadNorms, LayerKernels, PackInputs
 from modelpool.fast.lean_forward import check
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.fast.pack_layout import Pack
+from modelpool.fast.pack_sender import HostMemory, PackSender, memory_for
 from modelpool.packed_model import PackedModel
 
 logger = logging.getLogger(__name__)
@@ -63,9 +65,16 @@ class CudaForward:
     @torch.inference_mode(False)
     @torch.no_grad()
     def __init__(
-        self, packed: PackedModel, kernels: LayerKernels, graphs: GraphMaker | None = None
+        self,
+        packed: PackedModel,
+        kernels: LayerKernels,
+        graphs: GraphMaker | None = None,
+        memory: HostMemory | None = None,
     ) -> None:
-        """`packed` holds a model that `is_llama_shaped`. Without `graphs` all packs run eagerly."""
+        """`packed` holds a model that `is_llama_shaped`. Without `graphs` all packs run eagerly.
+
+        `memory`: of the host, where packs are written; by default what suits the device.
+        """
         core: Any = packed.model.model
         config: Any = packed.model.config
         head: Any = packed.model.lm_head
@@ -80,17 +89,21 @@ class CudaForward:
         self._norm = _norm(core.norm)
         bias = None if head.bias is None else head.bias.detach()[: packed.vocab_size]
         self._head = _Linear(head.weight.detach()[: packed.vocab_size], bias)
-        self._run: Compute = self.compute if graphs is None else GraphRunner(self.compute, graphs)
+        sender = PackSender(memory or memory_for(self._embedding.device))
+        self._run = GraphRunner(self.compute, sender, graphs)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens that packs are filled up to; none where they run as they are."""
+        return self._run.sizes
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
     ) -> Tensor:
-        """One pass over a pack, as `PackedModel.forward`."""
-        device = tokens.device
-        inputs = PackInputs(tokens, view.slots(device), view.key_paths(device), logit_index)
+        """One pass over a pack, as `PackedModel.forward`; positions are taken from the view."""
         layers = (layer.attention for layer in self._layers)
         arenas = [view.arena(layer.number, layer.window) for layer in layers]
-        return self._run(inputs, arenas)
+        return self._run(Pack(tokens, view.places, logit_index), arenas)
 
     def compute(self, inputs: PackInputs, arenas: list[Arena]) -> Tensor:
         """[n, vocab_size] logits. Nothing here waits for the device, or depends on its values."""

@@ -5,6 +5,8 @@ write what that writes: no row is kept for padding. What a graph was captured fo
 of the tree's paths and length of the longest row, each up to the next size, and the arenas: when
 these are others, all graphs go. Packs with many tokens and few logits (prompts), and larger ones
 than the largest size, run eagerly; so does everything once a capture has failed, with one warning.
+A pack's index arrays go to the device in one copy (`modelpool.fast.pack_sender`), filled up on the
+host.
 
 `GraphMaker` is CUDA's, or a stand-in for tests. Never run on a GPU.
 """
@@ -17,9 +19,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from modelpool.fast.layer_reference import Arena, PackInputs
+from modelpool.fast.pack_layout import Pack, PackLayout, buffer_on
+from modelpool.fast.pack_sender import PackSender
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +41,6 @@ class GraphMaker(Protocol):
         """
 
 
-@dataclass(frozen=True, eq=False)
-class StaticPaths:
-    """See `modelpool.attention.path.KeyPaths`."""
-
-    firsts: Tensor
-    positions: Tensor
-    tails: Tensor
-    path: Tensor
-    longest: int
-
-
 @dataclass(frozen=True)
 class _Size:
     """What a graph is captured for."""
@@ -57,54 +49,83 @@ class _Size:
     path: int
     longest: int
 
+    @property
+    def layout(self) -> PackLayout:
+        return PackLayout(self.tokens, self.path, self.tokens)
+
 
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    inputs: PackInputs
+    layout: PackLayout
+    numbers: Tensor  # what it reads
     replay: Callable[[], None]
     logits: Tensor  # [T, vocab_size]
 
 
 class GraphRunner:
-    def __init__(self, compute: Compute, graphs: GraphMaker) -> None:
-        """`compute`: depends on nothing on the host but the shapes of what it is given."""
+    def __init__(
+        self, compute: Compute, sender: PackSender, graphs: GraphMaker | None = None
+    ) -> None:
+        """`compute`: depends on nothing on the host but the shapes of what it is given. Without
+        `graphs` all packs run eagerly."""
         self._compute = compute
+        self._sender = sender
         self._graphs = graphs
         self._captured: dict[_Size, _Captured] = {}
         self._arenas: tuple[int, ...] = ()
-        self._can_capture = True
 
-    def __call__(self, inputs: PackInputs, arenas: list[Arena]) -> Tensor:
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens that packs are filled up to; none where all run eagerly."""
+        return () if self._graphs is None else SIZES
+
+    def __call__(self, pack: Pack, arenas: list[Arena]) -> Tensor:
         """[n, vocab_size] logits, of memory of their own."""
-        size = size_of(inputs)
-        if size is None or not self._can_capture:
-            return self._compute(inputs, arenas)
+        size = size_of(pack)
+        if size is None or self._graphs is None:
+            return self._eagerly(pack, arenas)
         where = tuple(keys.data_ptr() for keys, _ in arenas)
         if where != self._arenas:
             self._captured.clear()
             self._arenas = where
-        filled = padded(inputs, size)
-        if size not in self._captured and not self._capture(size, filled, arenas):
-            return self._compute(inputs, arenas)
-        captured = self._captured[size]
-        for there, here in zip(_tensors(captured.inputs), _tensors(filled), strict=True):
-            there.copy_(here, non_blocking=True)
+        captured = self._captured.get(size)
+        if captured is None:
+            captured = self._capture(self._graphs, size, pack, arenas)
+            if captured is None:
+                return self._eagerly(pack, arenas)
+        else:
+            self._sender.send(captured.layout, pack, captured.numbers, size.longest)
         captured.replay()
-        return captured.logits[: len(inputs.logit_index)].clone()
+        return captured.logits[: len(pack.logit_index)].clone()
 
-    def _capture(self, size: _Size, filled: PackInputs, arenas: list[Arena]) -> bool:
+    def _eagerly(self, pack: Pack, arenas: list[Arena]) -> Tensor:
+        layout = PackLayout.of(pack)
+        there = buffer_on(arenas[0][0].device, layout)
+        inputs = self._sender.send(layout, pack, there, pack.places.longest)
+        return self._compute(inputs, arenas)
+
+    def _capture(
+        self, graphs: GraphMaker, size: _Size, pack: Pack, arenas: list[Arena]
+    ) -> _Captured | None:
+        """With the pack in its inputs; None where it cannot be."""
+        layout = size.layout
+        numbers = buffer_on(arenas[0][0].device, layout)
+        inputs = self._sender.send(layout, pack, numbers, size.longest)
+
         def run() -> Tensor:
-            return self._compute(filled, arenas)
+            return self._compute(inputs, arenas)
 
         try:
             for _ in range(_WARM_UPS):
                 run()
-            self._captured[size] = _Captured(filled, *self._graphs.capture(run))
+            captured = _Captured(layout, numbers, *graphs.capture(run))
         except RuntimeError as error:  # of CUDA
             logger.warning("no CUDA graphs, forwards run eagerly: %s", error)
-            self._can_capture = False
+            self._graphs = None
             self._captured.clear()
-        return self._can_capture
+            return None
+        self._captured[size] = captured
+        return captured
 
 
 class CudaGraphs:
@@ -122,39 +143,13 @@ class CudaGraphs:
         return graph.replay, result
 
 
-def size_of(inputs: PackInputs) -> _Size | None:
+def size_of(pack: Pack) -> _Size | None:
     """What its graph is captured for; None: it has none."""
-    tokens, path = len(inputs.tokens), inputs.paths.path.shape[1]
-    if not 0 < tokens <= SIZES[-1] or 2 * len(inputs.logit_index) < tokens:
+    tokens = len(pack.tokens)
+    if not 0 < tokens <= SIZES[-1] or 2 * len(pack.logit_index) < tokens:
         return None
-    longest = max(_KEYS, _power_of_two(inputs.paths.longest))
-    return _Size(_next(SIZES, tokens), _power_of_two(path), longest)
-
-
-def padded(inputs: PackInputs, size: _Size) -> PackInputs:
-    """Copies of a pack's inputs, filled up to a size by repeating their last entries."""
-    paths = inputs.paths
-    path = F.pad(_filled(paths.path, size.tokens), (0, size.path - paths.path.shape[1]))
-    parts = (paths.firsts, paths.positions, paths.tails)
-    firsts, positions, tails = (_filled(part, size.tokens) for part in parts)
-    return PackInputs(
-        _filled(inputs.tokens, size.tokens),
-        _filled(inputs.slots, size.tokens),
-        StaticPaths(firsts, positions, tails, path, size.longest),
-        _filled(inputs.logit_index, size.tokens),
-    )
-
-
-def _filled(values: Tensor, count: int) -> Tensor:
-    """[n, ...] to [count, ...], of memory of its own."""
-    last = values[-1:].expand(count - len(values), *values.shape[1:])
-    return torch.cat((values, last))
-
-
-def _tensors(inputs: PackInputs) -> tuple[Tensor, ...]:
-    paths = inputs.paths
-    places = (paths.firsts, paths.positions, paths.tails, paths.path)
-    return inputs.tokens, inputs.slots, inputs.logit_index, *places
+    longest = max(_KEYS, _power_of_two(pack.places.longest))
+    return _Size(_next(SIZES, tokens), _power_of_two(pack.path_width), longest)
 
 
 def _next(sizes: Sequence[int], count: int) -> int:

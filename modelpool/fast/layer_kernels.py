@@ -66,7 +66,7 @@ def rotate_heads(
     if head < HEADS:
         tl.store(query + (token * HEADS + head) * DIM + dim, turned.to(query.dtype.element_ty))
     else:
-        to = tl.load(slots + token) * kv_slot + (head - HEADS) * kv_head + dim
+        to = tl.load(slots + token).to(tl.int64) * kv_slot + (head - HEADS) * kv_head + dim
         tl.store(keys + to, turned.to(keys.dtype.element_ty))
         tl.store(values + to, tl.load(row + KV_HEADS * DIM + dim))
 

@@ -18,16 +18,16 @@ HeadNorms = tuple[Tensor, float]  # [heads + kv_heads, head_dim] weights of RMS 
 
 @dataclass(frozen=True, eq=False)
 class PackInputs:
-    """All that a forward over T tokens reads beside weights and arenas, on the device."""
+    """All that a forward over T tokens reads beside weights and arenas: int32, on the device."""
 
-    tokens: Tensor  # [T] int64
-    slots: Tensor  # [T] int64, where keys and values go
+    tokens: Tensor  # [T]
+    slots: Tensor  # [T] where keys and values go
     paths: KeyPaths
-    logit_index: Tensor  # [n] int64, the tokens whose logits are wanted
+    logit_index: Tensor  # [n] the tokens whose logits are wanted
 
     @property
     def positions(self) -> Tensor:
-        """[T] int32"""
+        """[T]"""
         return self.paths.positions
 
 
@@ -62,8 +62,9 @@ def rotate_and_write(
     turn = rotations.index_select(0, inputs.positions.long()).unsqueeze(2)  # [T, 2, 1, head_dim]
     both = both * turn[:, 0] + both.roll(half, -1) * turn[:, 1]
     heads = rotated - keys.shape[1]
-    keys.index_copy_(0, inputs.slots, both[:, heads:])
-    values.index_copy_(0, inputs.slots, qkv[:, rotated:])
+    slots = inputs.slots.long()
+    keys.index_copy_(0, slots, both[:, heads:])
+    values.index_copy_(0, slots, qkv[:, rotated:])
     return both[:, :heads]
 
 

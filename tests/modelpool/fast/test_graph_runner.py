@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.attention.path import NO_TAIL
 from modelpool.fast.cuda_forward import CudaForward
-from modelpool.fast.graph_runner import SIZES, GraphRunner, StaticPaths, size_of
+from modelpool.fast.graph_runner import SIZES, Compute, GraphRunner, size_of
 from modelpool.fast.layer_reference import Arena, PackInputs, reference_kernels
+from modelpool.fast.pack_sender import PackSender, PlainMemory
+from modelpool.in_flight import Mark
 from modelpool.packed_model import PackedModel
+from tests.modelpool.fast.passes import SlowMemory, pack_of
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
 
 
@@ -36,18 +38,6 @@ class FakeGraphs:
         return replay, result
 
 
-def inputs_of(
-    tokens: int, logits: int | None = None, path: int = 1, longest: int = 9
-) -> PackInputs:
-    """One row's chain, the tokens numbered."""
-    places = torch.arange(tokens, dtype=torch.int32)
-    walks = torch.zeros((tokens, path), dtype=torch.int32)
-    tails = torch.full_like(places, NO_TAIL)
-    paths = StaticPaths(torch.zeros_like(places), places, tails, walks, longest)
-    index = torch.arange(tokens if logits is None else logits)
-    return PackInputs(torch.arange(tokens) + 5, torch.arange(tokens), paths, index)
-
-
 class Echo:
     """A forward whose logits say what it was given, and which writes as one does."""
 
@@ -58,15 +48,19 @@ class Echo:
     def __call__(self, inputs: PackInputs, arenas: list[Arena]) -> Tensor:
         self.sizes.append(len(inputs.tokens))
         keys, _ = arenas[0]
-        keys.index_copy_(0, inputs.slots, inputs.tokens.float().view(-1, 1, 1))
+        keys.index_copy_(0, inputs.slots.long(), inputs.tokens.float().view(-1, 1, 1))
         return inputs.tokens.index_select(0, inputs.logit_index).unsqueeze(1)
+
+
+def runner(compute: Compute, graphs: FakeGraphs | None) -> GraphRunner:
+    return GraphRunner(compute, PackSender(PlainMemory()), graphs)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 17, 100, 1024])
 def test_a_pack_is_filled_up_to_the_next_size_and_answers_for_itself_alone(tokens: int) -> None:
     echo, graphs = Echo(), FakeGraphs()
-    run = GraphRunner(echo, graphs)
-    logits = run(inputs_of(tokens), echo.arenas)
+    run = runner(echo, graphs)
+    logits = run(pack_of(tokens), echo.arenas)
     assert logits[:, 0].tolist() == list(range(5, 5 + tokens))
     assert set(echo.sizes) == {min(size for size in SIZES if size >= tokens)}
     written = echo.arenas[0][0].flatten()
@@ -76,9 +70,9 @@ def test_a_pack_is_filled_up_to_the_next_size_and_answers_for_itself_alone(token
 
 def test_packs_of_one_size_share_a_graph_and_do_not_overwrite_results() -> None:
     echo, graphs = Echo(), FakeGraphs()
-    run = GraphRunner(echo, graphs)
-    first = run(inputs_of(6), echo.arenas)
-    other = inputs_of(7)
+    run = runner(echo, graphs)
+    first = run(pack_of(6), echo.arenas)
+    other = pack_of(7)
     moved = dataclasses.replace(other, tokens=other.tokens + 100)
     second = run(moved, echo.arenas)
     assert (graphs.captured, graphs.replayed) == (1, 2)
@@ -88,10 +82,10 @@ def test_packs_of_one_size_share_a_graph_and_do_not_overwrite_results() -> None:
 
 def test_sizes_paths_and_lengths_have_graphs_of_their_own() -> None:
     echo, graphs = Echo(), FakeGraphs()
-    run = GraphRunner(echo, graphs)
+    run = runner(echo, graphs)
     for asked in (
-        inputs_of(8), inputs_of(9), inputs_of(8, path=3), inputs_of(8, path=4),
-        inputs_of(8, longest=257), inputs_of(8, longest=512), inputs_of(8, logits=5),
+        pack_of(8), pack_of(9), pack_of(8, path=3), pack_of(8, path=4),
+        pack_of(8, longest=257), pack_of(8, longest=512), pack_of(8, logits=5),
     ):  # fmt: skip
         run(asked, echo.arenas)
     assert graphs.captured == 4
@@ -99,19 +93,46 @@ def test_sizes_paths_and_lengths_have_graphs_of_their_own() -> None:
 
 def test_prompts_and_large_packs_run_eagerly() -> None:
     echo, graphs = Echo(), FakeGraphs()
-    run = GraphRunner(echo, graphs)
-    for asked in (inputs_of(64, logits=1), inputs_of(1025), inputs_of(0)):
+    run = runner(echo, graphs)
+    for asked in (pack_of(64, logits=1), pack_of(1025), pack_of(0)):
         assert size_of(asked) is None
         assert len(run(asked, echo.arenas)) == len(asked.logit_index)
     assert graphs.captured == 0
 
 
+class FastMemory(SlowMemory):
+    """Copies end at once."""
+
+    def copy(self, here: Tensor, there: Tensor) -> Mark:
+        mark = super().copy(here, there)
+        self.end_all()
+        return mark
+
+
+def test_every_pass_is_one_copy_with_graphs_and_without() -> None:
+    for graphs in (FakeGraphs(), None):
+        echo, memory = Echo(), FastMemory()
+        run = GraphRunner(echo, PackSender(memory), graphs)
+        for count, asked in enumerate((pack_of(6), pack_of(7), pack_of(64, logits=1)), start=1):
+            run(asked, echo.arenas)
+            assert (memory.copies, memory.waits) == (count, 0)
+
+
+def test_sizes_are_told_as_long_as_packs_are_filled_up() -> None:
+    echo = Echo()
+    assert runner(echo, None).sizes == ()
+    run = runner(echo, FakeGraphs(fails=True))
+    assert len(run.sizes) == len(SIZES)
+    run(pack_of(3), echo.arenas)
+    assert len(run.sizes) == 0
+
+
 def test_another_arena_has_no_graphs_yet() -> None:
     echo, graphs = Echo(), FakeGraphs()
-    run = GraphRunner(echo, graphs)
-    run(inputs_of(4), echo.arenas)
+    run = runner(echo, graphs)
+    run(pack_of(4), echo.arenas)
     other = Echo().arenas
-    run(inputs_of(4), other)
+    run(pack_of(4), other)
     assert graphs.captured == 2
     assert other[0][0].flatten()[:4].tolist() == [5, 6, 7, 8]
 
@@ -120,10 +141,10 @@ def test_where_capture_fails_packs_run_eagerly_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     echo, graphs = Echo(), FakeGraphs(fails=True)
-    run = GraphRunner(echo, graphs)
+    run = runner(echo, graphs)
     with caplog.at_level(logging.WARNING):
         for tokens in (3, 5, 3):
-            assert run(inputs_of(tokens), echo.arenas)[:, 0].tolist() == list(range(5, 5 + tokens))
+            assert run(pack_of(tokens), echo.arenas)[:, 0].tolist() == list(range(5, 5 + tokens))
     assert len(caplog.records) == 1
     assert "eagerly" in caplog.text
 

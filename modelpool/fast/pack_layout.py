@@ -1,0 +1,140 @@
+"""PackLayout: where the index arrays of a pass stand in one buffer of int32.
+
+Contract: a pass has seven of them; they are laid out on the host and copied to the device at once.
+A layout may be larger than a pack: its arrays are then filled up by repeating their last entries,
+and paths by zeros that nothing looks at. What only the device knows (the tokens of a draft and
+their paths) is left out on the host, and put in its place there.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelpool.attention.path import PackPlaces
+from modelpool.fast.layer_reference import PackInputs
+
+_ALIGNED = 4  # numbers, 16 bytes: Triton builds kernels of their own for other addresses
+
+_Array = Tensor | NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """What a forward over T tokens is given: on the host, but for what only the device knows."""
+
+    tokens: Tensor  # [T] of integers
+    places: PackPlaces
+    logit_index: Tensor  # [n] of integers, the tokens whose logits are wanted
+
+    @property
+    def path_width(self) -> int:
+        return 1 if self.places.path is None else self.places.path.shape[1]
+
+    def arrays(self) -> tuple[_Array, ...]:
+        """In the order of a layout."""
+        path: _Array | None = self.places.path
+        if path is None:
+            path = np.zeros((len(self.tokens), 1), dtype=np.int32)
+        return self.tokens, *self.places.numbers, self.logit_index, path
+
+
+@dataclass(frozen=True, eq=False)
+class PackPaths:
+    """See `modelpool.attention.path.KeyPaths`."""
+
+    firsts: Tensor
+    positions: Tensor
+    tails: Tensor
+    path: Tensor
+    longest: int
+
+
+@dataclass(frozen=True)
+class PackLayout:
+    """Of T `tokens` with paths of P `path` steps, and n `logits`; n is at least 1 if T is more."""
+
+    tokens: int
+    path: int
+    logits: int
+
+    @classmethod
+    def of(cls, pack: Pack) -> "PackLayout":
+        """That a pack fills."""
+        return cls(len(pack.tokens), pack.path_width, len(pack.logit_index))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of tokens, slots, firsts, positions, tails, logit index and paths."""
+        return (*[(self.tokens,)] * 5, (self.logits,), (self.tokens, self.path))
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where they begin, and the end of all."""
+        sizes = [-(-int(np.prod(shape)) // _ALIGNED) * _ALIGNED for shape in self.shapes]
+        return tuple(int(start) for start in np.cumsum([0, *sizes]))
+
+    @property
+    def size(self) -> int:
+        """Numbers of the buffer."""
+        return self.starts[-1]
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """The arrays in a buffer [size or more] of int32."""
+        return [
+            buffer.narrow(0, start, int(np.prod(shape))).view(shape)
+            for start, shape in zip(self.starts, self.shapes, strict=False)
+        ]
+
+    def inputs(self, buffer: Tensor, longest: int) -> PackInputs:
+        """What a forward reads from a buffer. `longest`: see `KeyPaths`."""
+        tokens, slots, firsts, positions, tails, logit_index, path = self.views(buffer)
+        paths = PackPaths(firsts, positions, tails, path, longest)
+        return PackInputs(tokens, slots, paths, logit_index)
+
+    def fill(self, host: NDArray[np.int32], pack: Pack) -> None:
+        """Writes what the host knows into a buffer of the host."""
+        for start, shape, values in zip(self.starts, self.shapes, pack.arrays(), strict=False):
+            there = host[start : start + int(np.prod(shape))].reshape(shape)
+            if isinstance(values, np.ndarray):
+                _fill(there, values)
+            elif values.device.type == "cpu":
+                _fill(there, values.numpy())
+
+    def fill_rest(self, there: Tensor, pack: Pack) -> None:
+        """Writes what the device alone knows into a buffer of the device, which holds the rest."""
+        for view, values in zip(self.views(there), pack.arrays(), strict=True):
+            if isinstance(values, Tensor) and values.device.type != "cpu":
+                _fill_on_device(view, values)
+
+
+def _fill(there: NDArray[np.int32], values: NDArray[np.generic]) -> None:
+    count = len(values)
+    if there.ndim == 1:
+        there[:count] = values
+    else:
+        there[:count, : values.shape[1]] = values
+        there[:count, values.shape[1] :] = 0
+    if 0 < count < len(there):
+        there[count:] = there[count - 1]
+
+
+def _fill_on_device(there: Tensor, values: Tensor) -> None:
+    count = len(values)
+    own = there.narrow(0, 0, count)
+    if there.dim() > 1:
+        width = values.shape[1]
+        own.narrow(1, width, there.shape[1] - width).zero_()
+        own = own.narrow(1, 0, width)
+    own.copy_(values)
+    if 0 < count < len(there):
+        rest = there.narrow(0, count, len(there) - count)
+        rest.copy_(there.narrow(0, count - 1, 1).expand_as(rest))
+
+
+def buffer_on(device: torch.device, layout: PackLayout) -> Tensor:
+    """[size] int32, of any numbers."""
+    return torch.empty(layout.size, dtype=torch.int32, device=device)

@@ -1,0 +1,107 @@
+"""A pass's index arrays in one buffer: where they stand, and what fills them up."""
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from modelpool.fast.pack_layout import Pack, PackLayout
+from tests.modelpool.fast.passes import Places, pack_of
+
+sizes = st.integers(0, 40)
+
+
+@st.composite
+def a_pack(draw: st.DrawFn) -> Pack:
+    tokens = draw(st.integers(1, 20))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    numbers = random.integers(0, 2**30, (4, tokens)).astype(np.int32)
+    path: Tensor | None = None
+    if draw(st.booleans()):
+        width = draw(st.integers(1, 6))
+        path = torch.from_numpy(random.integers(0, 99, (tokens, width)).astype(np.int32))
+    index = torch.from_numpy(random.integers(0, tokens, draw(st.integers(1, tokens))))
+    ids = torch.from_numpy(random.integers(0, 200_000, tokens))
+    return Pack(ids, Places(numbers, path, 9), index)
+
+
+@given(sizes, sizes, sizes)
+def test_arrays_do_not_overlap_and_begin_at_multiples_of_16_bytes(
+    tokens: int, path: int, logits: int
+) -> None:
+    layout = PackLayout(tokens, path, logits)
+    buffer = torch.zeros(layout.size, dtype=torch.int32)
+    views = layout.views(buffer)
+    assert [tuple(view.shape) for view in views] == list(layout.shapes)
+    ends = [int(view.storage_offset()) + view.numel() for view in views]
+    starts = [int(view.storage_offset()) for view in views]
+    assert all(start % 4 == 0 for start in starts)
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert all(a <= b for a, b in pairwise(layout.starts))
+    assert max(ends) <= layout.size
+    for number, view in enumerate(views):
+        view.fill_(number + 1)
+    for number, view in enumerate(views):
+        assert (view == number + 1).all()
+
+
+@given(a_pack())
+def test_what_is_read_is_what_was_written(pack: Pack) -> None:
+    layout = PackLayout.of(pack)
+    buffer = torch.full((layout.size + 3,), -1, dtype=torch.int32)
+    layout.fill(buffer.numpy(), pack)
+    inputs = layout.inputs(buffer, longest=9)
+    assert inputs.tokens.tolist() == pack.tokens.tolist()
+    assert inputs.logit_index.tolist() == pack.logit_index.tolist()
+    paths = inputs.paths
+    places = torch.stack((inputs.slots, paths.firsts, paths.positions, paths.tails))
+    assert places.tolist() == pack.places.numbers.tolist()
+    assert inputs.positions is paths.positions
+    if pack.places.path is not None:
+        assert torch.equal(paths.path, pack.places.path)
+    assert (buffer[layout.size :] == -1).all()
+
+
+@given(a_pack(), st.integers(0, 9), st.integers(0, 9))
+def test_a_larger_layout_is_filled_up_with_copies_of_the_last(
+    pack: Pack, more: int, wider: int
+) -> None:
+    own = PackLayout.of(pack)
+    layout = PackLayout(own.tokens + more, own.path + wider, own.tokens + more)
+    buffer = torch.full((layout.size,), -1, dtype=torch.int32)
+    layout.fill(buffer.numpy(), pack)
+    filled = layout.views(buffer)
+    exact = own.views(torch.empty(own.size, dtype=torch.int32))
+    small = torch.full((own.size,), -1, dtype=torch.int32)
+    own.fill(small.numpy(), pack)
+    exact = own.views(small)
+    for there, here in zip(filled, exact, strict=True):
+        width = here.shape[1] if here.dim() > 1 else None
+        part = there if width is None else there[:, :width]
+        assert torch.equal(part[: len(here)], here)
+        assert (part[len(here) :] == here[-1]).all()
+        assert width is None or not there[:, width:].any()
+
+
+def test_a_pack_without_tokens_has_a_layout() -> None:
+    pack = pack_of(0)
+    layout = PackLayout.of(pack)
+    buffer = torch.zeros(layout.size, dtype=torch.int32)
+    layout.fill(buffer.numpy(), pack)
+    assert len(layout.inputs(buffer, 1).tokens) == 0
+
+
+def test_what_only_the_device_knows_is_left_out_on_the_host_and_put_in_there() -> None:
+    """The device is torch's `meta`, whose tensors hold nothing: shapes only."""
+    pack = pack_of(3, path=2)
+    there = dataclasses.replace(pack, tokens=pack.tokens.to("meta"))
+    layout = PackLayout(8, 2, 8)
+    host = torch.full((layout.size,), -1, dtype=torch.int32)
+    layout.fill(host.numpy(), there)
+    assert (layout.views(host)[0] == -1).all()
+    assert layout.views(host)[1].tolist() == [0, 1, 2, *[2] * 5]
+    layout.fill_rest(torch.empty(layout.size, dtype=torch.int32, device="meta"), there)
