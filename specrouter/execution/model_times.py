@@ -45,5 +45,5 @@ class ModelTimes:
             times = TimeRegression.profiled(profile_model(model))
             self._cache.store(key, times)
             logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
-        self._profiler.learn_curve(name, times)
+        self._profiler.learn_curve(name, times, model.sizes)
         self._keys[name] = key

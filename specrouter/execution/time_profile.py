@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specrouter.profile.staircase import filled_size
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeSample
 from statemgr.model_state import ModelState
@@ -104,7 +105,7 @@ def is_too_slow(
         for trial in (*trials, *trials):
             trial.times_ms.append(trial.run(clock))
     return any(
-        min(trial.times_ms) < _TOO_SLOW * curve.at(trial.tokens, trial.attended)
+        min(trial.times_ms) < _TOO_SLOW * curve.at(trial.computed, trial.attended)
         for trial in trials
         if trial.cached < KV_QUANTUM
     )
@@ -125,6 +126,11 @@ class _Trial:
     @property
     def tokens(self) -> int:
         return self.rows * self.queries
+
+    @property
+    def computed(self) -> int:
+        """With what fills the forward up."""
+        return int(filled_size(self.tokens, self.model.sizes))
 
     @property
     def estimate_ms(self) -> float:
@@ -187,7 +193,7 @@ def _is_settled(before: Sequence[float], trials: Sequence[_Trial]) -> bool:
 
 def _samples(trials: Sequence[_Trial]) -> tuple[TimeSample, ...]:
     return tuple(
-        TimeSample(trial.tokens, trial.attended, trial.estimate_ms)
+        TimeSample(trial.computed, trial.attended, trial.estimate_ms)
         for trial in trials
         if trial.times_ms
     )
@@ -217,6 +223,8 @@ def key_of(model: "PackedModel", path: Path) -> str:
         "threads": getattr(model, "threads", None) or torch.get_num_threads(),
         "torch": torch.__version__,
     }
+    if model.attention != "sdpa":
+        facts["attention"] = model.attention
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', path.name)}-{digest[:24]}"
 

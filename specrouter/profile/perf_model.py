@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specrouter.profile.evidence import AVERAGE, MEMORY, within
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.staircase import Staircase, filled_size
+from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 from specrouter.profile.time_regression import TimeRegression
 
 _FAST = 0.5  # weight of a cycle in the slowdown
@@ -31,6 +32,7 @@ class PerfModel:
     _models: dict[str, TimeRegression] = field(default_factory=dict)
     _stages: dict[str, TimeRegression] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
+    _sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _slowdown: float = 0.0  # a logarithm
     _forwards: list[_Forward] = field(default_factory=list)  # of this cycle
     _works: list[_Forward] = field(default_factory=list)
@@ -40,9 +42,13 @@ class PerfModel:
         """How many times as long as the curves say forwards take now."""
         return math.exp(self._slowdown)
 
-    def learn(self, model: str, times: TimeRegression) -> None:
-        """Takes over what is known of a model that was loaded, here or elsewhere than before."""
+    def learn(self, model: str, times: TimeRegression, sizes: tuple[int, ...] = ()) -> None:
+        """Takes over what is known of a model that was loaded, here or elsewhere than before.
+
+        `sizes`: that its forwards are filled up to (`Staircase`); none where they are not.
+        """
         self._models[model] = times
+        self._sizes[model] = sizes
         self._means.pop(model, None)
         curve = times.curve()
         if curve is not None:
@@ -52,7 +58,8 @@ class PerfModel:
     def record(self, model: str, tokens: int, attended: float, ms: float) -> None:
         """A forward, which counts with the cycle's end. What is no positive time is ignored."""
         if 0.0 < ms < math.inf:
-            self._forwards.append((model, tokens, attended, ms))
+            size = int(filled_size(tokens, self._sizes.get(model, ())))
+            self._forwards.append((model, size, attended, ms))
 
     def record_stage(self, stage: str, places: int, ms: float) -> None:
         """Work on so many places, alike."""
@@ -95,9 +102,12 @@ class PerfModel:
                 times.scale(math.exp(usual))
             self._slowdown -= usual
 
-    def models(self) -> Mapping[str, TimeCurve]:
-        """Curves of those that are known; times `slowdown` for now."""
-        return _curves(self._models)
+    def models(self) -> Mapping[str, ForwardTimes]:
+        """Of those that are known; times `slowdown` for now."""
+        return {
+            name: Staircase(curve, self._sizes[name]) if self._sizes.get(name) else curve
+            for name, curve in _curves(self._models).items()
+        }
 
     def means_ms(self) -> Mapping[str, float]:
         """One scalar a model, whatever its forwards' sizes: `T_new = a T_measured + (1 - a) T_old`

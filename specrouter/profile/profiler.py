@@ -89,10 +89,13 @@ class PerformanceProfiler:
         # What has no weights is never loaded: it counts as used from the start.
         self._used.update((name, 0) for name, size in self.parameters.items() if not size)
 
-    def learn_curve(self, model: str, times: TimeRegression) -> None:
-        """What a profile at load found, or an earlier process; served forwards move it on."""
+    def learn_curve(self, model: str, times: TimeRegression, sizes: tuple[int, ...] = ()) -> None:
+        """What a profile at load found, or an earlier process; served forwards move it on.
+
+        `sizes`: that the model's forwards are filled up to.
+        """
         with self._lock:
-            self._times.learn(model, times)
+            self._times.learn(model, times, sizes)
             self._used.setdefault(model, self._cycle)
 
     def record_forward(

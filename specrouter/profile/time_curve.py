@@ -26,6 +26,9 @@ class ForwardTimes(Protocol):
 
     def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float: ...
 
+    def filled(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """What forwards over so many tokens are filled up to: what takes no longer."""
+
     def scaled(self, factor: float) -> "ForwardTimes": ...
 
 
@@ -100,6 +103,9 @@ class TimeCurve:
         base = np.minimum(base, ms[place + 1])
         total: Floats = base + self.slope_ms_per_million * PAIRS * attended
         return total
+
+    def filled(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        return tokens
 
     @cached_property
     def _arrays(self) -> tuple[Floats, Floats, Floats]:

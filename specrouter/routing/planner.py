@@ -157,6 +157,8 @@ class Planner:
             prompt_tokens,
             snapshot.machine * alone.time,
         )
+        if budget_tokens is None:
+            budget_nodes = cost.filling(budget_nodes)
         within = nodes_within(routes.admission, cost, len(cost.ms) - 1)
         budget_nodes = min(budget_nodes, within)
         selector = self.trees.selector(routes.progress, cost, budget_nodes)

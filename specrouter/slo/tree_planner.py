@@ -209,8 +209,17 @@ def cycle_cost(
     """
     places = workload.requests + np.arange(workload.requests * MAX_TREE_TOKENS + 1)
     ms = np.maximum.accumulate(verification_ms(snapshot, workload, target, places, prompt_tokens))
+    filled = _filled(curve_of(snapshot, target, target), places + prompt_tokens)
     prompt_ms = 0.0
     if prompt_tokens:
         plain_ms = verification_ms(snapshot, workload, target, places[:1])
         prompt_ms = max(0.0, float(ms[0] - plain_ms[0]))
-    return CycleCost(levels_ms + factor * (ms - prompt_ms), factor * prompt_ms, levels_ms)
+    target_ms = factor * (ms - prompt_ms)
+    return CycleCost(levels_ms + target_ms, factor * prompt_ms, levels_ms, filled)
+
+
+def _filled(target: ForwardTimes, tokens: Ints) -> Ints | None:
+    """[K + 1] nodes of a pass of so many `tokens`, by nodes, once it is filled up; None where no
+    pass is."""
+    room = target.filled(tokens) - tokens
+    return np.arange(len(tokens)) + room if room.any() else None

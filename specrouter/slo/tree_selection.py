@@ -39,11 +39,14 @@ class CycleCost:
         ms: without the prompts that are read in it.
         prompt_ms: what these add.
         drafting_ms: of it, that a cycle without drafts would not take.
+        filled: [K + 1] the most nodes that the same pass has room for, where passes are filled up
+            to fixed sizes; None elsewhere.
     """
 
     ms: Floats
     prompt_ms: float = 0.0
     drafting_ms: float = 0.0
+    filled: Ints | None = None
 
     @property
     def plain_ms(self) -> float:
@@ -53,9 +56,17 @@ class CycleCost:
         """With its prompts."""
         return float(self.ms[min(nodes, len(self.ms) - 1)]) + self.prompt_ms
 
+    def filling(self, nodes: int) -> int:
+        """So many nodes, or as many more as the same pass has room for."""
+        if self.filled is None:
+            return nodes
+        return max(nodes, int(self.filled[min(nodes, len(self.filled) - 1)]))
+
     def beside(self, aside: int) -> "CycleCost":
         """The same where `aside` of the nodes are given."""
-        return replace(self, ms=self.ms[min(aside, len(self.ms) - 2) :])
+        aside = min(aside, len(self.ms) - 2)
+        filled = None if self.filled is None else self.filled[aside:] - aside
+        return replace(self, ms=self.ms[aside:], filled=filled)
 
 
 def needed_tokens(
@@ -136,7 +147,7 @@ def most_valuable(
     batch, free = len(rates), rates == 0.0
     sums = _running_sums(candidates.gains[:, :most], 1.0)
     limits = np.minimum(candidates.counts, most)
-    budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())))
+    budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())), cost.filled)
     ms = cost.ms[budgets][:, None]  # [G, 1]
     helped = attainable(rates, sums[:, -1] / ms)
     taken = np.zeros(helped.shape, dtype=np.int64)
@@ -214,8 +225,15 @@ def _filled(candidates: Candidates, taken: Ints, budgets: Ints, most: int) -> In
     return taken + further.reshape(taken.shape)
 
 
-def _budgets(most: int) -> Ints:
-    """[G] rising, from 0 to `most`; all of them where there are few."""
+def _budgets(most: int, filled: Ints | None = None) -> Ints:
+    """[G] rising, from 0 to `most`; all of them where there are few. `filled`: see `CycleCost`;
+    where it is given, each but the first and the last fills a pass."""
+    if filled is not None:
+        edges = np.minimum(filled[: most + 1], most)
+        places = np.arange(most + 1)
+        if len(np.unique(edges)) > _BUDGETS:
+            places = _budgets(most)
+        return np.unique(np.concatenate(([0], edges[places])))
     if most < _BUDGETS:
         return np.arange(most + 1)
     steps = np.rint(np.linspace(0.0, 1.0, _BUDGETS) ** 1.5 * most)

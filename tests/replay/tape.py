@@ -99,7 +99,7 @@ class _Profiler(PerformanceProfiler):
             self.tape.views[found] = next(self.tape.numbers)
             return found
 
-    def learn_curve(self, model: str, times: TimeEstimator) -> None:
+    def learn_curve(self, model: str, times: TimeEstimator, sizes: tuple[int, ...] = ()) -> None:
         self._note("curve", model=model, times=times.to_json())
 
     def begin_cycle(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 import pytest
 
 from modelpool import ModelPool
@@ -14,6 +15,12 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 
 MS = {"gpu": 1.0, "cpu": 40.0}
+
+
+class Device(str):
+    """A model of which nothing matters but where it is, and what its forwards are filled up to."""
+
+    sizes: tuple[int, ...] = ()
 
 
 class Pool:
@@ -42,7 +49,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], float]:
     times = ModelTimes(cast(ModelPool, Pool()), profiler)
 
     def load(device: str) -> float:
-        times.learn("small", cast(PackedModel, device))
+        times.learn("small", cast(PackedModel, Device(device)))
         believed = profiler.snapshot().times["small"].at(1)
         for _ in range(30):  # and serves a little
             profiler.record_forward("small", 1, 0.0, MS[device])
@@ -89,6 +96,23 @@ def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
     monkeypatch.setattr(model_times, "key_of", lambda *_: "key")
     profiler = PerformanceProfiler({"small": 10})
     times = ModelTimes(cast(ModelPool, Pool()), profiler, is_fresh)
-    times.learn("small", cast(PackedModel, "cpu"))
+    times.learn("small", cast(PackedModel, Device("cpu")))
     assert profiler.snapshot().times["small"].at(1) == pytest.approx(5.0 if is_fresh else 3.0)
     assert len(stored) == timed
+
+
+def test_sizes_are_told_as_they_are_once_the_model_was_timed(
+    learn: Callable[[str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile captures graphs, and where that fails none are left."""
+    device = Device("gpu")
+    device.sizes = (1, 8)
+
+    def profile(model: Device) -> tuple[TimeSample, ...]:
+        model.sizes = (1, 8, 16)
+        return (TimeSample(1, 0.0, 1.0), TimeSample(16, 0.0, 2.0))
+
+    monkeypatch.setattr(model_times, "profile_model", profile)
+    profiler = PerformanceProfiler({"small": 10})
+    ModelTimes(cast(ModelPool, Pool()), profiler).learn("small", cast(PackedModel, device))
+    assert profiler.snapshot().times["small"].filled(np.array([9])).tolist() == [16]

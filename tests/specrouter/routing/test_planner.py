@@ -29,6 +29,7 @@ from specrouter.profile.cycle_times import Workload
 from specrouter.profile.learning import learn_cycle
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.profile.staircase import Staircase
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
@@ -1218,6 +1219,29 @@ def test_a_large_batch_with_a_large_budget_can_be_planned() -> None:
     found = plan.plan()
     assert found.budget_nodes == 1024 - 64
     assert sorted(found.rows) == list(range(64))
+
+
+@pytest.mark.parametrize(("requests", "nodes"), [(1, 3), (3, 3), (5, 2), (8, 3)])
+def test_a_budget_ends_where_a_pass_is_full(requests: int, nodes: int) -> None:
+    """3 nodes for each of 3 requests and their roots are 12 tokens, which cost as much as 16."""
+    sizes = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    stairs = snapshot(TIMES | {"big": Staircase(rising(50.0), sizes)}, {PAIR: 0.6, TWIN: 0.3})
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "nodes": nodes}
+    budgets = []
+    for known in (GOOD, stairs):
+        plan = Planned(*(Request() for _ in range(requests)), known=known, **fixed)
+        budget = plan.plan().budget_nodes
+        assert budget is not None
+        budgets.append(budget)
+    assert budgets[0] == requests * nodes
+    assert requests + budgets[1] == min(size for size in sizes if size >= requests * (1 + nodes))
+
+
+def test_a_configured_budget_stays_as_it_is() -> None:
+    stairs = snapshot(TIMES | {"big": Staircase(rising(50.0), (1, 8, 64))}, {PAIR: 0.6})
+    trees = {"selection": "global-greedy", "budget_tokens": 12}
+    plan = Planned(Request(), Request(), known=stairs, trees=trees, policy="static", chain=PAIR)
+    assert plan.plan().budget_nodes == 10
 
 
 def test_a_policy_that_was_put_away_decides_anew_and_not_for_the_first_time() -> None:

@@ -365,6 +365,9 @@ class Linear:
     def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float:
         return max(0.0, (ms - self.b) // self.k1)
 
+    def filled(self, tokens: Any) -> Any:
+        return tokens
+
     def scaled(self, factor: float) -> Linear:
         return Linear(self.k1 * factor, self.b * factor)
 

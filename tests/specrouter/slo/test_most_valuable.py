@@ -16,6 +16,7 @@ from tests.specrouter.optimal_trees import ROOT, Forest, random_forest
 Floats = NDArray[np.float64]
 SEEDS = st.integers(0, 10_000)
 RATES = (0.0, 0.02, 0.05, 0.1, 0.2, np.inf)
+STEPS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # tokens of filled passes
 
 
 def cost(most: int = 400, first_ms: float = 20.0, each_ms: float = 0.5) -> CycleCost:
@@ -122,6 +123,28 @@ def test_no_constant_bounds_what_costs_next_to_nothing(each_ms: float) -> None:
     drafts = paths(*[0.95] * 64, nodes=48)
     chosen = most_valuable(drafts, np.full(64, 0.1), cost(64 * 48, each_ms=each_ms))
     assert chosen.sum() >= 1024
+
+
+@settings(max_examples=100)
+@given(seed=SEEDS, roots=st.integers(1, 40), aside=st.integers(0, 5))
+def test_where_passes_are_filled_up_nodes_fill_one_or_are_all_or_none(
+    seed: int, roots: int, aside: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = roots + np.arange(300)
+    size = np.array(STEPS)[np.searchsorted(STEPS, tokens)]
+    costs = CycleCost(10.0 + 0.2 * size, drafting_ms=1.0, filled=size - roots).beside(aside)
+    drafts = paths(*rng.uniform(0.3, 0.95, roots))
+    nodes = int(most_valuable(drafts, rng.choice(RATES, roots), costs).sum())
+    assert nodes in (0, 8 * roots) or roots + aside + nodes in STEPS
+
+
+def test_a_pass_has_room_for_the_nodes_that_fill_it_up() -> None:
+    costs = CycleCost(np.ones(7), filled=np.array([1, 1, 5, 5, 5, 5, 13]))
+    assert [costs.filling(nodes) for nodes in (0, 1, 2, 5, 6, 20)] == [1, 1, 5, 5, 13, 20]
+    assert costs.beside(2).filled is not None
+    assert [costs.beside(2).filling(nodes) for nodes in (0, 3, 4)] == [3, 3, 11]
+    assert cost().filling(7) == 7
 
 
 def test_prompts_and_nodes_that_are_given_are_no_part_of_what_pays() -> None:

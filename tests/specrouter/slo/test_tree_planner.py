@@ -12,6 +12,7 @@ from specrouter.cycle import Candidates, DraftShape, Option
 from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.profile.prediction import Limits, OptionGrid
 from specrouter.profile.snapshot import Outcome
+from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from specrouter.slo.tree_planner import (
@@ -267,6 +268,20 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
     assert cost.plain_ms == pytest.approx(2.0 * (12.0 + 1.2 + 2.0))
     assert np.diff(cost.ms) == pytest.approx(np.full(len(cost.ms) - 1, 2.0 * 1.1))
     assert len(cost.ms) == 3 * MAX_TREE_TOKENS + 1, "no constant but a tree's bounds a cycle"
+
+
+def test_where_passes_are_filled_up_nodes_cost_what_their_pass_does() -> None:
+    stairs = Staircase(rising(10.0), (1, 2, 4, 8, 16, 32))
+    cost = cycle_cost(snapshot({"big": stairs}), Workload(3), "big", 5.0, 2, 1.0)
+    assert cost.filled is not None
+    # 3 roots and 2 tokens of prompts: 3 nodes fill 8 tokens, 11 fill 16, 27 fill 32.
+    assert cost.filled[:12].tolist() == [3] * 4 + [11] * 8
+    assert cost.filled[27:30].tolist() == [27, 28, 29]
+    assert len(set((cost.ms[:12] - cost.ms[0]).tolist())) == 2
+    assert len(cost.filled) == len(cost.ms)
+    assert (
+        cycle_cost(snapshot({"big": rising(10.0)}), Workload(3), "big", 5.0, 2, 1.0).filled is None
+    )
 
 
 # Selectors
