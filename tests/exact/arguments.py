@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.attention.choice import BackendName
 from modelpool.config import NGRAM
 from specrouter import ChainRouter, RouterConfig
 from tests.exact.oracle import Oracle
@@ -12,18 +13,21 @@ from tests.exact.prompts import encode, load_prompts
 from tests.exact.report import prepare
 
 MAX_MODEL_LEN = 1024
+_SHARE = "one request of so many is served over paths, by the reference, which is slow"
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny-ngram.yaml"
 
 
 @dataclass(frozen=True)
 class Options:
-    """`prompts` None means the prompts that are bundled with the tests."""
+    """`prompts` None means the prompts that are bundled with the tests. Of so many requests as
+    `reference_share` one is served where models attend over paths, by a reference that is slow."""
 
     config: Path
     prompts: Path | None
     requests: int
     new_tokens: int
     dtypes: tuple[str, ...]
+    reference_share: int = 8
 
 
 def make_parser(
@@ -35,6 +39,7 @@ def make_parser(
     parser.add_argument("--requests", type=int, default=requests, help="at most, per arrangement")
     parser.add_argument("--new-tokens", type=int, default=new_tokens)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--reference-share", type=int, default=8, metavar="N", help=_SHARE)
     if dtypes:
         parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
     return parser
@@ -50,14 +55,18 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> Optio
         requests=given.requests,
         new_tokens=given.new_tokens,
         dtypes=tuple(getattr(given, "dtypes", ())),
+        reference_share=given.reference_share,
     )
 
 
-def open_router(config: Path | dict[str, Any], dtype: str, max_requests: int) -> ChainRouter:
+def open_router(
+    config: Path | dict[str, Any], dtype: str, max_requests: int, attention: BackendName = "sdpa"
+) -> ChainRouter:
     """The configured router with every model in `dtype`, on the CPU, and the adaptive policy."""
     settings = RouterConfig.load(config).model_dump()
     settings["scheduler"] = {"policy": "adaptive"}  # a check sets what else it wants
     settings["trees"] = {}
+    settings["pool"]["attention"] = attention
     for model in settings["pool"]["models"]:
         if model["source"] != NGRAM:
             model.update(dtype=dtype, device="cpu")

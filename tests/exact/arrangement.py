@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from modelpool.attention.choice import BackendName
 from specrouter import SLO, ChainRouter, Speculation
 from specrouter.config import AdmissionName, Policy, Selection, TreesConfig
 from specrouter.request.objective import SloLike
@@ -17,6 +18,8 @@ Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None
 Trees = tuple[tuple[str, str | int], ...]  # settings of the section `trees`, by name
 
+# Backends that run on a CPU: what they attend over differs, masks over slots or paths.
+ATTENTIONS: tuple[BackendName, ...] = ("sdpa", "path")
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 SHAPES: tuple[str, ...] = get_args(TreesConfig.model_fields["shape"].annotation)
 # What is asked of requests in turn: nothing, what is always given and what never can be, what only
@@ -66,7 +69,8 @@ class Arrangement:
     They are None where the mode ignores them, or is to choose them. `urgent`:
     requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
     `admission`: who is given rows, and when. `cached`: requests may take over what others, of this
-    arrangement or of an earlier one, have read.
+    arrangement or of an earlier one, have read. `attention`: the kernels that all models of the
+    router attend with.
     """
 
     mode: Mode
@@ -77,6 +81,7 @@ class Arrangement:
     trees: Trees = ()
     admission: AdmissionName = "fcfs"
     cached: bool = True
+    attention: BackendName = "sdpa"
 
     @property
     def speculation(self) -> Override:
@@ -128,7 +133,9 @@ class Arrangement:
         shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
         objectives = " with objectives" if self.urgent else ""
         cache = "" if self.cached else " without the prefix cache"
-        return f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}{cache}"
+        kernels = "" if self.attention == "sdpa" else f" attention {self.attention}"
+        asked = f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}"
+        return f"{asked}{cache}{kernels}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:

@@ -76,8 +76,15 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         cases = make_cases(oracle, load_token_prompts(router, options), params_of)
         oracle_s = time.monotonic() - began
         rows = covering_array([*modes_of(router), *policies_of(router)])
-        progress = Progress(f"{check} {dtype}", len(rows) * len(cases))
-        comparisons = serve_all(router, cases, rows, progress)
+        over_masks = [row for row in rows if row.attention == "sdpa"]
+        over_paths = [row for row in rows if row.attention == "path"]
+        few = cases[:: options.reference_share]
+        served = len(over_masks) * len(cases) + len(over_paths) * len(few)
+        progress = Progress(f"{check} {dtype}", served)
+        comparisons = serve_all(router, cases, over_masks, progress)
+        assert_whole(router)
+    with open_router(options.config, dtype, max(BATCHES), "path") as router:
+        comparisons += serve_all(router, few, over_paths, progress)
         assert_whole(router)
     differences = all_divergences(comparisons)
     margins = [difference_margin(oracle, difference) for difference in differences]
@@ -93,6 +100,9 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "cycles": sum(comparison.cycles for comparison in comparisons),
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
         "cached_tokens": sum(comparison.cached for comparison in comparisons),
+        "tokens_over_paths": sum(
+            one.tokens for one in comparisons if one.arrangement.attention == "path"
+        ),
         "coverage": coverage(comparisons),
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
         "oracle_seconds": round(oracle_s, 1),

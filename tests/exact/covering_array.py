@@ -2,8 +2,8 @@
 
 Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
 selected of which trees is a setting of the policies that leave both open; whether requests have
-objectives, which policy admits them, and whether they may use the prefix cache, are settings of
-all.
+objectives, which policy admits them, whether they may use the prefix cache, and what models attend
+with, are settings of all.
 """
 
 import itertools
@@ -11,9 +11,19 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import get_args
 
+from modelpool.attention.choice import BackendName
 from specrouter.config import AdmissionName
 from specrouter.request.params import MAX_TREE_TOKENS
-from tests.exact.arrangement import SELECTIONS, SHAPES, Arrangement, Mixed, Mode, Routed, Trees
+from tests.exact.arrangement import (
+    ATTENTIONS,
+    SELECTIONS,
+    SHAPES,
+    Arrangement,
+    Mixed,
+    Mode,
+    Routed,
+    Trees,
+)
 
 BATCHES = (1, 4, 16)
 DEPTHS = (1, 4, 7)
@@ -31,11 +41,12 @@ def covering_array(
     batches: Sequence[int] = BATCHES,
     depths: Sequence[int] = DEPTHS,
     widths: Sequence[int] = WIDTHS,
+    attentions: Sequence[BackendName] = ATTENTIONS,
 ) -> list[Arrangement]:
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
     shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, *shape, urgent, trees, admission, cached)
+        Arrangement(mode, batch, *shape, urgent, trees, admission, cached, attention)
         for mode in modes
         for batch in batches
         for shape in _shapes(mode, shapes)
@@ -43,28 +54,39 @@ def covering_array(
         for trees in _trees(mode)
         for admission in get_args(AdmissionName)
         for cached in (True, False)
+        for attention in attentions
     ]
-    numbers: dict[Pair, int] = {}  # sets of whole numbers are fast to intersect
-    pairs = [
-        frozenset(numbers.setdefault(pair, len(numbers)) for pair in pairs_of(candidate))
-        for candidate in candidates
-    ]
-    missing = set(numbers.values())
+    numbers: dict[Pair, int] = {}  # of settings, then of pairs of these: bits are fast to compare
+    bits: dict[tuple[int, int], int] = {}
+    pairs = []
+    for candidate in candidates:
+        own = [numbers.setdefault(one, len(numbers)) for one in settings_of(candidate)]
+        found = 0
+        for pair in itertools.combinations(own, 2):
+            found |= bits.setdefault(pair, 1 << len(bits))
+        pairs.append(found)
+    missing = (1 << len(bits)) - 1
     rows: list[Arrangement] = []
     while missing:
-        best = max(range(len(candidates)), key=lambda index: len(pairs[index] & missing))
+        best = max(range(len(candidates)), key=lambda index: (pairs[index] & missing).bit_count())
         rows.append(candidates[best])
-        missing -= pairs[best]
+        missing &= ~pairs[best]
     return rows
 
 
 def pairs_of(row: Arrangement) -> set[Pair]:
     """The pairs of settings that one row covers."""
+    return set(itertools.combinations(settings_of(row), 2))
+
+
+def settings_of(row: Arrangement) -> list[Pair]:
+    """Their names and values, in an order that all rows share."""
     settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
     settings += [("admission", row.admission), ("cached", row.cached)]
+    settings += [("attention", row.attention)]
     given = ((name, getattr(row, name)) for name in ("depth", "width"))
     settings += [(name, value) for name, value in given if value is not None]
-    return set(itertools.combinations([*settings, *row.trees], 2))
+    return [*settings, *row.trees]
 
 
 def _shapes(mode: Mode, trees: Sequence[tuple[int, int]]) -> list[tuple[int | None, int | None]]:

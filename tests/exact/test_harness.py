@@ -15,6 +15,7 @@ from specrouter import ChainRouter, SamplingParams
 from tests.exact import noise
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import (
+    ATTENTIONS,
     OBJECTIVES,
     SELECTIONS,
     SHAPES,
@@ -113,6 +114,17 @@ def test_every_mode_meets_requests_with_objectives_and_without() -> None:
         assert (("mode", mode), ("urgent", urgent)) in covered
 
 
+def test_every_setting_meets_masks_and_paths() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for attention in ATTENTIONS:
+        for name, values in (("mode", MODES), ("batch", (1, 4, 16)), ("cached", (True, False))):
+            assert all(((name, value), ("attention", attention)) in covered for value in values)
+        for name, size in itertools.product(("depth", "width"), (1, 4)):
+            assert (("attention", attention), (name, size)) in covered
+    assert {str(row).endswith("attention path") for row in rows} == {True, False}
+
+
 def test_objectives_go_to_requests_in_turn() -> None:
     urgent = Arrangement("adaptive", 4, urgent=True)
     asked = [urgent.slo_of(index) for index in range(2 * len(OBJECTIVES))]
@@ -174,7 +186,7 @@ def test_small_requests_under_every_policy(small_router: ChainRouter) -> None:
     prompts = [(*PROMPT, index) for index in range(len(params))]
     cases = make_cases(oracle, prompts, params.__getitem__)
     modes = ["adaptive", *policies_of(small_router)]
-    rows = covering_array([*modes, NAMES], batches=(4,), depths=(1, 4), widths=(1, 3))
+    rows = covering_array([*modes, NAMES], (4,), (1, 4), (1, 3), attentions=("sdpa",))
     progress = Progress("small", len(rows) * len(cases))
     comparisons = serve_all(small_router, cases, rows, progress)
     assert not all_divergences(comparisons)

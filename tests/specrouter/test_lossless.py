@@ -266,5 +266,5 @@ def test_faults_never_change_an_output(architecture: str, tmp_path: Path) -> Non
 
 
 def _rows(served: Served) -> list[Arrangement]:
-    rows = covering_array(modes_of(served.router), batches=(1,))
+    rows = covering_array(modes_of(served.router), batches=(1,), attentions=("sdpa",))
     return [rows[index % len(rows)] for index in range(len(served.cases))]
