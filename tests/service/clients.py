@@ -1,23 +1,26 @@
 """Real clients against the service: `make clients`.
 
-    python -m tests.service.clients [--venv DIR] [--only CLIENT ...]
+    python -m tests.service.clients [--venv DIR] [--only CLIENT ...] [--cluster replicas|pair]
 
 The unmodified OpenAI client, LiteLLM, GuideLLM, lm-evaluation-harness, Instructor, Pydantic AI,
 LangChain, LlamaIndex and AIPerf, in environments of their own, ask a service that serves the
-bundled pool in float32 behind an API key. Prints what passed; the exit code is 0 if everything has.
+bundled pool in float32 behind an API key, with `--cluster` by two replicas or by a stream pair, for
+which Ray is installed beside it. Prints what passed; the exit code is 0 if everything has.
 """
 
 import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.service.environment import environment, run_checks
 from tests.service.report import Report
-from tests.service.service import requests_inside, running, tiny_pool, wait_until_idle
+from tests.service.service import Service, requests_inside, running, tiny_pool, wait_until_idle
 
 
 @dataclass(frozen=True)
@@ -44,20 +47,24 @@ GROUPS: Mapping[str, Group] = {
 }
 _CLIENTS = [client for group in GROUPS.values() for client in group.clients]
 _KEY = "a-key-of-this-check"
+_CLUSTERS: Mapping[str, Mapping[str, Any]] = {
+    "replicas": {"replicas": [{"name": "r", "count": 2}]},
+    "pair": {"pairs": [{"name": "p"}]},
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.service.clients", description=__doc__)
     parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environments there")
     parser.add_argument("--only", nargs="+", choices=_CLIENTS, default=_CLIENTS)
+    parser.add_argument("--cluster", choices=_CLUSTERS, help="who serves; else one engine")
     arguments = parser.parse_args()
     report = Report("clients")
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches one
     os.environ["HF_HUB_OFFLINE"] = "1"
-    config = tiny_pool("float32", server={"api_keys": [_KEY]})
     with (
         tempfile.TemporaryDirectory(prefix="reports-") as folder,
-        running(config) as service,
+        _service(arguments.cluster, arguments.venv) as service,
     ):
         for name, group in GROUPS.items():
             asked = [client for client in group.clients if client in arguments.only]
@@ -73,6 +80,23 @@ def main() -> int:
             assert code == 0, service.log_tail()
     report.show()
     return 0 if report.passed else 1
+
+
+@contextmanager
+def _service(cluster: str | None, kept: Path | None) -> Iterator[Service]:
+    """`cluster`: who serves, one of `_CLUSTERS`; none: one engine."""
+    config = tiny_pool("float32", server={"api_keys": [_KEY]})
+    if cluster is None:
+        with running(config) as service:
+            yield service
+        return
+    config["cluster"] = dict(_CLUSTERS[cluster])
+    folder = kept and kept / "cluster"
+    with (
+        environment(["ray[serve]"], folder, is_beside=True) as python,
+        running(config, python=python) as service,
+    ):
+        yield service
 
 
 def check_clients(

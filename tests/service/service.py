@@ -68,12 +68,16 @@ def running(
     config: Mapping[str, Any],
     command: Sequence[str] = SERVE,
     environment: Mapping[str, str] | None = None,
+    python: Path | None = None,
 ) -> Iterator[Service]:
-    """A service that answers. Raises `RuntimeError`, with its log's end, if it does not start."""
+    """A service that answers. Raises `RuntimeError`, with its log's end, if it does not start.
+
+    `python`: that it runs with; none: this one.
+    """
     with tempfile.TemporaryDirectory(prefix="service-") as folder:
         file, log = Path(folder) / "config.yaml", Path(folder) / "log"
         file.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
-        arguments = [sys.executable, *command, "--config", str(file), "--port", "0"]
+        arguments = [str(python or sys.executable), *command, "--config", str(file), "--port", "0"]
         with (
             log.open("w") as errors,
             subprocess.Popen(
