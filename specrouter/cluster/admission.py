@@ -43,6 +43,7 @@ def attainability(
     requests = state.requests + sent
     tpot_ms = state.tpot_at(min(requests + 1, state.rows))
     wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
+    wait_ms = max(wait_ms, _memory_wait_ms(state, request, sent, tpot_ms))
     # Prompts are read in turn, beside what decodes.
     unread = state.unread_tokens + sent_tokens + request.prompt_tokens
     first_ms = wait_ms + unread * state.prefill_ms + tpot_ms
@@ -61,6 +62,20 @@ def _wait_ms(state: ReplicaState, requests: int) -> float:
     """For a row: those that wait before are given rows as the last ones were."""
     before = max(1, requests - state.rows + 1)
     return state.retry_after_s * 1000 * before / max(1, state.waiting + 1)
+
+
+def _memory_wait_ms(
+    state: ReplicaState, request: RoutedRequest, sent: int, tpot_ms: float
+) -> float:
+    """For KV memory, of which those that wait will take as much as those that run have: one ends in
+    the time that this one's tokens take, over the number of those that run."""
+    running = max(1, state.running)
+    each = max(1.0, state.kv_reserved_tokens / running)
+    before = (state.waiting + sent) * each + request.prompt_tokens + request.remaining
+    lacks = state.kv_reserved_tokens + before - state.kv_capacity_tokens
+    if lacks <= 0 or not state.running:
+        return 0.0
+    return math.ceil(lacks / each) * tpot_ms * request.remaining / running
 
 
 def _slack(

@@ -13,12 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from specrouter.cluster.endangered import Course, Escape, escape
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.pairs import StreamPair, arranged
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.prefix_index import PrefixIndex
 from specrouter.cluster.resume import Progress, draw
-from specrouter.cluster.state import Ranking, RoutedRequest
+from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
+from specrouter.cluster.state_ages import StateAges
 from specrouter.config import RoutingConfig
 from specrouter.request.output import Feasible
 from specrouter.request.spec import RequestSpec
@@ -47,6 +49,7 @@ class Dispatcher:
         self._settings = RoutingSettings.of(config, longest_queue)
         self._numbers = itertools.count()
         self._prefixes = PrefixIndex()
+        self.ages = StateAges()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
     @property
@@ -67,10 +70,8 @@ class Dispatcher:
         """`keys`: of the prompt's blocks. `avoided`: replicas that have failed it; chosen
         only where there is no other. None: no replica can be chosen now."""
         now_s = time.monotonic()
-        views = [
-            replace(view, matched_tokens=self._prefixes.matched_tokens(view.name, keys))
-            for view in self._fleet.ready(now_s)
-        ]
+        views = self._views(now_s, keys)
+        self.ages.note(view.age_s for view in views)
         excluded = self._fleet.excluded(now_s)
         fresh = [view for view in views if view.name not in avoided]
         if not views:
@@ -83,6 +84,18 @@ class Dispatcher:
         ranking = rank(self._config.policy, request, choices, self._settings)
         return replace(ranking, excluded={**excluded, **left_out, **ranking.excluded})
 
+    def escape(self, course: Course, replica: str, keys: Sequence[bytes]) -> Escape | None:
+        """Where a request should go on, whose objective is in danger at a replica. Who is at the
+        half of a pair that reads leaves it soon."""
+        pair = next((one for one in self.pairs.values() if replica in one.halves), None)
+        views = self._views(time.monotonic(), keys)
+        here = next((view for view in views if view.name == replica), None)
+        if here is None or (pair is not None and replica == pair.prefill):
+            return None
+        own = {replica} if pair is None else {pair.name, *pair.halves}
+        others = [one for one in arranged(views, self.pairs)[0] if one.name not in own]
+        return escape(course, here, others, self._fleet.members[replica].left)
+
     def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
         """A prompt was taken there."""
         member = self._fleet.members[replica]
@@ -91,6 +104,12 @@ class Dispatcher:
 
     def note_lost(self, replica: str) -> None:
         self._prefixes.forget(replica)
+
+    def _views(self, now_s: float, keys: Sequence[bytes]) -> list[ReplicaView]:
+        return [
+            replace(view, matched_tokens=self._prefixes.matched_tokens(view.name, keys))
+            for view in self._fleet.ready(now_s)
+        ]
 
     def keep(
         self,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaReport
@@ -22,10 +22,14 @@ from specrouter.config import ClusterConfig
 logger = logging.getLogger(__name__)
 
 Standing = Literal["ready", "silent", "lost", "draining", "failed"]
-Cause = Literal["error", "silence", "drain", "lost"]
+Cause = Literal["error", "silence", "drain", "lost", "endangered"]
 
 _WATCH_S = 0.1  # how often silence is looked for
 _AGAIN_S = 0.2  # before a replica that was lost is listened to anew
+
+
+class Told:
+    """The replica has told its state."""
 
 
 class Moved(Exception):
@@ -38,7 +42,8 @@ class Moved(Exception):
 
 @dataclass(eq=False)
 class Stay:
-    """An attempt at a replica. `inbox`: of its messages; `Moved` among them ends it."""
+    """An attempt at a replica. `inbox`: of its messages, with a `Told` for each state that it tells
+    by itself; `Moved` among them ends it."""
 
     inbox: "asyncio.Queue[object]"
     prompt_tokens: int
@@ -53,6 +58,7 @@ class Member:
         standing: whether it is chosen; only "ready" is.
         heard_s: when it spoke last; `told_s`: by itself.
         moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
+        left: requests whose objective was in danger, that went away since `state`.
     """
 
     link: ReplicaLink
@@ -66,9 +72,8 @@ class Member:
     stays: set[Stay] = field(default_factory=set)
     attempts: int = 0
     declined: int = 0
-    moves: dict[Cause, int] = field(
-        default_factory=lambda: dict.fromkeys(("error", "silence", "drain", "lost"), 0)
-    )
+    left: int = 0
+    moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
 
     @property
     def name(self) -> str:
@@ -80,7 +85,7 @@ class Member:
         return self.standing == "failed" and not self.link.is_replaced
 
     def note(self, state: ReplicaState, now_s: float) -> None:
-        self.state, self.heard_s = state, now_s
+        self.state, self.heard_s, self.left = state, now_s, 0
 
 
 class Fleet:
@@ -214,6 +219,8 @@ class Fleet:
         now_s = time.monotonic()
         member.note(news.state, now_s)
         member.told, member.told_s = news.state, now_s
+        for stay in member.stays:
+            stay.inbox.put_nowait(Told())
         if news.report is not None:
             member.report = news.report
         if member.standing == "draining":

@@ -16,7 +16,8 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
-from specrouter.cluster.fleet import Fleet, Moved, Stay
+from specrouter.cluster.endangered import Course, Escape, escaping
+from specrouter.cluster.fleet import Fleet, Moved, Stay, Told
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
@@ -28,6 +29,8 @@ from specrouter.request.spec import RequestSpec
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a request without a replica looks whether its time is up
+
+_NO_FAILURES = ("drain", "endangered")
 
 Outcome = Literal["done", "declined", "moved", "handed over"]
 
@@ -82,6 +85,8 @@ class RequestForwarder:
         self._failures = 0
         self._tickets: list[str] = []  # of what the first half of a pair has read
         self._declined: str | None = None  # why the last replica that was asked declined
+        self._escape: Escape | None = None  # where it goes on, since its objective is in danger
+        self._escapes = 0
 
     async def run(self) -> None:
         """To the end; cancelling it cancels the request."""
@@ -90,6 +95,8 @@ class RequestForwarder:
                 routed = self._context.dispatcher.routed(self._progress, self._spec)
                 keys = self._progress.keys
                 ranking = self._context.dispatcher.rank(routed, keys, self._avoided)
+                ranking = escaping(ranking, self._escape) if ranking else None
+                self._escape = None
                 if ranking is not None:
                     if await self._tried(ranking, routed):
                         return
@@ -203,6 +210,10 @@ class RequestForwarder:
             reply = await stay.inbox.get()
             if isinstance(reply, Moved):
                 raise reply
+            if isinstance(reply, Told):
+                if stay.is_counted:
+                    self._look(name)
+                continue
             assert isinstance(reply, Reply)
             if reply.state is not None:
                 member.note(reply.state, time.monotonic())
@@ -224,6 +235,19 @@ class RequestForwarder:
                 if delta.finish_reason is not None:
                     return "handed over" if delta.goes_on else "done"
 
+    def _look(self, name: str) -> None:
+        """Raises `Moved` where its objective is in danger there, and elsewhere it is not."""
+        context, progress = self._context, self._progress
+        if self._escapes >= context.config.endangered or self._spec.objective is None:
+            return
+        routed = progress.routed(0, (0.0, 0.0))
+        course = Course(routed, progress.tokens, progress.decode_ms())
+        found = context.dispatcher.escape(course, name, progress.keys)
+        if found is not None:
+            self._escape, self._escapes = found, self._escapes + 1
+            context.fleet.members[name].left += 1
+            raise Moved("endangered", found.why)
+
     def _decline(self, name: str, why: str) -> Outcome:
         self._context.fleet.members[name].declined += 1
         self._declined = f"{name} declined: {why}"
@@ -232,7 +256,7 @@ class RequestForwarder:
     def _move(self, name: str, moved: Moved) -> None:
         self._context.fleet.members[name].moves[moved.cause] += 1
         logger.log(
-            logging.INFO if moved.cause == "drain" else logging.WARNING,
+            logging.INFO if moved.cause in _NO_FAILURES else logging.WARNING,
             "attempt %d has to go on elsewhere: %s",
             self._progress.attempts,
             moved,
@@ -241,7 +265,7 @@ class RequestForwarder:
         self._declined = None
         if moved.cause in ("drain", "lost"):
             self._context.dispatcher.note_lost(name)
-        if moved.cause != "drain":
+        if moved.cause not in _NO_FAILURES:
             self._fail(name, str(moved))
 
     def _fail(self, name: str, cause: str) -> None:

@@ -22,6 +22,10 @@ class StreamPair:
     prefill: str
     decode: str
 
+    @property
+    def halves(self) -> tuple[str, str]:
+        return self.prefill, self.decode
+
 
 def pairs_of(config: ClusterConfig) -> dict[str, StreamPair]:
     """By name."""

@@ -14,6 +14,8 @@ from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 from specrouter.config import RoutingConfig
 from specrouter.config.cluster import RoutingPolicy
 
+_CLOSE = 0.1  # of an objective: what predictions are off by, so more says nothing
+
 Views = Sequence[ReplicaView]
 Terms = Mapping[str, Mapping[str, float]]
 
@@ -111,7 +113,8 @@ def _guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSe
 
 
 def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """Those that attain the objective in turn, then the others by how much they lack.
+    """Of those that attain the objective, whoever leaves about as much of it as the best, in turn;
+    then by what they leave, and the others by how much they lack.
 
     Without an objective: who is done with it first.
     """
@@ -127,7 +130,10 @@ def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ran
     if request.objective is None:
         order = tuple(sorted(found, key=lambda name: found[name].total_ms))
         return Ranking(order, terms, "done first", {})
-    able = _in_turn(request.number, [name for name, one in found.items() if one.attained])
+    turn = _in_turn(request.number, list(found))
+    able = [name for name in turn if found[name].attained]
+    best = max((found[name].slack for name in able), default=0.0)
+    able.sort(key=lambda name: min(0.0, found[name].slack - best + _CLOSE), reverse=True)
     others = [name for name in found if name not in able]
     others.sort(key=lambda name: (-found[name].slack, found[name].total_ms))
     reason = "attains the objective, in turn" if able else f"none attains it: {_whys(found)}"

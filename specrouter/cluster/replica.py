@@ -54,7 +54,7 @@ class ReplicaServer:
         self._router = router
         self._counter = KVCounter(transport or LocalTransport())
         self._metrics_s = metrics_s
-        self._sizes = _batches(router.engine_state().rows)
+        self._sizes = batches(router.engine_state().rows)
         self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
         self._turn = count()
         self._status: Status = "ready"
@@ -180,7 +180,7 @@ def _plain(figures: Figures) -> Figures:
     return replace(figures, **plain)
 
 
-def _batches(rows: int) -> tuple[int, ...]:
+def batches(rows: int) -> tuple[int, ...]:
     """Numbers of requests that speeds are told of: powers of two, and all rows."""
     sizes = {1 << power for power in range(rows.bit_length()) if 1 << power < rows}
     return (*sorted(sizes), rows)

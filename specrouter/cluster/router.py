@@ -33,6 +33,7 @@ from specrouter.cluster.loop_thread import LoopThread
 from specrouter.cluster.pairs import pairs_of
 from specrouter.cluster.replica_metrics import replica_metrics
 from specrouter.cluster.resume import Progress
+from specrouter.cluster.room import crowd
 from specrouter.cluster.totals import total, total_state
 from specrouter.config import RouterConfig
 from specrouter.engine.admission_log import AdmissionRecord
@@ -155,11 +156,9 @@ class ClusterRouter:
         views = self._fleet.ready(time.monotonic())
         if not views:
             raise UnavailableError("no replica is ready")
-        states = [view.state for view in views]
-        there = sum(view.state.requests + view.sent for view in views)
-        waiting = there - sum(state.rows for state in states)
-        if max_waiting is not None and waiting >= max_waiting:
-            raise OverloadedError(waiting, min(state.retry_after_s for state in states))
+        found = crowd(views, max_waiting)
+        if found is not None:
+            raise OverloadedError(found.waiting, found.retry_after_s)
 
     def check_text(self, field: str, text: str) -> None:
         """See `ChainRouter`."""
@@ -236,7 +235,8 @@ class ClusterRouter:
         return self.slo_accounts.ended_requests()
 
     def replica_metrics(self) -> Iterator[Metric]:
-        return replica_metrics(self._fleet.members.values())
+        yield from replica_metrics(self._fleet.members.values())
+        yield self._context.dispatcher.ages.metric()
 
     def slo_report(self) -> SloReport:
         return self.slo_accounts.report()

@@ -125,10 +125,13 @@ class ResumeConfig(Strict):
             not count.
         silence_s: after which a replica that tells nothing is taken for dead, and its requests go
             on elsewhere.
+        endangered: times that a request may go on elsewhere because it would miss its objective
+            where it is, and attain it there.
     """
 
     limit: int = Field(default=3, ge=0)
     silence_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
+    endangered: int = Field(default=1, ge=0)
 
 
 class ClusterConfig(Strict):

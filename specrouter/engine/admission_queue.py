@@ -79,6 +79,7 @@ class AdmissionQueue:
         return out
 
 
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _RECENT_ENDS = 64  # of requests, whose pace tells how long others will wait
 
 
@@ -112,3 +113,9 @@ class AdmissionPace:
         if not gaps_s and not going_on_s:
             return None
         return (sum(gaps_s) + going_on_s) / max(1, len(gaps_s))
+
+
+def waiting_time_s(seconds_per_request: float | None, requests: int) -> float:
+    """Until so many have been admitted, within bounds that a caller can be told."""
+    wait_s = requests * (seconds_per_request or 0.0)
+    return min(max(_SHORTEST_WAIT_S, wait_s), _LONGEST_WAIT_S)  # NaN: the shortest

@@ -23,6 +23,7 @@ from specrouter.config import (
 )
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
@@ -59,7 +60,6 @@ from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 
 
@@ -190,10 +190,10 @@ class Engine:
 
     def seconds_until_admitted(self, waiting: int) -> float:
         """When that many will have been admitted, if others end as they did while some waited."""
-        wait_s = _SHORTEST_WAIT_S
+        each_s = None
         with self._faults.part("accounts"):
-            wait_s = waiting * (self._book.pace.seconds_per_request(time.perf_counter()) or 0.0)
-        return min(max(_SHORTEST_WAIT_S, wait_s), _LONGEST_WAIT_S)  # NaN: the shortest
+            each_s = self._book.pace.seconds_per_request(time.perf_counter())
+        return waiting_time_s(each_s, waiting)
 
     def can_ever_fit(self, tokens: int) -> bool:
         return self._manager.can_ever_fit(tokens)

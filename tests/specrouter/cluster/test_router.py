@@ -383,6 +383,7 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     assert router.statistics().cycles > 0
     names = {family.name for family in router.replica_metrics()}
     assert {"specrouter_replica_up", "specrouter_replica_moves"} <= names
+    assert "specrouter_replica_state_age_at_use_seconds" in names
     assert router.routings()[-1]["policy"] == "round-robin"
 
 
