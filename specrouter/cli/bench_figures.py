@@ -20,7 +20,8 @@ def add_bench_figures(what: Commands) -> None:
         "names", nargs="*", metavar="NAME",
         help="adaserve-8-9, adaserve-10, adaserve-11, adaserve-12, adaserve-13-14, adaserve-15, "
         "adaserve-16, adaserve-grid, slos-serve-3, slos-serve-capacity, slos-serve-burst, "
-        "slos-serve-replicas, specrouter-table-2 (default: all)",
+        "slos-serve-replicas, specrouter-table-2, cluster-scale, cluster-equal, cluster-unequal, "
+        "cluster-herd, cluster-failures, cluster-overload, streamserve-table-8 (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path("figures"), metavar="DIR",

@@ -56,6 +56,12 @@ class RooflineTime:
         most = min((spare / k1 for spare, k1 in left if k1 > 0.0), default=math.inf)
         return _adjusted(self, min(most, MOST_TOKENS), ms, steps)
 
+    def scaled(self, factor: float) -> "RooflineTime":
+        """With all times `factor` times as long."""
+        return RooflineTime(
+            tuple((k1 * factor, k2 * factor, b * factor) for k1, k2, b in self.terms)
+        )
+
     @classmethod
     def fitted(
         cls, tokens: Sequence[float], steps: Sequence[float], ms: Sequence[float], terms: int = 2

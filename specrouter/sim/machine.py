@@ -1,7 +1,7 @@
 """A machine for simulations: times of models, memory, acceptances; from a file or a pool."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -70,6 +70,15 @@ class Machine:
     @property
     def drafters(self) -> tuple[str, ...]:
         return self.names[:-1]
+
+    def slowed(self, factor: float) -> "Machine":
+        """One whose forwards, batches and own work take `factor` times as long."""
+        return replace(
+            self,
+            times={name: times.scaled(factor) for name, times in self.times.items()},
+            stages={name: curve.scaled(factor) for name, curve in self.stages.items()},
+            batch=None if self.batch is None else self.batch.scaled(factor),
+        )
 
     def fit_together(self, names: Collection[str]) -> bool:
         """Whether these models can be in memory at once: all can."""

@@ -11,6 +11,8 @@ from specrouter.request.objective import Stage
 from specrouter.sim.replay import Answer, LoadRequest
 from specrouter.view import RequestView
 
+Commits = tuple[float, int]  # when tokens came, and how many
+
 _NO_TOKEN = -1  # tokens have no value here, so a stage ends by its length only
 
 
@@ -25,8 +27,8 @@ class SimulatedRequest:
         tokens: of its output so far; `cycles`: that brought them.
         is_declined: policies were told that its objectives will not be attained.
         is_promised: it was given a row to attain them.
-        commits: when tokens came, and how many; noted for requests with stages, and for those that
-            are judged by runs of ten tokens.
+        commits: when tokens came, and how many.
+        kv_tokens: that the target need not read, while it waits: their keys and values come along.
         waiting_view: of it before it ran, which does not change.
         refusal: why it is not served.
     """
@@ -43,7 +45,8 @@ class SimulatedRequest:
     is_cancelled: bool = False
     is_declined: bool = False
     is_promised: bool = False
-    commits: list[tuple[float, int]] = field(default_factory=list)
+    kv_tokens: int = 0
+    commits: list[Commits] = field(default_factory=list)
     waiting_view: RequestView | None = None
     drafts: int = 0
     acceptance: float = 0.0
@@ -115,8 +118,7 @@ class SimulatedRequest:
         self.tokens += tokens
         self.last_s = now_s
         assert self.tokens <= self.request.new_tokens, "no cycle brings more than is asked for"
-        if self.request.stages or self.request.judges_runs:
-            self.commits.append((now_s, tokens))
+        self.commits.append((now_s, tokens))
         if self.request.stages:
             ends = self._stage_ends()
             if len(ends) > self._stage:

@@ -9,7 +9,7 @@ The same requests, seeds and policy give the same figures, whatever ran before.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -17,13 +17,14 @@ import numpy as np
 
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.engine.policies import Policy, planner_of
+from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.planner import Plan, Planner
 from specrouter.sim.admissions import admission_of
 from specrouter.sim.executor import SimulatedExecutor
 from specrouter.sim.knowledge import Knowledge, Known
 from specrouter.sim.machine import Machine
 from specrouter.sim.replay import LoadRequest
-from specrouter.sim.request import SimulatedRequest
+from specrouter.sim.request import Commits, SimulatedRequest
 from specrouter.sim.rows import SimulatedRows
 from specrouter.sim.text import SimulatedTexts
 from specrouter.sim.view_builder import SimulatedViews
@@ -97,7 +98,7 @@ class SimulatedService:
         self._margin = PaceMargin()
         self._views = SimulatedViews(machine, rows, self._margin)
         self._running, self._waiting = {}, []
-        self._cycle = 0
+        self._cycle, self._is_stuck = 0, False
 
     @property
     def planner(self) -> Planner:
@@ -109,14 +110,28 @@ class SimulatedService:
         return [one for one in (*self._running.values(), *self._waiting) if not one.is_done]
 
     def send(self, request: LoadRequest) -> SimulatedRequest:
+        return self.receive(request, self._now_s)
+
+    def receive(
+        self,
+        request: LoadRequest,
+        sent_s: float,
+        commits: Sequence[Commits] = (),
+        kv_tokens: int = 0,
+    ) -> SimulatedRequest:
+        """A request that was sent first at `sent_s`, and has had tokens elsewhere since; the target
+        need not read the first `kv_tokens`."""
         if not (self._running or self._waiting):
             self._executor.draws = np.random.default_rng(request.seed)
-        sent = SimulatedRequest(next(iter(self._ids)), request, self._now_s)
+        sent = SimulatedRequest(next(iter(self._ids)), request, sent_s, kv_tokens=kv_tokens)
+        for came_s, tokens in commits:
+            sent.take(tokens, came_s)
         budget = self.machine.kv_tokens
         if budget is not None and sent.reserve_tokens > budget:
             sent.refusal = f"needs {sent.reserve_tokens} KV tokens of {budget}"
         else:
-            self._waiting.append(sent)
+            insort(self._waiting, sent, key=lambda one: one.sent_s)
+            self._is_stuck = False
         return sent
 
     def shown(self, request: LoadRequest) -> tuple[EngineView, RequestView]:
@@ -142,13 +157,49 @@ class SimulatedService:
         return self._now_s
 
     def sleep_s(self, duration_s: float) -> None:
-        self._now_s += duration_s
-        while self._free_s < self._now_s:
-            elapsed_ms = self._step()
-            if elapsed_ms is None:  # until the client sends more
-                self._free_s = self._now_s
-            else:
-                self._free_s += elapsed_ms / 1000
+        self.run_until(self._now_s + duration_s)
+
+    def run_until(self, now_s: float) -> None:
+        """All cycles that begin before."""
+        self._now_s = now_s
+        while self._free_s < now_s:
+            self._run_cycle()
+
+    @property
+    def next_cycle_s(self) -> float | None:
+        """When a cycle can begin; None: not before a request comes."""
+        is_idle = self._is_stuck or not (self._running or self._waiting)
+        return None if is_idle else self._free_s
+
+    def begin_cycle(self, now_s: float) -> None:
+        """The one that can begin now, or could have before, had the machine not stood still."""
+        self._now_s, self._free_s = now_s, max(self._free_s, now_s)
+        self._run_cycle()
+
+    def _run_cycle(self) -> None:
+        elapsed_ms = self._step()
+        self._is_stuck = elapsed_ms is None
+        if elapsed_ms is None:  # until the client sends more
+            self._free_s = self._now_s
+        else:
+            self._free_s += elapsed_ms / 1000
+
+    @property
+    def running(self) -> list[SimulatedRequest]:
+        return [one for one in self._running.values() if not one.is_done]
+
+    @property
+    def waiting(self) -> list[SimulatedRequest]:
+        return [one for one in self._waiting if not one.is_done]
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Of KV memory."""
+        return self._rows.reserved_tokens
+
+    def snapshot(self) -> PerformanceSnapshot:
+        """What the engine knows of its machine."""
+        return self._knowledge.snapshot()
 
     # A cycle
 
@@ -220,8 +271,9 @@ class SimulatedService:
             request = by_id[each]
             committed = request.prompt_tokens + request.tokens
             placed[each] = row = self._rows.open(committed, request.reserve_tokens)
-            request.row = row
             request.is_promised |= each in admission.promised
+            self._rows.read[self.machine.target][row] = request.kv_tokens
+            request.row, request.kv_tokens = row, 0  # a row that is taken back loses them
             self._running[row] = request
         budget = self.machine.kv_tokens
         assert budget is None or self._rows.reserved_tokens <= budget, "beyond the memory"

@@ -70,7 +70,8 @@ class SimulatedViews:
             name: min(unread, 1) if name in self.rows.follow else unread
             for name in self.machine.drafters
         }
-        view = _view(request, now_s, unread, missed, int(slots_for(np.array(unread + 1))))
+        slots = int(slots_for(np.array(unread + 1)))
+        view = _view(request, now_s, unread - request.kv_tokens, missed, slots)
         if not request.tokens:  # else time passes for it
             request.waiting_view = view
         return view

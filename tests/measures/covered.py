@@ -31,6 +31,8 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "adaserve": "test_redraw",
         "catalog": "test_redraw",
         "cell": "test_redraw",
+        "cluster": "test_redraw",
+        "cluster_cell": "test_redraw",
         "command": "test_redraw",
         "examples": "test_redraw",
         "figure": "test_redraw",

@@ -6,17 +6,26 @@ again. The same cell gives the same result.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from specrouter.bench.load_figures import figures
+from specrouter.bench.redraw.cluster_cell import (
+    OVERLOAD,
+    WHOLE,
+    ClusterKind,
+    overload_of,
+    routing_of,
+)
 from specrouter.bench.redraw.examples import figure_3, shares_of, speed_up
 from specrouter.config import TreesConfig
+from specrouter.config.cluster import RoutingPolicy
 from specrouter.scenarios import scenario_folder
 from specrouter.sim import traces
 from specrouter.sim.adaserve_load import URGENT_RATIO, AdaserveLoad
+from specrouter.sim.cluster.cluster import SimulatedCluster
 from specrouter.sim.machine import Machine, load_machine
 from specrouter.sim.replay import LoadRequest, Outcome, replay
 from specrouter.sim.replicas import Replicas
@@ -30,7 +39,7 @@ _MOST_DOUBLINGS = 8
 _AZURE = {"ChatBot": "azure_2023_conv.csv", "Coder": "azure_2023_code.csv"}
 _LIKE = {"Summarizer": "ChatBot", "Mixed": "ChatBot", "Reasoning": "ChatBot", "ToolLLM": "Coder"}
 
-Measure = Literal["load", "capacity", "selection", "example", "speed-up"]
+Measure = Literal["load", "capacity", "selection", "example", "speed-up", "routing", "overload"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Cell:
     rate: requests per second, of each replica; where capacity is measured, to begin with.
     acceptance: of a drafter's best token.
     traces: folder of the published traces; None: arrivals are drawn.
+    routing: policy of a cluster, whose replicas are `cluster`; None: SLOs-Serve's hand-over.
     """
 
     machine: str
@@ -55,12 +65,25 @@ class Cell:
     replicas: int = 1
     attained: float = ATTAINED
     traces: str | None = None
+    routing: RoutingPolicy | None = None
+    cluster: ClusterKind = WHOLE
 
     @property
     def key(self) -> str:
-        """Only the name of the folder of traces: it may lie elsewhere next time."""
+        """Of traces only whether they are used: they may lie elsewhere next time."""
         named = {**asdict(self), "traces": self.traces is not None}
+        if self.routing is None:  # as keys were before there were clusters
+            del named["routing"], named["cluster"]
         return json.dumps(named, sort_keys=True)
+
+    @property
+    def variant(self) -> str:
+        """What a cluster is called in a figure."""
+        return self.cluster.name
+
+    @property
+    def slow(self) -> float:
+        return self.cluster.slow
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -90,6 +113,11 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
         found = capacity(attained, cell.rate, cell.attained)
         return {"capacity": found, "tried": sorted(tried.items())}
+    if cell.measure == "overload":
+        return _overload(cell)
+    if cell.measure == "routing":
+        cluster, outcomes = _clustered(cell, _requests(cell, machine_of(cell.machine), cell.rate))
+        return {"attained": _attainment(outcomes), **routing_of(cluster, outcomes)}
     outcomes = outcomes_of(cell, cell.rate)
     attainment = _attainment(outcomes)
     return {**figures(outcomes), "attained": attainment, "load": in_system(outcomes)}
@@ -119,14 +147,52 @@ def capacity(attained: Callable[[float], float], begin: float, wanted: float) ->
 
 def outcomes_of(cell: Cell, rate: float) -> list[Outcome]:
     machine = machine_of(cell.machine)
-    batch_tokens = _batch_tokens(cell, machine)
-
-    def make() -> SimulatedService:
-        return SimulatedService(machine, cell.acceptance, TreesConfig(), batch_tokens=batch_tokens)
-
+    requests = _requests(cell, machine, rate)
+    if cell.routing is not None:
+        return _clustered(cell, requests)[1]
+    make = _service(cell, machine)
     service = make() if cell.replicas == 1 else Replicas(make, cell.replicas)
     service.use(cell.policy)
-    return replay(_requests(cell, machine, rate), service, service)
+    return replay(requests, service, service)
+
+
+def _service(cell: Cell, machine: Machine) -> Callable[[], SimulatedService]:
+    batch_tokens = _batch_tokens(cell, machine)
+    return lambda: SimulatedService(
+        machine, cell.acceptance, TreesConfig(), batch_tokens=batch_tokens
+    )
+
+
+def _clustered(
+    cell: Cell, requests: Sequence[LoadRequest], kind: ClusterKind | None = None
+) -> tuple[SimulatedCluster, list[Outcome]]:
+    """`kind`: None: the cell's."""
+    assert cell.routing is not None, "it is a cluster"
+    kind, machine = kind or cell.cluster, machine_of(cell.machine)
+    until_s = requests[-1].at_s
+    cluster = kind.cluster(
+        cell.routing,
+        cell.replicas,
+        lambda factor: _used(_service(cell, machine.slowed(factor)), cell.policy),
+        cell.seed,
+        until_s,
+    )
+    return cluster, replay(requests, cluster, cluster)
+
+
+def _used(make: Callable[[], SimulatedService], policy: str) -> SimulatedService:
+    service = make()
+    service.use(policy)
+    return service
+
+
+def _overload(cell: Cell) -> dict[str, Any]:
+    """At the cell's rate, which should be a capacity, and at four times that."""
+    machine = machine_of(cell.machine)
+    requests = _requests(cell, machine, cell.rate)
+    fast = [replace(one, at_s=one.at_s / OVERLOAD) for one in requests]
+    cluster, outcomes = _clustered(cell, fast)
+    return overload_of(_clustered(cell, requests)[1], outcomes, cluster)
 
 
 def _requests(cell: Cell, machine: Machine, rate: float) -> list[LoadRequest]:

@@ -31,12 +31,14 @@ class Scope:
 @dataclass(frozen=True)
 class Axis:
     """What a picture shows: `x` is a field of cells, `y` figures of results with their labels;
-    `panel`: fields of cells, a line of panels for each of their values."""
+    `panel`: fields of cells, a line of panels for each of their values; `line`: the field that
+    tells a panel's lines apart."""
 
     x: str
     label: str
     y: tuple[tuple[str, str], ...] = (("attained", "share of requests in time"),)
     panel: tuple[str, ...] = ("machine",)
+    line: str = "policy"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def rows_of(figure: Figure, cells: Sequence[Cell], results: Results) -> list[Row
     """Means over seeds, by panel, x and policy."""
     groups: dict[tuple[str, Any, str], list[Mapping[str, Any]]] = {}
     for cell in cells:
-        group = (_panel(figure.axis, cell), getattr(cell, figure.axis.x), cell.policy)
+        line = str(getattr(cell, figure.axis.line))
+        group = (_panel(figure.axis, cell), getattr(cell, figure.axis.x), line)
         groups.setdefault(group, []).append(results[cell.key])
     found = []
     for (panel, x, policy), each in groups.items():

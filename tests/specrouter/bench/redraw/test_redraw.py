@@ -14,6 +14,7 @@ from modelpool.errors import ConfigError
 from specrouter.bench.redraw import sweep
 from specrouter.bench.redraw.catalog import FIGURES
 from specrouter.bench.redraw.cell import Cell, capacity, in_system, outcomes_of, run_cell
+from specrouter.bench.redraw.cluster_cell import ClusterKind
 from specrouter.bench.redraw.command import CELLS, FigureOptions, bench_figures
 from specrouter.bench.redraw.figure import Scope, rows_of
 from specrouter.cli.main import main
@@ -27,7 +28,10 @@ CODER = Cell("slos-serve-opt-6.7b", "Coder", "slo", 2.0, 12, acceptance=0.7)
 # Cells
 
 
-@pytest.mark.parametrize("cell", [LLAMA, CODER, replace(CODER, replicas=2)])
+ROUTED = replace(CODER, replicas=2, routing="slo")
+
+
+@pytest.mark.parametrize("cell", [LLAMA, CODER, replace(CODER, replicas=2), ROUTED])
 def test_a_cell_gives_the_same_again(cell: Cell) -> None:
     found = run_cell(cell)
     assert 0.0 <= found["attained"] <= 1.0
@@ -45,6 +49,37 @@ def test_a_key_names_all_that_a_result_depends_on() -> None:
     ]
     assert len({one.key for one in [LLAMA, *changed]}) == 6
     assert replace(LLAMA, traces="elsewhere").key == changed[-1].key
+    kinds = [ROUTED, replace(ROUTED, routing="p2c"), replace(ROUTED, cluster=ClusterKind(slow=2.0))]
+    assert len({one.key for one in kinds}) == 3
+    assert "routing" not in LLAMA.key, "as it was before there were clusters"
+
+
+def test_routing_is_told_beside_what_was_attained() -> None:
+    found = run_cell(replace(ROUTED, measure="routing"))
+    assert found["attained"] == run_cell(ROUTED)["attained"]
+    assert (found["moves"], found["lost"]) == (0, 0)
+    assert 1.0 <= found["crowding"] <= 2.0
+    assert found["state_age_p99_s"] <= 0.6
+
+
+def test_failures_move_requests_and_lose_none() -> None:
+    kind = ClusterKind(mean_up_s=3.0)
+    found = run_cell(replace(ROUTED, measure="routing", replicas=3, requests=24, cluster=kind))
+    assert found["moves"] > 0
+    assert found["lost"] == 0
+
+
+def test_a_pair_is_a_replica_whose_halves_are_two_machines() -> None:
+    kind = ClusterKind(kv_ms_per_token=0.01)
+    pairs, whole = replace(ROUTED, measure="routing", cluster=kind), ROUTED
+    assert run_cell(pairs)["attained"] >= run_cell(whole)["attained"]
+
+
+def test_overload_is_four_times_the_rate() -> None:
+    kind = ClusterKind(max_waiting=64, rejects=True)
+    found = run_cell(replace(ROUTED, measure="overload", rate=6.0, requests=40, cluster=kind))
+    assert found["refused"] > 0
+    assert found["goodput_ratio"] > 1.0, "more come, and 6 a second was no capacity"
 
 
 @pytest.mark.parametrize("limit", [0.03, 0.7, 1.0, 5.3, 40.0])
@@ -140,6 +175,7 @@ def test_every_figure_has_cells_that_can_be_run_and_says_what_is_known(figure: o
         assert {cell.policy for cell in cells} <= {*POLICIES, "two-level", "three-level", "paths"}
         assert len({cell.key for cell in cells}) == len(cells)
     assert len(figure.cells(Scope(True))) <= 24
+    assert all(hasattr(cell, figure.axis.line) for cell in figure.cells(Scope(True)))
     assert figure.published
     assert figure.assumed
 

@@ -1,0 +1,1 @@
+"""A cluster of simulated replicas and pairs, routed by the policies of `specrouter.cluster`."""
