@@ -36,6 +36,17 @@ def test_without_a_row_it_waits_as_others_did() -> None:
     assert attainability(own, request()).ttft_ms > 2000.0
 
 
+def test_without_memory_it_waits_until_somebody_ends() -> None:
+    """Three have 300 tokens each of 1,000; one ends in the time of 20 tokens, over three."""
+    full = state(running=3, kv_reserved_tokens=900)
+    found = attainability(full, request())
+    alone_ms = 100 * 0.1 + 13.0
+    assert found.ttft_ms == pytest.approx(13.0 * 21 / 3 + alone_ms)
+    assert attainability(replace(full, kv_reserved_tokens=870), request()).ttft_ms < 30.0
+    more = attainability(replace(full, waiting=1, rows=8), request())
+    assert more.ttft_ms > found.ttft_ms, "who waits comes first"
+
+
 @pytest.mark.parametrize(
     ("objective", "slack"),
     [
