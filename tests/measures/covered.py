@@ -116,6 +116,12 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
     },
     "specrouter/slo": {"policies": "../sim/test_named_policies"},
     "specrouter/slo/serve": {"program": "test_pacing"},
+    "specrouter/sim/cluster": {
+        "fleet": "test_cluster",
+        "job": "test_cluster",
+        "replica": "test_cluster",
+        "site": "test_cluster",
+    },
     "specrouter/sim": {
         "admissions": "test_named_policies",
         "knowledge": "test_service",
