@@ -6,8 +6,8 @@ Lower a number when the code has become better; raise one only with a reason in 
 from collections.abc import Mapping
 
 MOST: Mapping[str, int] = {
-    # Two more than the goal: views stand between policies and the profile that they are told of, and
-    # the simulator routes by the cluster's policies.
+    # Two more than the goal: views stand between policies and the profile that they are told of,
+    # and the simulator routes by the cluster's policies.
     "floors: longest chain of imports of rooms": 14,
     "characters of README.md": 6000,
     "files over 300 lines": 3,

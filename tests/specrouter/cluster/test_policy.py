@@ -131,9 +131,8 @@ def test_slo_counts_what_a_replica_has_read_before() -> None:
 
 def test_those_that_leave_about_as_much_of_an_objective_take_turns() -> None:
     asked = Objective(40.0, None)
-    fast = {"tpot_ms": ((1, 10.0),)}
-    close, far = {"tpot_ms": ((1, 13.0),)}, {"tpot_ms": ((1, 20.0),)}
-    views = [view("a", state(**fast)), view("b", state(**close)), view("c", state(**far))]
+    speeds_ms = {"a": 10.0, "b": 13.0, "c": 20.0}
+    views = [view(name, state(tpot_ms=((1, ms),))) for name, ms in speeds_ms.items()]
     found = [ranked("slo", views, number, objective=asked).order for number in range(3)]
     assert [order[0] for order in found] == ["a", "b", "a"], "0.75 and 0.675 are as good"
     assert {order[2] for order in found} == {"c"}, "0.5 is not, and is attained all the same"
