@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,22 +65,25 @@ class Dispatcher:
         return progress.routed(next(self._numbers), draw(spec, progress.attempts))
 
     def rank(
-        self, request: RoutedRequest, keys: Sequence[bytes], avoided: Collection[str]
+        self, request: RoutedRequest, keys: Sequence[bytes], avoided: Mapping[str, float]
     ) -> Ranking | None:
-        """`keys`: of the prompt's blocks. `avoided`: replicas that have failed it; chosen
-        only where there is no other. None: no replica can be chosen now."""
+        """`keys`: of the prompt's blocks. `avoided`: replicas that have failed it, and when; chosen
+        only where there is no other, and once they have told something since: one that has died
+        fails whatever is sent there before that is known. None: no replica can be chosen now."""
         now_s = time.monotonic()
         views = self._views(now_s, keys)
         self.ages.note(view.age_s for view in views)
         excluded = self._fleet.excluded(now_s)
         fresh = [view for view in views if view.name not in avoided]
-        if not views:
+        told_s = {name: member.told_s for name, member in self._fleet.members.items()}
+        again = [view for view in views if told_s[view.name] > avoided.get(view.name, -math.inf)]
+        if not (fresh or again):
             return None
         if fresh:
             excluded |= {
                 view.name: "it has failed this request" for view in views if view.name in avoided
             }
-        choices, left_out = arranged(fresh or views, self.pairs)
+        choices, left_out = arranged(fresh or again, self.pairs)
         ranking = rank(self._config.policy, request, choices, self._settings)
         return replace(ranking, excluded={**excluded, **left_out, **ranking.excluded})
 

@@ -81,7 +81,7 @@ class RequestForwarder:
         self._spec = spec
         self._request_id = request_id
         self._deliver = deliver
-        self._avoided = set[str]()
+        self._avoided = dict[str, float]()  # replicas that have failed it, and when
         self._failures = 0
         self._tickets: list[str] = []  # of what the first half of a pair has read
         self._declined: str | None = None  # why the last replica that was asked declined
@@ -270,7 +270,7 @@ class RequestForwarder:
 
     def _fail(self, name: str, cause: str) -> None:
         self._failures += 1
-        self._avoided.add(name)
+        self._avoided[name] = time.monotonic()
         if self._failures > self._context.config.limit:
             self._end("error", cause)
 

@@ -9,6 +9,7 @@ Not simulated: what the router itself takes, prefix caches, and of a process tha
 rest of its cycle, whose tokens come as if it had gone on to its end.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,14 +108,16 @@ class SimulatedCluster:
 
     def _route(self, job: ClusterJob) -> None:
         """Ranks the replicas, and asks them in turn."""
-        views = self.fleet.ready(self._events.now_s)
-        if not views:
+        views, avoided = self.fleet.ready(self._events.now_s), job.avoided
+        fresh = [view for view in views if view.name not in avoided]
+        told_s = self.fleet.told_s
+        again = [one for one in views if told_s(one.name) > avoided.get(one.name, -math.inf)]
+        if not (fresh or again):
             self._homeless.append(job)
             return
-        fresh = [view for view in views if view.name not in job.avoided]
         routed = job.routed(next(self._numbers), self._events.now_s)
         policy = self._settings.routing.policy
-        ranking = escaping(rank(policy, routed, fresh or views, self._policy), job.escape)
+        ranking = escaping(rank(policy, routed, fresh or again, self._policy), job.escape)
         job.escape = None
         self._offer(job, routed, self._offers(job, ranking, routed))
 
@@ -245,7 +248,7 @@ class SimulatedCluster:
         job.cut(at_s)
         if is_failure:
             job.failures += 1
-            job.avoided.add(name)
+            job.avoided[name] = self._events.now_s
         if served is not None and job.tokens >= job.request.new_tokens:
             job.served = served  # all of it had come
             job.end()

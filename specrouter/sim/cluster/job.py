@@ -24,6 +24,7 @@ class ClusterJob:
         place: where it is, or on its way to; None: nowhere. `served`: there, once it was taken.
         first_place: where its first attempt was taken.
         commits: tokens that were received in earlier attempts.
+        avoided: replicas that have failed it, and when.
         moves: attempts that were cut off; `failures` of them count.
         escape: where it goes on, its objective in danger; `escapes`: how often it has moved so.
         delay_s: of an answer.
@@ -40,7 +41,7 @@ class ClusterJob:
     first_place: str | None = None
     served: Served | None = None
     commits: list[Commits] = field(default_factory=list)
-    avoided: set[str] = field(default_factory=set)
+    avoided: dict[str, float] = field(default_factory=dict)
     moves: int = 0
     failures: int = 0
     escape: Escape | None = None
