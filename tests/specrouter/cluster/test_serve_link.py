@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 if importlib.util.find_spec("ray") is None:  # not imported here: it reads settings as it is
@@ -140,59 +133,3 @@ def test_a_rolling_restart_under_load_changes_nothing(
         assert_same(found, expected)
     after = [process_of(router, link) for link in links(router)]
     assert not set(before) & set(after)
-
-
-# The service as a process
-
-
-@contextmanager
-def service(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Its processes have a mark in their environments."""
-    scenario = folder / "cluster.yaml"
-    scenario.write_text(json.dumps(settings))
-    mark = f"mark-{uuid.uuid4().hex}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specrouter", "serve", "--config", str(scenario), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "SPECROUTER_MARK": mark},
-    )
-    try:
-        yield process, mark
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def marked(mark: str) -> set[int]:
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in entry.read_bytes():
-                found.add(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def test_the_service_runs_with_replicas_and_leaves_no_process_behind(
-    tmp_path: Path, small_config: dict[str, Any]
-) -> None:
-    settings = {**small_config, "cluster": {"replicas": [{"name": "r", "count": 2}]}}
-    with service(tmp_path, settings) as (process, mark):
-        assert process.stdout is not None
-        url = next(line for line in process.stdout if "SpecRouter serves" in line).split()[4]
-        body = {"input_ids": [5, 17], "max_new_tokens": 8, "ignore_eos": True, "seed": 1}
-        answer = httpx.post(f"{url}/generate", json=body, timeout=60).raise_for_status().json()
-        assert len(answer["token_ids"]) == 8
-        health = httpx.get(f"{url}/health", timeout=30).json()
-        assert health == {"status": "ok", "replicas": {"r-0": "ready", "r-1": "ready"}}
-        metrics = httpx.get(f"{url}/metrics", timeout=30).text
-        assert 'specrouter_replica_up{replica="r-0"} 1.0' in metrics
-        routing = httpx.get(f"{url}/router/decisions", timeout=30).json()["routings"][-1]
-        assert routing["replica"] in routing["terms"]
-        assert len(marked(mark)) > 3
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        wait_until(lambda: not marked(mark))
