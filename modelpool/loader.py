@@ -4,19 +4,23 @@ Importing this module imports transformers' modelling code, which takes seconds;
 it when the first model is loaded, so that a bad configuration is refused at once.
 """
 
+import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from modelpool.checkpoint.footprint import read_config
+from modelpool.checkpoint.int8_values import Int8Values, read_int8
+from modelpool.checkpoint.quantization import stored_as
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -24,7 +28,7 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.layer_reference import LayerKernels
-from modelpool.fast.lean_forward import lean_forward_of
+from modelpool.fast.lean_forward import has_int8, lean_forward_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
 
@@ -48,22 +52,27 @@ def load_model(
     started = time.perf_counter()
     try:
         with _progress(config.name):
-            model, report = _from_pretrained(config, directory, placement)
+            read = _read(config, directory, placement)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would go on with random numbers in their place
-        reason = f"{str(directory)!r} lacks {len(missing)} weights, such as {missing[0]}"
+    if read.missing:  # transformers would go on with random numbers in their place
+        reason = f"{str(directory)!r} lacks {len(read.missing)} weights, such as {read.missing[0]}"
         raise ConfigError(f"{field}.source", reason)
-    _check_devices(model, placement)
-    model.requires_grad_(False)
+    _check_devices(read.model, placement)
+    read.model.requires_grad_(False)
+    is_int8 = tuning.weights == "int8"
+    wrap = _wrap_plain if is_int8 else _wrap_drafter if tuning.lean else _wrap
     try:
-        wrap = _wrap_drafter if tuning.lean else _wrap
-        packed = wrap(config.name, model, vocab_size, tuning)
+        packed = wrap(config.name, read.model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
+    if is_int8:
+        try:
+            _quantise(packed, read.stored, config.weights != "int8", tuning.pack_weights)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{field}.weights", error.reason) from error
     _log(packed, placement, time.perf_counter() - started)
     return packed
 
@@ -77,6 +86,23 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
         ", ".join(placement.devices),
         seconds,
     )
+
+
+def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
+    """Before its weights are laid out otherwise, which needs the plain ones."""
+    return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False))
+
+
+def _quantise(
+    packed: PackedModel, stored: Mapping[str, Int8Values], only_stored: bool, pack_weights: bool
+) -> None:
+    """See `PackedModel.quantise_weights`. What is not in int8 is packed where that is asked for."""
+    packed.quantise_weights(stored, only_stored)
+    if pack_weights:
+        packed.pack_weights()
+    is_lean = packed.attention == "sdpa" and has_int8(packed.model)
+    packed.shortcut = lean_forward_of(packed) if is_lean else None
+    packed.shortcut = packed.shortcut or direct_forward_of(packed)
 
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
@@ -101,8 +127,7 @@ def _wrap_drafter(
     name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning
 ) -> PackedModel:
     """With the lean forward, which packs weights by itself: they would be in memory twice."""
-    plain = replace(tuning, pack_weights=False)
-    packed = PackedModel.wrap(name, model, vocab_size, plain)
+    packed = _wrap_plain(name, model, vocab_size, tuning)
     lean = lean_forward_of(packed)
     if lean is not None:
         lean.release()
@@ -112,10 +137,45 @@ def _wrap_drafter(
     return packed
 
 
-def _from_pretrained(
-    config: ModelConfig, directory: Path, placement: Placement
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model, and transformers' report of which weights were found."""
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A model, the weights that it lacks, and those that the checkpoint has in int8, by layer."""
+
+    model: PreTrainedModel
+    missing: Sequence[str]
+    stored: Mapping[str, Int8Values] = field(default_factory=dict)
+
+
+def _read(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
+    settings = read_config(directory, config.trust_remote_code)
+    if stored_as(settings) == "int8":
+        return _from_int8(config, settings, directory)
+    return _from_pretrained(config, directory, placement)
+
+
+def _from_int8(config: ModelConfig, settings: Any, directory: Path) -> _Read:
+    """Its weights in floating point, too, as transformers makes a model of them."""
+    weights, stored = read_int8(directory)
+    settings = copy.deepcopy(settings)
+    for declared in ("quantization_config", "compression_config"):
+        if hasattr(settings, declared):
+            delattr(settings, declared)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+    model, report = kind.from_pretrained(
+        None,
+        config=settings,
+        state_dict=weights,
+        dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+        output_loading_info=True,
+    )
+    known = dict(model.named_modules())
+    strange = [name for name in stored if name not in known]
+    if strange:
+        raise ValueError(f"int8 weights of {strange[0]}, which the model does not have")
+    return _Read(model, sorted(report["missing_keys"]), stored)
+
+
+def _from_pretrained(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
     options: dict[str, Any] = {}
     if placement.max_memory:
         options["device_map"] = "sequential"  # as was accounted; "auto" evens the parts out
@@ -132,7 +192,7 @@ def _from_pretrained(
         **options,
     )
     model, report = loaded
-    return model, report
+    return _Read(model, sorted(report["missing_keys"]))
 
 
 def _check_devices(model: PreTrainedModel, placement: Placement) -> None:

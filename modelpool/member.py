@@ -12,14 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from modelpool.checkpoint.footprint import (
     CheckpointFacts,
-    Header,
+    Kept,
     ModelFootprint,
     read_checkpoint,
 )
+from modelpool.checkpoint.headers import Header
 from modelpool.checkpoint.source import resolve_headers, resolve_source
 from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 from modelpool.config import ModelConfig
 from modelpool.errors import ConfigError
+from modelpool.fast.cpu import int8_refusal
 from modelpool.inflate.inflated import inflated_source
 
 
@@ -63,6 +65,7 @@ def _read_facts(
         path,
         field=field,
         dtype=config.dtype,
+        kept=Kept(config.weights, has_int8=int8_refusal() is None),
         trust_remote_code=config.trust_remote_code,
         headers=headers,
     )

@@ -8,7 +8,7 @@ a forward need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -23,11 +23,14 @@ from modelpool.attention.packed import (
     UnsupportedAttention,
 )
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
+from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.errors import UnsupportedModelError
+from modelpool.fast.int8 import quantise_linears
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.probe import (
+    MOST_DIFFERENCE,
     Forward,
     KVLayer,
     ProbeView,
@@ -162,6 +165,25 @@ class PackedModel:
             expected, _ = probed(self.forward, self, parts)
             if pack_linears(self.model):
                 check_parity(field, expected, probed(self.forward, self, parts)[0])
+
+    def quantise_weights(
+        self, stored: Mapping[str, Int8Values] | None = None, only_stored: bool = False
+    ) -> None:
+        """Keeps its linear layers in int8, as `quantise_linears` does.
+
+        Raises:
+            UnsupportedModelError: its logits would be far from what they were.
+        """
+        field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
+        with torch.inference_mode():
+            expected, _ = probed(self.forward, self, parts)
+            left = quantise_linears(self.model, stored, only_stored)
+            got, _ = probed(self.forward, self, parts)
+        check_parity(field, expected, got, MOST_DIFFERENCE, "weights: int8")
+        if left:
+            logger.warning(
+                "%s: %d layers stay as they are, such as %s", self.name, len(left), left[0]
+            )
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor

@@ -19,10 +19,10 @@ from modelpool.attention.choice import (
     refusal,
 )
 from modelpool.checkpoint.footprint import ModelFootprint
-from modelpool.config import PoolConfig
+from modelpool.config import KeptWeights, PoolConfig
 from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
-from modelpool.fast.cpu import computes_in
+from modelpool.fast.cpu import computes_in, int8_refusal
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
 from modelpool.kv_memory import KVMemory
 from modelpool.member import Member
@@ -36,8 +36,9 @@ _MIB = 2**20
 class MemberPlan:
     """How a member will run: `threads` are CPU threads, None on an accelerator.
 
-    `dtype` is what it computes in, `attention` the kernels that attend; `warning` what one should
-    know of it.
+    `dtype` is what it computes in, `attention` the kernels that attend, `weights` how its linear
+    layers keep theirs; `warning` what one should know of it. `read_bytes`: of weights, for one
+    token, where that is known; `int8_read_bytes`: those in int8, where that can be had.
     """
 
     footprint: ModelFootprint
@@ -46,6 +47,9 @@ class MemberPlan:
     threads: int | None
     attention: BackendName = "sdpa"
     warning: str | None = None
+    weights: KeptWeights = "plain"
+    read_bytes: int | None = None
+    int8_read_bytes: int | None = None
 
 
 class PlacedMembers:
@@ -68,6 +72,7 @@ class PlacedMembers:
         self._placements = self._place(self._settle_dtypes())
         for name in members:
             self._check_attention(name)
+            self._check_weights(name)
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -86,7 +91,10 @@ class PlacedMembers:
             dtype=member.facts.dtype,
             threads=tuning.threads if placement.is_on_cpu else None,
             attention=tuning.attention,
-            warning=self._emulation(name) if placement.is_on_cpu else None,
+            warning=self._warning(name) if placement.is_on_cpu else None,
+            weights=member.facts.weights,
+            read_bytes=member.facts.read_bytes,
+            int8_read_bytes=member.facts.int8_read_bytes if self._can_quantise(name) else None,
         )
 
     def tuning(self, name: str) -> Tuning:
@@ -171,9 +179,9 @@ class PlacedMembers:
             self._members[name] = member.on_cpu(dtype)
             if not self._fit_on_cpu(on_cpu):
                 self._members[name] = member
-        emulation = self._emulation(name)
-        if emulation is not None:
-            logger.warning(emulation)
+        warning = self._warning(name)
+        if warning is not None:
+            logger.warning(warning)
 
     def _fit_on_cpu(self, names: Sequence[str]) -> bool:
         """Have those of them that may be loaded together room there?"""
@@ -188,6 +196,18 @@ class PlacedMembers:
         if self._config.memory_limit_mb is not None:
             room = min(room, self._config.memory_limit_mb * _MIB)
         return together <= room
+
+    def _warning(self, name: str) -> str | None:
+        """What to say of a member on the CPU."""
+        said = (self._emulation(name), self._kept_plain(name))
+        return "; ".join(filter(None, said)) or None
+
+    def _kept_plain(self, name: str) -> str | None:
+        """What to say of a member whose weights should be in int8, and cannot be."""
+        member, reason = self._members[name], int8_refusal()
+        if reason is None or "int8" not in (member.config.weights, member.facts.stored):
+            return None
+        return f"{member.field}.weights: {reason}: {name!r} keeps them in {member.facts.dtype}"
 
     def _emulation(self, name: str) -> str | None:
         """What to say of a member on the CPU in a dtype that this has no kernels for."""
@@ -211,6 +231,24 @@ class PlacedMembers:
         if reason is not None:
             raise ConfigError(field, f"{name!r}: {reason}")
 
+    def _check_weights(self, name: str) -> None:
+        """Raises `ConfigError` for weights in int8 where nothing computes with them."""
+        member, placement = self._members[name], self._placements[name]
+        if member.facts.is_quantized and member.config.weights == "int8":
+            reason = "the checkpoint is quantised already, by a method that transformers runs"
+            raise ConfigError(f"{member.field}.weights", reason)
+        if member.facts.weights == "int8" and not placement.is_on_cpu:
+            where = self.where(name)
+            reason = f"int8 has no kernels on {where}, where {name!r} is placed; set device: cpu"
+            ways = " or weights: auto" if member.config.weights == "int8" else ""
+            raise ConfigError(f"{member.field}.weights", reason + ways)
+
+    def _can_quantise(self, name: str) -> bool:
+        """Could its weights be in int8, or are they?"""
+        is_foreign = self._members[name].facts.is_quantized
+        on_cpu = self._placements[name].is_on_cpu
+        return on_cpu and not is_foreign and int8_refusal() is None
+
     def _asked_attention(self, name: str) -> tuple[AttentionName, str]:
         """What is asked for, and the key that asks."""
         member = self._members[name]
@@ -227,4 +265,11 @@ class PlacedMembers:
     def _role(self, name: str, on_cpu: bool) -> Role:
         facts = self._members[name].facts
         is_target = name == self._config.target
-        return Role(facts.parameter_count, facts.dtype, facts.is_quantized, is_target, on_cpu)
+        return Role(
+            facts.parameter_count,
+            facts.dtype,
+            facts.is_quantized,
+            is_target,
+            on_cpu,
+            facts.weights,
+        )

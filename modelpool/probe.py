@@ -18,6 +18,9 @@ from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL, PackPlaces
 from modelpool.errors import UnsupportedModelError
 
+_PACKED = "packed attention"
+MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
+
 # tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
 Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
 
@@ -185,14 +188,26 @@ class ProbeView:
         return tuple(KVLayer(k.device, k.dtype, k.shape[1], k.shape[2]) for k in ordered)
 
 
-def check_parity(field: str, expected: Tensor, got: Tensor) -> None:
-    """The packed forward must equal the ordinary one up to the rounding of the dtype."""
-    difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
+def allowed_difference(dtype: torch.dtype) -> float:
+    """Of logits that rounding alone may tell apart, in the mean, of their spread."""
     # Some models compute softmax or norms in float32 whatever their dtype.
-    allowed = 300.0 * max(torch.finfo(expected.dtype).eps, 4e-9)
-    if not float(difference) <= min(allowed, 0.2):
+    return min(300.0 * max(torch.finfo(dtype).eps, 4e-9), MOST_DIFFERENCE)
+
+
+def check_parity(
+    field: str, expected: Tensor, got: Tensor, allowed: float | None = None, cause: str = _PACKED
+) -> None:
+    """Raises `UnsupportedModelError` where logits are not what they were.
+
+    Args:
+        allowed: mean difference, of their spread; by default the rounding of the dtype.
+        cause: what changed them.
+    """
+    difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
+    allowed = allowed_difference(expected.dtype) if allowed is None else allowed
+    if not float(difference) <= allowed:
         raise UnsupportedModelError(
             field,
-            f"packed attention changes its logits (mean difference {float(difference):.2g} of "
+            f"{cause} changes its logits (mean difference {float(difference):.2g} of "
             f"their spread, {allowed:.2g} allowed)",
         )

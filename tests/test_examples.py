@@ -16,14 +16,20 @@ from examples import (
     calibration,
     ceiling,
     decision_plot,
+    int8_quality,
+    int8_speed,
     objectives,
     openai_client,
     structured_output,
 )
+from modelpool.fast.cpu import int8_refusal
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.calibration import Calibration
 from specrouter.routing.decision_record import DecisionRecord
+from specrouter.scenarios import scenario_folder
 from specrouter.view import ChainDecision
+
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
 def test_two_classes_of_requests_are_judged_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +55,35 @@ def test_the_openai_example_says_how_to_install_its_package(
     monkeypatch.setitem(sys.modules, "openai", None)
     assert openai_client.main([]) == 1
     assert "pip install openai" in capsys.readouterr().err
+
+
+@needs_int8
+def test_quality_in_int8_is_told_on_own_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "some.txt"
+    text.write_text("def add(a, b):\n    return a + b\n" * 40, encoding="utf-8")
+    int8_quality.main(["--texts", str(text), "--windows", "3", "--length", "40"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["tokens"] == 3 * 39
+    assert found["loss_ratio"] == pytest.approx(found["int8_loss"] / found["plain_loss"])
+    assert 0.95 < found["loss_ratio"] < 1.05
+    assert 0 < found["kl"] < 0.05
+    assert 0.9 < found["same_sampled"] <= 1
+    with pytest.raises(SystemExit, match="shorter than a window"):
+        int8_quality.main(["--texts", str(text), "--length", "100000"])
+
+
+@needs_int8
+def test_speed_in_int8_is_told_beside_the_same_again(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--batches", "1", "2", "--rounds", "1", "--new-tokens", "3"]
+    int8_speed.main(["--config", str(scenario_folder() / "tiny.yaml"), *few])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["batch"] for row in found["rows"]] == [1, 2]
+    for row in found["rows"]:
+        assert set(row["tokens_per_s"]) == {"plain", "int8", "plain again"}
+        median, least, most = row["int8"]
+        assert least == median == most > 0
 
 
 class _Unreachable:

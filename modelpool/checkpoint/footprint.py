@@ -5,36 +5,30 @@ building the model, even on the meta device, costs seconds.
 """
 
 import json
-import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from modelpool.checkpoint.architecture import max_positions
-from modelpool.config import Dtype
+from modelpool.checkpoint.headers import (
+    Header,
+    StoredParameter,
+    header_of,
+    parameters_of,
+    weight_bytes,
+    weight_files,
+)
+from modelpool.checkpoint.quantization import Stored, stored_as
+from modelpool.config import Dtype, KeptWeights, Weights
 from modelpool.errors import ConfigError, UnsupportedModelError
 
-# Constants that old checkpoints store beside their weights (causal masks, rotary tables).
-_NOT_PARAMETERS = (
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".attention.bias",
-    ".attention.masked_bias",
-    ".inv_freq",
-)
-_HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
-_LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-_LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
-_STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
 
 
 @dataclass(frozen=True)
@@ -74,19 +68,46 @@ class ModelFootprint:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What is asked of the linear layers' weights, and whether the CPU can have them in int8."""
+
+    asked: Weights = "auto"
+    has_int8: bool = True
+
+    def weights(self, stored: Stored) -> KeptWeights:
+        """How they are kept, of a checkpoint that stores them so."""
+        return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
+
+    def is_int8(self, stored: Stored) -> Callable[[StoredParameter], bool]:
+        """Which weights are kept in int8."""
+        if self.weights(stored) == "plain":
+            return lambda _: False
+        every = self.asked == "int8"
+        return lambda one: one.dtype == "I8" or (every and one.is_linear)
+
+
+@dataclass(frozen=True)
 class CheckpointFacts:
     """What a checkpoint's headers and configuration say, for the dtype that it is loaded in."""
 
     parameter_count: int
     dtype: str  # that it computes in
-    is_quantized: bool
+    stored: Stored
+    weights: KeptWeights  # of the linear layers, once it is loaded
     weight_bytes: int
     outer_bytes: int  # of the weights, those in no layer
+    read_bytes: int | None  # of the weights, for a token: see `WeightBytes`
+    int8_read_bytes: int | None  # the same with `weights: int8`
     kv_bytes_per_token: int
     head_dim: int
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
     eos_token_ids: frozenset[int]
+
+    @property
+    def is_quantized(self) -> bool:
+        """By something that is left to `transformers`."""
+        return self.stored == "other"
 
     def footprint(self, name: str, field: str, device: str) -> ModelFootprint:
         """These facts as a demand on a device."""
@@ -106,15 +127,17 @@ def read_checkpoint(
     *,
     field: str,
     dtype: Dtype = "auto",
+    kept: Kept | None = None,
     trust_remote_code: bool = False,
     headers: Iterable[Header] | None = None,
 ) -> CheckpointFacts:
     """The facts of a checkpoint as loaded in `dtype`. Raises `ConfigError` for `{field}.source`.
 
-    `headers`: of weights that are not in the directory.
+    `kept`: by default as the checkpoint has them. `headers`: of weights that are not in the
+    directory.
     """
     try:
-        return _read(directory, dtype, trust_remote_code, headers)
+        return _read(directory, dtype, kept or Kept(), trust_remote_code, headers)
     except ConfigError as error:
         raise ConfigError(f"{field}.source", error.reason) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -133,30 +156,37 @@ def read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
     return config
 
 
-def has_weights(directory: Path) -> bool:
-    """Are all files of its weights there?"""
-    files = _weight_files(directory)
-    return bool(files) and all(file.is_file() for file in files)
-
-
 def _read(
-    directory: Path, dtype: Dtype, trust_remote_code: bool, headers: Iterable[Header] | None
+    directory: Path,
+    dtype: Dtype,
+    kept: Kept,
+    trust_remote_code: bool,
+    headers: Iterable[Header] | None,
 ) -> CheckpointFacts:
     config = read_config(directory, trust_remote_code)
     text = config.get_text_config(decoder=True)
-    stored = map(_header, _weight_files(directory)) if headers is None else headers
-    tensors = _tensors(stored, is_tied=bool(getattr(config, "tie_word_embeddings", False)))
-    count = sum(tensor.count for tensor in tensors)
-    loaded = _own_dtype(config, text, tensors) if dtype == "auto" else dtype
-    is_quantized = getattr(config, "quantization_config", None) is not None
-    stored_bytes = sum(tensor.count * tensor.width for tensor in tensors)
-    width = stored_bytes / max(count, 1) if is_quantized else _DTYPE_BYTES[loaded]
+    stored = stored_as(config)
+    is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    found = map(header_of, weight_files(directory)) if headers is None else headers
+    parameters = parameters_of(found, is_tied=is_tied, has_scales=stored == "int8")
+    count = sum(one.count for one in parameters)
+    loaded = _own_dtype(config, text, parameters) if dtype == "auto" else dtype
+    width: float = _DTYPE_BYTES[loaded]
+    if stored == "other":
+        width = sum(one.stored_bytes for one in parameters) / max(count, 1)
+    bytes_of = partial(
+        weight_bytes, parameters, width, tied_rows=int(text.vocab_size) if is_tied else None
+    )
+    taken = bytes_of(is_int8=kept.is_int8(stored))
     return CheckpointFacts(
         parameter_count=count,
         dtype=loaded,
-        is_quantized=is_quantized,
-        weight_bytes=round(count * width),
-        outer_bytes=round(sum(tensor.count for tensor in tensors if not tensor.in_layer) * width),
+        stored=stored,
+        weights=kept.weights(stored),
+        weight_bytes=taken.total,
+        outer_bytes=taken.outer,
+        read_bytes=taken.read,
+        int8_read_bytes=bytes_of(is_int8=Kept("int8").is_int8(stored)).read,
         kv_bytes_per_token=_kv_elements_per_token(text) * _DTYPE_BYTES[loaded],
         head_dim=_head_dim(text),
         max_positions=max_positions(text),
@@ -165,35 +195,9 @@ def _read(
     )
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A stored parameter: its elements, and the bytes of each."""
-
-    count: int
-    dtype: str  # as safetensors names it
-    in_layer: bool
-
-    @property
-    def width(self) -> int:
-        return _STORED_BYTES.get(self.dtype, 1)
-
-
-def _tensors(headers: Iterable[Header], is_tied: bool) -> list[_Stored]:
-    """The parameters; `is_tied`: the head is the embedding."""
-    skipped = (*_NOT_PARAMETERS, _HEAD) if is_tied else _NOT_PARAMETERS
-    return [
-        _Stored(
-            math.prod(entry["shape"]),
-            entry["dtype"],
-            _LAYER.search(name) is not None,
-        )
-        for header in headers
-        for name, entry in header.items()
-        if not name.endswith(skipped)
-    ]
-
-
-def _own_dtype(config: PreTrainedConfig, text: PreTrainedConfig, tensors: Iterable[_Stored]) -> str:
+def _own_dtype(
+    config: PreTrainedConfig, text: PreTrainedConfig, tensors: Iterable[StoredParameter]
+) -> str:
     """What `auto` is to transformers: the configuration's dtype, else the weights'."""
     declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     name = str(declared).removeprefix("torch.")
@@ -204,42 +208,6 @@ def _own_dtype(config: PreTrainedConfig, text: PreTrainedConfig, tensors: Iterab
         if tensor.dtype in _STORED_DTYPES:
             parameters[_STORED_DTYPES[tensor.dtype]] += tensor.count
     return parameters.most_common(1)[0][0] if parameters else "float32"
-
-
-def _header(file: Path) -> Header:
-    """What a safetensors file says of each tensor. Raises `ConfigError` for one that is not whole.
-
-    Its length tells: it is 8 bytes, the header, and the data up to the last tensor's end.
-    """
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(len(_LFS_POINTER))
-        if start == _LFS_POINTER:
-            reason = "is a Git LFS pointer, not weights: run `git lfs pull`, or use hub:ORG/NAME"
-            raise ConfigError("", f"{str(file)!r} {reason}")
-        data = 8 + int.from_bytes(start[:8], "little")  # where it begins
-        if size < data:
-            reason = "is incomplete, or no safetensors file: download it again"
-            raise ConfigError("", f"{str(file)!r} {reason}")
-        stream.seek(8)
-        header: dict[str, Any] = json.loads(stream.read(data - 8))
-    header.pop("__metadata__", None)
-    whole = data + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != whole:
-        state = "is incomplete" if size < whole else "is longer than its header says"
-        sizes = f"({size / 1e6:.1f} of {whole / 1e6:.1f} MB)"
-        raise ConfigError("", f"{str(file)!r} {state} {sizes}: download it again")
-    return header
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """The files that transformers would load; others may lie beside them."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        files = set(json.loads(index.read_text())["weight_map"].values())
-        return [directory / name for name in sorted(files)]
-    single = directory / "model.safetensors"
-    return [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
 
 
 def _kv_elements_per_token(config: PreTrainedConfig) -> int:

@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
 )
 
 from modelpool.checkpoint.bundled import bundled_names, bundled_root
-from modelpool.checkpoint.footprint import Header, has_weights
+from modelpool.checkpoint.headers import Header, has_weights
 from modelpool.errors import ConfigError
 
 _HUB_FILES = ["*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]

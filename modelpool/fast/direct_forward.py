@@ -8,7 +8,7 @@ differ keeps its ordinary forward. Architectures are an allow-list (`llama_shape
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modelpool.attention.packed import AttentionLayer, KVView
+from modelpool.fast.int8 import joined
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
@@ -26,20 +27,18 @@ logger = logging.getLogger(__name__)
 _PROBES = ((0, 6), (6, 7), (7, 24))  # packs of a prompt, of a step, and of a tree
 
 _Operator = Callable[[Tensor], Tensor]
+_Several = Callable[[Tensor], Sequence[Tensor]]  # outputs of layers that read the same input
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     before: _Operator
-    query: _Operator
-    key: _Operator
-    value: _Operator
+    qkv: _Several
     query_norm: _Operator | None
     key_norm: _Operator | None
     out: _Operator
     between: _Operator
-    gate: _Operator
-    up: _Operator
+    gate_up: _Several
     down: _Operator
     attention: AttentionLayer
 
@@ -80,8 +79,8 @@ class DirectForward:
         sin[..., : self._head_dim // 2].neg_()  # the signs of `rotate_half`
         for layer in self._layers:
             x = x + layer.out(self._attention(layer, layer.before(x), cos, sin, view))
-            y = layer.between(x)
-            x = x + layer.down(F.silu(layer.gate(y)).mul_(layer.up(y)))
+            gate, up = layer.gate_up(layer.between(x))
+            x = x + layer.down(F.silu(gate).mul_(up))
         logits: Tensor = self._head(self._norm(x.index_select(0, logit_index)))
         return logits[:, : self._vocab_size]
 
@@ -90,14 +89,14 @@ class DirectForward:
     ) -> Tensor:
         """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
         shape = (x.shape[0], -1, self._head_dim)
-        query, key = layer.query(x).view(shape), layer.key(x).view(shape)
+        query, key, value = (part.view(shape) for part in layer.qkv(x))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         heads = query.shape[1]
         both = torch.cat((query, key), dim=1)
         # Each product is rounded before they are added.
         both = (both * cos).add_(both.roll(self._head_dim // 2, -1).mul_(sin))
-        view.write(layer.attention.number, both[:, heads:], layer.value(x).view(shape))
+        view.write(layer.attention.number, both[:, heads:], value)
         query = both[:, :heads].transpose(0, 1)
         return self._attend(view, layer.attention, query).flatten(1)
 
@@ -121,15 +120,12 @@ def _layer(number: int, layer: Any, config: Any) -> _Layer:
     has_norms = hasattr(attention, "q_norm")
     return _Layer(
         before=layer.input_layernorm.forward,
-        query=attention.q_proj.forward,
-        key=attention.k_proj.forward,
-        value=attention.v_proj.forward,
+        qkv=joined(attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=attention.q_norm.forward if has_norms else None,
         key_norm=attention.k_norm.forward if has_norms else None,
         out=attention.o_proj.forward,
         between=layer.post_attention_layernorm.forward,
-        gate=mlp.gate_proj.forward,
-        up=mlp.up_proj.forward,
+        gate_up=joined(mlp.gate_proj, mlp.up_proj),
         down=mlp.down_proj.forward,
         attention=AttentionLayer(
             number, float(attention.scaling), attention_window(attention, config)

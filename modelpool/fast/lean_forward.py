@@ -1,9 +1,10 @@
-"""A short way through Llama-shaped decoders, for members that only draft.
+"""A short way through Llama-shaped decoders, for members that only draft, and for int8 weights.
 
 Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
 `LeanForward` reads the weights of a checked model and computes the same function in far fewer
 operators, through the same `KVView`. Its rounding differs from the model's own: it is for
-members whose logits change the speed and never the text. `build` returns None for every model that
+members whose logits change the speed and never the text, and for layers in int8, whose text is
+another anyway; with these a row's bits are its own. `build` returns None for every model that
 `llama_shape` does not know.
 
 Layers that are not packed share their memory with the model, which goes on to work; packed ones
@@ -11,7 +12,7 @@ exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,54 +23,17 @@ from transformers import PreTrainedModel
 
 from modelpool.attention.packed import AttentionLayer, KVView, attend_all
 from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.int8 import Int8Linear
+from modelpool.fast.lean_linear import Int8, Linear, Packed, linear_of
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
 from modelpool.packed_model import PackedModel
-from modelpool.probe import Forward, probed
+from modelpool.probe import MOST_DIFFERENCE, Forward, allowed_difference, probed
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 9
-
-
-class _Plain:
-    """A linear layer as one matrix product."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._transposed = weight.t()  # [in, out], not copied
-        self._bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] to [T, out]."""
-        if self._bias is None:
-            return torch.mm(x, self._transposed)
-        return torch.addmm(self._bias, x, self._transposed)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """Adds the layer's output for `x` [T, in] to `residual` [T, out], in place."""
-        residual.addmm_(x, self._transposed)
-        if self._bias is not None:
-            residual.add_(self._bias)
-
-
-class _Packed:
-    """A linear layer in oneDNN's layout."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        plain.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            plain.bias = nn.Parameter(bias, requires_grad=False)
-        self._forward = PackedLinear(plain).forward  # without what `nn.Module.__call__` adds
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._forward(x)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.add_(self._forward(x))
-
-
-_Linear = _Plain | _Packed
+_LINEARS = (Int8Linear, PackedLinear, nn.Linear)
 
 
 class _Norm:
@@ -93,12 +57,12 @@ class _Norm:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     before: _Norm
-    qkv: _Linear
+    qkv: Linear
     qk_norm: _Norm | None  # weight [heads + kv_heads, head_dim]
-    out: _Linear
+    out: Linear
     between: _Norm
-    gate_up: _Linear
-    down: _Linear
+    gate_up: Linear
+    down: Linear
     attention: AttentionLayer
 
 
@@ -109,23 +73,25 @@ class LeanForward:
         """`model` has the shape that `build` checks for."""
         core: Any = model.model
         config: Any = model.config
+        self._vocab_size = vocab_size
         let_go_of_file(_unpacked(model))
         self._embedding: Tensor = core.embed_tokens.weight.detach()
+        # Layers in int8 read and give float32: nothing is rounded in between but for attention.
+        is_half = self._embedding.dtype.itemsize == 2
+        self._dtype = torch.float32 if is_half and has_int8(model) else self._embedding.dtype
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(core.layers[0].self_attn.head_dim)
-        self._rotations = rotations(core.rotary_emb, self._embedding, max_positions(config))
+        like = self._embedding[:1].to(self._dtype)
+        self._rotations = rotations(core.rotary_emb, like, max_positions(config))
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(
             self._layer(number, layer, config) for number, layer in enumerate(core.layers)
         )
-        self._norm = _norm(core.norm)
-        # The head is not fused with anything: packed or not, its weight is the model's own.
-        head: Any = model.lm_head
-        bias = None if head.bias is None else head.bias.detach()[:vocab_size]
-        self._head = _linear(head.weight.detach()[:vocab_size], bias)
-        if isinstance(self._head, _Packed) and head.weight is not core.embed_tokens.weight:
-            self._originals.append((model, "lm_head"))
+        self._norm = self._normed(core.norm)
+        self._head = self._own_head(model, vocab_size)
+        self._kv_dtype = self._embedding.dtype
+        self._head_dtype = self._dtype if isinstance(model.lm_head, Int8Linear) else self._kv_dtype
 
     @classmethod
     @torch.inference_mode(False)
@@ -161,7 +127,7 @@ class LeanForward:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
-        x = self._embedding.index_select(0, tokens)  # [T, hidden]
+        x = self._embedding.index_select(0, tokens).to(self._dtype)  # [T, hidden]
         cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
@@ -171,7 +137,7 @@ class LeanForward:
             layer.out.add_to(x, seen)
             gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
             layer.down.add_to(x, F.silu(gate).mul_(up))
-        return self._head(self._norm(x))
+        return self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
 
     def _attention(
         self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
@@ -183,19 +149,19 @@ class LeanForward:
         both = qkv[:, :rotated]
         if layer.qk_norm is not None:
             both = layer.qk_norm(both)
-        both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin)
-        view.write(layer.attention.number, both[:, heads:], qkv[:, rotated:])
+        both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin).to(self._kv_dtype)
+        view.write(layer.attention.number, both[:, heads:], qkv[:, rotated:].to(self._kv_dtype))
         query = both[:, :heads].transpose(0, 1)
         return attend_all(view, layer.attention, query).flatten(1)
 
     def _layer(self, number: int, layer: Any, config: Any) -> _Layer:
         attention = layer.self_attn
         return _Layer(
-            before=_norm(layer.input_layernorm),
+            before=self._normed(layer.input_layernorm),
             qkv=self._fused(attention, "q_proj", "k_proj", "v_proj"),
             qk_norm=self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
             out=self._fused(attention, "o_proj"),
-            between=_norm(layer.post_attention_layernorm),
+            between=self._normed(layer.post_attention_layernorm),
             gate_up=self._fused(layer.mlp, "gate_proj", "up_proj"),
             down=self._fused(layer.mlp, "down_proj"),
             attention=AttentionLayer(
@@ -207,16 +173,32 @@ class LeanForward:
         query, key = attention.q_norm, attention.k_norm
         parts = ((query.weight, self._heads), (key.weight, self._kv_heads))
         weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
-        return _Norm(weight, norm_eps(query))
+        return _Norm(weight.to(self._dtype), norm_eps(query))
 
-    def _fused(self, parent: nn.Module, *names: str) -> _Linear:
+    def _normed(self, module: Any) -> _Norm:
+        return _Norm(module.weight.detach().to(self._dtype), norm_eps(module))
+
+    def _own_head(self, model: Any, vocab_size: int) -> Callable[[Tensor], Tensor]:
+        """It is not fused with anything: packed or not, its weight is the model's own."""
+        head = model.lm_head
+        if has_int8(model):
+            return head.forward  # type: ignore[no-any-return]
+        bias = None if head.bias is None else head.bias.detach()[:vocab_size]
+        own = linear_of(head.weight.detach()[:vocab_size], bias)
+        if isinstance(own, Packed) and head.weight is not model.model.embed_tokens.weight:
+            self._originals.append((model, "lm_head"))
+        return own
+
+    def _fused(self, parent: nn.Module, *names: str) -> Linear:
         """One layer that computes the outputs of several, side by side."""
         parts: list[Any] = [getattr(parent, name) for name in names]
+        if isinstance(parts[0], Int8Linear):
+            return Int8(parts)
         weights = [part.weight.detach() for part in parts]
         biases = [part.bias.detach() for part in parts if part.bias is not None]
         weight = torch.cat(weights) if len(parts) > 1 else weights[0]
-        fused = _linear(weight, torch.cat(biases) if biases else None)
-        if isinstance(fused, _Packed):
+        fused = linear_of(weight, torch.cat(biases) if biases else None)
+        if isinstance(fused, Packed):
             self._originals += [(parent, name) for name in names]
         elif len(parts) > 1:
             for part, rows in zip(parts, weight.split([len(w) for w in weights]), strict=True):
@@ -248,14 +230,19 @@ def check(packed: PackedModel, lean: Forward) -> str | None:
     if own_windows != windows:
         return f"it would attend within {own_windows}, not {windows}"
     difference = float((expected.double() - got.double()).abs().mean() / expected.double().std())
-    allowed = min(300.0 * max(torch.finfo(packed.dtype).eps, 4e-9), 0.2)  # as `PackedModel.wrap`
+    allowed = allowed_difference(packed.dtype)
+    if has_int8(packed.model):  # in which the least rounding may move a level
+        allowed = MOST_DIFFERENCE
     if not difference <= allowed:
         return f"its logits differ by {difference:.2g} of their spread, {allowed:.2g} allowed"
     return None
 
 
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), norm_eps(module))
+def has_int8(model: Any) -> bool:
+    """Are all linear layers in int8, but for the head?"""
+    modules = getattr(model, "model", nn.Identity()).modules()
+    kinds = {type(each) for each in modules if isinstance(each, _LINEARS)}
+    return kinds == {Int8Linear}
 
 
 def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -264,8 +251,3 @@ def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:
         for name, parameter in module.named_parameters(recurse=False):
             if name != "weight" or type(module) is not nn.Linear or not gains(parameter):
                 yield parameter
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> _Linear:
-    """In the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
-    return _Packed(weight, bias) if gains(weight) else _Plain(weight, bias)

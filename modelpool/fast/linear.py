@@ -38,6 +38,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.is_tied = is_tied
+        self.hidden_parameters = 0 if is_tied else self.in_features * self.out_features
         self.bias = plain.bias
         # No buffer: an opaque tensor can be neither moved, cast, nor stored.
         self._packed = _pack(plain.weight)
@@ -120,9 +121,8 @@ def pack_linears(model: nn.Module) -> int:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Parameters of a model, packed weights included, shared ones once."""
-    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    hidden = sum(m.in_features * m.out_features for m in packed if not m.is_tied)
+    """Parameters of a model, weights in layouts of ours included, shared ones once."""
+    hidden = sum(int(getattr(module, "hidden_parameters", 0)) for module in model.modules())
     return hidden + sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -132,10 +132,14 @@ def let_go_of_file(parameters: Iterable[nn.Parameter]) -> None:
         parameter.data = parameter.data.clone()
 
 
+def is_hooked(layer: nn.Module) -> bool:
+    """By `register_forward_hook`, or by accelerate."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return bool(hooks) or hasattr(layer, "_hf_hook")
+
+
 def _gains(layer: nn.Linear) -> bool:
-    is_plain = type(layer) is nn.Linear and not hasattr(layer, "_hf_hook")  # accelerate's
-    has_hooks = bool(layer._forward_hooks or layer._forward_pre_hooks)
-    return is_plain and not has_hooks and gains(layer.weight)
+    return type(layer) is nn.Linear and not is_hooked(layer) and gains(layer.weight)
 
 
 def _pack(weight: Tensor) -> Tensor:

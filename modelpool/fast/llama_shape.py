@@ -1,8 +1,8 @@
 """Which models are decoders of Llama's shape, that may be run without their modules.
 
 Contract: architectures are an allow-list, and whatever differs from the shape in the least is
-refused: hooks, spread or quantised weights, partial or length-dependent rotation, other
-activations.
+refused: hooks, weights that are spread or that transformers quantises, partial or length-dependent
+rotation, other activations.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.lean_norm import LeanRMSNorm
 from modelpool.fast.linear import PackedLinear
 
@@ -82,7 +83,7 @@ def _is_norm(module: Any) -> bool:
 
 
 def _is_linear(module: Any) -> bool:
-    return type(module) in (nn.Linear, PackedLinear)
+    return type(module) in (nn.Linear, PackedLinear, Int8Linear)
 
 
 def _is_hooked(module: nn.Module) -> bool:

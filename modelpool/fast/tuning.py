@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelpool.attention.choice import BackendName
-from modelpool.config import Dtype, ModelConfig
+from modelpool.config import Dtype, KeptWeights, ModelConfig
 
 HALF = ("bfloat16", "float16")
 _FLOAT32_BELOW = 8_000_000  # parameters; in bfloat16 a small model waits for conversions
@@ -25,12 +25,14 @@ class Tuning:
         lean: the short ways through Llama-shaped decoders (`lean_forward`, which attends by SDPA),
             or one call per RMSNorm (`lean_norm`) in the others.
         attention: the kernels that attend.
+        weights: `int8`: linear layers are quantised once the model is loaded (`fast.int8`).
     """
 
     threads: int | None = None
     pack_weights: bool = False
     lean: bool = False
     attention: BackendName = "sdpa"
+    weights: KeptWeights = "plain"
 
 
 PLAIN = Tuning()
@@ -45,6 +47,7 @@ class Role:
     is_quantized: bool
     is_target: bool
     on_cpu: bool
+    weights: KeptWeights = "plain"
 
     @property
     def is_cpu_drafter(self) -> bool:
@@ -79,6 +82,7 @@ def tuning_for(
     return Tuning(
         threads=config.threads or suited,
         pack_weights=pack_weights,
-        lean=role.is_cpu_drafter and attention == "sdpa",
+        lean=role.is_cpu_drafter and attention == "sdpa" and role.weights == "plain",
         attention=attention,
+        weights=role.weights,
     )

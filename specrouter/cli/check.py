@@ -9,15 +9,21 @@ store, which is taken as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
-from specrouter.cli.check_report import CheckReport, DeviceReport, MemberReport, shown_bytes
+from specrouter.cli.check_report import (
+    CheckReport,
+    DeviceReport,
+    MemberReport,
+    WeightReads,
+    shown_bytes,
+)
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig, slos_by_class
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.keys import network_warnings
@@ -29,10 +35,18 @@ _MIB = 2**20
 _ROOMY = 2**60  # bytes; for the figures of a pool that does not fit
 
 
-def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = None) -> CheckReport:
+ReadSpeed = Callable[[int], float]  # of memory, in bytes/s, with so many threads
+
+
+def check_config(
+    config: RouterConfig,
+    devices: Sequence[DeviceInfo] | None = None,
+    read_speed: ReadSpeed | None = None,
+) -> CheckReport:
     """
     Args:
         devices: what to place on; by default this machine's devices.
+        read_speed: of the CPU's memory; without it nothing is said of what that permits.
 
     Raises:
         ConfigError: names the setting that cannot be served.
@@ -44,7 +58,9 @@ def check_config(config: RouterConfig, devices: Sequence[DeviceInfo] | None = No
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
     unusable = _drafters_without_room(config, pool)
-    members = tuple(_member(model, pool) for model in config.pool.models if not model.is_weightless)
+    speed = None if read_speed is None else cache(read_speed)
+    models = [model for model in config.pool.models if not model.is_weightless]
+    members = tuple(_member(model, pool, speed) for model in models)
     reports = tuple(_device(device, members) for device in found)
     return CheckReport(
         target=pool.target,
@@ -94,7 +110,7 @@ def _drafters_without_room(config: RouterConfig, pool: ModelPool) -> tuple[str, 
     return tuple(name for name in scheduler().drafters if name not in left)
 
 
-def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
+def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -> MemberReport:
     plan = pool.plan(model.name)
     footprint, kv_tokens = plan.footprint, pool.device_manager.kv_tokens
     taken = bytes_by_device(plan.placement, footprint, kv_tokens)
@@ -110,7 +126,21 @@ def _member(model: ModelConfig, pool: ModelPool) -> MemberReport:
         kv_bytes=footprint.kv_bytes_per_token * kv_tokens,
         kv_bytes_per_token=footprint.kv_bytes_per_token,
         bytes_by_device=taken,
+        weights=plan.weights,
+        reads=_reads(plan.read_bytes, plan.threads, read_speed),
+        reads_in_int8=_reads(plan.int8_read_bytes, plan.threads, read_speed),
     )
+
+
+def _reads(
+    count: int | None, threads: int | None, read_speed: ReadSpeed | None
+) -> WeightReads | None:
+    """`threads`: of the CPU; None elsewhere."""
+    if count is None:
+        return None
+    if threads is None or read_speed is None:
+        return WeightReads(count, None)
+    return WeightReads(count, read_speed(threads) / count)
 
 
 def _device(device: DeviceInfo, members: Iterable[MemberReport]) -> DeviceReport:

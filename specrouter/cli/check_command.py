@@ -26,12 +26,13 @@ def add_check(commands: Commands) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     # Imports the models' own code, which other commands do when they load them.
     from modelpool.errors import ConfigError
+    from modelpool.fast.memory_speed import read_bytes_per_s
     from specrouter.cli.check import check_config
 
     try:
         asked = read_asked(arguments)
         with asked.naming_arguments():
-            report = check_config(asked.config)
+            report = check_config(asked.config, read_speed=read_bytes_per_s)
     except ConfigError as error:
         if arguments.json:
             fault = {"field": error.field, "reason": error.reason}

@@ -11,10 +11,24 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
+class WeightReads:
+    """What a forward of one token reads of the weights.
+
+    `bound_tokens_per_s`: of one request without speculation, if nothing but these reads took time;
+    None where the memory's speed is not known.
+    """
+
+    bytes: int
+    bound_tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
 class MemberReport:
     """A model: its place, and what it takes there.
 
-    `threads`: of the CPU; None elsewhere. `attention`: the kernels that attend.
+    `threads`: of the CPU; None elsewhere. `attention`: the kernels that attend. `weights`: how its
+    linear layers keep theirs ("plain", "int8"). `reads`: as they are, `reads_in_int8`: as they
+    would be; None where it is not known, or int8 cannot be had.
     """
 
     name: str
@@ -28,6 +42,9 @@ class MemberReport:
     kv_bytes: int
     kv_bytes_per_token: int
     bytes_by_device: Mapping[str, int]
+    weights: str
+    reads: WeightReads | None
+    reads_in_int8: WeightReads | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,12 @@ def _lines(report: CheckReport) -> Iterator[str]:
         ],
     )
     yield ""
+    yield "What a token reads of the weights, and the tokens/s of one request that memory permits:"
+    yield from _table(
+        ["model", "weights", "reads", "permits", "int8 reads", "permits"],
+        [_read_cells(member) for member in report.members],
+    )
+    yield ""
     for name, objectives in report.slo_classes.items():
         yield f"class {name}: {', '.join(starmap(_shown_objective, objectives.items()))}"
     yield from (f"warning: {warning}" for warning in report.warnings)
@@ -126,6 +149,18 @@ def _member_cells(member: MemberReport) -> list[str]:
         shown_bytes(member.weight_bytes),
         shown_bytes(member.kv_bytes),
     ]
+
+
+def _read_cells(member: MemberReport) -> list[str]:
+    reads = (member.reads, member.reads_in_int8)
+    return [member.name, member.weights, *(cell for each in reads for cell in _shown_reads(each))]
+
+
+def _shown_reads(reads: WeightReads | None) -> tuple[str, str]:
+    if reads is None:
+        return "-", "-"
+    bound = reads.bound_tokens_per_s
+    return shown_bytes(reads.bytes), "-" if bound is None else f"{bound:.0f}/s"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:

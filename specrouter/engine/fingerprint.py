@@ -1,4 +1,4 @@
-"""The fingerprint of what a text depends on: the target, its dtype, and this version."""
+"""What a text depends on, as a fingerprint: the target, its dtype and weights, and this version."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from specrouter.version import __version__
 def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     """Not of drafters, nor of how they are used: texts do not depend on them."""
     target = next(model for model in config.models if model.name == config.target)
-    dtype = pool.plan(config.target).dtype  # "auto" may be another on another machine
+    plan = pool.plan(config.target)  # "auto" may be another on another machine, and int8 refused
     placeless = target.model_dump_json(exclude={"device"})
-    digest = hashlib.sha256(f"{__version__} {dtype} {placeless}".encode())
+    digest = hashlib.sha256(f"{__version__} {plan.dtype} {plan.weights} {placeless}".encode())
     return f"fp_{digest.hexdigest()[:12]}"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.attention.choice import BackendName
-from modelpool.config import NGRAM
+from modelpool.config import NGRAM, Weights
+from modelpool.fast.cpu import int8_refusal
 from specrouter import ChainRouter, RouterConfig
 from tests.exact.oracle import Oracle
 from tests.exact.prompts import encode, load_prompts
@@ -14,6 +15,7 @@ from tests.exact.report import prepare
 
 MAX_MODEL_LEN = 1024
 _SHARE = "one request of so many is served over paths, by the reference, which is slow"
+WEIGHTS: tuple[Weights, ...] = ("auto", "int8") if int8_refusal() is None else ("auto",)
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny-ngram.yaml"
 
 
@@ -28,6 +30,7 @@ class Options:
     new_tokens: int
     dtypes: tuple[str, ...]
     reference_share: int = 8
+    weights: tuple[Weights, ...] = ("auto",)  # of the target
 
 
 def make_parser(
@@ -41,6 +44,7 @@ def make_parser(
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reference-share", type=int, default=8, metavar="N", help=_SHARE)
     if dtypes:
+        parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
         parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
     return parser
 
@@ -56,13 +60,21 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> Optio
         new_tokens=given.new_tokens,
         dtypes=tuple(getattr(given, "dtypes", ())),
         reference_share=given.reference_share,
+        weights=tuple(getattr(given, "weights", ("auto",))),
     )
 
 
 def open_router(
-    config: Path | dict[str, Any], dtype: str, max_requests: int, attention: BackendName = "sdpa"
+    config: Path | dict[str, Any],
+    dtype: str,
+    max_requests: int,
+    weights: Weights = "auto",
+    attention: BackendName = "sdpa",
 ) -> ChainRouter:
-    """The configured router with every model in `dtype`, on the CPU, and the adaptive policy."""
+    """The configured router with every model in `dtype`, on the CPU, and the adaptive policy.
+
+    `weights`: of the target.
+    """
     settings = RouterConfig.load(config).model_dump()
     settings["scheduler"] = {"policy": "adaptive"}  # a check sets what else it wants
     settings["trees"] = {}
@@ -70,6 +82,8 @@ def open_router(
     for model in settings["pool"]["models"]:
         if model["source"] != NGRAM:
             model.update(dtype=dtype, device="cpu")
+        if model["name"] == settings["pool"]["target"]:
+            model.update(weights=weights)
     settings["engine"].update(max_requests=max_requests, max_model_len=MAX_MODEL_LEN)
     return ChainRouter.from_config(settings)
 

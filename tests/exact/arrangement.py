@@ -1,4 +1,5 @@
-"""The ways in which requests can be served. None of what an `Arrangement` holds may change a token.
+"""The ways in which requests can be served. None of what an `Arrangement` holds may change a token,
+but for the target's weights.
 
 Which of them are served is `tests.exact.covering_array`'s part.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from modelpool.attention.choice import BackendName
+from modelpool.config import Weights
 from specrouter import SLO, ChainRouter, Speculation
 from specrouter.config import AdmissionName, Policy, Selection, TreesConfig
 from specrouter.request.objective import SloLike
@@ -70,7 +72,8 @@ class Arrangement:
     requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
     `admission`: who is given rows, and when. `cached`: requests may take over what others, of this
     arrangement or of an earlier one, have read. `attention`: the kernels that all models of the
-    router attend with.
+    router attend with. `weights`: of the router's target, whose texts they do change: what is
+    served in int8 is compared with itself.
     """
 
     mode: Mode
@@ -82,6 +85,7 @@ class Arrangement:
     admission: AdmissionName = "fcfs"
     cached: bool = True
     attention: BackendName = "sdpa"
+    weights: Weights = "auto"
 
     @property
     def speculation(self) -> Override:
@@ -134,8 +138,9 @@ class Arrangement:
         objectives = " with objectives" if self.urgent else ""
         cache = "" if self.cached else " without the prefix cache"
         kernels = "" if self.attention == "sdpa" else f" attention {self.attention}"
+        weights = "" if self.weights == "auto" else f" weights {self.weights}"
         asked = f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}"
-        return f"{asked}{cache}{kernels}"
+        return f"{asked}{cache}{kernels}{weights}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:

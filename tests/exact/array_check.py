@@ -1,14 +1,17 @@
 """One set of requests under every row of the covering array, per dtype.
 
 Contract: in float64 no token may differ from the oracle. In float32 a difference is allowed only
-where the oracle itself hardly decides (margin below 1e-4), and at most once in 100,000 tokens.
+where the oracle itself hardly decides (margin below 1e-4), and at most once in 100,000 tokens. What
+a target in int8 says is compared with what it says alone, and no token may differ.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from modelpool.config import Weights
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, open_oracle, open_router
 from tests.exact.arrangement import Arrangement, Mode, modes_of, policies_of
@@ -20,6 +23,7 @@ from tests.exact.comparison import (
     all_divergences,
     assert_whole,
     compare,
+    own_case,
 )
 from tests.exact.covering_array import BATCHES, covering_array
 from tests.exact.oracle import Oracle
@@ -69,34 +73,31 @@ def is_honest(dtype: str, tokens: int, margins: Sequence[float]) -> bool:
     return len(margins) <= allowed and all(margin < HONEST_MARGIN for margin in margins)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What was served with one kind of weights. `margins`: of its differences."""
+
+    cases: Sequence[Case]
+    comparisons: Sequence[Comparison]
+    margins: Sequence[float]
+    oracle_s: float
+
+
 def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) -> dict[str, Any]:
-    with open_router(options.config, dtype, max(BATCHES)) as router:
-        oracle = open_oracle(router, dtype)
-        began = time.monotonic()
-        cases = make_cases(oracle, load_token_prompts(router, options), params_of)
-        oracle_s = time.monotonic() - began
-        rows = covering_array([*modes_of(router), *policies_of(router)])
-        over_masks = [row for row in rows if row.attention == "sdpa"]
-        over_paths = [row for row in rows if row.attention == "path"]
-        few = cases[:: options.reference_share]
-        served = len(over_masks) * len(cases) + len(over_paths) * len(few)
-        progress = Progress(f"{check} {dtype}", served)
-        comparisons = serve_all(router, cases, over_masks, progress)
-        assert_whole(router)
-    with open_router(options.config, dtype, max(BATCHES), "path") as router:
-        comparisons += serve_all(router, few, over_paths, progress)
-        assert_whole(router)
+    parts = [_run_part(check, options, params_of, dtype, kept) for kept in options.weights]
+    comparisons = [comparison for part in parts for comparison in part.comparisons]
     differences = all_divergences(comparisons)
-    margins = [difference_margin(oracle, difference) for difference in differences]
+    margins = [margin for part in parts for margin in part.margins]
     tokens = sum(comparison.tokens for comparison in comparisons)
     return {
         "passed": is_honest(dtype, tokens, margins),
         "arrangements": len(comparisons),
-        "requests": len(cases),
+        "requests": len(parts[0].cases),
         "tokens": tokens,
+        "tokens_in_int8": sum(c.tokens for c in comparisons if c.arrangement.weights == "int8"),
         "differences": len(differences),
         "largest_margin": max(margins, default=0.0),
-        "ended_by_eos": sum(_ended_early(case) for case in cases),
+        "ended_by_eos": sum(_ended_early(case) for part in parts for case in part.cases),
         "cycles": sum(comparison.cycles for comparison in comparisons),
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
         "cached_tokens": sum(comparison.cached for comparison in comparisons),
@@ -105,8 +106,42 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         ),
         "coverage": coverage(comparisons),
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
-        "oracle_seconds": round(oracle_s, 1),
+        "oracle_seconds": round(sum(part.oracle_s for part in parts), 1),
     }
+
+
+def _run_part(
+    check: str, options: Options, params_of: ParamsOf, dtype: str, weights: Weights
+) -> _Part:
+    """The rows of the covering array with such weights; in int8 the references are its own."""
+    with open_router(options.config, dtype, max(BATCHES), weights) as router:
+        began = time.monotonic()
+        prompts = load_token_prompts(router, options)
+        oracle = open_oracle(router, dtype) if weights == "auto" else None
+        if oracle is None:
+            cases = [own_case(router, prompt, params_of(i)) for i, prompt in enumerate(prompts)]
+        else:
+            cases = make_cases(oracle, prompts, params_of)
+        oracle_s = time.monotonic() - began
+        every = covering_array([*modes_of(router), *policies_of(router)], weights=options.weights)
+        over_masks, over_paths = (
+            [row for row in every if (row.weights, row.attention) == (weights, attention)]
+            for attention in ("sdpa", "path")
+        )
+        few = cases[:: options.reference_share] if over_paths else []
+        served = len(over_masks) * len(cases) + len(over_paths) * len(few)
+        progress = Progress(f"{check} {dtype} {weights}", served)
+        comparisons = serve_all(router, cases, over_masks, progress)
+        assert_whole(router)
+    if over_paths:
+        with open_router(options.config, dtype, max(BATCHES), weights, "path") as router:
+            comparisons += serve_all(router, few, over_paths, progress)
+            assert_whole(router)
+    margins = [
+        float("inf") if oracle is None else difference_margin(oracle, difference)
+        for difference in all_divergences(comparisons)
+    ]
+    return _Part(cases, comparisons, margins, oracle_s)
 
 
 def serve_all(

@@ -18,6 +18,7 @@ from tests.exact.arrangement import Arrangement, Override
 
 Tokens = tuple[int, ...]
 Route = tuple[Chain, DraftShape]
+ALONE = Arrangement("off", batch=1)
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,12 @@ def _resume(
             f"{arrangement}, {speculation}, {slo}: request ended with {output.error}"
         )
     return output
+
+
+def own_case(router: ChainRouter, prompt: Tokens, params: SamplingParams) -> Case:
+    """A request and what the router says to it alone, with speculation off."""
+    alone = resume(router, Case(prompt, params, ()), (), ALONE)
+    return Case(prompt, params, tuple(alone.token_ids))
 
 
 def all_divergences(comparisons: Iterable[Comparison]) -> list[Divergence]:

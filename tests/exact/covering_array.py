@@ -2,8 +2,8 @@
 
 Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
 selected of which trees is a setting of the policies that leave both open; whether requests have
-objectives, which policy admits them, whether they may use the prefix cache, and what models attend
-with, are settings of all.
+objectives, which policy admits them, whether they may use the prefix cache, what models attend
+with, and how the target keeps its weights, are settings of all. In int8 they attend by SDPA.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import get_args
 
 from modelpool.attention.choice import BackendName
+from modelpool.config import Weights
 from specrouter.config import AdmissionName
 from specrouter.request.params import MAX_TREE_TOKENS
 from tests.exact.arrangement import (
@@ -42,11 +43,12 @@ def covering_array(
     depths: Sequence[int] = DEPTHS,
     widths: Sequence[int] = WIDTHS,
     attentions: Sequence[BackendName] = ATTENTIONS,
+    weights: Sequence[Weights] = ("auto",),
 ) -> list[Arrangement]:
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
     shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, *shape, urgent, trees, admission, cached, attention)
+        Arrangement(mode, batch, *shape, urgent, trees, admission, cached, attention, kept)
         for mode in modes
         for batch in batches
         for shape in _shapes(mode, shapes)
@@ -55,6 +57,8 @@ def covering_array(
         for admission in get_args(AdmissionName)
         for cached in (True, False)
         for attention in attentions
+        for kept in weights
+        if attention == "sdpa" or kept == "auto"
     ]
     numbers: dict[Pair, int] = {}  # of settings, then of pairs of these: bits are fast to compare
     bits: dict[tuple[int, int], int] = {}
@@ -83,7 +87,7 @@ def settings_of(row: Arrangement) -> list[Pair]:
     """Their names and values, in an order that all rows share."""
     settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
     settings += [("admission", row.admission), ("cached", row.cached)]
-    settings += [("attention", row.attention)]
+    settings += [("attention", row.attention), ("weights", row.weights)]
     given = ((name, getattr(row, name)) for name in ("depth", "width"))
     settings += [(name, value) for name, value in given if value is not None]
     return [*settings, *row.trees]

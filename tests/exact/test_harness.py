@@ -139,6 +139,16 @@ def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
     assert any((row.depth, row.width) == (16, 4) for row in rows)
 
 
+def test_kinds_of_weights_meet_every_other_setting() -> None:
+    rows = covering_array(MODES, weights=("auto", "int8"))
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for mode in MODES:
+        for weights in ("auto", "int8"):
+            assert any({("mode", mode), ("weights", weights)} == set(pair) for pair in covered)
+    assert sum(row.weights == "int8" for row in rows) >= len(MODES)
+    assert "weights int8" in str(next(row for row in rows if row.weights == "int8"))
+
+
 def test_covering_array_is_much_shorter_than_the_product() -> None:
     assert len(covering_array(MODES)) <= 4 * len(MODES) + len(SELECTIONS) * len(SHAPES)
 

@@ -146,6 +146,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "row_layout": "test_prefix_sharing",
     },
     "modelpool": {
+        "config_faults": "test_config",
         "loaded_models": "test_pool",
         "member": "test_pool",
         "placed_members": "test_pool",
@@ -156,6 +157,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
     "modelpool/fast": {
         "layer_kernels": "test_cuda_forward",
         "layer_reference": "test_cuda_forward",
+        "lean_linear": "test_lean_forward",
         "llama_shape": "test_lean_forward",
     },
 }

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from modelpool.config import PoolConfig, config_error, validate_config
+from modelpool.config import PoolConfig, validate_config
+from modelpool.config_faults import config_error
 from modelpool.errors import ConfigError
 
 SMALL = {"name": "small", "source": "bundled:small"}

@@ -104,7 +104,7 @@ def test_a_load_without_memory_is_told_apart(
     def reading(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(loader, "_from_pretrained", reading)
+    monkeypatch.setattr(loader, "_read", reading)
     with pytest.raises(torch.OutOfMemoryError):
         load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE, FIELD)
 
@@ -114,15 +114,15 @@ def test_a_spread_model_that_its_devices_do_not_hold_has_no_memory(
     left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_llama(tmp_path)
-    read = loader._from_pretrained
+    read = loader._read
 
     def reading(config: Any, directory: Path, placement: Placement) -> Any:
-        model, report = read(config, directory, Placement("cpu"))
+        found = read(config, directory, Placement("cpu"))
         where = {"model.layers.0": 0, "model.layers.1": left, "lm_head": left}
-        vars(model)["hf_device_map"] = where
-        return model, report
+        vars(found.model)["hf_device_map"] = where
+        return found
 
-    monkeypatch.setattr(loader, "_from_pretrained", reading)
+    monkeypatch.setattr(loader, "_read", reading)
     spread = Placement("cuda:0", (("cuda:0", 10), ("cuda:1", 10)))
     with pytest.raises(torch.OutOfMemoryError, match=r"2 parts .* lm_head"):
         load_model(config(), tmp_path, spread, VOCAB_SIZE, FIELD)
@@ -144,20 +144,20 @@ class Weights:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plain: list[weakref.ref[Tensor]] = []
         self.count = self.packed = 0
-        read, pack = loader._from_pretrained, packed_linear._pack
+        read, pack = loader._read, packed_linear._pack
 
         def reading(*arguments: Any) -> Any:
-            model, report = read(*arguments)
-            self.count = parameter_count(model)
-            linears = [module for module in model.modules() if type(module) is nn.Linear]
+            found = read(*arguments)
+            self.count = parameter_count(found.model)
+            linears = [module for module in found.model.modules() if type(module) is nn.Linear]
             self.plain = [weakref.ref(module.weight) for module in linears]
-            return model, report
+            return found
 
         def packing(weight: Tensor) -> Tensor:
             self.packed += weight.numel()
             return pack(weight)
 
-        monkeypatch.setattr(loader, "_from_pretrained", reading)
+        monkeypatch.setattr(loader, "_read", reading)
         monkeypatch.setattr(packed_linear, "_pack", packing)
 
     def left(self) -> int:

@@ -430,3 +430,31 @@ def test_classes_of_objectives_are_shown_and_the_ends_of_their_stages_checked(
     with pytest.raises(ConfigError) as caught:
         checked(") and more")
     assert caught.value.field == "slo_classes.think.stages[0].until_token"
+
+
+def test_what_a_token_reads_bounds_its_speed(settings: Settings) -> None:
+    report = check_config(RouterConfig.load(settings), (cpu(8 * GIB),), read_speed=lambda _: 1e9)
+    for member in report.members:
+        assert member.weights == "plain"
+        assert member.reads is not None
+        assert member.reads.bytes < member.weight_bytes
+        assert member.reads.bound_tokens_per_s == pytest.approx(1e9 / member.reads.bytes)
+        assert member.reads_in_int8 is not None
+        assert member.reads_in_int8.bytes < member.reads.bytes / 4, "float64 has eight bytes"
+    (bound,) = (
+        m.reads.bound_tokens_per_s for m in report.members if m.role == "target" and m.reads
+    )
+    assert f"{bound:.0f}/s" in report.to_text()
+    without = check(settings)
+    assert all(m.reads and m.reads.bound_tokens_per_s is None for m in without.members)
+
+
+def test_int8_is_counted_and_said(settings: Settings) -> None:
+    plain = {member.name: member for member in check(settings).members}
+    for model in settings["pool"]["models"]:
+        model["weights"] = "int8"
+    for member in check(settings).members:
+        assert member.weights == "int8"
+        assert member.reads == member.reads_in_int8 == plain[member.name].reads_in_int8
+        assert member.weight_bytes < plain[member.name].weight_bytes
+        assert member.kv_bytes == plain[member.name].kv_bytes

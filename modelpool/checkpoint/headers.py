@@ -1,0 +1,179 @@
+"""What the headers of safetensors files say of a checkpoint's parameters, and what these will take.
+
+Pure but for reading the headers, which costs milliseconds.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from modelpool.errors import ConfigError
+
+# Constants that old checkpoints store beside their weights (causal masks, rotary tables).
+_NOT_PARAMETERS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".inv_freq",
+)
+_SCALES = (".weight_scale", ".weight_zero_point")  # beside weights in int8
+_HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
+_HEADS = (_HEAD, "embed_out.weight")
+_EXPERT = ".experts."  # kept plain in one tensor by all: no linear layers
+_LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
+_LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
+_STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
+_SCALE_BYTES = 4  # of a channel whose weights are int8
+
+Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
+
+
+@dataclass(frozen=True)
+class StoredParameter:
+    """`dtype` as safetensors names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.count * _STORED_BYTES.get(self.dtype, 1)
+
+    @property
+    def in_layer(self) -> bool:
+        return _LAYER.search(self.name) is not None
+
+    @property
+    def is_head(self) -> bool:
+        return self.name.endswith(_HEADS)
+
+    @property
+    def is_table(self) -> bool:
+        """An embedding, which a forward looks up."""
+        return len(self.shape) == 2 and not self.in_layer and not self.is_head
+
+    @property
+    def is_expert(self) -> bool:
+        return _EXPERT in self.name
+
+    @property
+    def is_linear(self) -> bool:
+        """The weight of a linear layer?"""
+        is_matrix = len(self.shape) == 2 and self.name.endswith(".weight")
+        return is_matrix and (self.in_layer or self.is_head) and not self.is_expert
+
+    @property
+    def int8_bytes(self) -> int:
+        """In int8, with scales."""
+        return self.count + _SCALE_BYTES * self.shape[0]
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """What weights take once they are loaded.
+
+    Attributes:
+        outer: of those in no layer.
+        read: of those that a token's forward reads: embeddings are looked up. None where that
+            depends on the token (experts).
+    """
+
+    total: int
+    outer: int
+    read: int | None
+
+
+def parameters_of(
+    headers: Iterable[Header], *, is_tied: bool, has_scales: bool = False
+) -> list[StoredParameter]:
+    """The parameters of a checkpoint.
+
+    Args:
+        is_tied: the head is the embedding.
+        has_scales: scales stand beside weights in int8, and are no parameters.
+    """
+    skipped = _NOT_PARAMETERS + ((_HEAD,) if is_tied else ()) + (_SCALES if has_scales else ())
+    return [
+        StoredParameter(name, entry["dtype"], tuple(entry["shape"]))
+        for header in headers
+        for name, entry in header.items()
+        if not name.endswith(skipped)
+    ]
+
+
+def weight_bytes(
+    parameters: Sequence[StoredParameter],
+    width: float,
+    is_int8: Callable[[StoredParameter], bool] = lambda _: False,
+    tied_rows: int | None = None,
+) -> WeightBytes:
+    """
+    Args:
+        width: bytes of an element that is not in int8.
+        tied_rows: of the embedding, where the head is the same weight. A head in int8 is a copy.
+    """
+
+    def taken(one: StoredParameter) -> float:
+        return one.int8_bytes if is_int8(one) else one.count * width
+
+    outer = sum(taken(one) for one in parameters if not one.in_layer)
+    inner = sum(taken(one) for one in parameters if one.in_layer)
+    read = inner + sum(taken(one) for one in parameters if one.is_head)
+    tables = [one for one in parameters if one.is_table and one.shape[0] == tied_rows]
+    for head in (replace(table, name=_HEAD) for table in tables[:1]):
+        outer += taken(head) if is_int8(head) else 0
+        read += taken(head)
+    experts = any(one.is_expert for one in parameters)
+    return WeightBytes(round(inner + outer), round(outer), None if experts else round(read))
+
+
+def header_of(file: Path) -> Header:
+    """What a safetensors file says of each tensor. Raises `ConfigError` for one that is not whole.
+
+    Its length tells: it is 8 bytes, the header, and the data up to the last tensor's end.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            reason = "is a Git LFS pointer, not weights: run `git lfs pull`, or use hub:ORG/NAME"
+            raise ConfigError("", f"{str(file)!r} {reason}")
+        data = 8 + int.from_bytes(start[:8], "little")  # where it begins
+        if size < data:
+            reason = "is incomplete, or no safetensors file: download it again"
+            raise ConfigError("", f"{str(file)!r} {reason}")
+        stream.seek(8)
+        header: dict[str, Any] = json.loads(stream.read(data - 8))
+    header.pop("__metadata__", None)
+    whole = data + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != whole:
+        state = "is incomplete" if size < whole else "is longer than its header says"
+        sizes = f"({size / 1e6:.1f} of {whole / 1e6:.1f} MB)"
+        raise ConfigError("", f"{str(file)!r} {state} {sizes}: download it again")
+    return header
+
+
+def has_weights(directory: Path) -> bool:
+    """Are all files of its weights there?"""
+    files = weight_files(directory)
+    return bool(files) and all(file.is_file() for file in files)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that transformers would load; others may lie beside them."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        files = set(json.loads(index.read_text())["weight_map"].values())
+        return [directory / name for name in sorted(files)]
+    single = directory / "model.safetensors"
+    return [single] if single.is_file() else sorted(directory.glob("*.safetensors"))

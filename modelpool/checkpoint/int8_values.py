@@ -1,0 +1,75 @@
+"""Weights in int8: quantised here, or by a compressed-tensors checkpoint (W8A8).
+
+Contract: what `modelpool.checkpoint.quantization.stored_as` calls "int8". Such a checkpoint has
+`X.weight` in int8 and `X.weight_scale`, one for each output channel, where another has `X.weight`
+alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from modelpool.checkpoint.headers import weight_files
+
+_SCALE = ".weight_scale"
+_ZERO_POINT = ".weight_zero_point"
+INT8_LEVELS = 127  # of either sign
+_TINY = 1e-30  # the least scale: a channel of zeros stays one
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Values:
+    """A quantised weight: `levels` [out, in] int8, times `scales` [out] float32."""
+
+    levels: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Int8Values":
+        """The nearest to `weight` [out, in]: symmetric, one scale for each output channel."""
+        plain = weight.detach().float()
+        scales = plain.abs().amax(dim=1).div_(INT8_LEVELS).clamp_(min=_TINY)
+        levels = (plain / scales.unsqueeze(1)).round_().clamp_(-INT8_LEVELS, INT8_LEVELS)
+        return cls(levels.to(torch.int8), scales)
+
+    def plain(self) -> Tensor:
+        """[out, in] float32."""
+        return self.levels.float() * self.scales.unsqueeze(1)
+
+
+def read_int8(directory: Path) -> tuple[dict[str, Tensor], Mapping[str, Int8Values]]:
+    """All weights in floating point, by their names, and the quantised ones by their layers'.
+
+    Raises `ValueError` for weights that are not what the configuration declares, and what
+    safetensors raises.
+    """
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(directory):
+        with safe_open(file, framework="pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    quantised: dict[str, Int8Values] = {}
+    for name in [name for name in tensors if name.endswith(_SCALE)]:
+        layer = name.removesuffix(_SCALE)
+        scale, levels = tensors.pop(name), tensors[f"{layer}.weight"]
+        zero_point = tensors.pop(layer + _ZERO_POINT, None)
+        _check(layer, levels, scale, zero_point)
+        quantised[layer] = Int8Values(levels, scale.float().flatten())
+        tensors[f"{layer}.weight"] = quantised[layer].plain().to(scale.dtype)
+    alone = sorted(name for name, tensor in tensors.items() if tensor.dtype == torch.int8)
+    if alone:
+        raise ValueError(f"{alone[0]} is int8, and has no scales")
+    return tensors, quantised
+
+
+def _check(layer: str, levels: Tensor, scale: Tensor, zero_point: Tensor | None) -> None:
+    if levels.dtype != torch.int8 or levels.ndim != 2 or scale.numel() != len(levels):
+        raise ValueError(
+            f"{layer}: weight {list(levels.shape)} in {levels.dtype} and {scale.numel()} scales "
+            "are not int8 with a scale for each output channel"
+        )
+    if zero_point is not None and bool(zero_point.any()):
+        raise ValueError(f"{layer}: its weights are not symmetric")

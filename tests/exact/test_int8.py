@@ -1,0 +1,58 @@
+"""A target in int8 says what it says alone, however it is served."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from modelpool.fast.cpu import int8_refusal
+from specrouter import RouterConfig, SamplingParams
+from tests.exact.arguments import BUNDLED_CONFIG, open_router
+from tests.exact.arrangement import Arrangement
+from tests.exact.comparison import all_divergences, assert_whole, compare, own_case
+from tests.exact.greedy import greedy_params
+from tests.exact.models import NAMES, pool_settings, save_family
+from tests.exact.prompts import encode, load_prompts
+from tests.exact.seeded import seeded_params
+
+pytestmark = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+NEW = 12
+BUNDLED = ("tiny-1m", "tiny-8m")
+
+
+def rows(chain: tuple[str, ...]) -> list[Arrangement]:
+    return [
+        Arrangement("off", 8, weights="int8"),
+        Arrangement(chain, 1, depth=4, width=1, weights="int8"),
+        Arrangement(chain, 8, depth=4, width=3, weights="int8"),
+        Arrangement("adaptive", 8, cached=False, weights="int8"),
+    ]
+
+
+def check(config: dict[str, Any], dtype: str, chain: tuple[str, ...]) -> None:
+    with open_router(config, dtype, 8, "int8") as router:
+        assert router.pool.plan(router.pool.target).weights == "int8"
+        prompts = encode(load_prompts(None, 8), router.pool.tokenizer, 100)
+        params: list[SamplingParams] = [
+            *(greedy_params(index, NEW) for index in range(len(prompts))),
+            *(seeded_params(index, NEW) for index in range(len(prompts))),
+        ]
+        cases = [own_case(router, p, q) for p, q in zip([*prompts] * 2, params, strict=True)]
+        comparisons = [compare(router, cases, row) for row in rows(chain)]
+        assert_whole(router)
+    assert all_divergences(comparisons) == []
+    assert sum(each.speculated for each in comparisons) > 20
+
+
+def test_a_family_in_float64_is_served_to_the_token(tmp_path: Path) -> None:
+    pool = pool_settings(save_family(tmp_path))
+    check(RouterConfig.load({"pool": pool}).model_dump(), "float64", NAMES)
+
+
+def test_the_bundled_target_is_served_to_the_token() -> None:
+    """In float32, in which attention's rounding can hardly move a level."""
+    config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
+    models = config["pool"]["models"]
+    config["pool"]["models"] = [one for one in models if one["name"] in BUNDLED]
+    check(config, "float32", BUNDLED)

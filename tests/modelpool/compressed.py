@@ -1,0 +1,65 @@
+"""Checkpoints as compressed-tensors writes them: int8 weights with a scale for each channel."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+WEIGHTS: dict[str, Any] = {
+    "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False,
+    "group_size": None, "observer": "minmax",
+}  # fmt: skip
+ACTIVATIONS: dict[str, Any] = {**WEIGHTS, "strategy": "token", "dynamic": True, "observer": None}
+IGNORED = "lm_head"
+
+
+def scheme(
+    weights: dict[str, Any] | None = None,
+    activations: dict[str, Any] | None = None,
+    **others: Any,
+) -> dict[str, Any]:
+    """A `quantization_config`: W8A8 with dynamic activations, but for what is given."""
+    group = {
+        "targets": ["Linear"],
+        "weights": WEIGHTS | (weights or {}),
+        "input_activations": ACTIVATIONS | (activations or {}),
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": [IGNORED],
+        "kv_cache_scheme": None,
+        **others,
+    }
+
+
+def declare(directory: Path, quantization: dict[str, Any]) -> Path:
+    """Writes it into the checkpoint's configuration."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "quantization_config": quantization}))
+    return directory
+
+
+def compress(directory: Path) -> dict[str, torch.Tensor]:
+    """Quantises the layers' linear weights of a checkpoint, with levels that do not reach 127.
+
+    Returns the tensors that it has from then on.
+    """
+    file = directory / "model.safetensors"
+    written: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        if tensor.ndim != 2 or ".layers." not in name:
+            written[name] = tensor
+            continue
+        scale = tensor.float().abs().amax(dim=1, keepdim=True) / 120
+        written[name] = (tensor.float() / scale).round().to(torch.int8)
+        written[name.removesuffix("weight") + "weight_scale"] = scale.to(tensor.dtype)
+    save_file(written, file)
+    declare(directory, scheme())
+    return written

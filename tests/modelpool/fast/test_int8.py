@@ -1,0 +1,264 @@
+"""Int8 layers say nearly what plain ones say, and a row's bits are its own."""
+
+import copy
+import gc
+import math
+import weakref
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from modelpool.checkpoint.int8_values import Int8Values
+from modelpool.fast import cpu
+from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.direct_forward import direct_forward_of
+from modelpool.fast.int8 import Int8Linear, Int8Weight, joined, quantise_linears, quantise_rows
+from modelpool.fast.lean_forward import has_int8, lean_forward_of
+from modelpool.fast.linear import parameter_count
+from modelpool.packed_model import PackedModel
+from tests.modelpool.llama_models import LLAMA_SHAPED, OTHERS, VOCAB, Feeder, feed_tree, make_model
+
+pytestmark = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def weight(inputs: int, outputs: int, bias: Tensor | None = None) -> Int8Weight:
+    return Int8Weight([Int8Values.of(draw(outputs, inputs))], bias)
+
+
+def quantised(layer: nn.Module) -> Int8Linear:
+    model = nn.Sequential(layer.requires_grad_(False))
+    assert quantise_linears(model) == []
+    assert isinstance(model[0], Int8Linear)
+    return model[0]
+
+
+def test_products_are_whole_numbers_times_both_scales() -> None:
+    values, x = Int8Values.of(draw(24, 40)), draw(5, 40)
+    levels, largest = quantise_rows(x)
+    sums = (levels.long() - 128) @ values.levels.long().t()
+    expected = sums.float() * (values.scales / 127) * largest
+    assert torch.equal(Int8Weight([values], None).multiply(x), expected)
+
+
+def test_levels_are_the_nearest_and_reach_both_ends() -> None:
+    levels, largest = quantise_rows(torch.tensor([[127.0, -127.0, 0.0, 3.4, -3.6, 63.5]]))
+    assert levels.tolist() == [[255, 1, 128, 131, 124, 192]]
+    assert largest.tolist() == [[127.0]]
+    values = Int8Values.of(torch.tensor([[2.0, -2.0, 0.51, 0.0]]))
+    assert values.levels.tolist() == [[127, -127, 32, 0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (33, 7), (640, 2560), (2816, 1024)])
+def test_a_layer_says_what_the_plain_one_says_within_two_percent(
+    inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
+    plain = nn.Linear(inputs, outputs).to(dtype).requires_grad_(False)
+    x = draw(19, inputs, dtype=dtype)
+    expected, got = plain(x), quantised(copy.deepcopy(plain))(x)
+    assert got.dtype == dtype
+    error = (got.double() - expected.double()).norm() / expected.double().norm()
+    assert error < 0.02
+
+
+@given(
+    inputs=st.sampled_from([1, 3, 64, 200, 1100]),
+    outputs=st.sampled_from([1, 5, 64, 130]),
+    rows=st.integers(1, 70),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**20),
+)
+def test_a_row_has_the_same_bits_alone_and_in_any_pack(
+    inputs: int, outputs: int, rows: int, dtype: torch.dtype, seed: int
+) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    scales = torch.exp(4 * torch.randn(rows, 1, generator=drawn))
+    x = (scales * torch.randn(rows, inputs, generator=drawn)).to(dtype)
+    one = weight(inputs, outputs, draw(outputs))
+    together = one.multiply(x)
+    for row in {0, rows // 2, rows - 1}:
+        assert torch.equal(one.multiply(x[row : row + 1])[0], together[row])
+    order = torch.randperm(rows, generator=drawn)
+    assert torch.equal(one.multiply(x[order]), together[order])
+
+
+def test_the_bits_do_not_depend_on_threads() -> None:
+    one, x, before = weight(640, 640), draw(37, 640), torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(one.multiply(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("harm", [1e30, math.inf, math.nan, 0.0])
+def test_what_stands_beside_a_row_does_not_touch_it(harm: float) -> None:
+    one, x = weight(96, 40, draw(40)), draw(9, 96)
+    expected = one.multiply(x)
+    x[4] *= harm
+    got = one.multiply(x)
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(got[others], expected[others])
+    if harm == 0.0:
+        assert torch.equal(got[4], draw(40))
+    elif math.isnan(harm):
+        assert not got[4].isfinite().any(), "a fault must show"
+
+
+def test_the_largest_sums_are_exact() -> None:
+    """They would saturate in 16 bits, and exceed what float32 counts in ones."""
+    inputs = 5000
+    most = Int8Values(torch.full((3, inputs), 127, dtype=torch.int8), torch.full((3,), 127.0))
+    got = Int8Weight([most], None).multiply(torch.ones(2, inputs))
+    assert torch.equal(got, torch.full((2, 3), 127.0 * 127 * inputs))
+
+
+@pytest.mark.parametrize("leading", [(), (0,), (1, 0), (3,), (2, 3, 4)])
+def test_any_leading_shape_is_accepted(leading: tuple[int, ...]) -> None:
+    layer = quantised(nn.Linear(32, 48))
+    y = layer(draw(*leading, 32))
+    assert y.shape == (*leading, 48)
+    assert layer(draw(7, 64)[:, ::2]).shape == (7, 48)
+
+
+def test_layers_that_read_the_same_input_are_computed_together_to_the_same_bits() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(32, n) for n in (48, 16, 16))
+            self.o_proj = nn.Linear(48, 32)
+
+    attention = Attention().requires_grad_(False)
+    alone = [quantised(copy.deepcopy(each)) for each in attention.children()]
+    assert quantise_linears(attention) == []
+    layers: list[Any] = list(attention.children())
+    assert len({id(layer.shared) for layer in layers}) == 2
+    x = draw(5, 32)
+    for together, single, one in zip(joined(*layers[:3])(x), layers, alone, strict=False):
+        assert torch.equal(together, one(x))
+        assert torch.equal(single(x), one(x))
+
+
+def test_a_layer_in_two_places_stays_one_layer() -> None:
+    shared = nn.Linear(8, 8).requires_grad_(False)
+    model = nn.Sequential(shared, nn.Sequential(shared))
+    assert quantise_linears(model) == []
+    assert sum(isinstance(module, Int8Linear) for module in model.modules()) == 1
+
+
+def test_layers_of_gpt2_are_quantised_along_their_outputs() -> None:
+    plain: nn.Module = cast(Any, Conv1D)(48, 32).requires_grad_(False)
+    x = draw(4, 32)
+    expected = plain(x)
+    got = quantised(plain)(x)
+    assert (got - expected).norm() / expected.norm() < 0.02
+
+
+class _Louder(nn.Linear):
+    """Another class, which may do anything."""
+
+
+def test_what_is_no_plain_layer_stays_and_is_named() -> None:
+    hooked = nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda module, inputs, output: output + 1)
+    model = nn.Sequential(nn.Linear(8, 8), hooked, _Louder(8, 8)).requires_grad_(False)
+    assert quantise_linears(model) == ["1", "2"]
+    assert [type(layer) for layer in model] == [Int8Linear, nn.Linear, _Louder]
+
+
+@pytest.mark.parametrize("tied", ["llama", "llama-tied"])
+def test_plain_weights_are_let_go_and_parameters_counted(tied: str) -> None:
+    model: Any = make_model(LLAMA_SHAPED[tied](), torch.bfloat16)
+    count = parameter_count(model)
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    weights = [weakref.ref(layer.weight) for layer in linears]
+    del linears
+    assert quantise_linears(model) == []
+    gc.collect()
+    assert sum(each() is not None for each in weights) == (tied == "llama-tied")
+    assert parameter_count(model) == count
+
+
+def wrap(name: str, dtype: torch.dtype) -> PackedModel:
+    packed = PackedModel.wrap("m", make_model((LLAMA_SHAPED | OTHERS)[name](), dtype), VOCAB)
+    packed.quantise_weights()
+    return packed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LLAMA_SHAPED)
+def test_the_direct_forward_has_the_bits_of_the_model(name: str, dtype: torch.dtype) -> None:
+    packed = wrap(name, dtype)
+    direct = direct_forward_of(packed)
+    assert direct is not None
+    feeders = Feeder(packed.forward, packed), Feeder(direct, packed)
+    for counts in (dict.fromkeys(range(4), 6), {0: 1, 1: 4, 3: 2}, {0: 3, 1: 20}, {3: 1}):
+        expected, got = (feeder.feed(counts) for feeder in feeders)
+        assert torch.equal(got, expected)
+    assert torch.equal(feed_tree(direct, packed), feed_tree(packed.forward, packed))
+    assert Feeder(direct, packed).feed({0: 6}, []).shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize("name", [*LLAMA_SHAPED, "gpt2", "phi", "opt"])
+def test_a_row_alone_has_the_logits_that_it_has_among_others(name: str) -> None:
+    """In float64, where attention's own rounding moves no level."""
+    packed = wrap(name, torch.float64)
+    forwards = [packed.forward, lean_forward_of(packed)]
+    assert (forwards[1] is None) == (name not in LLAMA_SHAPED)
+    for forward in filter(None, forwards):
+        beside = Feeder(forward, packed).feed(dict.fromkeys(range(4), 9))
+        alone = Feeder(forward, packed).feed({0: 9})
+        one_by_one = Feeder(forward, packed)
+        steps = torch.cat([one_by_one.feed({0: 1}) for _ in range(9)])
+        torch.testing.assert_close(alone, beside[:9], atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(steps, beside[:9], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LLAMA_SHAPED)
+def test_the_lean_forward_says_what_the_model_says(name: str, dtype: torch.dtype) -> None:
+    packed = wrap(name, dtype)
+    lean = lean_forward_of(packed)
+    assert lean is not None
+    for counts in (dict.fromkeys(range(4), 6), {0: 1, 1: 4, 3: 2}, {3: 1}):
+        expected, got = (Feeder(one, packed).feed(counts) for one in (packed.forward, lean))
+        assert (got.double() - expected.double()).norm() < 0.1 * expected.double().norm()
+    assert Feeder(lean, packed).feed({0: 6}, []).shape == (0, VOCAB)
+    wanted = Feeder(lean, packed).feed({0: 6}, [4, 2])
+    assert torch.equal(wanted, Feeder(lean, packed).feed({0: 6})[[4, 2]])
+
+
+def test_only_layers_in_int8_are_run_lean() -> None:
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"](), torch.bfloat16), VOCAB)
+    assert not has_int8(packed.model)
+    name = "model.layers.1.mlp.down_proj"
+    layers = {path: each for path, each in packed.model.named_modules() if type(each) is nn.Linear}
+    values = {path: Int8Values.of(each.weight) for path, each in layers.items()}
+    quantise_linears(packed.model, {name: values[name]}, only_stored=True)
+    assert not has_int8(packed.model)
+    quantise_linears(packed.model, values, only_stored=True)
+    assert has_int8(packed.model)
+
+
+def test_a_cpu_that_saturates_is_told_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (32767.0 * 128, float("nan")):
+        int8_refusal.cache_clear()
+        monkeypatch.setattr(cpu, "_int8_sum", lambda rows, wrong=wrong: wrong)
+        assert "no VNNI" in (int8_refusal() or "")
+    int8_refusal.cache_clear()
+    monkeypatch.undo()
+    assert int8_refusal() is None

@@ -1,0 +1,171 @@
+"""`weights: int8`, and checkpoints that come in int8: what a pool makes of them, and refuses."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from modelpool import ModelPool
+from modelpool.checkpoint.int8_values import read_int8
+from modelpool.config import PoolConfig, validate_config
+from modelpool.device_manager import DeviceInfo
+from modelpool.errors import ConfigError
+from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.int8 import Int8Linear, Int8Weight
+from modelpool.fast.lean_forward import LeanForward
+from modelpool.fast.linear import PackedLinear
+from modelpool.packed_model import PackedModel
+from modelpool.probe import probed
+from tests.modelpool.compressed import compress, declare
+from tests.modelpool.factories import save_gpt2, save_llama, save_qwen3
+
+GIB = 2**30
+FIELD = "pool.models[0]"
+PARTS = ((0, 6), (6, 9))
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+
+
+def pool_of(path: Path, *devices: DeviceInfo, **member: Any) -> ModelPool:
+    settings = {"target": "m", "models": [{"name": "m", "source": str(path), **member}]}
+    config = validate_config(PoolConfig, settings, "pool")
+    return ModelPool(config, devices=devices or None)
+
+
+def logits(model: PackedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return probed(model.forward, model, PARTS)[0].float()
+
+
+def int8_layers(model: PackedModel) -> dict[str, Int8Linear]:
+    named = model.model.named_modules()
+    return {name: each for name, each in named if isinstance(each, Int8Linear)}
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_linear_layers_are_quantised_at_load(dtype: str, tied: bool, tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype=dtype, tied=tied)
+    plain = pool_of(tmp_path, device="cpu").get("m")
+    pool = pool_of(tmp_path, device="cpu", weights="int8")
+    model = pool.get("m")
+    assert len(int8_layers(model)) == 2 * 7 + 1
+    assert isinstance(model.shortcut, LeanForward)
+    assert model.parameter_count == plain.parameter_count == pool.parameter_count("m")
+    assert str(model.dtype) == f"torch.{dtype}"
+    difference = (logits(model) - logits(plain)).norm() / logits(plain).norm()
+    assert 0 < difference < 0.1
+    assert pool.plan("m").weights == "int8"
+
+
+@needs_int8
+@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
+def test_bytes_are_those_of_the_loaded_model(save: Any, tmp_path: Path) -> None:
+    """The embedding stays; a head that was tied to it is a copy."""
+    save(tmp_path, dtype="bfloat16")
+    pool = pool_of(tmp_path, device="cpu", weights="int8")
+    model = pool.get("m").model
+    kept = sum(parameter.nbytes for parameter in model.parameters())  # biases among them
+    layers = int8_layers(pool.get("m")).values()
+    small = sum(layer.out_features * (layer.in_features + 4) for layer in layers)
+    plan = pool.plan("m")
+    assert plan.footprint.weight_bytes == pytest.approx(kept + small, rel=0.01)
+    assert plan.read_bytes == plan.int8_read_bytes
+    assert plan.read_bytes is not None
+    assert plan.read_bytes < plan.footprint.weight_bytes
+    assert (
+        plan.footprint.kv_bytes_per_token
+        == pool_of(tmp_path).plan("m").footprint.kv_bytes_per_token
+    )
+
+
+def test_a_gpu_has_no_kernels_for_int8(tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    devices = DeviceInfo("cuda:0", GIB, GIB), DeviceInfo("cpu", GIB, GIB)
+    with pytest.raises(ConfigError, match="int8 has no kernels on cuda:0") as caught:
+        pool_of(tmp_path, *devices, weights="int8")
+    assert caught.value.field == f"{FIELD}.weights"
+    assert "\n" not in str(caught.value)
+    assert pool_of(tmp_path, *devices, weights="int8", device="cpu").plan("m").weights == "int8"
+    compress(tmp_path)
+    with pytest.raises(ConfigError, match="int8 has no kernels on cuda:0") as caught:
+        pool_of(tmp_path, *devices)
+    assert caught.value.field == f"{FIELD}.weights"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_cpu_that_cannot_sum_int8_keeps_weights_plain_and_says_so(
+    stored: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    if stored:
+        compress(tmp_path)
+    for place in ("member", "placed_members"):
+        monkeypatch.setattr(f"modelpool.{place}.int8_refusal", lambda: "no VNNI")
+    with caplog.at_level(logging.WARNING):
+        pool = pool_of(tmp_path, device="cpu", weights="auto" if stored else "int8")
+    plan = pool.plan("m")
+    assert plan.weights == "plain"
+    assert plan.int8_read_bytes is None
+    said = f"{FIELD}.weights: no VNNI: 'm' keeps them in bfloat16"
+    assert said in (plan.warning or "")
+    assert said in caplog.text
+    assert plan.footprint.weight_bytes == 2 * pool.parameter_count("m")
+    assert not int8_layers(pool.get("m"))
+
+
+def test_weights_have_no_meaning_without_a_model() -> None:
+    settings = {"target": "m", "models": [{"name": "m", "source": "ngram", "weights": "int8"}]}
+    with pytest.raises(ConfigError) as caught:
+        validate_config(PoolConfig, settings, "pool")
+    assert caught.value.field == f"{FIELD}.weights"
+
+
+@needs_int8
+def test_weights_that_change_the_model_too_much_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    multiply = Int8Weight.multiply
+    monkeypatch.setattr(Int8Weight, "multiply", lambda self, x: multiply(self, x).mul_(1.2))
+    with pytest.raises(ConfigError, match="int8 changes its logits") as caught:
+        pool_of(tmp_path, device="cpu", weights="int8").get("m")
+    assert caught.value.field == f"{FIELD}.weights"
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_path: Path) -> None:
+    tensors = compress(save_llama(tmp_path, dtype=dtype, tied=False))
+    pool = pool_of(tmp_path, device="cpu")
+    model = pool.get("m")
+    layers = int8_layers(model)
+    scaled = [name.removesuffix(".weight_scale") for name in tensors if name.endswith("scale")]
+    assert sorted(layers) == sorted(scaled)
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    _, values = read_int8(tmp_path)
+    name = "model.layers.1.self_attn.k_proj"
+    assert torch.equal(values[name].levels, tensors[f"{name}.weight"])
+    assert torch.equal(layers[name](x), Int8Weight([values[name]], None).multiply(x))
+    assert isinstance(model.model.lm_head, PackedLinear | nn.Linear)
+    assert isinstance(model.shortcut, LeanForward)
+    plan = pool.plan("m")
+    stored = sum(t.nbytes for name, t in tensors.items() if not name.endswith("_scale"))
+    scales = sum(4 * t.numel() for name, t in tensors.items() if name.endswith("_scale"))
+    assert plan.footprint.weight_bytes == stored + scales
+    assert plan.footprint.parameter_count == model.parameter_count
+    every = pool_of(tmp_path, device="cpu", weights="int8").get("m")
+    assert set(int8_layers(every)) == {*layers, "lm_head"}
+
+
+def test_what_transformers_quantises_is_not_quantised_again(tmp_path: Path) -> None:
+    declare(save_llama(tmp_path, dtype="bfloat16"), {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ConfigError, match="quantised already") as caught:
+        pool_of(tmp_path, device="cpu", weights="int8")
+    assert caught.value.field == f"{FIELD}.weights"
