@@ -57,10 +57,7 @@ def check_config(
     pool.check_architectures()
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
-    unusable = _drafters_without_room(config, pool)
-    speed = None if read_speed is None else cache(read_speed)
-    models = [model for model in config.pool.models if not model.is_weightless]
-    members = tuple(_member(model, pool, speed) for model in models)
+    members = _members(config, pool, read_speed)
     reports = tuple(_device(device, members) for device in found)
     return CheckReport(
         target=pool.target,
@@ -77,7 +74,7 @@ def check_config(
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(
             *config.warnings,
-            *_pool_warnings(config, pool, members, unusable),
+            *_pool_warnings(config, pool, members, _drafters_without_room(config, pool)),
             *_server_warnings(config.server, pool),
         ),
     )
@@ -108,6 +105,15 @@ def _drafters_without_room(config: RouterConfig, pool: ModelPool) -> tuple[str, 
     scheduler = partial(ModelChainScheduler, config.scheduler, pool.names, parameters, pool.target)
     left = scheduler(fit_together=pool.fit_together).drafters
     return tuple(name for name in scheduler().drafters if name not in left)
+
+
+def _members(
+    config: RouterConfig, pool: ModelPool, read_speed: ReadSpeed | None
+) -> tuple[MemberReport, ...]:
+    """Memory is measured once for each number of threads."""
+    speed = None if read_speed is None else cache(read_speed)
+    models = [model for model in config.pool.models if not model.is_weightless]
+    return tuple(_member(model, pool, speed) for model in models)
 
 
 def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -> MemberReport:

@@ -11,7 +11,7 @@ from specrouter.config import RouterConfig
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.mark.parametrize("name", ["bench-cpu", "bench-specialists"])
+@pytest.mark.parametrize("name", ["bench-cpu", "bench-cpu-int8", "bench-specialists"])
 def test_a_benchmark_s_pool_has_the_sizes_that_it_names(name: str) -> None:
     file = CONFIGS / f"{name}.yaml"
     config = RouterConfig.load(file)
