@@ -26,10 +26,13 @@ Weights = Literal["auto", "int8"]
 KeptWeights = Literal["plain", "int8"]  # by the linear layers of a loaded model
 
 NGRAM = "ngram"  # the source of a member that drafts from the text itself
+QUANTISED = "quantised:"  # before the target's name: its twin in int8
 _OF_WEIGHTS = (
     "dtype", "weights", "device", "threads", "attention", "tensor_parallel", "inflate_to",
     "revision", "trust_remote_code",
 )  # fmt: skip
+
+_OF_A_TWIN = ("dtype", "device", "threads", "attention")  # that it may have for itself
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -67,7 +70,9 @@ class ModelConfig(BaseModel):
     Attributes:
         name: to ask for it by, in chains; without spaces, ">" and ",".
         source: `bundled:NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
-            `hub:ORG/NAME`, or `ngram`: no model, it drafts from the request's own text.
+            `hub:ORG/NAME`, `ngram`: no model, it drafts from the request's own text, or
+            `quantised:TARGET`: the target's twin, the same weights in int8, to draft for it or to
+            stand between it and a smaller drafter; on the CPU.
         dtype: "auto" is the checkpoint's, except for a half-precision member that runs on the CPU
             and is faster in float32: if it has fewer than 8M parameters and is not the target, or
             if the CPU has no kernels for its dtype (bfloat16 wants AVX-512 or better, float16 more
@@ -111,13 +116,30 @@ class ModelConfig(BaseModel):
         """The member has no model: no files, no device, no memory."""
         return self.source == NGRAM
 
+    @property
+    def is_placed(self) -> bool:
+        """It goes where it is told to: not without weights, and a twin is on the CPU."""
+        return not self.is_weightless and self.twin_of is None
+
+    @property
+    def twin_of(self) -> str | None:
+        """The name of the target, whose weights it has in int8."""
+        return self.source.removeprefix(QUANTISED) if self.source.startswith(QUANTISED) else None
+
     @model_validator(mode="after")
-    def _check_weightless(self) -> Self:
+    def _check_settings(self) -> Self:
+        """Those that its source leaves open."""
         for field in _OF_WEIGHTS:
             value = getattr(self, field)
-            if self.is_weightless and value != type(self).model_fields[field].default:
+            if value == type(self).model_fields[field].default:
+                continue
+            if self.is_weightless:
                 raise ConfigError(
                     field, f"{value!r} has no meaning for source: {NGRAM}, which has no weights"
+                )
+            if self.twin_of is not None and field not in _OF_A_TWIN:
+                raise ConfigError(
+                    field, f"{value!r} has no meaning for a twin, which has that of {self.twin_of}"
                 )
         return self
 
@@ -179,6 +201,50 @@ class PoolConfig(BaseModel):
                 "target", f"{self.target!r} has source: {NGRAM}, which drafts but cannot verify"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_twins(self) -> Self:
+        """There is one at most, of a target whose weights are not in int8 themselves."""
+        twins = [index for index, model in enumerate(self.models) if model.twin_of is not None]
+        if not twins:
+            return self
+        field, twin = f"models[{twins[0]}].source", self.models[twins[0]]
+        if twin.name == self.target:
+            raise ConfigError(
+                "target", f"{self.target!r} has source: {twin.source}, which only drafts"
+            )
+        if twin.twin_of != self.target:
+            raise ConfigError(
+                field,
+                f"{twin.twin_of!r} is not the target {self.target!r}, of which alone there is a "
+                "twin; a drafter itself takes weights: int8",
+            )
+        if len(twins) > 1:
+            raise ConfigError(
+                f"models[{twins[1]}].source",
+                f"{twin.source} is the source of models[{twins[0]}] already",
+            )
+        if self._target.weights == "int8":
+            raise ConfigError(field, f"{self.target!r} is in int8 itself, by weights: int8")
+        return self
+
+    def described(self, model: ModelConfig) -> ModelConfig:
+        """`model`; a twin with all that it has of the target, in int8 on the CPU."""
+        if model.twin_of is None:
+            return model
+        own = {field: getattr(model, field) for field in ("name", "threads", "attention", "pinned")}
+        own["dtype"] = self._target.dtype if model.dtype == "auto" else model.dtype
+        own["device"] = "cpu" if model.device == "auto" else model.device
+        return self._target.model_copy(update={**own, "weights": "int8"})
+
+    @property
+    def twin(self) -> str | None:
+        """The name of the target's twin, if there is one."""
+        return next((model.name for model in self.models if model.twin_of is not None), None)
+
+    @property
+    def _target(self) -> ModelConfig:
+        return next(model for model in self.models if model.name == self.target)
 
     @model_validator(mode="after")
     def _check_limit(self) -> Self:

@@ -72,6 +72,7 @@ class PlacedMembers:
         self._placements = self._place(self._settle_dtypes())
         for name in members:
             self._check_attention(name)
+            self._check_twin(name)
             self._check_weights(name)
 
     def __getitem__(self, name: str) -> Member:
@@ -230,6 +231,20 @@ class PlacedMembers:
         reason = refusal(asked, self._attention_place(name))
         if reason is not None:
             raise ConfigError(field, f"{name!r}: {reason}")
+
+    def _check_twin(self, name: str) -> None:
+        """Raises `ConfigError` for a twin that would not be one, or that nothing computes."""
+        if name != self._config.twin:
+            return
+        member, target = self._members[name], self._config.target
+        reason = int8_refusal()
+        if self._members[target].facts.stored != "plain":
+            reason = f"the checkpoint of {target!r} is quantised already"
+        if reason is not None:
+            raise ConfigError(f"{member.field}.source", f"{reason}: {target!r} can have no twin")
+        if not self._placements[name].is_on_cpu:
+            reason = f"int8 has no kernels on {self.where(name)}: a twin runs on the CPU"
+            raise ConfigError(f"{member.field}.device", reason)
 
     def _check_weights(self, name: str) -> None:
         """Raises `ConfigError` for weights in int8 where nothing computes with them."""

@@ -30,6 +30,7 @@ from modelpool.loaded_models import LoadedModels
 from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of, weakest_first
 from modelpool.placed_members import MemberPlan, PlacedMembers
 from modelpool.progress import LoadProgress
+from modelpool.twin import share_weights
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
@@ -218,6 +219,7 @@ class ModelPool:
                 raise UnsupportedModelError(f"{member.field}.source", reason)
 
     def _open(self, model: ModelConfig, field: str, headers_only: bool) -> Member:
+        model = self.config.described(model)
         is_remote = model.source.startswith("hub:")
         inflates = model.inflate_to is not None
         self.progress.begin(
@@ -260,7 +262,12 @@ class ModelPool:
         self.progress.begin("loading", name)
         member, placement = self._placed[name], self._placed.placement(name)
         loader, tuning = self._loader or _default_loader(), self._placed.tuning(name)
-        return loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
+        model = loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
+        target = self._loaded.touch(self.target, hold=False) if name == self.config.twin else None
+        if target is not None:
+            spared = share_weights(model.model, target.model)
+            logger.info("%s shares %.1f MiB with %s", name, spared / _MIB, self.target)
+        return model
 
 
 def _default_loader() -> Loader:

@@ -5,7 +5,7 @@
                         counts from the working directory
     hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
 
-The source `ngram` has no files: `ModelPool` never resolves it.
+The sources `ngram` and `quantised:TARGET` have no files: `ModelPool` never resolves them.
 
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
@@ -62,7 +62,7 @@ def resolve_source(
         raise _error(
             field,
             f"cannot read {source!r}: write bundled:NAME, path:DIR, hub:ORG/NAME, ngram, "
-            f"or a path that starts with '/', '.' or '~'{_likely(source)}",
+            f"quantised:TARGET, or a path that starts with '/', '.' or '~'{_likely(source)}",
         )
     _check_config(directory, field)
     if not any(directory.glob("*.safetensors")):

@@ -75,14 +75,15 @@ class LeanForward:
         config: Any = model.config
         self._vocab_size = vocab_size
         let_go_of_file(_unpacked(model))
-        self._embedding: Tensor = core.embed_tokens.weight.detach()
+        self._embedded = core.embed_tokens  # its weight may come to be shared with another model's
+        embedding: Tensor = core.embed_tokens.weight.detach()
         # Layers in int8 read and give float32: nothing is rounded in between but for attention.
-        is_half = self._embedding.dtype.itemsize == 2
-        self._dtype = torch.float32 if is_half and has_int8(model) else self._embedding.dtype
+        is_half = embedding.dtype.itemsize == 2
+        self._dtype = torch.float32 if is_half and has_int8(model) else embedding.dtype
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(core.layers[0].self_attn.head_dim)
-        like = self._embedding[:1].to(self._dtype)
+        like = embedding[:1].to(self._dtype)
         self._rotations = rotations(core.rotary_emb, like, max_positions(config))
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(
@@ -90,7 +91,7 @@ class LeanForward:
         )
         self._norm = self._normed(core.norm)
         self._head = self._own_head(model, vocab_size)
-        self._kv_dtype = self._embedding.dtype
+        self._kv_dtype = embedding.dtype
         self._head_dtype = self._dtype if isinstance(model.lm_head, Int8Linear) else self._kv_dtype
 
     @classmethod
@@ -127,7 +128,7 @@ class LeanForward:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
-        x = self._embedding.index_select(0, tokens).to(self._dtype)  # [T, hidden]
+        x = self._embedded.weight.index_select(0, tokens).to(self._dtype)  # [T, hidden]
         cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):

@@ -45,12 +45,13 @@ def cpu_name() -> str:
 
 def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
     if model.is_weightless:
-        return {"parameters": 0, "dtype": None, "is_inflated": False}
+        return {"parameters": 0, "dtype": None, "weights": None, "is_inflated": False}
     # Only a loaded model says what became of "auto".
     loaded = str(pool.get(model.name).dtype) if pool.is_loaded(model.name) else None
     return {
         "parameters": pool.parameter_count(model.name),
         "dtype": loaded.removeprefix("torch.") if loaded else None,
+        "weights": pool.plan(model.name).weights,
         "is_inflated": bool(
             _checkpoint_config(pool.path(model.name)).get("specrouter_inflated", False)
         ),

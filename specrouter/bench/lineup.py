@@ -45,7 +45,9 @@ def lineup(pool: ModelPool, only: Sequence[str] | None, has_peer: bool) -> Lineu
     chains = static_chains(pool)
     pairs = tuple(chain for chain in chains if len(chain) == 2)
     with_models = [chain for chain in pairs if not pool.is_weightless(chain[0])]
-    assisted = {f"assisted:{chain[0]}": chain[0] for chain in with_models}
+    # To `transformers` a twin is the target once more: it reads the same checkpoint.
+    others = [chain[0] for chain in with_models if chain[0] != pool.config.twin]
+    assisted = {f"assisted:{name}": name for name in others}
     known = ["transformers", "off", *POLICIES, *assisted, *map(chain_name, chains)]
     known += ["static"] * bool(chains) + ["assisted"] * bool(assisted)
     known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs) + ["peer"] * has_peer

@@ -31,11 +31,12 @@ def label(name: str, result: Mapping[str, Any]) -> str:
 
 
 def model_sizes(conditions: Mapping[str, Any]) -> str:
-    """`small 1.1M, big 201.9M (inflated)`."""
+    """`small 1.1M, big 201.9M int8 (inflated)`."""
     parts = []
     for name, model in conditions["models"].items():
         size = f" {model['parameters'] / 1e6:.1f}M" if model["parameters"] else ""
-        parts.append(f"{name}{size}{' (inflated)' if model['is_inflated'] else ''}")
+        kept = " int8" if model.get("weights") == "int8" else ""
+        parts.append(f"{name}{size}{kept}{' (inflated)' if model['is_inflated'] else ''}")
     return ", ".join(parts)
 
 

@@ -30,7 +30,8 @@ _SETTINGS = {
     "port": "server.port",
     "log_format": "server.log_format",
 }
-_SCHEMES = ("bundled:", "path:", "hub:")
+_SCHEMES = ("bundled:", "path:", "hub:", "quantised:")
+_TWIN = "quantised"  # of the target, whatever that is called
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
 _DRAFT_WITHOUT_MODEL = "goes with a model: a folder, ORG/NAME on the hub, or a bundled model"
@@ -61,8 +62,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--config", metavar="FILE", help="a YAML scenario, or a bundled one's name")
     parser.add_argument(
         "--draft", nargs="+", default=[], metavar="NAME",
-        help="drafters for a TARGET that is a model, named like it, or ngram, which has no weights "
-        "(default: ngram)",
+        help="drafters for a TARGET that is a model, named like it, or ngram, which has no "
+        "weights, or quantised, the target itself in int8 on the CPU (default: ngram)",
     )  # fmt: skip
     parser.add_argument(
         "--max-model-len", type=int, metavar="N", help="tokens of a request, prompt and output"
@@ -128,7 +129,7 @@ def _is_scenario(target: str) -> bool:
 
 def _pool(target: str, drafters: list[str]) -> tuple[dict[Any, Any], dict[str, str]]:
     """A pool of the target, the first of its models, and its drafters."""
-    from modelpool.config import NGRAM
+    from modelpool.config import NGRAM, QUANTISED
 
     if not drafters and target != NGRAM:
         drafters = [NGRAM]  # costs nothing, and the router uses it where it pays
@@ -136,7 +137,8 @@ def _pool(target: str, drafters: list[str]) -> tuple[dict[Any, Any], dict[str, s
     arguments = {"pool.target": "TARGET"}
     for number, given in enumerate([target, *drafters]):
         argument = f"--draft {given}" if number else "TARGET"
-        source = _source(given, argument)
+        is_twin = number > 0 and given == _TWIN
+        source = QUANTISED + models[0]["name"] if is_twin else _source(given, argument)
         name = _name(source, [model["name"] for model in models])
         models.append({"name": name, "source": source})
         arguments[f"pool.models[{number}]"] = argument
@@ -170,6 +172,8 @@ def _name(source: str, taken: list[str]) -> str:
     name = rest if separator else scheme
     if scheme == "path":
         name = Path(rest).expanduser().resolve().name
+    elif scheme == _TWIN:
+        name = f"{rest}-int8"
     name = re.sub(r"[\s>,]+", "-", name) or "model"
     number = 2
     unique = name

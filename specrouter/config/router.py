@@ -94,7 +94,7 @@ class RouterConfig(Strict):
         if replica.device is not None:
             placed = [
                 model.model_dump(exclude_unset=True)
-                | ({} if model.is_weightless else {"device": replica.device})
+                | ({"device": replica.device} if model.is_placed else {})
                 for model in pool.models
             ]
             settings = {**pool.model_dump(exclude_unset=True), "models": placed}

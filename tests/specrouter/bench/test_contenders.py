@@ -16,6 +16,7 @@ import pytest
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
+from modelpool.fast.cpu import int8_refusal
 from specrouter import RequestMetrics, RequestOutput, SamplingParams
 from specrouter.bench import reference
 from specrouter.bench.api_key import OPENAI_VARIABLE
@@ -296,6 +297,17 @@ def test_all_take_part_unless_some_are_asked_for(tiny: ModelPool) -> None:
     assert ("tiny-1m", "tiny-3m", "tiny-8m") in who.chains
     assert all(chain[-1] == "tiny-8m" and len(chain) > 1 for chain in who.chains)
     assert who.policies == ("paper", "adaptive")
+
+
+@pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+def test_a_twin_stands_in_chains_and_assists_nobody() -> None:
+    models = [{"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-8m")]
+    models.append({"name": "twin", "source": "quantised:tiny-8m"})
+    pool = ModelPool(PoolConfig.model_validate({"target": "tiny-8m", "models": models}))
+    who = lineup(pool, None, has_peer=False)
+    assert ("twin", "tiny-8m") in who.chains
+    assert ("tiny-1m", "twin", "tiny-8m") in who.chains
+    assert who.assistants == ("tiny-1m",)
 
 
 def test_smallest_drafter_is_a_model(tiny: ModelPool) -> None:

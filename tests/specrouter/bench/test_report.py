@@ -52,7 +52,8 @@ DOCUMENT = {
         "temperature": 1.0,
         "models": {
             "small": {"parameters": 1_100_000, "is_inflated": False},
-            "big": {"parameters": 201_900_000, "is_inflated": True},
+            "twin": {"parameters": 201_900_000, "is_inflated": True, "weights": "int8"},
+            "big": {"parameters": 201_900_000, "is_inflated": True, "weights": "plain"},
         },
     },
     "batches": {"1": batch("a>big", "a>big", "b>big"), "4": batch("b>big", "b>big")},
@@ -61,7 +62,7 @@ DOCUMENT = {
 
 def test_table_has_every_contender_of_every_batch() -> None:
     text = table(DOCUMENT)
-    assert "small 1.1M, big 201.9M (inflated)" in text
+    assert "small 1.1M, twin 201.9M int8 (inflated), big 201.9M (inflated)" in text
     lines = text.splitlines()
     assert [line for line in lines if line.startswith("batch")] == ["batch 1", "batch 4"]
     adaptive = next(line for line in lines if line.startswith("adaptive"))

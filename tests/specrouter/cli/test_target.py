@@ -64,6 +64,15 @@ def test_without_drafters_the_text_itself_drafts() -> None:
     assert pool("tiny-8m") == [("tiny-8m", "bundled:tiny-8m"), ("ngram", "ngram")]
 
 
+def test_the_target_itself_in_int8_is_a_drafter(folders: Path) -> None:
+    twin = ("big-int8", "quantised:big")
+    assert pool("./big", "--draft", "quantised", "small")[1:] == [twin, ("small", "path:small")]
+    assert pool("./big", "--draft", "quantised:big")[1:] == [twin]
+    with pytest.raises(ConfigError, match="is not the target 'big'") as caught:
+        asked("./big", "--draft", "small", "quantised:small")
+    assert caught.value.field == "--draft quantised:small"
+
+
 def test_models_of_one_name_get_others() -> None:
     names = [name for name, _ in pool("a/model", "--draft", "path:/b/a/model", "path:/c/model")]
     assert names == ["a/model", "model", "model-2"]

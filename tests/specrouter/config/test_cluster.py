@@ -7,7 +7,7 @@ import pytest
 from modelpool.errors import ConfigError
 from specrouter import RouterConfig
 
-POOL = {
+POOL: dict[str, Any] = {
     "target": "big",
     "models": [
         {"name": "rules", "source": "ngram"},
@@ -37,6 +37,16 @@ def test_each_replica_has_a_configuration_of_its_own_without_the_section() -> No
     assert found["gpu"].engine.max_requests == 64
     assert [one.device for one in found["cpu-0"].pool.models] == ["auto", "auto", "cpu"]
     assert [one.device for one in found["gpu"].pool.models[1:]] == ["cuda:1", "cuda:1"]
+
+
+def test_a_twin_in_int8_stays_on_the_cpu_of_its_replica() -> None:
+    twin = {"name": "twin", "source": "quantised:big"}
+    pool = {**POOL, "models": [twin, *POOL["models"]]}
+    cluster = {"replicas": [{"name": "gpu", "device": "cuda:1"}]}
+    models = RouterConfig.load({"pool": pool, "cluster": cluster}).replicas()["gpu"].pool.models
+    assert {one.name: one.device for one in models} == {
+        "twin": "auto", "rules": "auto", "small": "cuda:1", "big": "cuda:1"
+    }  # fmt: skip
 
 
 def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own() -> None:

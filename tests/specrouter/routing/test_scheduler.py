@@ -97,6 +97,20 @@ def of_many(**others: Any) -> tuple[ModelChainScheduler, PerformanceSnapshot]:
     return many, replace(snapshot(times, alpha=alpha, **others), parameters=SIZES)
 
 
+def test_a_twin_of_the_target_is_chosen_where_its_times_and_acceptances_pay() -> None:
+    """It has as many parameters as the target, and stands alone or behind a smaller drafter."""
+    names, sizes = ("small", "twin", "big"), {"small": 10, "twin": 1000, "big": 1000}
+    of_twins = ModelChainScheduler(SchedulerConfig(), names, sizes, "big")
+    assert set(of_twins.candidates) == {ALONE, PAIR, TWIN, ("small", "twin", "big")}
+    seen = {PAIR: 0.5, ("small", "twin"): 0.5, TWIN: 0.98, ("small", "twin", "big"): 0.9}
+    chosen = set()
+    for twin_ms in (1.0, 25.0, 49.0):
+        times = {"small": flat(0.5), "twin": rising(twin_ms, 0.01), "big": rising(50.0)}
+        known = replace(snapshot(times, seen), parameters=sizes)
+        chosen.add(of_twins.choose(known, ONE, Models(frozenset(names))).chain)
+    assert chosen == {TWIN, ("small", "twin", "big"), PAIR}
+
+
 def test_no_more_than_three_models_are_chosen_and_of_many_the_promising_ones() -> None:
     many, known = of_many()
     assert {len(chain) for chain in many.candidates} == {1, 2, 3}

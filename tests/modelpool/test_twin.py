@@ -1,0 +1,164 @@
+"""`source: quantised:TARGET`: what a pool makes of a twin, what it shares, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from modelpool import ModelPool
+from modelpool.config import PoolConfig, validate_config
+from modelpool.device_manager import DeviceInfo
+from modelpool.errors import ConfigError
+from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.lean_forward import LeanForward
+from modelpool.packed_model import PackedModel
+from modelpool.probe import probed
+from modelpool.twin import share_weights
+from tests.modelpool.compressed import compress
+from tests.modelpool.factories import save_llama
+
+GIB = 2**30
+FIELD = "pool.models[0]"
+PARTS = ((0, 6), (6, 9))
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+
+
+def twins(path: Path, target: dict[str, Any] | None = None, **twin: Any) -> dict[str, Any]:
+    """A pool of a model and its twin."""
+    model = {"name": "m", "source": str(path), "device": "cpu", **(target or {})}
+    return {"target": "m", "models": [{"name": "t", "source": "quantised:m", **twin}, model]}
+
+
+def logits(model: PackedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return probed(model.forward, model, PARTS)[0].float()
+
+
+def embedding(model: PackedModel) -> torch.Tensor:
+    weight = model.model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+@needs_int8
+def test_a_twin_is_the_same_checkpoint_in_int8(tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    pool = ModelPool.from_config(twins(tmp_path, threads=1, pinned=True, dtype="bfloat16"))
+    twin, model = pool.get("t"), pool.get("m")
+    assert pool.names == ("t", "m")
+    assert pool.path("t") == pool.path("m")
+    assert pool.parameter_count("t") == pool.parameter_count("m")
+    assert (pool.plan("t").weights, pool.plan("m").weights) == ("int8", "plain")
+    assert twin.threads == 1
+    assert twin.kv_bytes_per_token == model.kv_bytes_per_token
+    member = {"name": "m", "source": str(tmp_path), "device": "cpu", "weights": "int8"}
+    own = ModelPool.from_config({"target": "m", "models": [member]}).get("m")
+    assert torch.equal(logits(twin), logits(own))
+
+
+@needs_int8
+def test_a_twin_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    pool = ModelPool.from_config(twins(tmp_path, dtype="float32"))
+    assert (pool.plan("t").dtype, pool.plan("m").dtype) == ("float32", "bfloat16")
+
+
+@needs_int8
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_not_quantised_is_in_memory_once(tied: bool, tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16", tied=tied)
+    pool = ModelPool.from_config(twins(tmp_path, dtype="bfloat16"))
+    model, before = pool.get("m"), logits(pool.get("m"))
+    twin = pool.get("t")
+    assert isinstance(twin.shortcut, LeanForward)
+    assert embedding(twin).data_ptr() == embedding(model).data_ptr()
+    assert torch.equal(logits(model), before)
+    alone = ModelPool.from_config(twins(tmp_path, dtype="bfloat16")).get("t")  # without the target
+    assert embedding(alone).data_ptr() != embedding(model).data_ptr()
+    assert torch.equal(logits(twin), logits(alone))
+    with torch.no_grad():  # what it computes with is what it shares
+        embedding(model).zero_()
+    assert not torch.equal(logits(twin), logits(alone))
+
+
+def test_only_equal_parameters_are_shared() -> None:
+    one, other = ([nn.Embedding(4, 3) for _ in range(3)] for _ in range(2))
+    own = [each.weight.detach().clone() for each in one]
+    with torch.no_grad():
+        other[0].weight.copy_(own[0])
+        other[1].weight.copy_(own[1])[0, 0] += 1.0
+        other[2].weight.data = own[2].double()
+    twin, target = nn.ModuleList(one), nn.ModuleList(other)
+    assert share_weights(twin, target) == 4 * 3 * 4
+    assert one[0].weight.data_ptr() == other[0].weight.data_ptr()
+    assert share_weights(twin, target) == 0
+    assert all(torch.equal(each.weight, was) for each, was in zip(one, own, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "word"),
+    [
+        ({"source": "quantised:nobody"}, "source", "'nobody' is not the target 'm'"),
+        ({"source": "quantised:t"}, "source", "'t' is not the target 'm'"),
+        ({"inflate_to": 2_000_000}, "inflate_to", "has that of m"),
+        ({"weights": "int8"}, "weights", "has that of m"),
+        ({"revision": "main"}, "revision", "has that of m"),
+        ({"target": {"weights": "int8"}}, "source", "'m' is in int8 itself"),
+    ],
+)
+def test_a_twin_is_of_the_target_and_has_what_that_has(
+    change: dict[str, Any], field: str, word: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_config(PoolConfig, twins(tmp_path, **change), "pool")
+    assert caught.value.field == f"{FIELD}.{field}"
+    assert word in caught.value.reason
+    assert "\n" not in str(caught.value)
+
+
+def test_a_twin_cannot_be_the_target_and_stands_alone(tmp_path: Path) -> None:
+    settings = twins(tmp_path)
+    with pytest.raises(ConfigError, match="only drafts") as caught:
+        validate_config(PoolConfig, settings | {"target": "t"}, "pool")
+    assert caught.value.field == "pool.target"
+    settings["models"].append({"name": "u", "source": "quantised:m"})
+    with pytest.raises(ConfigError, match=r"the source of models\[0\] already") as caught:
+        validate_config(PoolConfig, settings, "pool")
+    assert caught.value.field == "pool.models[2].source"
+
+
+def test_a_checkpoint_that_is_quantised_has_no_twin(tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    compress(tmp_path)
+    with pytest.raises(ConfigError, match="is quantised already: 'm' can have no twin") as caught:
+        ModelPool.from_config(twins(tmp_path))
+    assert caught.value.field == f"{FIELD}.source"
+
+
+def test_a_cpu_that_cannot_sum_int8_has_no_twins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    for place in ("member", "placed_members"):
+        monkeypatch.setattr(f"modelpool.{place}.int8_refusal", lambda: "no VNNI")
+    with pytest.raises(ConfigError, match="no VNNI: 'm' can have no twin") as caught:
+        ModelPool.from_config(twins(tmp_path))
+    assert caught.value.field == f"{FIELD}.source"
+
+
+@needs_int8
+def test_a_twin_is_on_the_cpu_wherever_its_target_is(tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    devices = DeviceInfo("cuda:0", GIB, GIB), DeviceInfo("cpu", GIB, GIB)
+
+    def pool_of(**twin: Any) -> ModelPool:
+        settings = twins(tmp_path, {"device": "auto"}, **twin)
+        return ModelPool(validate_config(PoolConfig, settings, "pool"), devices=devices)
+
+    pool = pool_of()
+    assert (pool.placement("m").device, pool.placement("t").device) == ("cuda:0", "cpu")
+    with pytest.raises(ConfigError, match="a twin runs on the CPU") as caught:
+        pool_of(device="cuda:0")
+    assert caught.value.field == f"{FIELD}.device"
