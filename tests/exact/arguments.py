@@ -45,7 +45,8 @@ def make_parser(
     parser.add_argument("--reference-share", type=int, default=8, metavar="N", help=_SHARE)
     if dtypes:
         parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
-        parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=list(dtypes))
+        offered = sorted({*dtypes, "bfloat16"})
+        parser.add_argument("--dtypes", nargs="+", choices=offered, default=list(dtypes))
     return parser
 
 

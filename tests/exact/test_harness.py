@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from specrouter import ChainRouter, SamplingParams
-from tests.exact import noise
+from tests.exact import noise, seeded
 from tests.exact.arguments import open_oracle
 from tests.exact.arrangement import (
     ATTENTIONS,
@@ -433,3 +433,8 @@ def test_long_prompts_are_cut(small_family: dict[str, Path]) -> None:
     lengths = [len(tokens) for tokens in encode(load_prompts(None, 16), tokenizer, 20)]
     assert max(lengths) == 20
     assert min(lengths) == 1
+
+
+def test_only_a_target_in_int8_is_checked_in_bfloat16() -> None:
+    with pytest.raises(SystemExit, match="goes with --weights int8"):
+        seeded.main(["--dtypes", "bfloat16", "--weights", "auto"])
