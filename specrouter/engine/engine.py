@@ -386,7 +386,8 @@ class Engine:
     def successor(self) -> "Engine":
         """An engine in the place of this one, which has failed: with its policy, its accounts and
         the requests that wait, and nothing of its state, whose memory it gives back."""
-        self._executor.states.drop_all()
+        with self._stepping.take_over():  # somebody may be looking at them
+            self._executor.states.drop_all()
         engine = Engine(self._config, self._pool)
         engine._book.inherit(self._book)
         policies = self._planning.policies
