@@ -3,6 +3,8 @@
 Contract: a grammar's mask depends on the text alone, and not on who drafted it, so that tokens
 stay a function of logits, seed and structure. Drafts are free; `prune` takes out of them what no
 verifier could choose, in one pass on the host. Verifiers alone are masked (`Sampler.masks`).
+A recorded text (`binds_drafts` is false) masks the target alone and prunes nothing: drafts are as
+good and cost as much as if the target had said the text by itself.
 Not here: what a grammar is compiled from (`specrouter.request.grammar`).
 """
 
@@ -25,7 +27,13 @@ class GrammarError(RuntimeError):
 
 
 class TokenGrammar(Protocol):
-    """Where one row's text stands in its grammar."""
+    """Where one row's text stands in its grammar.
+
+    `binds_drafts`: drafts are pruned by it and intermediate models go by it; else the target alone.
+    """
+
+    @property
+    def binds_drafts(self) -> bool: ...
 
     def advance(self, tokens: list[int]) -> None:
         """Output tokens were committed. Those behind an end-of-text id count for nothing."""
@@ -44,9 +52,11 @@ class TokenGrammar(Protocol):
 def prune(tree: TokenTree, grammars: Mapping[int, TokenGrammar]) -> TokenTree:
     """The tree without the nodes that a row's grammar does not allow, and what stands on them.
 
-    `grammars`: by row; a row without one keeps its nodes. Where a grammar fails, the tree ends.
+    `grammars`: by row; a row without one that binds drafts keeps its nodes. Where a grammar fails,
+    the tree ends.
     """
-    restrained = [index for index, row in enumerate(tree.rows.tolist()) if row in grammars]
+    binding = {row for row, grammar in grammars.items() if grammar.binds_drafts}
+    restrained = [index for index, row in enumerate(tree.rows.tolist()) if row in binding]
     if not restrained or not tree.tokens.shape[1]:
         return tree
     kept: Bools = tree.real

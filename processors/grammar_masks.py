@@ -39,7 +39,9 @@ class GrammarMasks:
         self.by_row.pop(row, None)
         self._rows.pop(row, None)
 
-    def at(self, rows: Ints, positions: Ints, depths: Ints, paths: Ints) -> Bits | None:
+    def at(
+        self, rows: Ints, positions: Ints, depths: Ints, paths: Ints, of_target: bool = True
+    ) -> Bits | None:
         """What grammars allow at n places, [n, ceil(V / 8)]; None if no row has a grammar.
 
         Every id is allowed where a row has none, and where no path gets to.
@@ -47,9 +49,11 @@ class GrammarMasks:
         Args:
             rows, positions, depths: [n], as in `Contexts`.
             paths: [n, L], on the host.
+            of_target: the places are the target's; else only grammars that bind drafts count.
         """
         numbers = rows.tolist()
-        restrained = [index for index, row in enumerate(numbers) if row in self.by_row]
+        counting = {row for row, one in self.by_row.items() if of_target or one.binds_drafts}
+        restrained = [index for index, row in enumerate(numbers) if row in counting]
         if not restrained:
             return None
         masks: Bits = np.full((len(rows), -(-self._vocab_size // 8)), 255, dtype=np.uint8)

@@ -112,11 +112,15 @@ class _Layout:
 
 
 def tree_contexts(
-    sampler: Sampler, tree: TokenTree, positions: Ints, device: torch.device
+    sampler: Sampler,
+    tree: TokenTree,
+    positions: Ints,
+    device: torch.device,
+    of_target: bool = True,
 ) -> Contexts:
     """The places after each root and each node, row after row, with their grammars' masks.
 
-    `positions`: [B] after the roots.
+    `positions`: [B] after the roots. `of_target`: see `GrammarMasks.at`.
     """
     counts = tree.sizes + 1
     which = np.repeat(np.arange(len(tree.rows)), counts)
@@ -129,7 +133,7 @@ def tree_contexts(
         return Contexts(rows, after, depth)
     texts = np.zeros((len(which), tree.height), dtype=np.int64)
     texts[node >= 0] = tree.paths()[tree.real]
-    masks = sampler.masks(rows, after, depth, texts)
+    masks = sampler.masks(rows, after, depth, texts, of_target)
     return Contexts(
         rows,
         after,

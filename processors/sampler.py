@@ -109,9 +109,11 @@ class Sampler:
         ]
         return np.array(able, dtype=np.bool_)
 
-    def masks(self, rows: Ints, positions: Ints, depths: Ints, paths: Ints) -> Bits | None:
+    def masks(
+        self, rows: Ints, positions: Ints, depths: Ints, paths: Ints, of_target: bool = True
+    ) -> Bits | None:
         """What grammars allow at n places; see `GrammarMasks.at`."""
-        return self._masks.at(rows, positions, depths, paths)
+        return self._masks.at(rows, positions, depths, paths, of_target)
 
     def scores(self, logits: Tensor, contexts: Contexts, purpose: int = 0) -> Tensor:
         """What the choice is the argmax of, [n, V] float64; plain greedy: `logits` itself.

@@ -79,7 +79,8 @@ class VerifyProcessor:
         """Of all rows, or of one."""
         at = np.searchsorted(request.tree.rows, tree.rows)
         positions, device = request.output_positions[at], pack.logits.device
-        contexts = tree_contexts(self._sampler, tree, positions, device)
+        is_target = not request.rescore
+        contexts = tree_contexts(self._sampler, tree, positions, device, is_target)
         forward = VerifierForward(tree, _places(tree), contexts, pack, earlier)
         drafts = request.drafts
         if tree is not request.tree:

@@ -72,7 +72,7 @@ class InputValidation:
 
     def check_structure(self, structure: Structure) -> None:
         """Raises `RequestError`."""
-        self._grammars.compile(structure)
+        self._grammars.form(structure)
 
     def accept_samples(self, asked: RequestArgs) -> list[RequestSpec]:
         """One for each sample that is asked for, by index."""
@@ -103,7 +103,7 @@ class InputValidation:
         bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
         grammar = None
         if params.structure is not None:
-            grammar = self._grammars.compile(params.structure)
+            grammar = self._grammars.form(params.structure)
             grammar.check(made)
         return RequestSpec(
             tokens,

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from processors.grammar import Bits, GrammarError, Path, allows
 from specrouter.request.grammar_start import started
 from specrouter.request.params import RequestError
+from specrouter.request.recorded_text import RecordedText
 from specrouter.request.structure import Structure, StructureKind
 
 _KEPT = 64  # compiled grammars
@@ -73,8 +74,15 @@ class GrammarCompiler:
         self._end_token_ids = frozenset(end for end in end_token_ids if end < vocab_size)
         self._known = functools.lru_cache(_KEPT)(self._compile)
 
+    def form(self, structure: Structure) -> CompiledGrammar | RecordedText:
+        """What a request's text goes by. Raises `RequestError`, whose field is `structure`."""
+        if structure.kind != "recorded":
+            return self.compile(structure)
+        _check(structure)
+        return RecordedText.parse(structure.source, self._vocab_size)
+
     def compile(self, structure: Structure) -> CompiledGrammar:
-        """Raises `RequestError`, whose field is `structure`."""
+        """Of any kind but `recorded`. Raises `RequestError`, whose field is `structure`."""
         _check(structure)
         return self._known(structure)
 
@@ -99,6 +107,8 @@ class GrammarCompiler:
 
 class RowGrammar:
     """`processors.grammar.TokenGrammar` of one row; for one thread."""
+
+    binds_drafts = True
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self._compiled = compiled

@@ -7,6 +7,7 @@ from specrouter.request.grammar import CompiledGrammar
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.objective import Objective
 from specrouter.request.params import SamplingParams, Speculation
+from specrouter.request.recorded_text import RecordedText
 
 MAX_PRIORITY = 1000
 
@@ -47,7 +48,7 @@ class RequestSpec:
     objective: Objective | None = None
     priority: int = 0
     timeout_s: float | None = None
-    grammar: CompiledGrammar | None = None
+    grammar: CompiledGrammar | RecordedText | None = None
     predicted: tuple[int, ...] = ()
     elapsed_s: float = 0.0
     arrivals: tuple[tuple[float, int], ...] = ()

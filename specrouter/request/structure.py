@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "recorded"]
 
 
 @dataclass(frozen=True, init=False)
@@ -14,9 +14,10 @@ class Structure:
 
     Attributes:
         kind: `json_object`: any JSON object; `json_schema`; `regex`: the whole text matches;
-            `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it.
+            `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it;
+            `recorded`: exactly these token ids, a list, for measurements (`recorded_text`).
             Between two parts of JSON stands nothing, a space, or a newline and up to 16 spaces.
-        source: the schema, the expression, the list of texts, the grammar; nothing for
+        source: the schema, the expression, the list of texts or of ids, the grammar; nothing for
             `json_object`. A schema and a list are kept as JSON text, and may be given as it.
     """
 
@@ -24,7 +25,7 @@ class Structure:
     source: str
 
     def __init__(
-        self, kind: StructureKind, source: str | Mapping[str, Any] | Sequence[str] = ""
+        self, kind: StructureKind, source: str | Mapping[str, Any] | Sequence[str | int] = ""
     ) -> None:
         """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""
         if isinstance(source, Mapping | list | tuple):  # anything else is refused with its request

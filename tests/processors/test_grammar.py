@@ -31,7 +31,13 @@ WARM = SamplingSettings(temperature=0.9, top_k=40, seed=12)
 class HashGrammar:
     """Allows about half of all ids, by a hash of the whole text; fails behind some texts."""
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE, failing: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        vocab_size: int = VOCAB_SIZE,
+        failing: Sequence[Path] = (),
+        binds_drafts: bool = True,
+    ) -> None:
+        self.binds_drafts = binds_drafts
         self._vocab_size = vocab_size
         self._failing = set(failing)
         self.text: Path = ()
@@ -75,6 +81,26 @@ def test_pruning_leaves_exactly_the_nodes_whose_whole_path_is_allowed(
 def test_a_tree_without_grammars_is_left_alone() -> None:
     tree = TokenTree.path(np.array([0]), np.array([[3, 4]]), np.array([2]))
     assert prune(tree, {1: HashGrammar()}) is tree
+
+
+@given(forests)
+def test_a_grammar_that_binds_no_drafts_prunes_nothing(rows: dict[int, Nodes]) -> None:
+    tree = build(rows, 0)
+    assert prune(tree, {row: HashGrammar(3, binds_drafts=False) for row in rows}) is tree
+
+
+def test_a_grammar_that_binds_no_drafts_masks_the_target_alone() -> None:
+    sampler = Sampler(VOCAB_SIZE, window=16)
+    grammar = HashGrammar(binds_drafts=False)
+    sampler.open(0, with_grammar(GREEDY, grammar))
+    sampler.open(1, with_grammar(GREEDY, HashGrammar()))
+    rows, depths, texts = np.array([0, 1]), np.array([0, 0]), np.zeros((2, 1), dtype=np.int64)
+    masks = [sampler.masks(rows, depths, depths, texts, is_target) for is_target in (True, False)]
+    assert masks[0] is not None
+    assert masks[1] is not None
+    assert (masks[0][0] == np.packbits(grammar.allowed(()), bitorder="little")).all()
+    assert (masks[1][0] == 255).all()
+    assert (masks[0][1] == masks[1][1]).all()
 
 
 def test_a_tree_ends_where_its_grammar_fails() -> None:
