@@ -17,6 +17,7 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
+from specrouter.bench.agent_workload import agent_workload
 from specrouter.bench.conditions import request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
@@ -24,11 +25,12 @@ from specrouter.bench.options import Options
 from specrouter.bench.output_file import write_outputs, writing
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.plot import check_plot, write_plot
-from specrouter.bench.prompts import load_prompts, tokenize
+from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
 from specrouter.bench.reference import Checkpoint, ReferenceContender, ReferenceProcess
 from specrouter.bench.report import table
 from specrouter.bench.rounds import Progress
 from specrouter.bench.session import Session
+from specrouter.bench.trajectories import fingerprint, load_trajectories, tokenize_trajectories
 from specrouter.config import RouterConfig
 from specrouter.router import ChainRouter
 
@@ -43,10 +45,9 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
     if options.fresh_times:
         config = config.with_fresh_times()
     sizes = options.batches(config.engine.max_requests)
-    texts = load_prompts(options.prompts)
     pool = ModelPool.from_config(config.pool)  # reads no weights
-    who = lineup(pool, options.only, options.peer is not None)
-    prompts = tokenize(texts, pool.tokenizer, _longest_prompt(config, pool, options.new_tokens))
+    who = lineup(pool, options.only, options.peer is not None, options.workload is not None)
+    prompts, recorded = _workload(options, config, pool)
     with ExitStack() as stack:
         outside: list[Contender] = []
         if options.peer is not None:
@@ -62,7 +63,8 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
         router = stack.enter_context(ChainRouter.from_config(config))
         session = Session(options, router, who, prompts, outside, progress)
         batches = {str(batch): session.run(batch) for batch in sizes}
-        return {"conditions": session.conditions(texts), "batches": batches}
+        measured_under = {**session.conditions(), "recorded": recorded}
+        return {"conditions": measured_under, "batches": batches}
 
 
 def write(document: Mapping[str, Any], options: Options) -> None:
@@ -75,6 +77,20 @@ def write(document: Mapping[str, Any], options: Options) -> None:
 
     drawn = None if options.plot is None else partial(plot, options.plot)
     write_outputs(document, table(document), options.json, drawn)
+
+
+def _workload(
+    options: Options, config: RouterConfig, pool: ModelPool
+) -> tuple[dict[str, list[BenchPrompt]], dict[str, Any] | None]:
+    """Prompts by category; and of recorded outputs, what their figures are comparable by."""
+    if options.workload is None:
+        texts = load_prompts(options.prompts)
+        longest = _longest_prompt(config, pool, options.new_tokens)
+        return tokenize(texts, pool.tokenizer, longest), None
+    found = load_trajectories(options.prompts) if options.prompts else agent_workload()
+    limit = request_limit(config, pool)
+    prompts = tokenize_trajectories(found, pool.tokenizer, limit, options.new_tokens)
+    return prompts, fingerprint(found)
 
 
 def references(pool: ModelPool, who: Lineup, process: ReferenceProcess) -> list[Contender]:

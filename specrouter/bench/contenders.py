@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from modelpool import ModelPool
-from specrouter.bench.prompts import Work
+from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import (
     EngineStatistics,
     EngineTime,
@@ -22,6 +22,7 @@ from specrouter.bench.sample import (
 from specrouter.config import RouterConfig
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import SamplingParams
+from specrouter.request.structure import Structure
 
 
 class Router(Protocol):
@@ -74,16 +75,8 @@ class OwnContender:
         return True
 
     def run(self, work: Work) -> Sample:
-        params = [
-            SamplingParams(
-                work.new_tokens,
-                work.temperature,
-                seed=seed,
-                ignore_eos=True,
-                prefix_cache=False,  # contenders are given the same prompts
-            )
-            for seed in work.seeds
-        ]
+        asked = zip(work.prompts, work.seeds, strict=True)
+        params = [_params(work, prompt, seed) for prompt, seed in asked]
         prompts = [prompt.token_ids for prompt in work.prompts]
         self._router.set_policy(self._policy, **self._settings)
         # What other contenders do would teach the adaptive one for nothing.
@@ -114,6 +107,18 @@ class OwnContender:
             len(outputs),
             mean_tpot_ms(outputs),
         )
+
+
+def _params(work: Work, prompt: BenchPrompt, seed: int) -> SamplingParams:
+    recorded = prompt.recorded[: work.new_tokens]
+    return SamplingParams(
+        len(recorded) or work.new_tokens,
+        work.temperature,
+        seed=seed,
+        ignore_eos=True,
+        prefix_cache=False,  # contenders are given the same prompts
+        structure=Structure("recorded", recorded) if recorded else None,
+    )
 
 
 def mean_tpot_ms(outputs: Sequence[RequestOutput]) -> float | None:

@@ -129,6 +129,7 @@ def row(
         "tokens_per_s": asdict(spread([speed for speed in speeds(ours) if speed is not None])),
         "over": _json(over),
         "over_by_category": {category: _json(ratio) for category, ratio in by.items()},
+        "tokens_per_s_by_category": _speeds_by_category(ours, categories),
         "requests_per_s": asdict(spread(request_rates(ours))),
         **_tpot_figures(samples, name),
         "acceptance_length": _mean([s.acceptance_length for s in flat]),
@@ -155,6 +156,17 @@ def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:
         "tpot_ms": asdict(spread(known_ms)) if known_ms else None,
         "eaf_tpot": asdict(spread(gains)) if gains else None,
     }
+
+
+def _speeds_by_category(ours: Rounds, categories: Sequence[str | None]) -> dict[str, Any]:
+    def of(category: str) -> Keep:
+        return lambda _, index: categories[index] == category
+
+    found = {}
+    for category in dict.fromkeys(one for one in categories if one is not None):
+        own = [speed for speed in speeds(ours, of(category)) if speed is not None]
+        found[category] = asdict(spread(own))
+    return found
 
 
 def _by_category(

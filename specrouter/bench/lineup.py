@@ -37,8 +37,13 @@ def static_chains(pool: ModelPool) -> list[Chain]:
     return [chain for chain in chains if len(chain) > 1 and pool.fit_together(chain)]
 
 
-def lineup(pool: ModelPool, only: Sequence[str] | None, has_peer: bool) -> Lineup:
+def lineup(
+    pool: ModelPool, only: Sequence[str] | None, has_peer: bool, is_recorded: bool = False
+) -> Lineup:
     """Target-only takes part whatever is asked for, and so does a peer that is given.
+
+    `is_recorded`: who cannot replay a recorded text does not take part: `transformers`, whose
+    assistants would be told the text too.
 
     Raises `ConfigError` for a name that the pool does not have.
     """
@@ -47,8 +52,9 @@ def lineup(pool: ModelPool, only: Sequence[str] | None, has_peer: bool) -> Lineu
     with_models = [chain for chain in pairs if not pool.is_weightless(chain[0])]
     # To `transformers` a twin is the target once more: it reads the same checkpoint.
     others = [chain[0] for chain in with_models if chain[0] != pool.config.twin]
-    assisted = {f"assisted:{name}": name for name in others}
-    known = ["transformers", "off", *POLICIES, *assisted, *map(chain_name, chains)]
+    assisted = {} if is_recorded else {f"assisted:{name}": name for name in others}
+    known = ["off", *POLICIES, *assisted, *map(chain_name, chains)]
+    known += ["transformers"] * (not is_recorded)
     known += ["static"] * bool(chains) + ["assisted"] * bool(assisted)
     known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs) + ["peer"] * has_peer
     wanted = set(known if only is None else only)

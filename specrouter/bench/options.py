@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from modelpool.errors import ConfigError
 from specrouter.bench import tuning
@@ -10,19 +11,22 @@ from specrouter.bench.output_file import check_json
 from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
 
 DEFAULT_BATCHES = (1, 4, 8, 16)
+RECORDED_TOKENS = 256  # of a recorded output at most, unless the command line says otherwise
 
 
 @dataclass(frozen=True)
 class Options:
     """What the command line asks for.
 
-    `batch`: None takes those of `DEFAULT_BATCHES` that the configuration has rows for. `only`:
-    names of contenders; None takes all. `api_key`: of the peer; None takes the environment's.
-    `json`: "-" is stdout. `fresh_times`: models are timed anew.
+    `workload`: "agent" replays recorded outputs, those of `prompts` or the built-in ones; None has
+    the models generate. `batch`: None takes those of `DEFAULT_BATCHES` that the configuration has
+    rows for. `only`: names of contenders; None takes all. `api_key`: of the peer; None takes the
+    environment's. `json`: "-" is stdout. `fresh_times`: models are timed anew.
     """
 
     config: Path
     prompts: tuple[Path, ...] = ()
+    workload: Literal["agent"] | None = None
     batch: tuple[int, ...] | None = None
     rounds: int = 5
     new_tokens: int = 64
@@ -51,7 +55,16 @@ class Options:
             raise ConfigError("--widths", "no depth times width is small enough for a tree")
         if self.api_key is not None and self.peer is None:
             raise ConfigError("--api-key", "goes with --peer")
+        if self.workload is not None:
+            self._check_recorded()
         check_json(self.json)
+
+    def _check_recorded(self) -> None:
+        if self.temperature > 0:
+            # Shared noise would have drafters draw by chance what the target does not choose by it.
+            raise ConfigError("--temperature", "must be 0: --workload agent is recorded text")
+        if self.peer is not None:
+            raise ConfigError("--peer", "cannot replay the recorded text of --workload agent")
 
     def batches(self, max_requests: int) -> tuple[int, ...]:
         """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""

@@ -47,9 +47,12 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class BenchPrompt:
+    """`recorded`: what is to be said; nothing leaves it to the model."""
+
     category: str
     text: str
     token_ids: tuple[int, ...]
+    recorded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def load_prompts(files: Sequence[Path]) -> Texts:
         return BUILT_IN
     texts: dict[str, list[str]] = {}
     for file in files:
-        texts.setdefault(file.stem, []).extend(_read(file))
+        texts.setdefault(file.stem, []).extend(_text(*one) for one in read_entries(file))
     return texts
 
 
@@ -132,7 +135,8 @@ def _tokenized(category: str, text: str, tokenizer: Tokenizer, limit: int) -> Be
     return BenchPrompt(category, text, ids)
 
 
-def _read(file: Path) -> list[str]:
+def read_entries(file: Path) -> list[tuple[str, Any]]:
+    """A file's JSON lines, each with its place in words. Raises `ConfigError` without any."""
     try:
         # JSON may hold what else ends a line for `splitlines`, such as U+2028.
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -140,18 +144,24 @@ def _read(file: Path) -> list[str]:
         raise ConfigError("--prompts", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("--prompts", f"{file} is not UTF-8 text") from error
-    texts = [_text(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not texts:
+    found = [
+        _entry(f"line {number} of {file}", line)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not found:
         raise ConfigError("--prompts", f"{file} holds no prompts")
-    return texts
+    return found
 
 
-def _text(file: Path, number: int, line: str) -> str:
-    where = f"line {number} of {file}"
+def _entry(where: str, line: str) -> tuple[str, Any]:
     try:
-        entry = json.loads(line)
+        return where, json.loads(line)
     except ValueError as error:
         raise ConfigError("--prompts", f"{where} is not JSON") from error
+
+
+def _text(where: str, entry: Any) -> str:
     found = None
     if isinstance(entry, dict):
         turns = entry.get("turns")

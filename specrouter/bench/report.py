@@ -16,6 +16,8 @@ def table(document: Mapping[str, Any]) -> str:
     EAF: the target's own mean TPOT over the contender's.
     """
     lines = [model_sizes(document["conditions"])]
+    if document["conditions"].get("recorded"):
+        lines.append("recorded outputs, replayed: the text is given, and is not the target's own")
     for batch, result in document["batches"].items():
         lines += ["", f"batch {batch}", *_shapes(result), _HEAD]
         lines += [_row(label(name, result), row) for name, row in result["contenders"].items()]
@@ -65,7 +67,13 @@ def _by_category(result: Mapping[str, Any]) -> Iterator[str]:
     categories = next(iter(rows.values()))["over_by_category"]
     if len(categories) < 2:
         return
-    yield f"{'over off, by category':44}" + "".join(f"{name:>14.13}" for name in categories)
+    names = "".join(f"{name:>14.13}" for name in categories)
+    yield f"{'tokens/s, by category':44}" + names
+    for name, row in rows.items():
+        by = row["tokens_per_s_by_category"]
+        found = [by[category]["median"] for category in categories]
+        yield f"{label(name, result):44}" + "".join(f"{speed:14.1f}" for speed in found)
+    yield f"{'over off, by category':44}" + names
     for name, row in rows.items():
         found = [row["over_by_category"][category]["off"]["median"] for category in categories]
         yield f"{label(name, result):44}" + "".join(f"{ratio:14.2f}" for ratio in found)

@@ -38,12 +38,13 @@ class Session:
         self._prompts, self._outside, self._progress = prompts, outside, progress
         self._bare = BareForwards(router)
 
-    def conditions(self, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    def conditions(self) -> dict[str, Any]:
         options = self._options
         return {
             **conditions(self._router),
             "config": options.config.name,
-            "prompts": {category: len(found) for category, found in texts.items()},
+            "workload": options.workload,
+            "prompts": {category: len(found) for category, found in self._prompts.items()},
             "rounds": options.rounds,
             "new_tokens": options.new_tokens,
             "temperature": options.temperature,

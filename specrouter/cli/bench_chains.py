@@ -33,14 +33,23 @@ def _add_bench_work(parser: argparse.ArgumentParser) -> None:
         "(default: a dozen built-in prompts)",
     )  # fmt: skip
     parser.add_argument(
+        "--workload", choices=["agent"],
+        help="recorded outputs are replayed, part by part, greedy: code edits, tool-call echoes, "
+        "JSON, turns; or those of --prompts, lines with prompt and output",
+    )  # fmt: skip
+    parser.add_argument(
         "--batch", type=int, nargs="+", metavar="B",
         help="requests together (default: 1 4 8 16, up to the config's engine.max_requests)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
-    parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="default: 64")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="default: 1; 0 is greedy"
-    )
+        "--new-tokens", type=int, metavar="N",
+        help="default: 64; at most 256 of a recorded output",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temperature", type=float, metavar="T",
+        help="default: 1; 0 is greedy, as recorded outputs are",
+    )  # fmt: skip
     parser.add_argument(
         "--by-category", action="store_true",
         help="batches of one category each; ratios are means over categories",
@@ -72,8 +81,14 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
 def _bench_chains(arguments: argparse.Namespace) -> int:
     # Imports all of transformers' generation, which no other command waits for.
     from specrouter.bench.chains import bench_chains, write
-    from specrouter.bench.options import Options
+    from specrouter.bench.options import RECORDED_TOKENS, Options
     from specrouter.bench.rounds import Progress
 
+    is_recorded = arguments.workload is not None
+    if arguments.new_tokens is None:
+        arguments.new_tokens = RECORDED_TOKENS if is_recorded else 64
+    if arguments.temperature is None:
+        arguments.temperature = 0.0 if is_recorded else 1.0
+    arguments.by_category |= is_recorded
     options = Options(**options_from(Options, arguments))
     return measured(lambda: write(bench_chains(options, Progress()), options))

@@ -77,6 +77,11 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
         (["--peer", "http://127.0.0.1:9", "--api-key", "its key"], "--api-key"),
         (["--api-key", "key"], "--api-key"),
         (["--config", "/none.yaml"], "config"),
+        (["--workload", "agents"], "--workload"),
+        (["--workload", "agent", "--temperature", "0.5"], "--temperature"),
+        (["--workload", "agent", "--peer", "http://127.0.0.1:9"], "--peer"),
+        (["--workload", "agent", "--only", "transformers"], "--only"),
+        (["--workload", "agent", "--only", "assisted:tiny-1m"], "--only"),
     ],
 )
 def test_bad_argument_is_one_line_that_names_it(
@@ -97,6 +102,23 @@ def test_bad_argument_is_one_line_that_names_it(
     error = capsys.readouterr().err
     assert argument in error
     assert error.count("\n") == 1
+
+
+def test_recorded_outputs_are_replayed_part_by_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = tmp_path / "mine.jsonl"
+    recorded.write_text('{"prompt": "def f(x):", "output": " return [1, 2, 3]\\n"}\n')
+    options = ["--workload=agent", "--rounds=1", "--batch=1", "--only", "off", "--json=-"]
+    assert bench(*options, "--prompts", str(recorded)) == 0
+    out = capsys.readouterr().out.splitlines()
+    document = json.loads(out[-1])
+    assert "recorded outputs, replayed" in out[1]
+    assert document["conditions"]["prompts"] == {"mine": 1}
+    assert document["conditions"]["by_category"]
+    assert document["conditions"]["temperature"] == 0
+    assert len(document["conditions"]["recorded"]["sha256"]) == 16
+    assert list(document["batches"]["1"]["contenders"]) == ["off"]
 
 
 def test_result_is_printed_where_its_file_cannot_be_written(

@@ -17,7 +17,7 @@ from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
 from modelpool.fast.cpu import int8_refusal
-from specrouter import RequestMetrics, RequestOutput, SamplingParams
+from specrouter import RequestMetrics, RequestOutput, SamplingParams, Structure
 from specrouter.bench import reference
 from specrouter.bench.api_key import OPENAI_VARIABLE
 from specrouter.bench.bare_forward import BareForwards, time_forward
@@ -74,6 +74,18 @@ class CountingRouter:
 
 
 # our own
+
+
+def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
+    router = CountingRouter()
+    prompts = (BenchPrompt("x", "a", (5,), tuple(range(3))), BenchPrompt("x", "b", (6,), (9,) * 40))
+    OwnContender("off", router).run(Work(prompts, (1, 2), 8, 0.0, "x"))
+    params = router.calls[-1][1]
+    assert [one.max_new_tokens for one in params] == [3, 8]
+    assert [one.structure for one in params] == [
+        Structure("recorded", [0, 1, 2]),
+        Structure("recorded", [9] * 8),
+    ]
 
 
 def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:

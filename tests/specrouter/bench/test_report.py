@@ -23,6 +23,7 @@ def row(speed: float, **more: Any) -> dict[str, Any]:
         "requests_per_s": ratio(speed),
         "eaf_tpot": ratio(speed + 0.5),
         "over": {"off": ratio(speed)},
+        "tokens_per_s_by_category": {"code": ratio(10 * speed), "prose": ratio(10 * speed - 5)},
         "over_by_category": {
             "code": {"off": ratio(speed)},
             "prose": {"off": ratio(speed - 0.5)},
@@ -70,6 +71,21 @@ def test_table_has_every_contender_of_every_batch() -> None:
     tuned = next(line for line in lines if line.startswith("a>big (ssd-tuned)"))
     assert tuned.split()[-2:] == ["12%", "80%"]
     assert "  a>big (ssd-tuned): depth 4, width 2" in lines
+
+
+def test_table_has_the_speeds_by_category() -> None:
+    lines = table(DOCUMENT).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("tokens/s, by category"))
+    adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
+    assert adaptive.split() == ["adaptive", "25.0", "20.0"]
+
+
+def test_table_says_that_outputs_are_recorded() -> None:
+    said = "recorded outputs, replayed: the text is given, and is not the target's own"
+    conditions: Any = DOCUMENT["conditions"]
+    recorded = {**DOCUMENT, "conditions": {**conditions, "recorded": {"sha256": "0"}}}
+    assert said in table(recorded).splitlines()
+    assert said not in table(DOCUMENT)
 
 
 def test_table_has_the_ratios_by_category() -> None:
