@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 COMMANDS = (
-    "serve", "check", "generate", "inflate",
+    "serve", "check", "generate", "inflate", "export-gguf",
     "bench chains", "bench load", "bench turns", "bench figures",
 )  # fmt: skip
 
@@ -36,7 +36,8 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _COMMAND = re.compile(
-    r"\bspecrouter (serve|check|generate|inflate|bench (?:chains|load|turns|figures))\b(.*)"
+    r"\bspecrouter (serve|check|generate|inflate|export-gguf"
+    r"|bench (?:chains|load|turns|figures))\b(.*)"
 )
 
 

@@ -115,8 +115,7 @@ def row(
         categories: of the batches of a round, in their order; None where they are mixed.
         by_category: the headline ratios are means over categories.
         min_distinct: ratios also over those batches where every output of the first base has this
-            share of distinct 4-grams. For batches of one request, which repetition can be put
-            down to.
+            share of distinct 4-grams. For batches of one request.
     """
     ours = samples[name]
     flat = [sample for samples_of_round in ours for sample in samples_of_round]

@@ -19,6 +19,7 @@ def add_bench_chains(what: Commands) -> None:
         "Prints a table.",
     )
     add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
+    _add_bench_texts(parser)
     _add_bench_work(parser)
     _add_bench_contenders(parser)
     add_outputs(parser, "speed-ups by batch size")
@@ -26,7 +27,7 @@ def add_bench_chains(what: Commands) -> None:
     parser.set_defaults(run=_bench_chains, log_level=logging.WARNING)
 
 
-def _add_bench_work(parser: argparse.ArgumentParser) -> None:
+def _add_bench_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=Path, nargs="+", default=[], metavar="FILE",
         help="JSON lines with prompt, question, text or turns; each file is a category "
@@ -37,6 +38,9 @@ def _add_bench_work(parser: argparse.ArgumentParser) -> None:
         help="recorded outputs are replayed, part by part, greedy: code edits, tool-call echoes, "
         "JSON, turns; or those of --prompts, lines with prompt and output",
     )  # fmt: skip
+
+
+def _add_bench_work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=int, nargs="+", metavar="B",
         help="requests together (default: 1 4 8 16, up to the config's engine.max_requests)",

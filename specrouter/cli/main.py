@@ -1,4 +1,4 @@
-"""The command line: `specrouter serve`, `check`, `cluster`, `generate`, `inflate`, `bench`.
+"""The command line: `specrouter serve`, `check`, `cluster`, `generate`, `bench` and others.
 
 Contract: a bad argument or configuration ends with exit code 2 and one line on stderr that names
 the field; a generation or a measurement that fails, and a pool that does not fit, with 1; a service
@@ -19,6 +19,7 @@ from specrouter.cli.bench_load import add_bench_load
 from specrouter.cli.bench_turns import add_bench_turns
 from specrouter.cli.check_command import add_check
 from specrouter.cli.cluster import add_cluster
+from specrouter.cli.export_gguf import add_export_gguf
 from specrouter.cli.generate import add_generate
 from specrouter.cli.inflate import add_inflate
 from specrouter.cli.serve import add_serve
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add_cluster(commands)
     add_generate(commands)
     add_inflate(commands)
+    add_export_gguf(commands)
     _add_bench(commands)
     return parser
 

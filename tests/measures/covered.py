@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 _BY_TEST: Mapping[str, Mapping[str, str]] = {
     "specrouter/bench": {
+        "agent_workload": "test_trajectories",
         "bare_forward": "test_contenders",
         "conditions": "test_report",
         "lineup": "test_contenders",
@@ -152,6 +153,7 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "placed_members": "test_pool",
         "probe": "test_packed_model",
     },
+    "modelpool/export": {"llama_tensors": "test_gguf_file"},
     "modelpool/inflate": {"llama_sizes": "test_inflate", "tensors": "test_inflate"},
     "modelpool/checkpoint": {"architecture": "../test_architectures"},
     "modelpool/fast": {

@@ -1,0 +1,267 @@
+"""GGUF files: read back, they are the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from modelpool.errors import ConfigError
+from modelpool.export import gguf_file
+from modelpool.export.gguf_file import export_gguf
+from modelpool.export.llama_tensors import frequency_factors, rotated_pairs, sources
+from modelpool.inflate.llama_sizes import shape_of
+from specrouter.cli.main import main
+from tests.modelpool.factories import save_llama, save_qwen2
+
+BUNDLED = Path(gguf_file.__file__).parent.parent / "bundled" / "tiny-1m"
+
+
+def tensors_of(file: Path) -> dict[str, Any]:
+    return {one.name: one for one in gguf.GGUFReader(file).tensors}
+
+
+def facts_of(file: Path) -> dict[str, Any]:
+    return {name: one.contents() for name, one in gguf.GGUFReader(file).fields.items()}
+
+
+def laid_out(directory: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors by llama.cpp's names, in its order of rows."""
+    weights = load_file(directory / "model.safetensors")
+    shape = shape_of(json.loads((directory / "config.json").read_text()))
+    return {name: one.laid_out(weights[one.name]) for name, one in sources(shape).items()}
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of float32 weights, so that bfloat16 rounds."""
+    folder = tmp_path_factory.mktemp("untied")
+    return save_llama(folder, hidden=64, heads=4, kv_heads=2, dtype="float32", tied=False)
+
+
+@pytest.mark.parametrize("is_bundled", [True, False])
+def test_bf16_has_every_tensor_bit_for_bit(untied: Path, is_bundled: bool, tmp_path: Path) -> None:
+    source = BUNDLED if is_bundled else untied
+    exported = export_gguf(source, tmp_path / "a.gguf")
+    found, wanted = tensors_of(exported.path), laid_out(source)
+    assert exported.tensors == len(found)
+    assert list(found) == list(wanted)
+    for name, tensor in wanted.items():
+        assert found[name].shape.tolist() == list(tensor.shape)[::-1]
+        if tensor.ndim == 1:
+            assert (found[name].data == tensor.float().numpy()).all()
+        else:
+            bits = found[name].data.view(np.int16).reshape(tensor.shape)
+            assert (bits == tensor.bfloat16().contiguous().view(torch.int16).numpy()).all()
+
+
+def test_q8_0_is_within_half_a_step_of_every_value(tmp_path: Path) -> None:
+    exported = export_gguf(BUNDLED, tmp_path / "a.gguf", "q8_0")
+    found, wanted = tensors_of(exported.path), laid_out(BUNDLED)
+    kinds = {name: one.tensor_type.name for name, one in found.items()}
+    assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
+    assert kinds["output_norm.weight"] == "F32"
+    for name, tensor in wanted.items():
+        values = tensor.float().numpy()
+        read = gguf.dequantize(found[name].data, found[name].tensor_type).reshape(values.shape)
+        if tensor.ndim == 1:
+            assert (read == values).all()
+            continue
+        steps = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
+        # The scale is stored in float16: 127 steps of it may be off by 127 * 2^-11 steps.
+        error = np.abs(read - values).reshape(-1, 32)
+        assert (error <= (0.5 + 127 * 2**-11) * steps).all()
+
+
+def test_rows_that_are_no_whole_blocks_stay_bf16(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "s", hidden=40, heads=2, kv_heads=2, layers=1, dtype="float32")
+    found = tensors_of(export_gguf(source, tmp_path / "a.gguf", "q8_0").path)
+    assert found["blk.0.attn_q.weight"].tensor_type.name == "BF16"
+
+
+def test_facts_are_the_configuration_s(tmp_path: Path) -> None:
+    facts = facts_of(export_gguf(BUNDLED, tmp_path / "a.gguf").path)
+    config = json.loads((BUNDLED / "config.json").read_text())
+    assert {
+        "general.architecture": "llama",
+        "general.file_type": 32,
+        "llama.vocab_size": config["vocab_size"],
+        "llama.context_length": config["max_position_embeddings"],
+        "llama.embedding_length": config["hidden_size"],
+        "llama.block_count": config["num_hidden_layers"],
+        "llama.feed_forward_length": config["intermediate_size"],
+        "llama.attention.head_count": config["num_attention_heads"],
+        "llama.attention.head_count_kv": config["num_key_value_heads"],
+        "llama.attention.key_length": config["head_dim"],
+        "llama.attention.value_length": config["head_dim"],
+        "llama.rope.dimension_count": config["head_dim"],
+        "llama.rope.freq_base": config["rope_parameters"]["rope_theta"],
+    }.items() <= facts.items()
+    assert facts["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(config["rms_norm_eps"])
+
+
+def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
+    facts = facts_of(export_gguf(BUNDLED, tmp_path / "a.gguf").path)
+    serialised = json.loads((BUNDLED / "tokenizer.json").read_text())
+    vocabulary = serialised["model"]["vocab"]
+    tokens = facts["tokenizer.ggml.tokens"]
+    assert {token: tokens.index(token) for token in vocabulary} == vocabulary
+    assert facts["tokenizer.ggml.merges"] == [" ".join(m) for m in serialised["model"]["merges"]]
+    assert facts["tokenizer.ggml.token_type"][:2] == [3, 1]  # <|endoftext|> is a control token
+    assert facts["tokenizer.ggml.model"] == "gpt2"
+    assert facts["tokenizer.ggml.pre"] == "smollm"
+    assert facts["tokenizer.ggml.eos_token_id"] == 0
+    assert facts["tokenizer.ggml.add_bos_token"] is False
+
+
+def test_another_reader_of_the_format_computes_the_same_logits(tmp_path: Path) -> None:
+    """`transformers` undoes the order of rows by code of its own."""
+    export_gguf(BUNDLED, tmp_path / "a.gguf")
+    read = AutoModelForCausalLM.from_pretrained(
+        str(tmp_path), gguf_file="a.gguf", dtype=torch.float32
+    )
+    own = AutoModelForCausalLM.from_pretrained(str(BUNDLED), dtype=torch.float32)
+    ids = torch.tensor([AutoTokenizer.from_pretrained(str(BUNDLED))("def f(x):")["input_ids"]])
+    with torch.no_grad():
+        assert torch.equal(read(ids).logits, own(ids).logits)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_halves_of_a_head_become_neighbours(heads: int) -> None:
+    rows = torch.arange(heads * 6.0)[:, None]
+    found = rotated_pairs(rows, heads)[:, 0].tolist()
+    one_head = [0, 3, 1, 4, 2, 5]
+    assert found == [6 * head + row for head in range(heads) for row in one_head]
+
+
+def test_llama_3_has_its_frequencies(tmp_path: Path, untied: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    source = copy_with(untied, tmp_path / "s", rope_parameters=scaling)
+    found = tensors_of(export_gguf(source, tmp_path / "a.gguf").path)["rope_freqs.weight"]
+    wanted = frequency_factors(scaling, 16)
+    assert wanted is not None
+    assert (found.data == wanted.numpy()).all()
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig.from_pretrained(str(source))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 500_000.0 ** -(torch.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(plain / wanted, scaled)
+
+
+def copy_with(source: Path, target: Path, **changes: Any) -> Path:
+    """A checkpoint with another configuration."""
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is gelu"),
+        ({"attention_bias": True}, "attention_bias is set"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is yarn"),
+        ({"num_hidden_layers": 3}, "has no tensor model.layers.2."),
+        ({"num_hidden_layers": 1}, "tensor model.layers.1.* has no place"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(
+    untied: Path, changes: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    source = copy_with(untied, tmp_path / "s", **changes)
+    with pytest.raises(ConfigError, match=rf"^export-gguf: .*{complaint}"):
+        export_gguf(source, tmp_path / "a.gguf")
+    assert not list(tmp_path.glob("*a.gguf*"))
+
+
+def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    source = save_qwen2(tmp_path / "s", hidden=64)
+    with pytest.raises(ConfigError, match=r"is Qwen2ForCausalLM; only LlamaForCausalLM"):
+        export_gguf(source, tmp_path / "a.gguf")
+
+
+def without_tokenizer(source: Path) -> None:
+    (source / "tokenizer.json").unlink()
+
+
+def without_weights(source: Path) -> None:
+    (source / "model.safetensors").unlink()
+
+
+def with_damaged_weights(source: Path) -> None:
+    (source / "model.safetensors").write_bytes(b"\0" * 100)
+
+
+def with_other_weights(source: Path) -> None:
+    save_file({"a": torch.zeros(1)}, source / "model.safetensors")
+
+
+def with_a_damaged_config(source: Path) -> None:
+    (source / "config.json").write_text("{")
+
+
+def with_a_list_as_config(source: Path) -> None:
+    (source / "config.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        without_tokenizer,
+        without_weights,
+        with_damaged_weights,
+        with_other_weights,
+        with_a_damaged_config,
+        with_a_list_as_config,
+    ],
+)
+def test_what_cannot_be_exported_is_told_in_one_line(
+    fault: Callable[[Path], None], untied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = copy_with(untied, tmp_path / "s"), tmp_path / "a.gguf"
+    fault(source)
+    assert main(["export-gguf", str(source), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("specrouter: export-gguf: ")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("*a.gguf*"))
+
+
+def test_the_command_names_its_file_by_the_folder_and_the_type(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export-gguf", str(BUNDLED), "--type", "q8_0"]) == 0
+    assert (tmp_path / "tiny-1m-q8_0.gguf").is_file()
+    assert capsys.readouterr().out.startswith("tiny-1m-q8_0.gguf: ")
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert main(["export-gguf", str(BUNDLED), "--out", str(tmp_path / "a.gguf")]) == 2
+    wanted = "specrouter: export-gguf: needs the package gguf: pip install specrouter[gguf]\n"
+    assert capsys.readouterr().err == wanted
