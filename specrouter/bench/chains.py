@@ -7,7 +7,7 @@ and a server elsewhere. Nothing else should run meanwhile.
 Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from specrouter.bench.agent_workload import agent_workload
 from specrouter.bench.conditions import request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
+from specrouter.bench.llama_server import LLAMA_SERVER, LlamaServerContender
 from specrouter.bench.options import Options
 from specrouter.bench.output_file import write_outputs, writing
 from specrouter.bench.peer import PeerContender
@@ -51,11 +52,7 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
     with ExitStack() as stack:
         outside: list[Contender] = []
         if options.peer is not None:
-            outside.append(
-                PeerContender(
-                    options.peer, lambda text: pool.tokenizer(text)["input_ids"], options.api_key
-                )
-            )
+            outside.append(_peer(options, pool, prompts, sizes))
         if who.has_transformers or who.assistants:
             process = stack.enter_context(ReferenceProcess(torch.get_num_threads()))
             outside += references(pool, who, process)
@@ -91,6 +88,26 @@ def _workload(
     limit = request_limit(config, pool)
     prompts = tokenize_trajectories(found, pool.tokenizer, limit, options.new_tokens)
     return prompts, fingerprint(found)
+
+
+def _peer(
+    options: Options,
+    pool: ModelPool,
+    prompts: Mapping[str, Sequence[BenchPrompt]],
+    sizes: Sequence[int],
+) -> Contender:
+    """Raises `ConfigError` for a server that does not answer, or is of no kind that is known."""
+    given = options.peer or ""
+    kind, separator, url = given.partition("=")
+    if not separator or "://" in kind:  # an address may have a query
+        return PeerContender(given, lambda text: pool.tokenizer(text)["input_ids"], options.api_key)
+    if kind != LLAMA_SERVER:
+        reason = f"{kind!r} is no kind of server: say URL, or {LLAMA_SERVER}=URL"
+        raise ConfigError("--peer", reason)
+    server = LlamaServerContender(url, options.api_key)
+    flat = [prompt for found in prompts.values() for prompt in found]
+    server.check(flat, sizes, options.new_tokens)
+    return server
 
 
 def references(pool: ModelPool, who: Lineup, process: ReferenceProcess) -> list[Contender]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
+from specrouter.bench.llama_server import LLAMA_SERVER
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import candidate_chains
 
@@ -56,7 +57,8 @@ def lineup(
     known = ["off", *POLICIES, *assisted, *map(chain_name, chains)]
     known += ["transformers"] * (not is_recorded)
     known += ["static"] * bool(chains) + ["assisted"] * bool(assisted)
-    known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs) + ["peer"] * has_peer
+    known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs)
+    known += ["peer", LLAMA_SERVER] * has_peer
     wanted = set(known if only is None else only)
     for name in sorted(wanted.difference(known)):
         raise ConfigError("--only", f"{name!r} is none of {', '.join(known)}")

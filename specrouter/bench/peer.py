@@ -19,10 +19,10 @@ from specrouter.bench.sample import MeasurementError, Sample, distinct_share
 
 _TIMEOUT_S = 600.0
 _FIRST_TIMEOUT_S = 60.0
-_FAILURES = (OSError, ValueError, http.client.HTTPException)
+FAILURES = (OSError, ValueError, http.client.HTTPException)
 
 # A proxy would be measured too.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class PeerContender:
@@ -46,7 +46,7 @@ class PeerContender:
         try:
             self._model = self._first_model()
             self._complete("Hello", 0, 1, 0.0, _FIRST_TIMEOUT_S)
-        except _FAILURES as error:
+        except FAILURES as error:
             raise ConfigError("--peer", f"no completions from {url}: {error}") from error
 
     def supports(self, batch: int) -> bool:
@@ -62,7 +62,7 @@ class PeerContender:
                 started = time.perf_counter()
                 answers = list(executor.map(one, texts, work.seeds))
                 seconds = time.perf_counter() - started
-        except _FAILURES as error:
+        except FAILURES as error:
             raise MeasurementError(f"peer: {error}") from error
         tokens = sum(_completion_tokens(answer, work.new_tokens) for answer in answers)
         distinct = tuple(map(self._distinct, answers))
@@ -102,7 +102,7 @@ class PeerContender:
             {"Content-Type": "application/json"},
         )
         authorize(request, self._api_key)
-        with _opener.open(request, timeout=timeout_s) as response:
+        with DIRECT.open(request, timeout=timeout_s) as response:
             return json.load(response)
 
 

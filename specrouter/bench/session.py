@@ -11,6 +11,7 @@ from specrouter.bench.bare_forward import BareForwards
 from specrouter.bench.conditions import conditions
 from specrouter.bench.contenders import Contender, OwnContender, Router
 from specrouter.bench.lineup import BEST, SMALLEST, Lineup, chain_name
+from specrouter.bench.llama_server import LLAMA_SERVER
 from specrouter.bench.options import Options
 from specrouter.bench.prompts import BenchPrompt, Work, deal
 from specrouter.bench.rounds import Progress, measure
@@ -151,7 +152,8 @@ class Session:
     ) -> dict[str, Any]:
         options = self._options
         known = {**samples, **{alias: samples[name] for alias, name in aliases.items()}}
-        bases = [b for b in ("off", "transformers", SMALLEST, BEST, "paper", "peer") if b in known]
+        possible = ("off", "transformers", SMALLEST, BEST, "paper", "peer", LLAMA_SERVER)
+        bases = [base for base in possible if base in known]
         works = self._deal(batch)(0)
         rows = {}
         for name in samples:

@@ -77,8 +77,10 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
             help=f"among which a static chain's best is found (default: {shown})",
         )  # fmt: skip
     parser.add_argument(
-        "--peer", metavar="URL", help="a server with OpenAI's completions, as a contender"
-    )
+        "--peer", metavar="URL",
+        help="a server with OpenAI's completions, as a contender; llama-server=URL: llama.cpp's, "
+        "on exported weights, asked for the same work as the engine",
+    )  # fmt: skip
     parser.add_argument("--api-key", metavar="KEY", help="of that server (default: OPENAI_API_KEY)")
 
 

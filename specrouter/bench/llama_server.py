@@ -1,0 +1,209 @@
+"""llama.cpp's server as a contender: its own `/completion`, streamed, with prompts as token ids.
+
+The same work as the engine's: the same ids, the same number of tokens after them, the same
+temperature and nothing else that narrows the choice, no prompt read before. Its time includes HTTP.
+
+Contract: a request that brings another number of tokens is a `MeasurementError`, since its time
+could not be compared.
+Source: llama.cpp, tools/server/README.md
+"""
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from modelpool.errors import ConfigError
+from specrouter.bench.api_key import OPENAI_VARIABLE, authorize, read_api_key
+from specrouter.bench.peer import DIRECT, FAILURES
+from specrouter.bench.prompts import BenchPrompt, Work
+from specrouter.bench.sample import MeasurementError, Sample, distinct_share
+
+LLAMA_SERVER = "llama-server"
+_TIMEOUT_S = 600.0
+_FIRST_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request. `first_s`, `last_s`: when its first and last token came, on the same clock.
+
+    `accepted`: drafted tokens among its tokens; None where the server does not draft.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: int
+    prompt_tokens: int | None
+    first_s: float
+    last_s: float
+    accepted: int | None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        if self.tokens < 2:
+            return None
+        return 1000.0 * (self.last_s - self.first_s) / (self.tokens - 1)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per pass of the target."""
+        return None if self.accepted is None else self.tokens / (self.tokens - self.accepted)
+
+
+class LlamaServerContender:
+    """Raises `ConfigError` where no llama-server answers."""
+
+    name = LLAMA_SERVER
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """`api_key`: None sends the environment's OPENAI_API_KEY, where there is one."""
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError("--peer", f"{url!r} is no http address")
+        self._url = url.rstrip("/")
+        self._api_key = read_api_key(OPENAI_VARIABLE, api_key)
+        try:
+            with self._open("/props", None, _FIRST_TIMEOUT_S) as response:
+                facts = json.load(response)
+            self._slots = int(facts["total_slots"])
+            self._context = int(facts["default_generation_settings"]["n_ctx"])
+        except (*FAILURES, LookupError, TypeError) as error:
+            reason = f"no llama-server at {url}: {type(error).__name__}: {error}"
+            raise ConfigError("--peer", reason) from error
+
+    def check(
+        self, prompts: Sequence[BenchPrompt], batches: Sequence[int], new_tokens: int
+    ) -> None:
+        """Raises `ConfigError` where it cannot do the same work as the engine."""
+        if max(batches) > self._slots:
+            reason = f"has {self._slots} slots for batches of {max(batches)}: start it with"
+            raise ConfigError("--peer", f"llama-server {reason} --parallel {max(batches)}")
+        longest = max(len(prompt.token_ids) for prompt in prompts) + new_tokens
+        if longest > self._context:
+            reason = f"has {self._context} tokens for requests of {longest}: start it with more of"
+            raise ConfigError("--peer", f"llama-server {reason} --ctx-size")
+        try:
+            self._check_ids(prompts[0])
+        except ConfigError:
+            raise
+        except (*FAILURES, LookupError, TypeError, MeasurementError) as error:
+            raise ConfigError("--peer", f"llama-server failed a first request: {error}") from error
+
+    def supports(self, batch: int) -> bool:
+        return batch <= self._slots
+
+    def run(self, work: Work) -> Sample:
+        def one(prompt: BenchPrompt, seed: int) -> Answer:
+            return self._complete(
+                prompt.token_ids, seed, work.new_tokens, work.temperature, _TIMEOUT_S
+            )
+
+        try:
+            with ThreadPoolExecutor(len(work.prompts)) as executor:
+                started = time.perf_counter()
+                answers = list(executor.map(one, work.prompts, work.seeds))
+                seconds = time.perf_counter() - started
+        except (*FAILURES, LookupError, TypeError) as error:
+            raise MeasurementError(f"{self.name}: {type(error).__name__}: {error}") from error
+        return sample(answers, seconds)
+
+    def _check_ids(self, prompt: BenchPrompt) -> None:
+        """That the server means the same text by the ids, and reads so many of them."""
+        body = {"tokens": list(prompt.token_ids)}
+        with self._open("/detokenize", body, _FIRST_TIMEOUT_S) as response:
+            text = json.load(response)["content"]
+        if text != prompt.text:
+            reason = "llama-server reads other text in the same ids: is it the pool's target?"
+            raise ConfigError("--peer", reason)
+        answer = self._complete(prompt.token_ids, 0, 1, 0.0, _FIRST_TIMEOUT_S)
+        if answer.prompt_tokens not in (None, len(prompt.token_ids)):
+            reason = f"{answer.prompt_tokens} tokens of a prompt of {len(prompt.token_ids)}"
+            raise ConfigError("--peer", f"llama-server reads {reason}")
+
+    def _complete(
+        self, ids: Sequence[int], seed: int, tokens: int, temperature: float, timeout_s: float
+    ) -> Answer:
+        body = {
+            "prompt": list(ids),
+            "n_predict": tokens,
+            "temperature": temperature,
+            "seed": seed % 2**32,  # of 32 bits there
+            "ignore_eos": True,
+            "stream": True,
+            "cache_prompt": False,
+            "samplers": ["temperature"],
+            "repeat_penalty": 1.0,
+        }
+        with self._open("/completion", body, timeout_s) as response:
+            answer = read_answer(events(response))
+        if answer.tokens != tokens:
+            raise MeasurementError(f"{self.name}: {answer.tokens} tokens came, not {tokens}")
+        return answer
+
+    def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        request = urllib.request.Request(
+            self._url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        authorize(request, self._api_key)
+        return DIRECT.open(request, timeout=timeout_s)
+
+
+def events(lines: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of a stream of server-sent events; comments and empty lines are none."""
+    for line in lines:
+        name, _, value = line.decode("utf-8").strip().partition(":")
+        if name == "error":
+            raise ValueError(value.strip()[:200])
+        if name == "data" and value.strip() != "[DONE]":
+            event = json.loads(value)
+            if "error" in event:
+                raise ValueError(str(event["error"])[:200])
+            yield event
+
+
+def read_answer(found: Iterator[Mapping[str, Any]]) -> Answer:
+    """Raises `ValueError` for a stream that ends without saying that it has stopped."""
+    ids: list[int] = []
+    first_s = last_s = 0.0
+    for event in found:
+        fresh = event.get("tokens") or ()
+        if fresh or event.get("content"):
+            last_s = time.perf_counter()
+            first_s = first_s or last_s
+        ids += fresh
+        if event.get("stop"):
+            return _answer(event, ids, first_s, last_s)
+    raise ValueError("the stream broke off")
+
+
+def sample(answers: Sequence[Answer], seconds: float) -> Sample:
+    """Of one batch."""
+    tpots = [one.tpot_ms for one in answers if one.tpot_ms is not None]
+    accepted = [one.acceptance_length for one in answers if one.acceptance_length is not None]
+    return Sample(
+        sum(one.tokens for one in answers),
+        seconds,
+        tuple(distinct_share(one.token_ids) for one in answers),
+        sum(accepted) / len(accepted) if len(accepted) == len(answers) else None,
+        requests=len(answers),
+        tpot_ms=sum(tpots) / len(tpots) if tpots else None,
+    )
+
+
+def _answer(last: Mapping[str, Any], ids: list[int], first_s: float, last_s: float) -> Answer:
+    if last.get("truncated"):
+        raise ValueError("the text was truncated")
+    evaluated = last.get("tokens_evaluated")
+    timings = last.get("timings") or {}
+    return Answer(
+        tuple(ids),
+        int(last.get("tokens_predicted", len(ids))),
+        None if evaluated is None else int(evaluated),
+        first_s,
+        last_s,
+        int(timings["draft_n_accepted"]) if timings.get("draft_n") else None,
+    )
