@@ -175,8 +175,10 @@ class Session:
         if not parts:
             return {}
         time = EngineTime.total(parts)
-        lengths = [len(p.token_ids) for found in self._prompts.values() for p in found]
-        context = round(statistics.fmean(lengths) + self._options.new_tokens / 2)
+        new = self._options.new_tokens
+        prompts = [prompt for found in self._prompts.values() for prompt in found]
+        halfway = [len(p.token_ids) + (len(p.recorded) or new) / 2 for p in prompts]
+        context = round(statistics.fmean(halfway))
         bare_ms = {
             name: self._bare.ms(name, time.mean_pack(name), batch, context)
             for name in time.used_models()
