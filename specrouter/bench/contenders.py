@@ -5,6 +5,7 @@ OpenMP workers of its own. So the policies know what the other contenders' runs 
 as those of a service that has been up for a while do.
 """
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +77,8 @@ class OwnContender:
 
     def run(self, work: Work) -> Sample:
         asked = zip(work.prompts, work.seeds, strict=True)
-        params = [_params(work, prompt, seed) for prompt, seed in asked]
+        tenant = secrets.token_hex(8)
+        params = [_params(work, prompt, seed, tenant) for prompt, seed in asked]
         prompts = [prompt.token_ids for prompt in work.prompts]
         self._router.set_policy(self._policy, **self._settings)
         # What other contenders do would teach the adaptive one for nothing.
@@ -109,14 +111,18 @@ class OwnContender:
         )
 
 
-def _params(work: Work, prompt: BenchPrompt, seed: int) -> SamplingParams:
+def _params(work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> SamplingParams:
+    """Contenders are given the same prompts and seeds, and say the same: what one of them has read
+    or said must not help the next, so nothing is kept of prompts, and every run is a tenant's own.
+    """
     recorded = prompt.recorded[: work.new_tokens]
     return SamplingParams(
         len(recorded) or work.new_tokens,
         work.temperature,
         seed=seed,
         ignore_eos=True,
-        prefix_cache=False,  # contenders are given the same prompts
+        prefix_cache=False,
+        cache_salt=tenant,
         structure=Structure("recorded", recorded) if recorded else None,
     )
 

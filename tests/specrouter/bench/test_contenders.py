@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,15 @@ class CountingRouter:
 # our own
 
 
+def test_every_run_is_a_tenant_of_its_own() -> None:
+    router = CountingRouter()
+    for name in ("off", "adaptive"):
+        OwnContender(name, router).run(WORK)
+    salts = [[one.cache_salt for one in params] for _, params, _ in router.calls[1::2]]
+    assert len({salt for run in salts for salt in run}) == 2
+    assert all(len(set(run)) == 1 for run in salts)
+
+
 def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
     router = CountingRouter()
     prompts = (BenchPrompt("x", "a", (5,), tuple(range(3))), BenchPrompt("x", "b", (6,), (9,) * 40))
@@ -96,7 +106,7 @@ def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
     assert policy == ("static", settings)
     assert speculation == "off"
     assert prompts == [(5, 6), (7,)]
-    assert params == [
+    assert [replace(one, cache_salt=None) for one in params] == [
         SamplingParams(8, temperature=1.0, seed=seed, ignore_eos=True, prefix_cache=False)
         for seed in (3, 4)
     ]
