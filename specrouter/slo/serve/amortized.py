@@ -22,6 +22,7 @@ Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,7 +129,7 @@ class Amortized:
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         if all(each.can_wait for each in load.prompts):
-            return batch
+            return self._with_room(load, batch)
         times = self._reading_beside(load)
         if times is None and self.strict.is_in_time(load):
             return replace(batch, paces_decoding=True)
@@ -139,6 +140,15 @@ class Amortized:
             spare, steps = max(0, times.tokens_within(most_ms) - sum(batch.chunks)), times.steps
         found = replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
         return found if self.is_sum else self._as_tokens(load, found, steps)
+
+    def _with_room(self, load: Load, batch: Batch) -> Batch:
+        """What those without an objective may decode and read beside the others' paces."""
+        most = load.others + batch.room
+        if not len(load.ids) or self._keeping_up(load, most) is not None:
+            return batch
+        spare = bisect_left(range(most), True, key=lambda n: self._keeping_up(load, n + 1) is None)
+        room = max(0, spare - load.others) + int((batch.lengths == 0).sum())
+        return replace(batch, spare=spare, room=min(batch.room, room))
 
     def _as_tokens(self, load: Load, batch: Batch, steps: int) -> Batch:
         """To the deepest drafts of which everybody may verify one in the batch's time; to `steps`
@@ -169,18 +179,18 @@ class Amortized:
         is_in_time = first_chunk(times, self.chunk, load.prompts) is not None
         return times if is_in_time else None
 
-    def _keeping_up(self, load: Load) -> Reserved | None:
+    def _keeping_up(self, load: Load, others: int = 0) -> Reserved | None:
         """Times of cycles beside what the shortest verify in which everybody's tokens bring enough;
-        None: in none they do."""
+        None: in none they do. `others`: tokens of those without an objective, who may sit out."""
         unread = sum(each.tokens for each in load.prompts)
         paces = load.tpot_ms - self._token_ms * unread / load.left
         coming = [each.tpot_ms for each in load.prompts if np.isfinite(each.tpot_ms)]
         paces = np.concatenate((paces, coming)) * (1.0 - max(_MARGIN, self.margin))
         if not len(paces):
-            return Reserved(self.times, load.others)
+            return Reserved(self.times, others)
         if paces.min() < self.fastest_ms:
             return None
-        shortest = self.times.ms(len(paces) + load.others)
+        shortest = self.times.ms(len(paces) + others)
         longest = float(paces.min()) * self.reach[-1]
         if longest < shortest:
             return None
@@ -188,7 +198,7 @@ class Amortized:
         counts = np.arange(1.0, len(self.reach) + 1.0)
         needs = np.interp(cycles_ms[:, None] / paces, self.reach, counts)  # [_CYCLES, R]
         steps = np.ceil(needs.max(axis=1)).astype(int) - 1
-        verified = (needs.sum(axis=1) + load.others).tolist()
+        verified = (needs.sum(axis=1) + others).tolist()
         for tokens, step, ms in zip(verified, steps.tolist(), cycles_ms.tolist(), strict=True):
             if self.times.ms(tokens, step) <= ms:
                 return Reserved(self.times, math.ceil(tokens), step)
