@@ -139,6 +139,35 @@ def test_where_only_the_strict_batches_keep_all_in_time_they_are_kept_to(
         assert (reserved.lengths == kept.lengths).all()
 
 
+@given(st.integers(1, 60), st.integers(0, 200))
+def test_those_without_an_objective_take_what_the_paces_of_the_others_leave(
+    paced: int, others: int
+) -> None:
+    """By hand: a cycle of 20 ms and half a millisecond a token may take 40, which are 40 tokens."""
+    pacing = Amortized(Autoregressive(RooflineTime(((0.5, 0.0, 20.0),)), 100.0), CHUNK)
+    load = replace(decoding(*[50.0] * paced), others=others)
+    batch = pacing.batch(load, 50.0)
+    found = pacing.reserved(load, batch)
+    left = max(0, 40 - paced)
+    if others + batch.room <= left:
+        assert found == batch
+    else:
+        assert found.spare == left
+        assert found.room == min(batch.room, max(0, left - others))
+
+
+def test_nobody_sits_out_where_nobody_has_a_pace() -> None:
+    load = replace(decoding(), others=500)
+    batch = PACING.batch(load, 50.0)
+    assert PACING.reserved(load, batch) == batch
+
+
+@pytest.mark.parametrize("others", [0, 500])
+def test_requests_without_an_objective_keep_out_no_prompt(others: int) -> None:
+    load, soon = replace(decoding(*[50.0] * 20), others=others), prompt(100, 150.0, 500)
+    assert names(PACING.choose(load, [soon], ROOMY).admitted) == {100}
+
+
 def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
     """Nor does who decodes without an objective take part where there is no room."""
     asked = {"tpot_ms": 100.0, "ttft_ms": 200.0}
