@@ -185,7 +185,7 @@ class FakeRouter:
     ) -> None:
         self._runs, self._refuses_structures = runs or RUNS, refuses_structures
         self.pool = SimpleNamespace(
-            plan=lambda name: SimpleNamespace(dtype="float32"),
+            plan=lambda name: SimpleNamespace(dtype="float32", weights="auto"),
             target="big",
             names=("small", "big"),
             tokenizer=tokenizer or FakeTokenizer(),
@@ -445,7 +445,7 @@ def router_without_models(
     """A real router with that engine; the tokenizer's id 0 ends a text. Close it."""
     engine = FakeEngine()
     pool = SimpleNamespace(
-        plan=lambda name: SimpleNamespace(dtype="float32"),
+        plan=lambda name: SimpleNamespace(dtype="float32", weights="auto"),
         is_weightless=lambda name: False,
         target="big",
         names=("small", "big"),
