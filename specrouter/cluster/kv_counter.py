@@ -25,15 +25,21 @@ class KVCounter:
         self._transport = transport
 
     async def taken(self, tickets: Sequence[str]) -> HandedKV | None:
-        """As much from the beginning as there is; None: no tickets."""
+        """As much from the beginning as there is; None: no tickets. All are asked for at once: what
+        a part takes is mostly the way there and back."""
         parts: list[RowKV] = []
+        coming = [asyncio.ensure_future(self._transport.take(ticket)) for ticket in tickets]
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                for ticket in tickets:
-                    parts.append(await self._transport.take(ticket))
+                for part in coming:
+                    parts.append(await part)
         except Exception as error:
             lost = f"{len(tickets) - len(parts)} of {len(tickets)} parts"
             logger.warning("%s of what was read elsewhere are lost: %s", lost, _why(error))
+        finally:
+            for part in coming:
+                part.cancel()
+            await asyncio.gather(*coming, return_exceptions=True)
         return HandedKV(parts) if tickets else None
 
     async def handed_in(self, deltas: News) -> AsyncGenerator[tuple[News, tuple[str, ...]]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.service.environment import environment, run_checks
+from tests.service.environment import environment, extra, run_checks
 from tests.service.report import Report
 from tests.service.service import Service, requests_inside, running, tiny_pool, wait_until_idle
 
@@ -93,7 +93,7 @@ def _service(cluster: str | None, kept: Path | None) -> Iterator[Service]:
     config["cluster"] = dict(_CLUSTERS[cluster])
     folder = kept and kept / "cluster"
     with (
-        environment(["ray[serve]"], folder, is_beside=True) as python,
+        environment(extra("cluster"), folder, is_beside=True) as python,
         running(config, python=python) as service,
     ):
         yield service

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.service.environment import environment, run_module
+from tests.service.environment import environment, extra, run_module
 from tests.service.service import tiny_pool
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def main() -> int:
             figures |= unequal(arguments)
         print(json.dumps(figures))
         return 0
-    with environment(["ray[serve]"], arguments.venv, is_beside=True) as python:
+    with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
         return run_module(python, "tests.service.cluster_load", _INSIDE, *sys.argv[1:])
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,19 @@ from tests.service.report import Report
 from tests.service.service import ROOT
 
 _MARK = "installed.txt"  # what was asked for; written last
+
+
+def extra(name: str) -> list[str]:
+    """What the project asks for beside its dependencies, by its `pyproject.toml`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    packages: list[str] = project["optional-dependencies"][name]
+    return packages
+
+
+def is_offered(package: str) -> bool:
+    """Does any index or folder that pip asks have it, for this Python and machine?"""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--retries", "1", package]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @contextmanager

@@ -3,16 +3,17 @@
     python -m tests.service.kv_transfer [--mib 50] [--rounds 30] [--venv DIR]
 
 One process exports a row and gives it to the transport, another one takes it and imports it into a
-row of its own: all that stands between the halves of a pair but their engines. In pieces, as
-prompts are read, but one after the other, and all of them at once. Beside it `ray.put` of as many
-bytes, alone. Runs in an environment of its own, beside the one of this process. The last
-line is JSON.
+row of its own: all that stands between the halves of a pair but their engines. All in one piece,
+and in pieces as prompts are read, where a text waits for the last of them only. Beside it `ray.put`
+of as many bytes, alone, and whether all bits are equal, in each of three dtypes. Runs in an
+environment of its own, beside the one of this process. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import importlib
 import json
 import statistics
@@ -25,13 +26,14 @@ import numpy as np
 import torch
 
 from modelpool.probe import KVLayer
+from specrouter.cluster.kv_counter import KVCounter
 from specrouter.config import EngineConfig
 from statemgr import ModelState, export_row, import_row
-from tests.service.environment import environment, run_module
+from tests.service.environment import environment, extra, run_module
 
 _INSIDE = "--inside"
-_LAYERS, _HEADS, _DIM = 28, 4, 128  # of Qwen2.5-7B, in bfloat16
-_DTYPE = torch.bfloat16
+_LAYERS, _HEADS, _DIM = 28, 4, 128  # of Qwen2.5-7B
+_DTYPES = ("bfloat16", "float32", "float64")  # the first is timed
 _CHUNK = EngineConfig().prefill_chunk  # tokens that are read in a cycle
 _WARM = 3  # rounds that do not count
 
@@ -39,11 +41,12 @@ _WARM = 3  # rounds that do not count
 class Half:
     """A process with a row of one model."""
 
-    def __init__(self, tokens: int) -> None:
-        layers = [KVLayer(torch.device("cpu"), _DTYPE, _HEADS, _DIM)] * _LAYERS
+    def __init__(self, tokens: int, dtype: str) -> None:
+        layers = [KVLayer(torch.device("cpu"), getattr(torch, dtype), _HEADS, _DIM)] * _LAYERS
         self._state = ModelState(layers, 1, tokens + 128, canonical=True)
         self._text = np.arange(tokens + 1)
         self._transport = _link().ObjectStoreTransport()
+        self._counter = KVCounter(self._transport)
 
     def read(self) -> None:
         """What a prefill would leave behind."""
@@ -53,24 +56,31 @@ class Half:
             for part in self._state.store.layer(number):
                 part.normal_()
 
-    async def give(self) -> list[str]:
-        last, tickets = len(self._text) - 1, []
-        for start in range(0, last, _CHUNK):
-            stop = min(start + _CHUNK, last)
+    async def give(self, piece: int) -> tuple[list[str], float]:
+        """In pieces of so many tokens; when the last of them was begun, by the machine's clock."""
+        last, tickets, begun_s = len(self._text) - 1, list[str](), 0.0
+        for start in range(0, last, piece):
+            begun_s, stop = time.monotonic(), min(start + piece, last)
             kv = export_row(self._state, 0, start, stop, self._text, "fp")
             tickets.append(await self._transport.give(kv))
-        return tickets
+        return tickets, begun_s
 
     async def take(self, tickets: list[str]) -> float:
         """When the row could go on, by the machine's clock."""
-        for ticket in tickets:
-            import_row(self._state, 0, await self._transport.take(ticket), self._text, "fp")
+        taken = await self._counter.taken(tickets)
+        for part in taken.take() if taken else ():
+            import_row(self._state, 0, part, self._text, "fp")
         ready_s = time.monotonic()
         self._state.rollback(np.array([0]), np.array([0]))
         return ready_s
 
-    def bits(self) -> Any:
-        return [each.view(torch.int16).numpy() for each in self._state.store.layer(0)]
+    def digest(self) -> str:
+        """Of all bits of the row's keys and values."""
+        found = hashlib.sha256()
+        for number in range(_LAYERS):
+            for part in self._state.store.layer(number):
+                found.update(part[: len(self._text) - 1].contiguous().view(torch.uint8).numpy())
+        return found.hexdigest()
 
     def put(self) -> float:
         """Of `ray.put` alone, in seconds."""
@@ -94,14 +104,13 @@ def main() -> int:
         print(json.dumps(_measured(arguments.mib, arguments.rounds)))
         return 0
     own = ["--mib", str(arguments.mib), "--rounds", str(arguments.rounds)]
-    with environment(["ray[serve]"], arguments.venv, is_beside=True) as python:
+    with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
         return run_module(python, "tests.service.kv_transfer", _INSIDE, *own)
 
 
 def _measured(mib: int, rounds: int) -> dict[str, Any]:
-    link = _link()
-    ray, tokens = link.ray, mib * 2**20 // (_LAYERS * 2 * _HEADS * _DIM * _DTYPE.itemsize)
-    ray.init(
+    link, figures = _link(), dict[str, Any]()
+    link.ray.init(
         address="local",
         num_cpus=2,
         include_dashboard=False,
@@ -110,18 +119,27 @@ def _measured(mib: int, rounds: int) -> dict[str, Any]:
     )
     try:
         desk = link.start_desk()
-        reads, decodes = (ray.remote(Half).options(num_cpus=1).remote(tokens) for _ in "12")
-        ray.get(reads.read.remote())
-        figures = asyncio.run(_rounds(reads, decodes, rounds))
-        equal = all(map(np.array_equal, *(_first(each, tokens) for each in (reads, decodes))))
+        for dtype in _DTYPES:
+            size = getattr(torch, dtype).itemsize
+            tokens = mib * 2**20 // (_LAYERS * 2 * _HEADS * _DIM * size)
+            found = _handed_over(tokens, dtype, rounds if dtype == _DTYPES[0] else 1)
+            figures = figures or {"mib": mib, "tokens": tokens, "rounds": rounds, **found}
+            figures[f"equal_in_{dtype}"] = found["equal"]
         del desk
     finally:
-        ray.shutdown()
-    return {"mib": mib, "tokens": tokens, "rounds": rounds, "equal": equal, **figures}
+        link.ray.shutdown()
+    return figures
 
 
-def _first(half: Any, tokens: int) -> list[Any]:
-    return [each[:tokens] for each in _link().ray.get(half.bits.remote())]
+def _handed_over(tokens: int, dtype: str, rounds: int) -> dict[str, Any]:
+    ray = _link().ray
+    reads, decodes = (ray.remote(Half).options(num_cpus=1).remote(tokens, dtype) for _ in "12")
+    ray.get(reads.read.remote())
+    figures = asyncio.run(_rounds(reads, decodes, tokens, rounds))
+    one, other = ray.get([reads.digest.remote(), decodes.digest.remote()])
+    for half in (reads, decodes):
+        ray.kill(half)
+    return {"equal": one == other, **figures}
 
 
 def _link() -> Any:
@@ -129,24 +147,27 @@ def _link() -> Any:
     return importlib.import_module("specrouter.cluster.serve_link")
 
 
-async def _rounds(reads: Any, decodes: Any, rounds: int) -> dict[str, float]:
+async def _rounds(reads: Any, decodes: Any, tokens: int, rounds: int) -> dict[str, float]:
     """Medians, in milliseconds."""
-    whole, given, put = list[float](), list[float](), list[float]()
+    whole, given, behind, put = (list[float]() for _ in "1234")
     for number in range(rounds + _WARM):
         put_s = await reads.put.remote()
-        started_s = time.monotonic()
-        tickets = await reads.give.remote()
+        [ticket], begun_s = await reads.give.remote(tokens)
         given_s = time.monotonic()
-        ready_s = await decodes.take.remote(tickets)
+        ready_s = await decodes.take.remote([ticket])
+        tickets, last_s = await reads.give.remote(_CHUNK)
+        behind_s = await decodes.take.remote(tickets) - last_s
         if number >= _WARM:
-            whole.append((ready_s - started_s) * 1000)
-            given.append((given_s - started_s) * 1000)
+            whole.append((ready_s - begun_s) * 1000)
+            given.append((given_s - begun_s) * 1000)
+            behind.append(behind_s * 1000)
             put.append(put_s * 1000)
     every = sorted(whole)
     return {
         "handed_over_ms": round(statistics.median(whole), 1),
         "handed_over_p90_ms": round(every[len(every) * 9 // 10], 1),
         "of_it_given_ms": round(statistics.median(given), 1),
+        "behind_last_piece_ms": round(statistics.median(behind), 1),
         "put_alone_ms": round(statistics.median(put), 1),
         "ratio_to_put": round(statistics.median(whole) / statistics.median(put), 2),
     }

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from specrouter import ChainRouter, RouterConfig
 from specrouter.cluster.kv_transport import KVTransport, LocalTransport
@@ -14,6 +14,8 @@ from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.local import LocalLink
 from specrouter.cluster.router import ClusterRouter
 from specrouter.request.output import Delta
+
+Message = TypeVar("Message")
 
 
 class FaultyLink:
@@ -30,6 +32,7 @@ class FaultyLink:
         self.hangs_at: int | None = None
         self.fails_at: int | None = None
         self.is_back = asyncio.Event()
+        self._killed = asyncio.Event()
         self.replies = 0
         self.streams = 0
 
@@ -43,7 +46,36 @@ class FaultyLink:
 
     @property
     def is_dead(self) -> bool:
-        return self.dies_at is not None and self.replies >= self.dies_at
+        counted = self.dies_at is not None and self.replies >= self.dies_at
+        return counted or self._killed.is_set()
+
+    def kill(self) -> None:
+        """At once: streams and feed raise though they wait. In the loop that calls it."""
+        self._killed.set()
+
+    def revive(self) -> None:
+        """Another one is in its place."""
+        self.dies_at, self._killed = None, asyncio.Event()
+
+    async def _alive(self, messages: AsyncGenerator[Message]) -> AsyncGenerator[Message]:
+        """As long as it is not killed."""
+        killed = asyncio.ensure_future(self._killed.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(messages))
+                try:
+                    either: set[asyncio.Future[Any]] = {coming, killed}
+                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                    if killed.done():
+                        raise ReplicaLostError(f"{self.name} was killed")
+                    yield coming.result()
+                finally:
+                    coming.cancel()
+                    await asyncio.gather(coming, return_exceptions=True)
+        except StopAsyncIteration:
+            return
+        finally:
+            killed.cancel()
 
     async def _fault(self) -> None:
         if self.is_dead:
@@ -52,16 +84,18 @@ class FaultyLink:
             await self.is_back.wait()
 
     async def feed(self) -> AsyncGenerator[Feed]:
-        async with aclosing(self.local.feed()) as feed:
-            async for news in feed:
+        await self._fault()
+        async with aclosing(self.local.feed()) as feed, aclosing(self._alive(feed)) as every:
+            async for news in every:
                 await self._fault()
                 yield news
 
     async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
         await self._fault()
         self.streams += 1
-        async with aclosing(self.local.stream(attempt)) as replies:
-            async for reply in replies:
+        stream = self.local.stream(attempt)
+        async with aclosing(stream) as replies, aclosing(self._alive(replies)) as every:
+            async for reply in every:
                 for part in _in_parts(reply):
                     await self._fault()
                     if self.fails_at is not None and self.replies >= self.fails_at:

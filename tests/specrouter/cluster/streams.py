@@ -14,6 +14,7 @@ from specrouter.request.output import Delta
 from specrouter.request.structure import Structure
 
 PROMPT = (5, 17, 300, 42, 9)
+LONG_PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
 PATIENCE_S = 120.0
 JSON = Structure("json_schema", {"type": "array", "items": {"type": "integer"}, "maxItems": 9})
 KINDS = [
@@ -27,9 +28,9 @@ KINDS = [
 Came = list[tuple[float, int, Delta]]
 
 
-async def served(router: ClusterRouter, rounds: int = 1) -> Came:
+async def served(router: ClusterRouter, rounds: int = 1, prompt: tuple[int, ...] = PROMPT) -> Came:
     """All kinds at once: when each delta came, and of which."""
-    asked = [RequestArgs(PROMPT, params, None, None) for params in KINDS * rounds]
+    asked = [RequestArgs(prompt, params, None, None) for params in KINDS * rounds]
     found: Came = []
     deltas: AsyncGenerator[tuple[int, Delta]]
     async with asyncio.timeout(PATIENCE_S), aclosing(router.astream_each(asked)) as deltas:
@@ -53,6 +54,19 @@ def assert_same(found: Came, expected: list[list[RequestOutput]]) -> None:
         assert output.finish_reason == whole.finish_reason
         assert told[number, sample] == whole.token_ids, "nothing twice, nothing missing"
         assert len(output.logprobs or []) == len(whole.logprobs or [])
+
+
+def lost(found: Came) -> int:
+    """Streams that failed, or were told other tokens than they ended with."""
+    told: dict[tuple[int, int], list[int]] = {}
+    ends: dict[tuple[int, int], RequestOutput] = {}
+    for _, number, delta in found:
+        told.setdefault((number, delta.index), []).extend(delta.token_ids)
+        if delta.output is not None:
+            ends[number, delta.index] = delta.output
+    failed = [one for one in ends.values() if one.finish_reason not in ("length", "stop")]
+    other = [key for key, one in ends.items() if told[key] != one.token_ids]
+    return len(failed) + len(other) + len(set(told) - set(ends))
 
 
 def divergences(found: Came, expected: list[list[RequestOutput]]) -> tuple[int, int]:
