@@ -25,6 +25,8 @@ KINDS = [
     SamplingParams(max_new_tokens=100, temperature=1.0, seed=9, n=2, ignore_eos=True),
 ]
 
+_FAILED = ("error", "cancelled", "timeout", "unserved")
+
 Came = list[tuple[float, int, Delta]]
 
 
@@ -64,7 +66,7 @@ def lost(found: Came) -> int:
         told.setdefault((number, delta.index), []).extend(delta.token_ids)
         if delta.output is not None:
             ends[number, delta.index] = delta.output
-    failed = [one for one in ends.values() if one.finish_reason not in ("length", "stop")]
+    failed = [one for one in ends.values() if one.finish_reason in _FAILED]
     other = [key for key, one in ends.items() if told[key] != one.token_ids]
     return len(failed) + len(other) + len(set(told) - set(ends))
 
