@@ -79,7 +79,8 @@ class Half:
         found = hashlib.sha256()
         for number in range(_LAYERS):
             for part in self._state.store.layer(number):
-                found.update(part[: len(self._text) - 1].contiguous().view(torch.uint8).numpy())
+                read = part[: len(self._text) - 1].contiguous().view(torch.uint8)
+                found.update(read.numpy().tobytes())
         return found.hexdigest()
 
     def put(self) -> float:

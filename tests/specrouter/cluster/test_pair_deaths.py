@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -19,8 +20,15 @@ from specrouter.engine.request_args import RequestArgs
 from statemgr import RowKV
 from tests.specrouter.cluster.links import Cluster
 from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-from tests.specrouter.cluster.test_router import Settings, assert_same, ready, served, wait_until
-from tests.specrouter.cluster.test_router_pairs import KINDS, PAIR, PROMPT, Expected
+from tests.specrouter.cluster.test_router import (
+    KINDS,
+    Settings,
+    assert_same,
+    ready,
+    served,
+    wait_until,
+)
+from tests.specrouter.cluster.test_router_pairs import PAIR, PROMPT, Expected
 
 HALVES = ("p-prefill", "p-decode")
 
@@ -46,7 +54,7 @@ class Death:
         self._cluster, self._store = cluster, store
         self._waits: tuple[Moment, str] | None = None
         for name, member in cluster.router._fleet.members.items():
-            member.link = WatchedLink(member.link, lambda at, name=name: self._come(name, at))
+            member.link = WatchedLink(member.link, partial(self._come, name))
 
     @property
     def has_come(self) -> bool:
