@@ -25,7 +25,10 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 Weights = Literal["auto", "int8"]
 KeptWeights = Literal["plain", "int8"]  # by the linear layers of a loaded model
 
-NGRAM = "ngram"  # the source of a member that drafts from the text itself
+# Sources of members that draft from texts that are there already.
+NGRAM = "ngram"
+SUFFIX = "suffix"
+TEXT_SOURCES = (NGRAM, SUFFIX)
 QUANTISED = "quantised:"  # before the target's name: its twin in int8
 _OF_WEIGHTS = (
     "dtype", "weights", "device", "threads", "attention", "tensor_parallel", "inflate_to",
@@ -70,9 +73,10 @@ class ModelConfig(BaseModel):
     Attributes:
         name: to ask for it by, in chains; without spaces, ">" and ",".
         source: `bundled:NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
-            `hub:ORG/NAME`, `ngram`: no model, it drafts from the request's own text, or
-            `quantised:TARGET`: the target's twin, the same weights in int8, to draft for it or to
-            stand between it and a smaller drafter; on the CPU.
+            `hub:ORG/NAME`, `quantised:TARGET`: the target's twin, the same weights in int8, to draft
+            for it or to stand between it and a smaller drafter, on the CPU; or no model: `suffix`
+            drafts what followed the same tokens, however many, in the request's own text and in its
+            tenant's earlier outputs, `ngram` what followed at most four in the request's own text.
         dtype: "auto" is the checkpoint's, except for a half-precision member that runs on the CPU
             and is faster in float32: if it has fewer than 8M parameters and is not the target, or
             if the CPU has no kernels for its dtype (bfloat16 wants AVX-512 or better, float16 more
@@ -114,7 +118,7 @@ class ModelConfig(BaseModel):
     @property
     def is_weightless(self) -> bool:
         """The member has no model: no files, no device, no memory."""
-        return self.source == NGRAM
+        return self.source in TEXT_SOURCES
 
     @property
     def is_placed(self) -> bool:
@@ -135,7 +139,8 @@ class ModelConfig(BaseModel):
                 continue
             if self.is_weightless:
                 raise ConfigError(
-                    field, f"{value!r} has no meaning for source: {NGRAM}, which has no weights"
+                    field,
+                    f"{value!r} has no meaning for source: {self.source}, which has no weights",
                 )
             if self.twin_of is not None and field not in _OF_A_TWIN:
                 raise ConfigError(
@@ -194,12 +199,12 @@ class PoolConfig(BaseModel):
             first, second = weightless[:2]
             raise ConfigError(
                 f"models[{second}].source",
-                f"{NGRAM} is the source of models[{first}] already; two would draft the same",
+                f"models[{first}] drafts from texts already; two would draft the same",
             )
         if weightless and self.models[weightless[0]].name == self.target:
-            raise ConfigError(
-                "target", f"{self.target!r} has source: {NGRAM}, which drafts but cannot verify"
-            )
+            source = self.models[weightless[0]].source
+            reason = f"{self.target!r} has source: {source}, which drafts but cannot verify"
+            raise ConfigError("target", reason)
         return self
 
     @model_validator(mode="after")

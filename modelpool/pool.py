@@ -6,8 +6,8 @@ on first use, once, whatever the number of threads. Under a limit the least rece
 that nobody holds is evicted; the target, pinned models and models in use never are.
 
 A model stays in memory as long as somebody holds it: hold it between `acquire` and `release`.
-A weightless member (`source: ngram`) has a name and no model: it is always there, takes no place
-or memory, counts for no limit, and cannot be acquired.
+A weightless member (`source: ngram` or `suffix`) has a name and no model: it is always there, takes
+no place or memory, counts for no limit, and cannot be acquired.
 """
 
 import logging
@@ -85,6 +85,8 @@ class ModelPool:
             if not model.is_weightless
         }
         self._weightless = tuple(model.name for model in config.models if model.is_weightless)
+        sources = [model.source for model in config.models if model.is_weightless]
+        self.text_source = sources[0] if sources else None
         self.names = (*self._weightless, *weakest_first(self._members, config.target))
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)

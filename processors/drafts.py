@@ -16,6 +16,8 @@ class DraftRequest:
 
     `branching`: children of every node by depth, as many entries as there are levels; `width` is
     their product. Without it a level keeps its best `width` nodes, whosever children they are.
+    `reach`: where text is quoted, levels down to which the best path may go on below those, as long
+    as the tree has no more nodes than `reach` or all its levels; None: it ends there.
     """
 
     rows: Ints  # [B] ascending
@@ -23,6 +25,7 @@ class DraftRequest:
     depths: Ints  # [B]
     width: int = 1
     branching: tuple[int, ...] | None = None
+    reach: Ints | None = None  # [B]
 
 
 @dataclass(frozen=True, eq=False)

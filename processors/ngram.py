@@ -1,21 +1,24 @@
-"""NgramDraftProcessor: drafts from each request's own tokens, without a model. Stateless.
+"""NgramDraftProcessor: drafts from texts that are there already, without a model. Stateless.
 
 A candidate is weighed as a model of the chain would choose: log-probability plus the noise of its
 output position, then a softmax. The noise of what the table has not seen is not looked up: of all
 those ids the best is `log(their mass)` plus one Gumbel variable, whose median stands for it.
+
+To draft a token costs next to nothing. So where a request lets them, drafts go on below their last
+level as one path, as long as what is quoted is likely to be right.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from processors.drafts import DraftRequest
 from processors.token_tree import ROOT, TokenTree
-from statemgr import NgramTable, StateManager
-from statemgr.ngram_table import MAX_ORDER
+from statemgr import StateManager, TextTable
+from statemgr.text_table import whole_distribution
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -32,13 +35,13 @@ class _Node(NamedTuple):
     parent: int
     depth: int
     log_prob: float
-    context: tuple[int, ...]  # the last tokens, its own included
+    where: Any  # of the table
 
 
 class NgramDraftProcessor:
     def draft(
         self,
-        table: NgramTable,
+        table: TextTable[Any],
         manager: StateManager,
         noise: NoiseLookup,
         request: DraftRequest,
@@ -49,13 +52,18 @@ class NgramDraftProcessor:
         tokens say nothing of what follows gets no nodes, nor does one of depth 0.
         """
         found = []
-        columns = request.rows, request.output_positions, request.depths
-        for row, position, depth in zip(*(column.tolist() for column in columns), strict=True):
-            context = _context(table, manager, row) if depth else ()
+        reach = request.depths if request.reach is None else request.reach
+        columns = request.rows, request.output_positions, request.depths, reach
+        for row, position, depth, most in zip(*(one.tolist() for one in columns), strict=True):
             nodes: list[_Node] = []
-            beam = [(ROOT, _Node(0, ROOT, 0, 0.0, context))]
-            for step in range(depth):
-                children = _children(table, noise, row, position + step, beam, request.width)
+            where = table.end(row, manager.committed(row)) if depth else None
+            beam = [(ROOT, _Node(0, ROOT, 0, 0.0, where))]
+            for step in range(max(depth, most) if depth else 0):
+                width = request.width if step < depth else 1
+                if len(nodes) + width > max(depth * request.width, most):
+                    break
+                find = _children if width > 1 or len(beam) > 1 else _child
+                children = find(table, noise, row, position + step, beam, width)
                 if not children:
                     break
                 beam = list(enumerate(children, len(nodes)))
@@ -65,21 +73,17 @@ class NgramDraftProcessor:
 
 
 def context_distribution(
-    table: NgramTable, manager: StateManager, row: int, path: Sequence[int] = ()
+    table: TextTable[Any], manager: StateManager, row: int, path: Sequence[int], vocab_size: int
 ) -> Floats:
     """[V], what the table expects after a row's committed text and the tokens of `path`."""
-    return table.distribution(row, (*_context(table, manager, row), *path))
-
-
-def _context(table: NgramTable, manager: StateManager, row: int) -> tuple[int, ...]:
-    """The last committed tokens of a row, after the table has read them all."""
-    committed = manager.committed(row)
-    table.sync(row, committed)
-    return tuple(committed[-MAX_ORDER:].tolist())
+    where = table.end(row, manager.committed(row))
+    for token in path:
+        where = table.after(row, where, int(token))
+    return whole_distribution(*table.predict(row, where), vocab_size)
 
 
 def _children(
-    table: NgramTable,
+    table: TextTable[Any],
     noise: NoiseLookup,
     row: int,
     position: int,
@@ -87,7 +91,7 @@ def _children(
     width: int,
 ) -> list[_Node]:
     """The `width` most probable children of a level's nodes (with their indices), best first."""
-    predicted = [table.predict(row, node.context) for _, node in beam]
+    predicted = [table.predict(row, node.where) for _, node in beam]
     counts = [len(ids) for ids, _ in predicted]
     if not any(counts):
         return []
@@ -109,9 +113,37 @@ def _children(
             break
         parent, node = beam[owners[index]]
         token = int(ids[index])
-        context = (*node.context, token)[-MAX_ORDER:]
-        children.append(_Node(token, parent, node.depth + 1, log_prob, context))
+        where = table.after(row, node.where, token)
+        children.append(_Node(token, parent, node.depth + 1, log_prob, where))
     return children
+
+
+def _child(
+    table: TextTable[Any],
+    noise: NoiseLookup,
+    row: int,
+    position: int,
+    beam: Sequence[tuple[int, _Node]],
+    width: int,
+) -> list[_Node]:
+    """`_children` of one node where the best is wanted: a long path has many, most of them with
+    one candidate, for which calls of numpy would take several times as long."""
+    [(parent, node)] = beam
+    ids, probabilities = table.predict(row, node.where)
+    if not len(ids):
+        return []
+    perturbation = noise(row, position, ids).tolist()
+    values = probabilities.tolist()
+    rest = max(1.0 - math.fsum(values), 0.0)
+    if any(perturbation):
+        rest *= _MEDIAN_NOISE
+    weights = [p * math.exp(g) for p, g in zip(values, perturbation, strict=True)]
+    best = max(range(len(weights)), key=weights.__getitem__)
+    log_prob = node.log_prob + math.log(weights[best] / (math.fsum(weights) + rest))
+    if log_prob < _LEAST_PROBABLE:
+        return []
+    token = int(ids[best])
+    return [_Node(token, parent, node.depth + 1, log_prob, table.after(row, node.where, token))]
 
 
 def _tree(rows: Ints, found: Sequence[Sequence[_Node]]) -> TokenTree:

@@ -102,6 +102,7 @@ class ChainGroup:
 
     `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
     `branching`: of trees of a fixed form, see `DraftProcessor.draft`.
+    `goes_on`: a drafter that quotes texts may go on below the shape's levels, on one path.
     """
 
     chain: Chain
@@ -111,6 +112,7 @@ class ChainGroup:
     whole: bool = True
     branching: tuple[int, ...] | None = None
     predicted: Option | None = None  # whose outcome the cycle tells; a time of 0.0 is not told
+    goes_on: bool = False
 
     @property
     def leaves_choice(self) -> bool:

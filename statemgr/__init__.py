@@ -5,9 +5,12 @@ from statemgr.key_paths import TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
+from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import StateManager, row_slots, row_tokens
+from statemgr.suffix_table import SuffixTable
+from statemgr.text_table import TextTable
 
 __all__ = [
     "CacheCounts",
@@ -19,8 +22,11 @@ __all__ = [
     "LayerShape",
     "ModelState",
     "NgramTable",
+    "OutputStore",
     "RowKV",
     "StateManager",
+    "SuffixTable",
+    "TextTable",
     "TokenChain",
     "TreeMask",
     "TreePaths",

@@ -37,19 +37,20 @@ _NOWHERE = -1
 
 
 class NgramTable:
-    """Texts of open rows. `sync` opens a row that is not; otherwise it raises `KeyError`."""
+    """Implements `TextTable`. `sync` opens a row that is not; otherwise it raises `KeyError`."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._texts: dict[int, _Text] = {}
 
-    def open(self, row: int, prompt_tokens: int = 0, expected: Sequence[int] = ()) -> None:
-        """Begins a row with an empty text.
-
-        Args:
-            prompt_tokens: of its text.
-            expected: what may follow them, in the caller's view.
-        """
+    def open(
+        self,
+        row: int,
+        prompt_tokens: int = 0,
+        expected: Sequence[int] = (),
+        tenant: str | None = None,
+    ) -> None:
+        """See `TextTable`. No earlier outputs are kept here."""
         self._texts[row] = _Text(prompt_tokens, list(expected))
 
     def close(self, row: int) -> None:
@@ -62,6 +63,13 @@ class NgramTable:
         assert len(committed) >= text.committed, f"the text of row {row} shrank"
         if len(committed) > text.committed:
             text.read(committed[text.committed :].tolist())
+
+    def end(self, row: int, committed: Ints) -> tuple[int, ...]:
+        self.sync(row, committed)
+        return tuple(committed[-MAX_ORDER:].tolist())
+
+    def after(self, row: int, where: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*where, token)[-MAX_ORDER:]
 
     def predict(self, row: int, suffix: Sequence[int]) -> tuple[Ints, Floats]:
         """What may follow `suffix`, the last tokens of the text or of a path that goes on from it.
@@ -91,15 +99,6 @@ class NgramTable:
             np.array([token for token, _ in best], dtype=np.int64),
             np.array([probability for _, probability in best], dtype=np.float64),
         )
-
-    def distribution(self, row: int, suffix: Sequence[int]) -> Floats:
-        """[V], the whole of what `predict` says; positive, sums to 1."""
-        ids, probabilities = self.predict(row, suffix)
-        others = max(self._vocab_size - len(ids), 1)
-        rest = max(1.0 - float(probabilities.sum()), 0.0)
-        whole = np.full(self._vocab_size, rest / others)
-        whole[ids] = probabilities
-        return whole
 
 
 class _Text:

@@ -148,10 +148,10 @@ def _pool(target: str, drafters: list[str]) -> tuple[dict[Any, Any], dict[str, s
 def _source(given: str, argument: str) -> str:
     """As a pool's `source` has it. Raises `ConfigError` for what is none."""
     from modelpool.checkpoint.bundled import bundled_names
-    from modelpool.config import NGRAM
+    from modelpool.config import TEXT_SOURCES
     from modelpool.errors import ConfigError
 
-    if given == NGRAM or given.startswith(_SCHEMES):
+    if given in TEXT_SOURCES or given.startswith(_SCHEMES):
         return given
     if given.startswith(("/", ".", "~")) or Path(given).is_dir():
         return f"path:{given}"

@@ -34,6 +34,9 @@ class EngineConfig(Strict):
             `max_model_len` tokens.
         prefix_cache: what requests have read is kept for others that begin with the same tokens,
             while nobody else needs its memory.
+        output_store_tokens: of earlier outputs, which a drafter with `source: suffix` may quote for
+            requests of the same tenant only (API key or `cache_salt`); the oldest make room. A
+            token takes about 0.3 KB. 0 keeps none.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
             request has an objective; else requests whose objectives are attainable come first, in
             time for all whom it admits, and take rows back from those without, which go on later
@@ -65,6 +68,7 @@ class EngineConfig(Strict):
     kv_budget_tokens: int | None = Field(default=None, ge=2)
     kv_memory: float | str | None = None
     prefix_cache: bool = True
+    output_store_tokens: int = Field(default=131_072, ge=0)
     admission: AdmissionName = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from modelpool import ModelPool
+from modelpool.config import SUFFIX
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import (
     TREE_SLOTS,
@@ -48,7 +49,7 @@ from specrouter.profile.learning import learn_cycle
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.request.params import MAX_DEPTH, Chain
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
@@ -75,7 +76,8 @@ class Engine:
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = _state_manager(engine, pool)
         # Each verifier of a chain may add a token to what was drafted.
-        window = MAX_DEPTH + len(pool.names) + 2
+        deepest = MAX_TREE_TOKENS if pool.text_source == SUFFIX else MAX_DEPTH
+        window = deepest + len(pool.names) + 2
         rule = RejectionSampling() if engine.verification == "rejection" else SharedNoise()
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
@@ -89,6 +91,7 @@ class Engine:
             self._faults,
             engine.overlap_drafting,
             fingerprint_of(config.pool, pool),
+            engine.output_store_tokens,
         )
         self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
         lengths, margin = OutputLengths(), PaceMargin()

@@ -92,7 +92,7 @@ class InputValidation:
         if asked.timeout_s is not None:
             check_positive("timeout_s", asked.timeout_s)
         self._check_speculation(asked.speculation)
-        speculation, predicted = self._without_prediction(asked.speculation)
+        speculation, predicted = self._without_texts(asked.speculation)
         tokens = self._token_ids(asked.prompt)
         made = self._checked_ids("generated", asked.generated)
         if len(made) >= params.max_new_tokens:
@@ -118,6 +118,7 @@ class InputValidation:
             timeout_s=asked.timeout_s,
             grammar=grammar,
             predicted=predicted,
+            reuses_outputs=_reuses_outputs(asked.speculation),
             elapsed_s=asked.elapsed_s,
             arrivals=asked.arrivals,
             prefill_only=asked.prefill_only,
@@ -142,16 +143,17 @@ class InputValidation:
                 "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'
             )
 
-    def _without_prediction(
+    def _without_texts(
         self, speculation: SpeculationOverride
     ) -> tuple[SpeculationOverride, tuple[int, ...]]:
         """What is left to override, and the predicted tokens: none if nothing would read them."""
-        if not isinstance(speculation, Speculation) or speculation.prediction is None:
+        if not isinstance(speculation, Speculation):
             return speculation, ()
         given = speculation.prediction
-        rest = replace(speculation, prediction=None)
-        kept: SpeculationOverride = None if rest == Speculation() else rest
-        if not any(map(self._pool.is_weightless, self._pool.names)):
+        rest = replace(speculation, prediction=None, reuse_outputs=True)
+        is_whole = given is None and speculation.reuse_outputs
+        kept = speculation if is_whole else None if rest == Speculation() else rest
+        if given is None or self._pool.text_source is None:
             return kept, ()
         if isinstance(given, str):
             text = given[: self.context.max_characters]
@@ -233,6 +235,12 @@ class InputValidation:
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             return [plain, spaced]
         return [plain]
+
+
+def _reuses_outputs(speculation: SpeculationOverride) -> bool:
+    return isinstance(speculation, Speculation | None) and (
+        speculation is None or speculation.reuse_outputs
+    )
 
 
 def _check_earlier(asked: RequestArgs, params: SamplingParams) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from modelpool.config import SUFFIX
 from processors import (
     ActiveModel,
     DraftProcessor,
@@ -95,7 +96,11 @@ class ChainDrafter:
         rows = group.rows[drafting]
         depths = np.minimum(group.shape.depth, limits[drafting])
         positions = self._rows.output_positions(rows)
-        request = DraftRequest(rows, positions, depths, group.shape.width, group.branching)
+        reach = None
+        if group.goes_on and self._runtime.pool.text_source == SUFFIX:
+            reach = np.minimum(MAX_TREE_TOKENS, limits[drafting])
+        width, form = group.shape.width, group.branching
+        request = DraftRequest(rows, positions, depths, width, form, reach)
         cut = group.rows[limits < group.shape.depth]
         behind = group.rows[(limits > 0) & ~is_read]
         sampled = self._rows.sampled(rows)
@@ -119,18 +124,19 @@ class ChainDrafter:
         self._hand_on(draft, replace(result, tree=tree))
 
     def _look_up(self, name: str, draft: GroupDraft) -> None:
-        """Drafts from the rows' own tokens."""
+        """Drafts from texts that are there already."""
         shape, request, runtime = draft.group.shape, draft.request, self._runtime
         started = time.perf_counter()
         try:
             noise = self._rule.noise_lookup(self._sampler)
-            tree = self._ngram.draft(self._rows.ngrams, runtime.manager, noise, request)
+            tree = self._ngram.draft(self._rows.texts, runtime.manager, noise, request)
         except Exception as error:
             raise StageError(name, error) from error
-        step_ms = (time.perf_counter() - started) * 1000 / shape.depth
+        levels = max(shape.depth, int(tree.depths.max(initial=0)))
+        step_ms = (time.perf_counter() - started) * 1000 / levels
         places = len(request.rows) * shape.width
         with self._faults.part("timing"):
-            runtime.profiler.record_forward(name, places, 0.0, step_ms, shape.depth)
+            runtime.profiler.record_forward(name, places, 0.0, step_ms, levels)
         self._hand_on(draft, DraftResult.without_logits(tree))
 
     def _verify_with(self, name: str, draft: GroupDraft, before: DraftResult) -> None:

@@ -6,6 +6,7 @@ text. Rows are those that the state manager has allocated; it is not told here w
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,12 @@ from processors import Sampler, SamplingSettings
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.logprobs import PromptLogprobs
 from specrouter.request.spec import RequestSpec
-from statemgr import NgramTable, StateManager
+from statemgr import NgramTable, OutputStore, StateManager, SuffixTable, TextTable
 
 Ints = NDArray[np.int64]
+
+
+_LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,20 @@ class _RowFacts:
     logprobs: int | None
     sampled: bool
     has_processors: bool  # of its own
+    tenant: str | None  # that its output is kept for; None: it is not kept
+    kept: int  # tokens from the beginning, that were kept already
 
 
 class DecodingRows:
-    """`sampler`, `ngrams` and `prompt_logprobs` know the rows that are open here.
+    """`sampler`, `texts` and `prompt_logprobs` know the rows that are open here.
 
     Args:
         eos_token_ids: that end a text, unless its request goes on.
         window: the most output positions of a row that a cycle may look at.
         faults: around what only drafts depend on, and around the closing of rows: whatever of a
             row could not be closed is gone when it is opened again.
+        outputs: where outputs are kept, to be quoted in later ones; None: nobody quotes them, and
+            a request's own text is read by n-grams.
     """
 
     def __init__(
@@ -47,9 +55,13 @@ class DecodingRows:
         window: int,
         faults: FaultGuard | None = None,
         make_sampler: Callable[[int, int], Sampler] = Sampler,
+        outputs: OutputStore | None = None,
     ) -> None:
         self.sampler = make_sampler(vocab_size, window)
-        self.ngrams = NgramTable(vocab_size)
+        self.texts: TextTable[Any] = NgramTable(vocab_size)
+        if outputs is not None:
+            self.texts = SuffixTable(vocab_size, outputs)
+        self._outputs = outputs
         self.prompt_logprobs = PromptLogprobs()
         self._faults = faults or FaultGuard()
         self._manager = manager
@@ -67,18 +79,30 @@ class DecodingRows:
             params.logprobs,
             params.temperature > 0,
             len(params.logits_processors) > 0,
+            tenant_of(request),
+            len(request.committed),
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
         with self._faults.part("rows"):
-            self.ngrams.open(row, len(request.token_ids), request.predicted)
+            tenant = tenant_of(request)
+            self.texts.open(row, len(request.token_ids), request.predicted, tenant)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
     def close(self, row: int) -> None:
-        self._facts.pop(row, None)  # it may never have been opened to the end
-        for close in (self.sampler.close, self.ngrams.close, self.prompt_logprobs.close):
+        facts = self._facts.pop(row, None)
+        if facts is not None:  # it may never have been opened to the end
+            with self._faults.part("rows"):
+                self._keep(row, facts)
+        for close in (self.sampler.close, self.texts.close, self.prompt_logprobs.close):
             with self._faults.part("rows"):
                 close(row)
+
+    def _keep(self, row: int, facts: _RowFacts) -> None:
+        """A row's new output for later ones of its tenant, led by what came before it."""
+        committed = self._manager.committed(row)
+        if self._outputs is not None and facts.tenant is not None and len(committed) > facts.kept:
+            self._outputs.keep(facts.tenant, committed[max(0, facts.kept - _LEAD) :].tolist())
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
@@ -110,6 +134,12 @@ class DecodingRows:
         """How many log-probabilities beside each output token's are asked for; None: none at all,
         not even its own."""
         return self._facts[row].logprobs
+
+
+def tenant_of(request: RequestSpec) -> str | None:
+    """Whose outputs a request may quote, and its own output is kept for; None: nobody's. As for
+    prefixes: who gives no salt is one tenant, and a service with keys gives each key its own."""
+    return (request.params.cache_salt or "") if request.reuses_outputs else None
 
 
 def sampling_settings(request: RequestSpec, eos_token_ids: Collection[int]) -> SamplingSettings:

@@ -39,7 +39,7 @@ class ModelComparison:
     def __init__(self, runtime: Runtime) -> None:
         self._pool = runtime.pool
         self._manager = runtime.manager
-        self._ngrams = runtime.rows.ngrams
+        self._texts = runtime.rows.texts
         self._profiler = runtime.profiler
         # Of the end of a prompt; rejection sampling does without.
         self.prompt_positions = _PROMPT_POSITIONS if runtime.rule.shares_noise else 0
@@ -119,7 +119,7 @@ class ModelComparison:
             place = draft.place(index, node)
             return None if place < 0 else draft.logits[place]
         row = int(draft.tree.rows[index])
-        shares = context_distribution(self._ngrams, self._manager, row, path)
+        shares = context_distribution(self._texts, self._manager, row, path, self._pool.vocab_size)
         return torch.from_numpy(np.log(shares))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelpool import ModelPool
+from modelpool.config import SUFFIX
 from processors import AcceptanceRule, Sampler, SharedNoise
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.fault_guard import FaultGuard
@@ -13,7 +14,7 @@ from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import ModelStates
 from specrouter.execution.model_times import ModelTimes
 from specrouter.profile.profiler import PerformanceProfiler
-from statemgr import StateManager
+from statemgr import OutputStore, StateManager
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class ExecutionSettings:
         prefix_cache: what requests have read is kept for others.
         fresh_times: models are timed anew, whatever an earlier process has kept.
         fingerprint: of what texts depend on.
+        output_store_tokens: of earlier outputs, that are kept to be quoted by `source: suffix`.
         faults: around what no request may depend on.
         overlap_drafting: half of the rows draft while the target verifies the others, where they
             compute on other devices; see `CycleDrafting`.
@@ -42,6 +44,7 @@ class ExecutionSettings:
     faults: FaultGuard = field(default_factory=FaultGuard)
     overlap_drafting: bool = False
     fingerprint: str = ""
+    output_store_tokens: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +68,11 @@ class Runtime:
         faults = settings.faults
         clock = ForwardClock(profiler.record_forward, faults)
         window, make_sampler = settings.window, sampler_for(pool)
+        outputs = None
+        if pool.text_source == SUFFIX:
+            outputs = OutputStore(settings.output_store_tokens)
         rows = DecodingRows(
-            manager, pool.vocab_size, pool.eos_token_ids, window, faults, make_sampler
+            manager, pool.vocab_size, pool.eos_token_ids, window, faults, make_sampler, outputs
         )
         times = ModelTimes(pool, profiler, settings.fresh_times)
         states = ModelStates(pool, manager, times, clock, settings.guard, faults)

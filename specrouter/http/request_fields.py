@@ -81,6 +81,9 @@ class SpeculationRequest(BaseModel):
     """Branches of the token tree on each level; depth times width is at most 64."""
     inner_rounds: Annotated[int, Field(ge=1)] | None = None
     """Accepted and without effect; earlier versions had it."""
+    reuse_outputs: bool = True
+    """False: no earlier output is quoted in drafts for it, and its own is not kept for later
+    ones."""
 
 
 class RequestFields(StructureFields):
@@ -218,7 +221,8 @@ class RequestFields(StructureFields):
             return self.speculation
         asked = self.speculation
         chain = None if asked.chain is None else tuple(asked.chain)
-        return Speculation(chain, asked.depth, asked.width, asked.inner_rounds)
+        shape = asked.depth, asked.width, asked.inner_rounds
+        return Speculation(chain, *shape, reuse_outputs=asked.reuse_outputs)
 
     def objective(
         self, headers: Headers, classes: Mapping[str, SLO], token_id_of: TokenIdOf

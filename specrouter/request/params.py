@@ -187,11 +187,10 @@ class Speculation:
         chain: models from the drafter to the target; None leaves it to the scheduler. The target
             alone means no speculation.
         depth: draft tokens a cycle, 1 .. MAX_DEPTH; None takes the configured one.
-        width: branches of the token tree, 1 .. MAX_WIDTH; None takes the configured one. Depth
-            times width is at most MAX_TREE_TOKENS.
+        width: branches of the tree, 1 .. MAX_WIDTH, times depth at most MAX_TREE_TOKENS; or None.
         inner_rounds: without effect, accepted for callers of earlier versions.
-        prediction: what the output is expected to resemble, as text or token ids: the drafter
-            without weights reads it, where the pool has one. It costs speed at most if it is wrong.
+        prediction: what the output may resemble, as text or token ids. If wrong, it costs speed.
+        reuse_outputs: it may quote its tenant's earlier outputs, and later ones its own.
     """
 
     chain: tuple[str, ...] | None = None
@@ -199,6 +198,7 @@ class Speculation:
     width: int | None = None
     inner_rounds: int | None = None
     prediction: str | Sequence[int] | None = None
+    reuse_outputs: bool = True
 
     def __post_init__(self) -> None:
         if self.chain is not None:
@@ -208,6 +208,8 @@ class Speculation:
                 raise RequestError("speculation.chain", "must name the models of a chain")
         if self.depth is not None:
             check_int("speculation.depth", self.depth, least=1, most=MAX_DEPTH)
+        if not isinstance(self.reuse_outputs, bool):
+            raise RequestError("speculation.reuse_outputs", "must be true or false")
         if self.width is not None:
             check_int("speculation.width", self.width, least=1, most=MAX_WIDTH)
             if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
@@ -223,9 +225,7 @@ class Speculation:
     ) -> None:
         """Raises `RequestError` unless the chain is one of this pool, whose `weightless` members
         have no model: they draft, and cannot verify."""
-        chain, field = self.chain, "speculation.chain"
-        if chain is None:
-            return
+        chain, field = self.chain or (target,), "speculation.chain"
         for name in chain:
             if name not in names:
                 raise RequestError(field, f"{name!r} is not in the pool ({', '.join(names)})")

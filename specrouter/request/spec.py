@@ -28,6 +28,7 @@ class RequestSpec:
         timeout_s: after which the request ends, waiting or running, with what it has.
         grammar: of `params.structure`.
         predicted: tokens that the output is expected to resemble.
+        reuses_outputs: it may quote earlier outputs of its tenant, and later ones its own.
         elapsed_s: since it was first submitted, to whomever: its times and `timeout_s` count from
             then.
         arrivals: of the tokens that are `generated`: seconds after that, and how many came
@@ -50,6 +51,7 @@ class RequestSpec:
     timeout_s: float | None = None
     grammar: CompiledGrammar | RecordedText | None = None
     predicted: tuple[int, ...] = ()
+    reuses_outputs: bool = True
     elapsed_s: float = 0.0
     arrivals: tuple[tuple[float, int], ...] = ()
     prefill_only: bool = False

@@ -30,13 +30,14 @@ Ints = NDArray[np.int64]
 
 
 class Route(NamedTuple):
-    """What requests share that form a group."""
+    """What requests share that form a group; see `ChainGroup`."""
 
     chain: Chain
     shape: DraftShape = DraftShape(1)
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
+    goes_on: bool = False
 
     def group(self, rows: Sequence[int], predicted: Option | None) -> ChainGroup:
         return ChainGroup(
@@ -47,6 +48,7 @@ class Route(NamedTuple):
             self.whole,
             self.branching,
             predicted,
+            self.goes_on,
         )
 
 

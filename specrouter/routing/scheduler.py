@@ -305,6 +305,10 @@ class ModelChainScheduler:
         """Whether a chain's models can be in memory beside those that are held there."""
         return self._fit_together(frozenset((*chain, *held)))
 
+    def quotes(self, chain: Chain) -> bool:
+        """Whether nobody but a drafter without weights stands before the target."""
+        return len(chain) == 2 and not self._parameters[chain[0]]
+
     def may_use(self, chain: Chain, models: Models) -> bool:
         able = all(name in models.available or name == self.target for name in chain)
         return able and (len(chain) == 1 or self.fit(chain, models.held))

@@ -12,7 +12,7 @@ from processors.drafts import DraftRequest
 from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
 from processors.noise import gumbel
 from processors.token_tree import ROOT, TokenTree
-from statemgr import NgramTable, StateManager
+from statemgr import NgramTable, StateManager, SuffixTable
 
 VOCAB = 40
 FLOOR = math.log(0.05)
@@ -139,16 +139,17 @@ def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
     assert tree.sizes[0] > 3
     for path, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
         expected = math.prod(
-            context_distribution(table, manager, 0, path[:k])[token] for k, token in enumerate(path)
+            context_distribution(table, manager, 0, path[:k], VOCAB)[token]
+            for k, token in enumerate(path)
         )
         assert math.exp(log_prob) == pytest.approx(expected)
 
 
 def test_a_context_distribution_reads_what_was_committed() -> None:
     table, manager = opened([[1, 2, 3, 4, 1, 2]])
-    assert context_distribution(table, manager, 0).argmax() == 3
-    assert context_distribution(table, manager, 0, [3]).argmax() == 4
-    assert context_distribution(table, manager, 0, [3]).sum() == pytest.approx(1.0)
+    assert context_distribution(table, manager, 0, [], VOCAB).argmax() == 3
+    assert context_distribution(table, manager, 0, [3], VOCAB).argmax() == 4
+    assert context_distribution(table, manager, 0, [3], VOCAB).sum() == pytest.approx(1.0)
 
 
 def test_noise_shifts_the_choice_at_its_own_position() -> None:
@@ -190,3 +191,19 @@ def test_every_tree_is_well_formed(
         if index == 0:
             alone = draft([text], [depths[index]], width, noise)
             assert paths(alone, 0) == paths(tree, 0)
+
+
+def test_a_quotation_goes_on_as_one_path_as_far_as_the_request_lets_it() -> None:
+    phrase = list(range(30))
+    table, manager = SuffixTable(VOCAB), StateManager(rows=1, max_tokens=256)
+    manager.allocate([*phrase, 35, *phrase[:10]], reserve=256)
+    table.open(0)
+    one = np.array([0])
+    for width, reach, levels in ((1, 12, 12), (1, 64, 20), (2, 12, 12), (1, 2, 3)):
+        request = DraftRequest(one, one, np.array([3]), width, reach=np.array([reach]))
+        tree = NgramDraftProcessor().draft(table, manager, silent, request)
+        assert tree.is_path
+        assert tree.tokens[0, :levels].tolist() == phrase[10 : 10 + levels]
+        assert levels <= int(tree.sizes[0]) <= max(3, reach)
+    request = DraftRequest(one, one, np.array([0]), reach=np.array([64]))
+    assert NgramDraftProcessor().draft(table, manager, silent, request).sizes.tolist() == [0]

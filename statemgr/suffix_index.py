@@ -1,0 +1,152 @@
+"""SuffixIndex: where the end of a text has stood before, in texts of any length.
+
+Contract: texts are appended token by token and the oldest ones are dropped, both in amortised
+constant time and with memory in proportion to what is kept. A look-up finds the latest occurrences
+of the last tokens of a context, with the whole length that they share with it.
+
+Why no suffix automaton: it would find the longest match in one walk, but nothing can be dropped
+from it, and its states take several times the memory. Here contexts of a few fixed orders are
+hashed. Occurrences of the longest order that has any are compared with the context, so a match is
+as long as it is, and the longest one is missed only where its last `orders[-1]` tokens have
+occurred more than `MAX_MATCHES` times since.
+Sources: SuffixDecoding (Oliaro et al., arXiv 2411.04975) for what is looked up; Saxena, prompt
+lookup decoding, for the hashed contexts.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MAX_MATCHES = 16  # of a look-up
+END = -1  # follows the last token of a text that is over
+_NOWHERE = -1
+
+
+class Match(NamedTuple):
+    """`place`: of the token that followed; `length`: tokens before it that the context shares."""
+
+    place: int
+    length: int
+
+
+class SuffixIndex:
+    """Args: `orders`: lengths of the contexts that are hashed, rising."""
+
+    def __init__(self, orders: Sequence[int] = (4, 16)) -> None:
+        assert list(orders) == sorted(set(orders)), "orders rise"
+        self._orders = tuple(orders)
+        self._tokens = array("i")  # of all texts that are kept, each but the last with its end
+        self._base = 0  # place of the first of them
+        self._starts = deque([0])  # places where texts begin
+        # By order: hash of a context -> the latest place after it; and of each place the one before
+        # it after the same hash.
+        self._latest: list[dict[int, int]] = [{} for _ in orders]
+        self._earlier = [array("q") for _ in orders]
+
+    def __len__(self) -> int:
+        """Tokens that are kept, ends of texts included."""
+        return self._base + len(self._tokens) - self._starts[0]
+
+    @property
+    def texts(self) -> int:
+        return len(self._starts)
+
+    def token(self, place: int) -> int:
+        """What stands at the place of a match: a token, or `END`."""
+        return self._tokens[place - self._base]
+
+    def further(self, match: Match, token: int) -> Match | None:
+        """The match one token on; None if it goes on otherwise, or its text ends there."""
+        at = match.place - self._base
+        if self._tokens[at] != token or at + 1 == len(self._tokens) or self._tokens[at + 1] == END:
+            return None
+        return Match(match.place + 1, match.length + 1)
+
+    def tail(self, count: int) -> "array[int]":
+        """The last tokens of the text that goes on, at most `count`."""
+        end = len(self._tokens)
+        return self._tokens[max(self._starts[-1] - self._base, end - count) : end]
+
+    def text(self, index: int) -> "array[int]":
+        """A whole text without its end; the last one, -1, may still go on."""
+        starts = [start - self._base for start in self._starts]
+        last = index in (-1, len(starts) - 1)
+        return self._tokens[starts[index] : None if last else starts[index + 1] - 1]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """The text goes on."""
+        old = len(self._tokens)
+        self._tokens.extend(tokens)
+        start = self._starts[-1] - self._base
+        for order, latest, earlier in zip(self._orders, self._latest, self._earlier, strict=True):
+            earlier.extend([_NOWHERE] * len(tokens))
+            # The context before each new token: one without a follower would match itself.
+            for at in range(max(old, start + order), len(self._tokens)):
+                key = self._key(at, order)
+                earlier[at] = latest.get(key, _NOWHERE)
+                latest[key] = self._base + at
+
+    def end_text(self) -> None:
+        """Another text begins. No match leads across its beginning."""
+        self.append([END])
+        self._starts.append(self._base + len(self._tokens))
+
+    def drop_text(self) -> None:
+        """Forgets the oldest text. The one that goes on cannot be dropped."""
+        assert len(self._starts) > 1, "the text goes on"
+        first, after = self._starts.popleft(), self._starts[0]
+        for order, latest in zip(self._orders, self._latest, strict=True):
+            for place in range(first + order, after):
+                key = self._key(place - self._base, order)
+                if latest[key] == place:  # no later text has the context
+                    del latest[key]
+        dead = after - self._base
+        if 2 * dead > len(self._tokens):  # so a token is moved at most once, in the mean
+            for kept in (self._tokens, *self._earlier):
+                del kept[:dead]
+            self._base = after
+
+    def matches(self, context: "array[int]") -> list[Match]:
+        """Of the longest order that has any: the latest occurrences of the context's end, the most
+        recent first, at most `MAX_MATCHES`. None leads to the end of a text."""
+        for level in reversed(range(len(self._orders))):
+            found = self._matches(context, level)
+            if found:
+                return found
+        return []
+
+    def _matches(self, context: "array[int]", level: int) -> list[Match]:
+        order, found = self._orders[level], list[Match]()
+        if len(context) < order:
+            return found
+        place = self._latest[level].get(hash(context[-order:].tobytes()), _NOWHERE)
+        for _ in range(MAX_MATCHES):
+            if place < self._starts[0]:  # nowhere, or in a text that was dropped
+                break
+            length = self._shared(context, place)
+            if length >= order and self.token(place) != END:  # no collision of hashes
+                found.append(Match(place, length))
+            place = self._earlier[level][place - self._base]
+        return found
+
+    def _shared(self, context: "array[int]", place: int) -> int:
+        """Tokens before a place that are the last ones of the context: galloping, then halving, by
+        comparisons of whole slices."""
+        most = min(len(context), place - self._starts[0])
+        end, at = len(context), place - self._base
+
+        def is_shared(length: int) -> bool:
+            return context[end - length :] == self._tokens[at - length : at]
+
+        low, step = 0, 1
+        while low + step <= most and is_shared(low + step):
+            low, step = low + step, 2 * step
+        high = min(low + step, most + 1)  # the first length that may not be shared
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_shared(middle) else (low, middle)
+        return low
+
+    def _key(self, at: int, order: int) -> int:
+        return hash(self._tokens[at - order : at].tobytes())
