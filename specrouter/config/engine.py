@@ -37,6 +37,8 @@ class EngineConfig(Strict):
         output_store_tokens: of earlier outputs, which a drafter with `source: suffix` may quote for
             requests of the same tenant only (API key or `cache_salt`); the oldest make room. A
             token takes about 0.3 KB. 0 keeps none.
+        output_store_file: where they are written when the service ends, and read from when it
+            starts, by tenant, readable by the service's user only; by default they end with it.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
             request has an objective; else requests whose objectives are attainable come first, in
             time for all whom it admits, and take rows back from those without, which go on later
@@ -69,6 +71,7 @@ class EngineConfig(Strict):
     kv_memory: float | str | None = None
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
+    output_store_file: str | None = None
     admission: AdmissionName = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"

@@ -61,6 +61,13 @@ class RouterConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _one_engine_writes_outputs(self) -> "RouterConfig":
+        if self.cluster is not None and self.engine.output_store_file is not None:
+            reason = "each replica keeps outputs of its own: leave it out where there is a cluster"
+            raise ConfigError("engine.output_store_file", reason)
+        return self
+
+    @model_validator(mode="after")
     def _chain_is_of_the_pool(self) -> "RouterConfig":
         check_chain(self)
         return self

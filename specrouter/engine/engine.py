@@ -29,6 +29,7 @@ from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
+from specrouter.engine.output_file import output_file_of
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, target_alone
 from specrouter.engine.policies import PolicyRegistry
@@ -93,7 +94,9 @@ class Engine:
             fingerprint_of(config.pool, pool),
             engine.output_store_tokens,
         )
-        self._executor = Executor(Runtime.create(pool, self._manager, self.profiler, execution))
+        runtime = Runtime.create(pool, self._manager, self.profiler, execution)
+        self._output_file = output_file_of(engine, pool, runtime.rows.outputs)
+        self._executor = Executor(runtime)
         lengths, margin = OutputLengths(), PaceMargin()
         self._views = ViewBuilder(
             pool, self._manager, self._executor, self.profiler, lengths, margin
@@ -386,11 +389,17 @@ class Engine:
         self._book.is_abandoned = True
         self._book.tell(self._book.running.values(), "error", cause)
 
+    def save_outputs(self) -> None:
+        """For a service that starts again, where the configuration has a file for it."""
+        if self._output_file is not None:
+            self._output_file.save()
+
     def successor(self) -> "Engine":
         """An engine in the place of this one, which has failed: with its policy, its accounts and
         the requests that wait, and nothing of its state, whose memory it gives back."""
         with self._stepping.take_over():  # somebody may be looking at them
             self._executor.states.drop_all()
+        self.save_outputs()
         engine = Engine(self._config, self._pool)
         engine._book.inherit(self._book)
         policies = self._planning.policies

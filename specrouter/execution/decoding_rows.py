@@ -36,7 +36,8 @@ class _RowFacts:
 
 
 class DecodingRows:
-    """`sampler`, `texts` and `prompt_logprobs` know the rows that are open here.
+    """`sampler`, `texts` and `prompt_logprobs` know the rows that are open here; `outputs` is the
+    argument.
 
     Args:
         eos_token_ids: that end a text, unless its request goes on.
@@ -61,7 +62,7 @@ class DecodingRows:
         self.texts: TextTable[Any] = NgramTable(vocab_size)
         if outputs is not None:
             self.texts = SuffixTable(vocab_size, outputs)
-        self._outputs = outputs
+        self.outputs = outputs
         self.prompt_logprobs = PromptLogprobs()
         self._faults = faults or FaultGuard()
         self._manager = manager
@@ -101,8 +102,8 @@ class DecodingRows:
     def _keep(self, row: int, facts: _RowFacts) -> None:
         """A row's new output for later ones of its tenant, led by what came before it."""
         committed = self._manager.committed(row)
-        if self._outputs is not None and facts.tenant is not None and len(committed) > facts.kept:
-            self._outputs.keep(facts.tenant, committed[max(0, facts.kept - _LEAD) :].tolist())
+        if self.outputs is not None and facts.tenant is not None and len(committed) > facts.kept:
+            self.outputs.keep(facts.tenant, committed[max(0, facts.kept - _LEAD) :].tolist())
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
