@@ -39,7 +39,7 @@ _EXPECTED = 3.0
 
 
 class _Source(NamedTuple):
-    index: SuffixIndex
+    texts: SuffixIndex
     weight: float
     first: int = 0  # place before which it repeats another source
 
@@ -111,14 +111,14 @@ class SuffixTable:
         kept = tuple(
             (source, further)
             for source, match in where.matches
-            if (further := source.index.further(match, token)) is not None
+            if (further := source.texts.further(match, token)) is not None
         )
         return Place(recent, kept or self._looked_up(self._texts[row], recent))
 
     def predict(self, row: int, where: Place) -> tuple[Ints, Floats]:
         votes, recency = list[tuple[int, int, float]](), _RECENCY
         for source, match in where.matches:
-            token = source.index.token(match.place)
+            token = source.texts.token(match.place)
             votes.append((match.length, token, source.weight + recency))
             recency = 0.0
         seen = _interpolated(votes, 1.0 / self._vocab_size)
@@ -134,7 +134,7 @@ class SuffixTable:
         found = [
             (one, match)
             for one in (*text.sources, *further)
-            for match in one.index.matches(context)
+            for match in one.texts.matches(context)
             if match.place >= one.first
         ]
         # What shares less than half of what the best shares says nothing beside it.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
-from specrouter.engine.input_validation import SpeculationOverride
+from specrouter.request.spec import SpeculationOverride
 from tests.exact.models import NAMES
 
 PROMPT = [17, 230, 41, 5, 88, 131]
