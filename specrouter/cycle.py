@@ -102,7 +102,8 @@ class ChainGroup:
 
     `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
     `branching`: of trees of a fixed form, see `DraftProcessor.draft`.
-    `goes_on`: a drafter that quotes texts may go on below the shape's levels, on one path.
+    `quotes`: a member without weights that drafts deeper than the shape, on one path, where texts
+    are quoted: the chain's own drafter, or in its place where it promises more for a row.
     """
 
     chain: Chain
@@ -112,7 +113,7 @@ class ChainGroup:
     whole: bool = True
     branching: tuple[int, ...] | None = None
     predicted: Option | None = None  # whose outcome the cycle tells; a time of 0.0 is not told
-    goes_on: bool = False
+    quotes: str | None = None
 
     @property
     def leaves_choice(self) -> bool:
@@ -172,6 +173,7 @@ class CycleResult:
         errors: why rows cannot go on, whose requests alone are affected.
         cut_rows: whose trees were cut short by the end of their texts.
         behind_rows: that decoded without a draft, since a model has not read enough of their texts.
+        quoted_rows: whose drafts were quoted, not made by the chain that was planned.
         caught_up: models read of texts what they lacked, which took time beside the planned.
         is_regular: nothing else did, all of it took place, no model failed, and few trees were cut
             short.
@@ -184,6 +186,7 @@ class CycleResult:
     errors: dict[int, str] = field(default_factory=dict)
     cut_rows: set[int] = field(default_factory=set)
     behind_rows: set[int] = field(default_factory=set)
+    quoted_rows: set[int] = field(default_factory=set)
     caught_up: bool = False
     is_regular: bool = True
     selection_failed: bool = False

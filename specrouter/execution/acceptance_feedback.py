@@ -35,6 +35,7 @@ class _Verified:
 
 class AcceptanceFeedback:
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
+        self._runtime = runtime
         self._pool = runtime.pool
         self._profiler = runtime.profiler
         self._comparison = comparison
@@ -50,8 +51,14 @@ class AcceptanceFeedback:
             on_walk = result.accepted[index][:, : left.tree.tokens.shape[1]]
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
-            sound = result.sound[index]
-            self._record(draft, _Verified(used, target, tree, draft.selected, accepted, sound))
+            seen, sound = draft.selected, result.sound[index]
+            if self._pool.is_weightless(used[0]) and self._runtime.rule.shares_noise:
+                # What came first is known of drafts that were not verified, too: short quotations
+                # seldom are, and would never be found to be wrong.
+                first = tree.real & (tree.depths == 1)
+                seen = seen | first
+                accepted |= first & (tree.tokens == result.choices[index, :1])
+            self._record(draft, _Verified(used, target, tree, seen, accepted, sound))
         self._comparison.compare(left, used[-1], target, result)
 
     def learn_from_intermediate(
@@ -92,5 +99,6 @@ class AcceptanceFeedback:
                 np.where(tree.real, tree.log_probs, -np.inf)[which],
                 verified.seen[which],
                 verified.accepted[which],
+                is_usual=not draft.is_quoted,
             )
             self._profiler.record_trees((drafters, verified.verifier, mode), trees)

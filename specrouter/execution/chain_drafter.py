@@ -6,21 +6,18 @@ A member that fails is passed over: what the others have drafted is still good.
 Not here: which of the drafted nodes the target verifies (`leave_selected`), and the verification.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modelpool.config import SUFFIX
 from processors import (
     ActiveModel,
     DraftProcessor,
     DraftRequest,
     DraftResult,
     FedTree,
-    NgramDraftProcessor,
     NonFiniteLogits,
     VerifyProcessor,
     VerifyRequest,
@@ -33,6 +30,7 @@ from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import StageError
+from specrouter.execution.quotations import Quotations
 from specrouter.execution.runtime import Runtime
 from specrouter.request.params import MAX_TREE_TOKENS
 
@@ -55,17 +53,19 @@ class ChainDrafter:
         self._prefill = DrafterPrefill(runtime, comparison)
         self._draft = DraftProcessor(runtime.sampler, runtime.rule)
         self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
-        self._ngram = NgramDraftProcessor()
+        self._quotations = Quotations(runtime, feedback.accept_prob)
 
     def begin(self, groups: Sequence[ChainGroup]) -> None:
         """A cycle begins, in which these groups draft, in any order."""
         self._prefill.begin(groups)
 
-    def draft(self, group: ChainGroup) -> GroupDraft:
-        """What a group offers the target.
+    def draft(self, group: ChainGroup) -> list[GroupDraft]:
+        """What a group offers the target: one draft, or two where some rows quote."""
+        quoted, rest = self._quotations.instead(group)
+        return [*quoted, *([self._draft_group(rest)] if len(rest.rows) else [])]
 
-        A model that fails is passed over, and rows that one has not read do not draft.
-        """
+    def _draft_group(self, group: ChainGroup) -> GroupDraft:
+        """A model that fails is passed over, and rows that one has not read do not draft."""
         draft = self._begun(group, *self._prefill.read(group))
         failed = {failure.model for failure in draft.failures}
         names = [name for name in group.chain[:-1] if name not in failed]
@@ -96,9 +96,7 @@ class ChainDrafter:
         rows = group.rows[drafting]
         depths = np.minimum(group.shape.depth, limits[drafting])
         positions = self._rows.output_positions(rows)
-        reach = None
-        if group.goes_on and self._runtime.pool.text_source == SUFFIX:
-            reach = np.minimum(MAX_TREE_TOKENS, limits[drafting])
+        reach = self._quotations.reach(group, limits[drafting])
         width, form = group.shape.width, group.branching
         request = DraftRequest(rows, positions, depths, width, form, reach)
         cut = group.rows[limits < group.shape.depth]
@@ -125,18 +123,10 @@ class ChainDrafter:
 
     def _look_up(self, name: str, draft: GroupDraft) -> None:
         """Drafts from texts that are there already."""
-        shape, request, runtime = draft.group.shape, draft.request, self._runtime
-        started = time.perf_counter()
         try:
-            noise = self._rule.noise_lookup(self._sampler)
-            tree = self._ngram.draft(self._rows.texts, runtime.manager, noise, request)
+            tree = self._quotations.look_up(name, draft.request)
         except Exception as error:
             raise StageError(name, error) from error
-        levels = max(shape.depth, int(tree.depths.max(initial=0)))
-        step_ms = (time.perf_counter() - started) * 1000 / levels
-        places = len(request.rows) * shape.width
-        with self._faults.part("timing"):
-            runtime.profiler.record_forward(name, places, 0.0, step_ms, levels)
         self._hand_on(draft, DraftResult.without_logits(tree))
 
     def _verify_with(self, name: str, draft: GroupDraft, before: DraftResult) -> None:

@@ -36,10 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Drafted:
-    """`failures`: of models whose groups have no draft."""
+    """`failures`: of models whose groups have no draft; `is_whole`: all other groups have one."""
 
     drafts: list[GroupDraft] = field(default_factory=list)
     failures: list[ModelFailure] = field(default_factory=list)
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class CycleDrafting:
         try:
             drafted = turn.drafted()
             result.failures += drafted.failures
-            result.is_regular &= len(drafted.drafts) == len(turn.plan.groups)
+            result.is_regular &= drafted.is_whole
             with self._faults.part("drafting"):
                 _note(drafted.drafts, result)
             return self._selected(turn.plan, drafted.drafts, result)
@@ -101,14 +102,15 @@ class CycleDrafting:
                 _note(drafted.drafts, result)
 
     def _draft(self, groups: Sequence[ChainGroup]) -> Drafted:
-        drafted = Drafted()
+        drafts, failures, is_whole = list[GroupDraft](), list[ModelFailure](), True
         for group in groups:
             try:
-                drafted.drafts.append(self._drafter.draft(group))
+                drafts += self._drafter.draft(group)
             except Exception as error:
                 self._faults.note("drafting", error)
-                drafted.failures.extend(ModelFailure(name, error) for name in group.chain[:-1])
-        return drafted
+                failures.extend(ModelFailure(name, error) for name in group.chain[:-1])
+                is_whole = False
+        return Drafted(drafts, failures, is_whole)
 
     def _selected(
         self, plan: CyclePlan, drafts: list[GroupDraft], result: CycleResult
@@ -177,3 +179,4 @@ def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:
     result.caught_up |= any(draft.caught_up for draft in drafts)
     result.cut_rows |= {row for draft in drafts for row in draft.cut_rows.tolist()}
     result.behind_rows |= {row for draft in drafts for row in draft.behind_rows.tolist()}
+    result.quoted_rows |= {row for one in drafts if one.is_quoted for row in one.rows.tolist()}

@@ -33,6 +33,7 @@ class GroupDraft:
         used: the models that took part.
         candidates: the draft's tree before the target's selection.
         selected: [B, W] what of it was selected.
+        is_quoted: drafted in the place of the group's chain, for rows for which this promised more.
         caught_up, is_regular: see `CycleResult`.
     """
 
@@ -46,6 +47,7 @@ class GroupDraft:
     candidates: TokenTree | None = None
     selected: Bools | None = None
     failures: list[ModelFailure] = field(default_factory=list)
+    is_quoted: bool = False
     caught_up: bool = False
     is_regular: bool = True
 

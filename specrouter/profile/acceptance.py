@@ -50,6 +50,7 @@ class JudgedTrees:
     log_probs: Floats  # of the path from the root, by whoever judged it last
     judged: Bools  # nodes that the verifier saw
     accepted: Bools  # nodes on its walk
+    is_usual: bool = True  # False: drafted since they looked good, which says nothing of others
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,20 @@ class AcceptanceEstimator:
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
         predicted = self._predicted(trees.parents, stated, place)
-        self._learn(stated[asked], place[asked], trees.accepted[asked], predicted[asked])
+        self._calibration.record(
+            stated[asked], place[asked], trees.accepted[asked], predicted[asked]
+        )
+        if trees.is_usual:
+            self._count_best(trees, real, walked, asked & (place == 0), place)
+
+    def _count_best(
+        self, trees: JudgedTrees, real: Bools, walked: Bools, asked: Bools, place: Ints
+    ) -> None:
+        """Counts best children, [B, n] those of walked nodes. A drafter that had nothing to draft
+        for a row has failed there once, at the root."""
+        missing = float((~real.any(axis=1)).sum())
+        self._count(float((asked & trees.accepted).sum()), float(asked.sum()) + missing)
+        self._recent += 0.0, missing
         # A selection that leaves out first choices leaves the better ones: no measure of a text.
         firsts = real & (place == 0) & np.take_along_axis(walked, trees.parents + 1, axis=1)
         for fair in (firsts, firsts & (trees.parents < 0)):
@@ -117,22 +131,16 @@ class AcceptanceEstimator:
         self._fade(cycle)
         place = np.broadcast_to(np.arange(stated.shape[1]), stated.shape)
         predicted = self._predicted(np.full_like(place, -1), stated, place)
-        self._recent += self._learn(
-            stated.ravel(), place.ravel(), accepted.ravel(), predicted.ravel()
-        )
+        self._calibration.record(stated.ravel(), place.ravel(), accepted.ravel(), predicted.ravel())
+        best = accepted[:, 0]
+        self._count(float(best.sum()), float(len(best)))
+        self._recent += best.sum(), len(best)
 
-    def _learn(
-        self, stated: Floats, place: Ints, accepted: Bools, predicted: Floats
-    ) -> tuple[float, float]:
-        """Of nodes [n] whose parents were accepted; says how many best children were accepted, and
-        how many were judged."""
-        self._calibration.record(stated, place, accepted, predicted)
-        best = place == 0
-        hits, count = float((best & accepted).sum()), float(best.sum())
+    def _count(self, hits: float, count: float) -> None:
+        """Of best children that were judged."""
         fade = max(0.0, 1.0 - count / MEMORY)
         self._trials = self._trials * fade + count
         self._accepted = self._accepted * fade + hits
-        return hits, count
 
     def worth(self, parents: Ints, depths: Ints, log_probs: Floats) -> Floats:
         """[B, n] how likely each node is on the verifier's walk; 0 for padding.

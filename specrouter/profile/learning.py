@@ -15,14 +15,14 @@ def learn_cycle(
     gained = {commit.row: len(commit.tokens) for commit in result.commits}
     decoded = [row for group in plan.groups for row in group.rows.tolist()]
     is_regular = result.is_regular and not result.failures and not len(plan.prefill_rows)
-    stage, is_timely = None, is_regular and not result.caught_up
+    stage, is_timely = None, is_regular and not (result.caught_up or result.quoted_rows)
     if is_timely and gained and not result.overlaps:
         stage = "drafting" if any(len(group.chain) > 1 for group in plan.groups) else "cycle"
     requests = sum(row in gained for row in decoded)
     profiler.record_cycle(elapsed_ms, sum(gained.values()), requests, stage)
     if not is_regular:
         return
-    untold = result.cut_rows | result.behind_rows
+    untold = result.cut_rows | result.behind_rows | result.quoted_rows
     for group in plan.groups:
         counts = [gained[row] for row in group.rows.tolist() if row in gained and row not in untold]
         time_ms = elapsed_ms if is_timely else None

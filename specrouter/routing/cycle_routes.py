@@ -187,17 +187,16 @@ class CycleRoutes:
             min(depth, cap or depth),
             min(shape.width, limits.width or shape.width),
         )
-        whole = self._is_whole(option.chain, decision.hard_rejection)
-        # Of what quotes texts, trees may be deeper than predicted where nobody has said how deep:
-        # what is not worth its time is not verified.
-        is_open = limits.depth is None and cap is None and not whole
+        quotes = None  # what of it is not worth its time is not verified
+        if self.trees.selection == "goodput" and cap is None:
+            quotes = self.scheduler.quoter(option.chain, decision, key, self.view.available)
         return Route(
             option.chain,
             drafted,
             decision.hard_rejection,
-            whole,
+            quotes is None and self._is_whole(option.chain, decision.hard_rejection),
             self._form(drafted) if len(option.chain) > 1 and key == SCHEDULED else None,
-            is_open and self.scheduler.quotes(option.chain),
+            quotes,
         )
 
     def _form(self, shape: DraftShape) -> tuple[int, ...] | None:

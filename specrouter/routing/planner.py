@@ -6,11 +6,13 @@ plan as `standing` and comes back with the next view.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import (
+    Candidates,
     ChainGroup,
     CyclePlan,
     DraftShape,
@@ -31,6 +33,7 @@ from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
 from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _EVALUATE_EVERY = 4  # cycles: how often it is asked whether a drafter is to be evaluated
 
@@ -66,8 +69,11 @@ class Planner:
         routes = self._routes(view, requests, prefill, admission)
         evaluation = self._evaluation(view, routes)
         selector, budget = None, None
-        if not all(route.whole for route in routes.members):
+        selected = [route for route in routes.members if not route.whole]
+        if any(len(route.chain) > 1 for route in selected):
             selector, budget = self._selector(view, routes)
+        elif selected:  # quotations alone are drafted, and mostly there are none
+            selector = partial(self._select_late, view, routes)
         groups = self._with_first_tokens(_groups(routes, prefill), prefill)
         standing = _standing(view, routes, evaluation)
         return Plan(
@@ -128,6 +134,12 @@ class Planner:
             workload,
             view.available.difference(*(route.chain for route in routes.members)),
         )
+
+    def _select_late(
+        self, view: EngineView, routes: CycleRoutes, rows: Ints, candidates: Candidates, aside: int
+    ) -> Bools:
+        selector, _ = self._selector(view, routes)
+        return selector(rows, candidates, aside)
 
     def _selector(self, view: EngineView, routes: CycleRoutes) -> tuple[TreeSelector, int]:
         """For groups that do not verify whole trees; and how many nodes are good."""

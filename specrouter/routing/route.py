@@ -37,7 +37,7 @@ class Route(NamedTuple):
     hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
-    goes_on: bool = False
+    quotes: str | None = None
 
     def group(self, rows: Sequence[int], predicted: Option | None) -> ChainGroup:
         return ChainGroup(
@@ -48,7 +48,7 @@ class Route(NamedTuple):
             self.whole,
             self.branching,
             predicted,
-            self.goes_on,
+            self.quotes,
         )
 
 

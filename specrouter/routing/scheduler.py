@@ -305,9 +305,18 @@ class ModelChainScheduler:
         """Whether a chain's models can be in memory beside those that are held there."""
         return self._fit_together(frozenset((*chain, *held)))
 
-    def quotes(self, chain: Chain) -> bool:
-        """Whether nobody but a drafter without weights stands before the target."""
-        return len(chain) == 2 and not self._parameters[chain[0]]
+    def quoter(
+        self, chain: Chain, decision: ChainDecision, asked: Override, available: Collection[str]
+    ) -> str | None:
+        """The member without weights that may draft beside a decision's chain, or is all of its
+        drafters, as deep as it finds something. Not where somebody has said how deep, nor without
+        predictions, nor where all that is drafted is verified."""
+        is_open = decision.predicted is not None and self.limits(asked).depth is None
+        if not is_open or decision.hard_rejection or self.verifies_whole:
+            return None
+        name = next((name for name, size in self._parameters.items() if not size), None)
+        is_beside = name not in chain or len(chain) == 2
+        return name if is_beside and name in available else None
 
     def may_use(self, chain: Chain, models: Models) -> bool:
         able = all(name in models.available or name == self.target for name in chain)

@@ -1,7 +1,7 @@
 """A chain drafts level after level; who fails is passed over, what is at hand is offered."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import ExecutionSettings, Runtime
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
+from specrouter.request.params import MAX_TREE_TOKENS, Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
 from statemgr import StateManager
 from tests.processors.trees import nodes_of, path
@@ -41,23 +41,34 @@ class Bench:
     """A chain drafter with one row for each prompt, of which nobody has read anything."""
 
     def __init__(
-        self, pool: ModelPool, rule: AcceptanceRule | None = None, left: tuple[int, ...] = (9, 9, 9)
+        self,
+        pool: ModelPool,
+        rule: AcceptanceRule | None = None,
+        left: tuple[int, ...] = (9, 9, 9),
+        prompts: Sequence[Sequence[int]] = PROMPTS,
     ) -> None:
-        manager = StateManager(len(PROMPTS), 128, None, MAX_TREE_TOKENS + 16)
+        self._prompts = prompts
+        manager = StateManager(len(prompts), 256, None, MAX_TREE_TOKENS + 16)
         profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
-        window = MAX_DEPTH + len(pool.names) + 2
+        window = MAX_TREE_TOKENS + len(pool.names) + 2
         settings = ExecutionSettings(32, window, rule or SharedNoise())
         self.runtime = Runtime.create(pool, manager, profiler, settings)
         comparison = ModelComparison(self.runtime)
         feedback = AcceptanceFeedback(self.runtime, comparison)
         self._drafter = ChainDrafter(self.runtime, feedback, comparison)
-        for row, (prompt, new) in enumerate(zip(PROMPTS, left, strict=True)):
-            assert manager.allocate(prompt, 64) == row
+        for row, (prompt, new) in enumerate(zip(prompts, left, strict=True)):
+            assert manager.allocate(prompt, len(prompt) + 59) == row
             params = SamplingParams(new, ignore_eos=True, temperature=0.7 * (row != 1))
             self.runtime.rows.open(row, RequestSpec(tuple(prompt), (), params, None, seed=row))
 
     def draft(self, chain: Chain, depth: int = 3, width: int = 1, **given: Any) -> GroupDraft:
-        group = ChainGroup(chain, DraftShape(depth, width), np.arange(len(PROMPTS)), **given)
+        [draft] = self.drafts(chain, depth, width, **given)
+        return draft
+
+    def drafts(
+        self, chain: Chain, depth: int = 3, width: int = 1, **given: Any
+    ) -> list[GroupDraft]:
+        group = ChainGroup(chain, DraftShape(depth, width), np.arange(len(self._prompts)), **given)
         with torch.inference_mode(), self.runtime.states.cycle():
             self._drafter.begin([group])
             return self._drafter.draft(group)

@@ -333,10 +333,10 @@ def test_rows_of_which_nothing_was_drafted_do_not_hide_the_others() -> None:
         accepted=trees.accepted & ~empty,
     )
     estimator.record(few, 0)
-    assert estimator.snapshot(0).recent_trials == 3
+    assert estimator.snapshot(0).recent_trials == 4, "who drafts nothing is right about nothing"
     none = np.full_like(trees.log_probs, -np.inf)
     estimator.record(replace(few, log_probs=none), 0)
-    assert estimator.snapshot(0).recent_trials == 3
+    assert estimator.snapshot(0).recent_trials == 8
 
 
 def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -> None:
@@ -351,3 +351,25 @@ def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -
     found = estimator.snapshot(400)
     usual = (EASY[0] + HARD[0]) / 2
     assert found.recent_accepted / found.recent_trials == pytest.approx(usual, abs=0.06)
+
+
+def test_a_drafter_that_has_nothing_to_draft_has_failed_once() -> None:
+    estimator = AcceptanceEstimator()
+    empty = JudgedTrees(
+        np.zeros((3, 0), dtype=np.int64),
+        np.zeros((3, 0), dtype=np.int64),
+        np.zeros((3, 0)),
+        np.zeros((3, 0), dtype=np.bool_),
+        np.zeros((3, 0), dtype=np.bool_),
+    )
+    estimator.record(empty, 0)
+    seen = estimator.snapshot(0)
+    assert (seen.alpha, seen.trials, seen.recent_trials) == (0.0, 3.0, 3.0)
+
+
+def test_drafts_that_were_picked_teach_what_they_are_worth_and_nothing_of_others() -> None:
+    estimator, one = AcceptanceEstimator(), np.ones((40, 1), dtype=np.bool_)
+    tree = np.full((40, 1), -1), np.ones((40, 1), dtype=np.int64), np.full((40, 1), math.log(0.5))
+    estimator.record(JudgedTrees(*tree, one, one, is_usual=False), 0)
+    assert estimator.snapshot(0).trials == 0.0
+    assert estimator.worth(*tree).max() > 0.7

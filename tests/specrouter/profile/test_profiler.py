@@ -59,7 +59,7 @@ def test_what_trees_teach_is_forgotten_where_it_is_no_number(
 ) -> None:
     profiler.record_trees(KEY, trees(True, 8))
     with monkeypatch.context() as patch:
-        patch.setattr(AcceptanceEstimator, "_learn", lambda *_: (math.nan, 1.0))
+        patch.setattr(AcceptanceEstimator, "is_finite", False)
         with pytest.raises(ArithmeticError):
             profiler.record_choices(KEY, np.full((2, 1), 0.5), np.ones((2, 1), dtype=np.bool_))
     assert KEY not in profiler.snapshot().trees

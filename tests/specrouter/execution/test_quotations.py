@@ -1,0 +1,88 @@
+"""Who quotes drafts without the chain's models, and only where that promises more."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from modelpool import ModelPool
+from specrouter.cycle import Option
+from tests.specrouter.execution.test_chain_drafter import PAIR, Bench, fail, paths
+
+PHRASE = list(range(20, 60))
+QUOTING = [*PHRASE, 7, *PHRASE[:20]]
+PROMPTS = [QUOTING, [3, 4, 9], [250, 1, 99]]
+LEFT = (21, 21, 21)  # the text goes on for 20 tokens before it repeats itself
+PLANNED = Option(PAIR, tokens=3.0)
+
+
+@pytest.fixture(scope="module")
+def pool(small_config: dict[str, Any]) -> ModelPool:
+    settings = copy.deepcopy(small_config["pool"])
+    settings["models"].append({"name": "suffix", "source": "suffix"})
+    return ModelPool.from_config(settings)
+
+
+def test_a_row_that_quotes_drafts_by_itself_and_the_others_by_the_chain(pool: ModelPool) -> None:
+    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    quoted, rest = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
+    assert (quoted.rows.tolist(), quoted.used) == ([0], ["suffix"])
+    assert max(map(len, paths(quoted)[0])) == 20
+    assert max(paths(quoted)[0], key=len) == tuple(PHRASE[20:])
+    assert quoted.is_quoted
+    assert (rest.rows.tolist(), rest.used, rest.is_quoted) == ([1, 2], ["small"], False)
+    assert bench.runtime.states.lag("small", rest.rows).max() <= 2
+
+
+def test_where_all_rows_quote_no_model_runs(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, "small")
+    bench = Bench(pool, left=LEFT, prompts=[QUOTING] * 3)
+    [quoted] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
+    assert quoted.rows.tolist() == [0, 1, 2]
+    assert not quoted.failures
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"predicted": Option(PAIR, tokens=60.0), "quotes": "suffix"},
+        {"predicted": PLANNED},
+        {"quotes": "suffix"},
+    ],
+    ids=["the chain promises more", "it may not", "nobody knows what the chain promises"],
+)
+def test_otherwise_the_chain_drafts(given: dict[str, Any], pool: ModelPool) -> None:
+    draft = Bench(pool, left=LEFT, prompts=PROMPTS).draft(PAIR, whole=False, **given)
+    assert draft.used == ["small"]
+    assert draft.behind_rows.tolist() == [0], "its prompt is longer than a chunk"
+
+
+def test_a_quotation_ends_before_the_last_token_that_a_row_may_gain(pool: ModelPool) -> None:
+    bench = Bench(pool, left=(9, 1, 21), prompts=[QUOTING] * 3)
+    [quoted, rest] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
+    assert {row: max(map(len, found)) for row, found in paths(quoted).items()} == {0: 8, 2: 20}
+    assert rest.cut_rows.tolist() == [1]
+
+
+def test_a_pair_of_quotations_goes_on_as_far_as_it_may(pool: ModelPool) -> None:
+    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    pair = ("suffix", "target")
+    assert bench.draft(pair).result is not None
+    assert max(map(len, paths(bench.draft(pair))[0])) == 3
+    assert max(map(len, paths(bench.draft(pair, quotes="suffix"))[0])) == 20
+
+
+def test_a_look_up_that_fails_costs_nothing_but_itself(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("the table is broken")
+
+    monkeypatch.setattr("processors.ngram.NgramDraftProcessor.draft", broken)
+    draft = bench.draft(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
+    assert (draft.rows.tolist(), draft.used) == ([1, 2], ["small"])
+    assert bench.runtime.faults.counts["drafting"] == 1
