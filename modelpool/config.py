@@ -73,7 +73,7 @@ class ModelConfig(BaseModel):
     Attributes:
         name: to ask for it by, in chains; without spaces, ">" and ",".
         source: `bundled:NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
-            `hub:ORG/NAME`; `quantised:TARGET`: the target's twin, the same weights in int8, to draft
+            `hub:ORG/NAME`; `quantised:TARGET`: the target's twin, its weights in int8, to draft
             for it or to stand between it and a smaller drafter, on the CPU; or no model: `suffix`
             drafts what followed the same tokens, however many, in the request's own text and in its
             tenant's earlier outputs, `ngram` what followed at most four in the request's own text.
