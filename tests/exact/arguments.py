@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.attention.choice import BackendName
-from modelpool.config import NGRAM, Weights
+from modelpool.config import TEXT_SOURCES, Weights
 from modelpool.fast.cpu import int8_refusal
 from specrouter import ChainRouter, RouterConfig
 from tests.exact.oracle import Oracle
@@ -81,7 +81,7 @@ def open_router(
     settings["trees"] = {}
     settings["pool"]["attention"] = attention
     for model in settings["pool"]["models"]:
-        if model["source"] != NGRAM:
+        if model["source"] not in TEXT_SOURCES:
             model.update(dtype=dtype, device="cpu")
         if model["name"] == settings["pool"]["target"]:
             model.update(weights=weights)
