@@ -16,7 +16,8 @@ CHAIN = ("tiny-1m", "tiny-3m", "tiny-8m")
 NEW = 10
 ROWS = (
     Arrangement("off", 4),
-    Arrangement(("ngram", "tiny-8m"), 1, depth=4, width=1),
+    Arrangement(("suffix", "tiny-8m"), 1, depth=8, width=1),
+    Arrangement(("suffix", "tiny-8m"), 8, depth=20, width=2),
     Arrangement(CHAIN, 8, depth=4, width=3),
     Arrangement(CHAIN, 8, depth=2, width=1),
     Arrangement("adaptive", 8),
@@ -26,7 +27,7 @@ ROWS = (
 def test_float32_tokens_are_those_of_transformers_under_every_arrangement() -> None:
     config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
     models = config["pool"]["models"]
-    config["pool"]["models"] = [one for one in models if one["name"] in ("ngram", *CHAIN)]
+    config["pool"]["models"] = [one for one in models if one["name"] in ("suffix", *CHAIN)]
     with open_router(config, "float32", 8) as router:
         oracle = open_oracle(router, "float32")
         prompts = encode(load_prompts(None, 8), router.pool.tokenizer, 100)

@@ -439,3 +439,33 @@ def test_chains_of_three_take_part_however_deep_drafts_are_to_be(depth: int) -> 
     decision = scheduler().choose(two_pairs(0.7), ONE, Models(ALL), None, (depth, None))
     assert set(decision.predicted_ms) == set(scheduler().candidates)
     assert all(map(math.isfinite, decision.predicted_ms.values()))
+
+
+# Quotations
+
+
+def test_a_drafter_without_weights_quotes_beside_any_chain_that_was_predicted() -> None:
+    names, sizes = ("suffix", *NAMES), {"suffix": 0, **PARAMETERS}
+    found = choose(two_pairs(0.61))
+    assert found.predicted is not None
+
+    def quoter(
+        chain: Chain,
+        decision: ChainDecision = found,
+        asked: Override = SCHEDULED,
+        without: frozenset[str] = frozenset(),
+        **settings: Any,
+    ) -> str | None:
+        config = SchedulerConfig(policy="adaptive")
+        routed = ModelChainScheduler(config, names, sizes, "big", **settings)
+        return routed.quoter(chain, decision, asked, (ALL | {"suffix"}) - without)
+
+    for chain in (ALONE, PAIR, TRIPLE, ("suffix", "big")):
+        assert quoter(chain) == "suffix"
+    assert quoter(("suffix", "middle", "big")) is None, "an intermediate verifies what it drafts"
+    assert quoter(PAIR, without=frozenset({"suffix"})) is None
+    assert quoter(PAIR, asked=(3, None)) is None, "somebody has said how deep"
+    assert quoter(PAIR, rejection=True) is None
+    assert quoter(PAIR, replace(found, predicted=None)) is None
+    assert quoter(PAIR, replace(found, hard_rejection=True)) is None
+    assert scheduler().quoter(PAIR, found, SCHEDULED, ALL) is None, "there is none"

@@ -1,0 +1,68 @@
+"""Plans let a drafter without weights quote, and choose among its nodes only if it does."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.cycle import Candidates
+from specrouter.routing.planner import Plan, Planner
+from specrouter.routing.scheduler import ModelChainScheduler
+from specrouter.slo.admission import Admission
+from specrouter.slo.tree_planner import TreePlanner, default_selection
+from specrouter.view import EngineView, RequestView
+from tests.specrouter.predictions import ALL, NAMES, PARAMETERS, flat, rising, snapshot
+
+SIZES = {"suffix": 0, **PARAMETERS}
+TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
+
+
+def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Plan:
+    """Of one request; `alpha`: of all chains."""
+    names = ("suffix", *NAMES)
+    pairs = {(one, "big"): alpha for one in names[:-1]}
+    config = SchedulerConfig(policy="adaptive", **settings)
+    known = replace(snapshot(TIMES, pairs), parameters=SIZES)
+    planner = Planner(
+        ModelChainScheduler(config, names, SIZES, "big"),
+        TreePlanner(trees or TreesConfig(), default_selection(config)),
+        256,
+    )
+    request = RequestView(1, 0.0, 0.0, 256, 0, 64, 128, row=0)
+    available = ALL | {"suffix"}
+    view = EngineView(0, 0.0, (request,), (), 3, None, available, available, known)
+    return planner.plan(view, Admission())
+
+
+def test_where_nothing_pays_but_quotations_they_are_selected_when_they_come() -> None:
+    found = plan(0.02)
+    [group] = found.groups
+    assert group.chain == ("big",)
+    assert (group.quotes, group.leaves_choice) == ("suffix", True)
+    assert found.selector is not None
+    assert found.budget_nodes is None
+    worth, depths = np.array([[0.99] * 8, [0.01] * 8]) ** np.arange(1, 9), np.arange(1, 9)
+    candidates = Candidates(worth[:1], depths[None])
+    assert found.selector(group.rows, candidates, 0).sum() == 8
+    candidates = Candidates(worth[1:], depths[None])
+    assert found.selector(group.rows, candidates, 0).sum() == 0
+
+
+def test_beside_a_chain_quotations_may_take_its_place() -> None:
+    [group] = plan(0.8).groups
+    assert len(group.chain) > 1
+    assert group.quotes == "suffix"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"depth": 3}, {"trees": TreesConfig(selection="whole")}],
+    ids=["a configured depth", "whole trees"],
+)
+def test_who_says_how_much_is_drafted_gets_that(settings: dict[str, Any]) -> None:
+    found = plan(0.02, **settings)
+    [group] = found.groups
+    assert group.quotes is None
+    assert found.selector is None
