@@ -85,8 +85,6 @@ class ModelPool:
             if not model.is_weightless
         }
         self._weightless = tuple(model.name for model in config.models if model.is_weightless)
-        sources = [model.source for model in config.models if model.is_weightless]
-        self.text_source = sources[0] if sources else None
         self.names = (*self._weightless, *weakest_first(self._members, config.target))
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
@@ -118,6 +116,11 @@ class ModelPool:
         if found or self.tokenizer.eos_token_id is None:
             return found
         return frozenset([int(self.tokenizer.eos_token_id)])
+
+    @property
+    def text_source(self) -> str | None:
+        """The source of the weightless member, if there is one."""
+        return next((one.source for one in self.config.models if one.is_weightless), None)
 
     def is_weightless(self, name: str) -> bool:
         """The member has no model: it can only draft, from the text itself."""

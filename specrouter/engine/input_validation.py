@@ -88,9 +88,7 @@ class InputValidation:
         params = SamplingParams() if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
-        check_int("priority", asked.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        if asked.timeout_s is not None:
-            check_positive("timeout_s", asked.timeout_s)
+        _check_turn(asked)
         self._check_speculation(asked.speculation)
         speculation, predicted = self._without_texts(asked.speculation)
         tokens = self._token_ids(asked.prompt)
@@ -153,7 +151,7 @@ class InputValidation:
         rest = replace(speculation, prediction=None, reuse_outputs=True)
         is_whole = given is None and speculation.reuse_outputs
         kept = speculation if is_whole else None if rest == Speculation() else rest
-        if given is None or self._pool.text_source is None:
+        if given is None or not any(map(self._pool.is_weightless, self._pool.names)):
             return kept, ()
         if isinstance(given, str):
             text = given[: self.context.max_characters]
@@ -241,6 +239,12 @@ def _reuses_outputs(speculation: SpeculationOverride) -> bool:
     return isinstance(speculation, Speculation | None) and (
         speculation is None or speculation.reuse_outputs
     )
+
+
+def _check_turn(asked: RequestArgs) -> None:
+    check_int("priority", asked.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if asked.timeout_s is not None:
+        check_positive("timeout_s", asked.timeout_s)
 
 
 def _check_earlier(asked: RequestArgs, params: SamplingParams) -> None:

@@ -36,16 +36,14 @@ class _RowFacts:
 
 
 class DecodingRows:
-    """`sampler`, `texts` and `prompt_logprobs` know the rows that are open here; `outputs` is the
-    argument.
+    """`sampler`, `texts` and `prompt_logprobs` know the rows that are open here; `outputs` are
+    of earlier ones.
 
     Args:
         eos_token_ids: that end a text, unless its request goes on.
         window: the most output positions of a row that a cycle may look at.
         faults: around what only drafts depend on, and around the closing of rows: whatever of a
             row could not be closed is gone when it is opened again.
-        outputs: where outputs are kept, to be quoted in later ones; None: nobody quotes them, and
-            a request's own text is read by n-grams.
     """
 
     def __init__(
@@ -56,18 +54,21 @@ class DecodingRows:
         window: int,
         faults: FaultGuard | None = None,
         make_sampler: Callable[[int, int], Sampler] = Sampler,
-        outputs: OutputStore | None = None,
     ) -> None:
         self.sampler = make_sampler(vocab_size, window)
         self.texts: TextTable[Any] = NgramTable(vocab_size)
-        if outputs is not None:
-            self.texts = SuffixTable(vocab_size, outputs)
-        self.outputs = outputs
+        self.outputs: OutputStore | None = None
+        self._vocab_size = vocab_size
         self.prompt_logprobs = PromptLogprobs()
         self._faults = faults or FaultGuard()
         self._manager = manager
         self._eos_token_ids = eos_token_ids
         self._facts: dict[int, _RowFacts] = {}
+
+    def quote(self, outputs: OutputStore) -> None:
+        """From now on texts are quoted at any length, earlier outputs included, and outputs are
+        kept; before the first row is opened. Else a request's own text is read by n-grams."""
+        self.texts, self.outputs = SuffixTable(self._vocab_size, outputs), outputs
 
     def open(
         self, row: int, request: RequestSpec, noise: tuple[torch.device, int] | None = None

@@ -68,12 +68,11 @@ class Runtime:
         faults = settings.faults
         clock = ForwardClock(profiler.record_forward, faults)
         window, make_sampler = settings.window, sampler_for(pool)
-        outputs = None
-        if pool.text_source == SUFFIX:
-            outputs = OutputStore(settings.output_store_tokens)
         rows = DecodingRows(
-            manager, pool.vocab_size, pool.eos_token_ids, window, faults, make_sampler, outputs
+            manager, pool.vocab_size, pool.eos_token_ids, window, faults, make_sampler
         )
+        if pool.text_source == SUFFIX:
+            rows.quote(OutputStore(settings.output_store_tokens))
         times = ModelTimes(pool, profiler, settings.fresh_times)
         states = ModelStates(pool, manager, times, clock, settings.guard, faults)
         return cls(pool, manager, profiler, settings, clock, rows, states)

@@ -62,4 +62,4 @@ def test_a_file_without_a_folder_is_refused(small_config: dict[str, Any], tmp_pa
 def test_replicas_have_no_common_file(small_config: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_of(small_config, tmp_path / "outputs.json")
     with pytest.raises(ConfigError, match=f"{FIELD}: each replica"):
-        RouterConfig.load({**settings, "cluster": {"replicas": 2}})
+        RouterConfig.load({**settings, "cluster": {"replicas": [{"name": "a"}, {"name": "b"}]}})

@@ -458,7 +458,7 @@ def test_a_union_is_refused_with_all_that_it_allows() -> None:
     [
         (
             {"speculation": {"dept": 3}},
-            "speculation.dept: unknown; known are chain, depth, width, inner_rounds",
+            "speculation.dept: unknown; known are chain, depth, width, inner_rounds, reuse_outputs",
         ),
         (
             {"slo": {"tpot": 50}},
