@@ -8,6 +8,7 @@ import pytest
 
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import Candidates
+from specrouter.request.params import Chain
 from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
@@ -22,7 +23,7 @@ TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": ris
 def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Plan:
     """Of one request; `alpha`: of all chains."""
     names = ("suffix", *NAMES)
-    pairs = {(one, "big"): alpha for one in names[:-1]}
+    pairs: dict[Chain, float] = {(one, "big"): alpha for one in names[:-1]}
     config = SchedulerConfig(policy="adaptive", **settings)
     known = replace(snapshot(TIMES, pairs), parameters=SIZES)
     planner = Planner(
@@ -43,10 +44,10 @@ def test_where_nothing_pays_but_quotations_they_are_selected_when_they_come() ->
     assert (group.quotes, group.leaves_choice) == ("suffix", True)
     assert found.selector is not None
     assert found.budget_nodes is None
-    worth, depths = np.array([[0.99] * 8, [0.01] * 8]) ** np.arange(1, 9), np.arange(1, 9)
-    candidates = Candidates(worth[:1], depths[None])
+    depths = np.arange(1, 9)[None]
+    candidates = Candidates(np.power(0.99, depths).astype(np.float64), depths)
     assert found.selector(group.rows, candidates, 0).sum() == 8
-    candidates = Candidates(worth[1:], depths[None])
+    candidates = Candidates(np.power(0.01, depths).astype(np.float64), depths)
     assert found.selector(group.rows, candidates, 0).sum() == 0
 
 
