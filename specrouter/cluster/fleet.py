@@ -209,6 +209,8 @@ class Fleet:
                     async for news in feed:
                         self._hear(member, news)
             except Exception as error:
+                if _is_cancelled():  # what a feed raises while it is closed takes its place
+                    raise asyncio.CancelledError from error
                 why = f"{type(error).__name__}: {error}"
             if member.standing not in ("failed", "draining"):
                 self._set(member, "lost", why)
@@ -260,3 +262,9 @@ class Fleet:
     def _evict(self, member: Member, cause: Cause, reason: str) -> None:
         for stay in list(member.stays):
             stay.inbox.put_nowait(Moved(cause, reason))
+
+
+def _is_cancelled() -> bool:
+    """Has somebody asked the running task to end?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
