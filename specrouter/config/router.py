@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from modelpool.config import PoolConfig, validate_config
+from modelpool.config import SUFFIX, PoolConfig, validate_config
 from modelpool.errors import ConfigError
 from specrouter.config.cluster import ClusterConfig, ReplicaConfig
 from specrouter.config.engine import EngineConfig
@@ -62,8 +62,14 @@ class RouterConfig(Strict):
 
     @model_validator(mode="after")
     def _one_engine_writes_outputs(self) -> "RouterConfig":
-        if self.cluster is not None and self.engine.output_store_file is not None:
+        if self.engine.output_store_file is None:
+            return self
+        reason = None
+        if self.cluster is not None:
             reason = "each replica keeps outputs of its own: leave it out where there is a cluster"
+        elif all(model.source != SUFFIX for model in self.pool.models):
+            reason = f"no model of the pool has source: {SUFFIX}, which alone quotes outputs"
+        if reason is not None:
             raise ConfigError("engine.output_store_file", reason)
         return self
 

@@ -63,3 +63,12 @@ def test_replicas_have_no_common_file(small_config: dict[str, Any], tmp_path: Pa
     settings = settings_of(small_config, tmp_path / "outputs.json")
     with pytest.raises(ConfigError, match=f"{FIELD}: each replica"):
         RouterConfig.load({**settings, "cluster": {"replicas": [{"name": "a"}, {"name": "b"}]}})
+
+
+def test_a_file_that_nobody_would_quote_is_refused(
+    small_config: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = settings_of(small_config, tmp_path / "outputs.json")
+    settings["pool"]["models"].pop()
+    with pytest.raises(ConfigError, match=f"{FIELD}: no model of the pool has source: suffix"):
+        RouterConfig.load(settings)
