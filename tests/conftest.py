@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import pure, triton_interpreter  # noqa: F401 (before anything imports Triton)
 from tests.exact.models import pool_settings, save_family
@@ -22,8 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # OMP_NUM_THREADS=1 is obeyed. Threads beyond the cores would only wait for each other.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     prepare(threads=max(1, min(2, torch.get_num_threads() // workers)))
-    settings.register_profile("any-machine", deadline=None)
-    settings.register_profile("fast", deadline=None, max_examples=pure.MAX_EXAMPLES)
+    slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("any-machine", slow)
+    settings.register_profile("fast", slow, max_examples=pure.MAX_EXAMPLES)
     settings.load_profile("fast" if config.getoption("--fast") else "any-machine")
 
 

@@ -191,7 +191,7 @@ def test_the_most_that_can_be_gained_is_of_the_best_way(capsys: pytest.CaptureFi
     ways = {(way["way"]["depth"], way["way"]["nodes"]): way for way in found["ways"]}
     assert set(ways) == {(1, 2), (2, 2), (2, 6)}, "depth 1 has four nodes"
     assert all(1.0 <= way["tokens"] <= 1.0 + depth for (depth, _), way in ways.items())
-    assert all(way["drafted"] < way["free"] for way in ways.values())
+    assert all(way["drafted"] <= way["free"] for way in ways.values()), "to three places"
     assert found["free"] == max(1.0, *(way["free"] for way in ways.values()))
     assert f"{found['free']:.2f} x if drafts are free" in line
     assert "tiny-8m, trees of width 2" in header

@@ -146,7 +146,7 @@ def _judge(
     return _Judged(tokens, tuple(divergences), tuple(outputs))
 
 
-def assert_whole(router: ChainRouter, patience_s: float = 5.0) -> None:
+def assert_whole(router: ChainRouter, patience_s: float = 60.0) -> None:
     """`check_integrity` of a router that is about to be idle.
 
     The engine's thread may still be freeing the row of the output that was just received.

@@ -18,6 +18,7 @@ import functools
 import importlib
 import inspect
 import logging
+import math
 import pkgutil
 import sys
 import threading
@@ -169,12 +170,13 @@ _LEFT_OUT = (
 )
 
 CHAIN = ("small", "target")
-# That every forward of the target takes longer. Drafts must pay clearly: where the target alone is
-# about as fast, as with 2 ms, the scheduler leaves drafters out with good reason.
-_TARGET_S = 0.008
+# That every forward of the target takes longer, in times of its fastest one. Drafts must pay
+# clearly, on any machine: where the target alone is about as fast, as with 2, the scheduler leaves
+# drafters out with good reason.
+_TARGET_TIMES = 8.0
 _SLEEP_S, _SLEEPS = 0.02, 8
 _LATEST_CALL = 6  # the first call that "once" may strike
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 # Rounds of requests in which drafters are to be used again: about as many cycles as it takes until
 # half of what was learned in the burst has faded (`evidence.HALF_LIFE`).
 _RECOVERIES = 16
@@ -369,12 +371,16 @@ def make_cases() -> list[Case]:
 
 @contextmanager
 def slow_target() -> Iterator[None]:
-    original = PackedModel.forward
+    original, fastest_s = PackedModel.forward, math.inf
 
     def forward(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
+        nonlocal fastest_s
+        began_s = time.perf_counter()
+        logits = original(model, *arguments, **options)
         if model.name == "target":
-            time.sleep(_TARGET_S)
-        return original(model, *arguments, **options)
+            fastest_s = min(fastest_s, time.perf_counter() - began_s)
+            time.sleep(_TARGET_TIMES * fastest_s)
+        return logits
 
     with mock.patch.object(PackedModel, "forward", forward):
         yield

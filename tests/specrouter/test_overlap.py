@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from specrouter import ChainRouter, SamplingParams, Speculation, Structure
+from specrouter.execution import drafting_thread
 from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.request.params import Chain
 from tests.exact.comparison import assert_whole
 from tests.modelpool.two_devices import cpu_as_two_devices
-from tests.specrouter.faults import Faults
+from tests.specrouter.faults import PATIENCE_S, Faults
 
 CHAINS: list[Chain] = [("small", "target"), ("middle", "target"), ("small", "middle", "target")]
 NEW = 16
@@ -42,11 +43,17 @@ def overlapped() -> Iterator[list[bool]]:
 
 
 @pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    monkeypatch.setattr(drafting_thread, "_LOOKS", 1000)
+    return Faults(monkeypatch)
+
+
+@pytest.fixture
 def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
     settings = copy.deepcopy(small_config)
     for model in settings["pool"]["models"]:
         model["threads"] = 1
-    settings["engine"] |= {"max_requests": 5, "overlap_drafting": True, "hang_timeout_s": 1.0}
+    settings["engine"] |= {"max_requests": 5, "overlap_drafting": True}
     with cpu_as_two_devices(), ChainRouter.from_config(settings) as router:
         yield router
         assert_whole(router)
@@ -68,7 +75,7 @@ def test_requests_that_come_end_and_leave_have_the_targets_texts(
         if index % 6 == 5:
             next(iter(handles[-2][1]))
             handles[-2][1].cancel()
-    outputs = [handle.result(60) for _, handle in handles]
+    outputs = [handle.result(PATIENCE_S) for _, handle in handles]
     assert sum(overlapped) >= 8
     for (prompt, _), (params, _), output in zip(asked, handles, outputs, strict=True):
         [alone] = router.generate(prompt, params, speculation="off")
@@ -86,19 +93,18 @@ def tokens_of(logprobs: Any) -> Any:
 
 @pytest.mark.parametrize("fault", ["failing", "hanging"])
 def test_a_drafter_that_fails_beside_the_target_costs_no_request(
-    router: ChainRouter, overlapped: list[bool], fault: str, monkeypatch: pytest.MonkeyPatch
+    router: ChainRouter, overlapped: list[bool], fault: str, faults: Faults
 ) -> None:
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [3, 4]]
     params, chain = replace(PARAMS[0], max_new_tokens=40), Speculation(CHAINS[0], depth=3)
     alone = [output.token_ids for output in router.generate(prompts, params, speculation="off")]
-    faults = Faults(monkeypatch)
     router.generate(prompts, params, speculation=chain)
-    handles = [router.submit(prompt, params, chain) for prompt in prompts]
-    for handle in handles:
-        next(iter(handle))
-    getattr(faults, fault).add("small")
+    with faults.holding(forwards=0) as hold:
+        handles = [router.submit(prompt, params, chain) for prompt in prompts]
+        hold.let_pass(2)  # which is what the first tokens of all take
+        getattr(faults, fault).add("small")
     try:
-        outputs = [handle.result(60) for handle in handles]
+        outputs = [handle.result(PATIENCE_S) for handle in handles]
     finally:
         faults.released.set()
     assert any(overlapped)
@@ -108,19 +114,18 @@ def test_a_drafter_that_fails_beside_the_target_costs_no_request(
 
 
 def test_a_target_that_fails_ends_what_ran_and_serves_what_comes(
-    router: ChainRouter, overlapped: list[bool], monkeypatch: pytest.MonkeyPatch
+    router: ChainRouter, overlapped: list[bool], faults: Faults
 ) -> None:
     prompts, chain = [[5, 6, 7], [8, 9], [3, 4]], Speculation(CHAINS[0], depth=3)
     expected = [one.token_ids for one in router.generate(prompts, PARAMS[0], speculation=chain)]
-    with monkeypatch.context() as patch:
-        faults = Faults(patch)
+    with faults.holding(forwards=0) as hold:
         handles = [router.submit(one, PARAMS[0], chain) for one in prompts]
-        for handle in handles:
-            next(iter(handle))
+        hold.let_pass(2)  # which is what the first tokens of all take
         faults.failing.add("target")
-        outputs = [handle.result(60) for handle in handles]
-    assert {output.finish_reason for output in outputs} <= {"error", "length"}
-    assert any("target failed" in (output.error or "") for output in outputs)
+    outputs = [handle.result(PATIENCE_S) for handle in handles]
+    faults.failing.clear()
+    assert {output.finish_reason for output in outputs} == {"error"}
+    assert all("target failed" in (output.error or "") for output in outputs)
     for output, text in zip(outputs, expected, strict=True):
         assert output.token_ids == text[: len(output.token_ids)]
     again = router.generate(prompts, PARAMS[0], speculation=chain)

@@ -189,11 +189,11 @@ def test_a_file_in_the_folders_place_gives_way(
 def test_the_process_that_inflates_ends_with_the_one_that_waits() -> None:
     script = (
         "import sys; from modelpool.inflate import inflate\n"
-        "inflate.inflate_to = lambda *_, **__: __import__('time').sleep(60)\n"
+        "inflate.inflate_to = lambda *_, **__: __import__('time').sleep(600)\n"
         "inflate.main()"
     )
     arguments = [sys.executable, "-c", script, "source", "out", "1", "float32"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(50) == 1
+        assert process.wait(300) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -219,7 +220,7 @@ class Visitor(threading.Thread):
 
     def _is_up(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health").status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=60.0).status_code == 200
         except httpx.ConnectError:
             return False
 
@@ -258,8 +259,12 @@ def test_client_that_hangs_up_frees_its_row(stream: bool, install: Install) -> N
     router = install(FakeRouter(hold_after=1))
 
     def visit(url: str) -> None:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/generate", json={"prompt": "p", "stream": stream}, timeout=0.5)
+        host, _, port = url.removeprefix("http://").partition(":")
+        body = json.dumps({"prompt": "p", "stream": stream}).encode()
+        head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            wait_until(lambda: router.open_requests == 1)
         wait_until(lambda: router.open_requests == 0)
 
     serve(visit)

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from specrouter import SLO, ChainRouter, RequestOutput, RouterConfig, SamplingParams
+from specrouter.engine.engine import Engine
 from specrouter.engine.request_args import RequestArgs
 from tests.specrouter.cluster.links import Cluster
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 PROMPT = (5, 17, 300, 42, 9)
 PARAMS = SamplingParams(max_new_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
 EASY = SLO(tpot_ms=60_000.0)
+
+
+@pytest.fixture
+def may_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until it is set, no engine goes beyond its eighth cycle."""
+    event, cycles, step = threading.Event(), Counter[int](), Engine.step
+
+    def waiting(engine: Engine) -> None:
+        cycles[id(engine)] += 1
+        if cycles[id(engine)] > 8:
+            event.wait(PATIENCE_S)
+        step(engine)
+
+    monkeypatch.setattr(Engine, "step", waiting)
+    yield event
+    event.set()
 
 
 def told(speeds_ms: dict[str, float]) -> Any:
@@ -31,14 +53,17 @@ def told(speeds_ms: dict[str, float]) -> Any:
 
 
 def run(
-    config: dict[str, Any], speeds_ms: dict[str, float], endangered: int, slo: SLO = EASY
+    config: dict[str, Any],
+    speeds_ms: dict[str, float],
+    endangered: int,
+    may_end: threading.Event | None = None,
 ) -> tuple[list[RequestOutput], Cluster]:
-    """Two requests, one at each replica."""
+    """Two requests, one at each replica. `may_end`: is set when one has moved."""
     routing = {"policy": "round-robin", "metrics_s": 0.02, "stale_s": 30.0}
     resume = {"silence_s": 30.0, "endangered": endangered}
 
     async def served(cluster: Cluster) -> list[RequestOutput]:
-        asked = [RequestArgs(PROMPT, PARAMS, None, slo)] * 2
+        asked = [RequestArgs(PROMPT, PARAMS, None, EASY)] * 2
         found: list[RequestOutput] = []
         async with aclosing(cluster.router.astream_each(asked)) as deltas:
             async for _, delta in deltas:
@@ -47,11 +72,13 @@ def run(
         return found
 
     with Cluster(config, told(speeds_ms), resume=resume, routing=routing) as cluster:
-        until_s = time.monotonic() + 30.0
-        while cluster.router.health().status != "ok":
-            assert time.monotonic() < until_s, "both serve"
-            time.sleep(0.01)
-        return asyncio.run(served(cluster)), cluster
+        wait_until(lambda: cluster.router.health().status == "ok")
+        with ThreadPoolExecutor(1) as client:
+            serving = client.submit(asyncio.run, served(cluster))
+            if may_end is not None:
+                wait_until(lambda: sum(moves(cluster).values()) > 0)
+                may_end.set()
+            return serving.result(PATIENCE_S), cluster
 
 
 def moves(cluster: Cluster) -> dict[str, int]:
@@ -72,9 +99,9 @@ def expected(config: dict[str, Any]) -> RequestOutput:
 
 
 def test_it_goes_on_where_it_is_in_time_with_the_same_text(
-    config: dict[str, Any], expected: RequestOutput
+    config: dict[str, Any], expected: RequestOutput, may_end: threading.Event
 ) -> None:
-    outputs, cluster = run(config, {"a-0": 1e6, "a-1": 1.0}, 1)
+    outputs, cluster = run(config, {"a-0": 1e6, "a-1": 1.0}, 1, may_end)
     assert moves(cluster) == {"a-0": 1, "a-1": 0}
     assert [one.token_ids for one in outputs] == [expected.token_ids] * 2
     assert [one.finish_reason for one in outputs] == ["length"] * 2

@@ -41,7 +41,10 @@ def refused(file: Path, text: str) -> str:
     return found.value.reason
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.dictionaries(TEXTS, VALUES, max_size=3))
 def test_what_is_written_is_read(file: Path, data: dict[str, Any]) -> None:
     assert read(file, yaml.safe_dump(data)) == data

@@ -92,7 +92,7 @@ def test_a_drafter_that_hangs_meanwhile_holds_nobody_up(
     small_config: Settings, faults: Faults
 ) -> None:
     faults.hanging = {"small"}
-    with open_router(small_config, engine={"hang_timeout_s": 2.0}) as router:
+    with open_router(small_config) as router:
         assert faults.hangs.is_set()
         assert router.engine_state().quarantined == {"small"}
         assert set(router.performance().times) == {"middle", "target"}

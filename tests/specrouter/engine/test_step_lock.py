@@ -1,10 +1,9 @@
 """One thread at a time, and nobody waits for one that was left behind."""
 
 import threading
-import time
 
 from specrouter.engine.step_lock import StepLock
-from tests.specrouter.faults import PATIENCE_S
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 SOON_S = 0.05
 
@@ -58,7 +57,7 @@ def test_who_comes_again_at_once_does_not_overtake_who_waits() -> None:
     def twice() -> None:
         with turn:
             inside.set()
-            time.sleep(SOON_S)  # until the other one waits
+            wait_until(lambda: bool(turn._waiting))
         with turn:
             order.append("came again")
 

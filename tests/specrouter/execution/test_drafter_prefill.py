@@ -77,7 +77,9 @@ def assert_texts(bench: Bench, pool: ModelPool) -> None:
 
 @given(data=st.data(), chunk=st.integers(1, 30))
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_no_model_reads_more_than_a_chunk_a_cycle_and_texts_are_the_targets(
     data: st.DataObject, chunk: int, pool: ModelPool, read: list[Counter[str]]

@@ -26,49 +26,71 @@ def clock(told: Told) -> ForwardClock:
     return ForwardClock(lambda *forward: told.append(forward))
 
 
-def test_each_forward_is_told_with_its_size_and_time(clock: ForwardClock, told: Told) -> None:
+class Time:
+    """Stands still but for what is slept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now_s = 100.0
+        monkeypatch.setattr("specrouter.execution.forward_clock.time", self)
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def perf_counter(self) -> float:
+        return self._now_s
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Time:
+    return Time(monkeypatch)
+
+
+def test_each_forward_is_told_with_its_size_and_time(
+    clock: ForwardClock, told: Told, hand: Time
+) -> None:
     small, big = clock.watch("small", CPU), clock.watch("big", CPU)
     with small(3, 300.0):
-        time.sleep(0.002)
+        hand.sleep(0.002)
+    hand.sleep(0.004)
     with big(5, 500.0):
-        pass
+        hand.sleep(0.003)
     clock.take_ms()
     assert [forward[:3] for forward in told] == [("small", 3, 300.0), ("big", 5, 500.0)]
-    assert told[0][3] >= 2.0
-    assert 0.0 <= told[1][3] < told[0][3]
+    assert [forward[3] for forward in told] == pytest.approx([2.0, 3.0])
 
 
 def test_forwards_of_one_size_are_told_together_with_their_mean(
-    clock: ForwardClock, told: Told
+    clock: ForwardClock, told: Told, hand: Time
 ) -> None:
     inside = clock.watch("big", CPU)
-    for tokens in (2, 7, 2, 2):
+    for tokens, seconds in ((2, 0.001), (7, 0.005), (2, 0.002), (2, 0.006)):
         with inside(tokens, 0.0):
-            time.sleep(0.001)
+            hand.sleep(seconds)
     assert not told
-    total = clock.take_ms()
+    assert clock.take_ms() == pytest.approx(14.0)
     assert [(tokens, times) for _, tokens, _, _, times in told] == [(2, 3), (7, 1)]
-    assert total == pytest.approx(sum(ms * times for *_, ms, times in told))
+    assert [ms for *_, ms, _ in told] == pytest.approx([3.0, 5.0])
 
 
-def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, told: Told) -> None:
+def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, hand: Time) -> None:
     inside = clock.watch("big", CPU)
     assert clock.take_ms() == 0.0
     for _ in range(2):
         with inside(1, 0.0):
-            time.sleep(0.001)
-    assert clock.take_ms() == pytest.approx(sum(ms * times for *_, ms, times in told))
+            hand.sleep(0.001)
+    assert clock.take_ms() == pytest.approx(2.0)
     assert clock.take_ms() == 0.0
 
 
-def test_a_stages_own_time_is_what_is_left_beside_its_forwards(clock: ForwardClock) -> None:
+def test_a_stages_own_time_is_what_is_left_beside_its_forwards(
+    clock: ForwardClock, hand: Time
+) -> None:
     inside = clock.watch("big", CPU)
-    started = time.perf_counter()
+    started = hand.perf_counter()
     with inside(1, 0.0):
-        time.sleep(0.05)
-    time.sleep(0.01)
-    own_ms = clock.own_ms(started)
-    assert 10 <= own_ms <= (time.perf_counter() - started) * 1000 - 50
+        hand.sleep(0.05)
+    hand.sleep(0.01)
+    assert clock.own_ms(started) == pytest.approx(10.0)
     assert clock.take_ms() == 0.0
 
 

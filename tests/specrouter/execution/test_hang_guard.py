@@ -1,7 +1,6 @@
 """A drafter whose forward hangs: the requests go on without it, and their texts are the same."""
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,17 +14,22 @@ from torch import Tensor
 
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.bench.bare_forward import time_forward
+from specrouter.engine import watchdog
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from tests.exact.comparison import assert_whole
 from tests.exact.models import pool_settings, save_family
-from tests.specrouter.faults import PATIENCE_S
+from tests.specrouter.faults import PATIENCE_S, Faults, seem_endless, wait_until
 
-# Longer than a sound forward takes on a busy machine.
-ENGINE = {"max_requests": 4, "max_model_len": 128, "hang_timeout_s": 1.5, "preload": False}
+ENGINE = {"max_requests": 4, "max_model_len": 128, "preload": False}
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_LOOK_S", 0.02)
 
 
 class Hang:
-    """The first forward of `model` after `arm` waits for `release`."""
+    """The first forward of `model` after `arm` waits for `release`, and seems endless."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -43,8 +47,9 @@ class Hang:
             if model != self.model or not self._armed.is_set() or self.hangs.is_set():
                 yield
                 return
+            seem_endless(guard)
             self.hangs.set()
-            self.release.wait(60)
+            self.release.wait(PATIENCE_S)
             yield  # writes keys and values, far too late
             self.woke.set()
 
@@ -79,8 +84,7 @@ def test_a_hanging_model_costs_time_and_no_token(
         assert hang.hangs.is_set()
         assert [out.token_ids for out in got] == expected
         hang.release.set()
-        assert hang.woke.wait(10)
-        time.sleep(0.05)
+        assert hang.woke.wait(PATIENCE_S)
         # What the forward that came back late has written harms nobody.
         for _ in range(5):
             again = router.generate(prompts, params, speculation=chain)
@@ -119,20 +123,32 @@ def test_who_waits_for_a_cycle_that_hangs_is_served_when_it_is_left_behind(
     assert_whole(router)
 
 
-def test_a_call_that_hangs_costs_the_running_requests_nothing(router: ChainRouter) -> None:
+def test_a_call_that_hangs_costs_the_running_requests_nothing(
+    router: ChainRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params, chain = SamplingParams(max_new_tokens=100, ignore_eos=True), ("small", "target")
     alone = router.generate([5, 6], params, "off")[0].token_ids
+    faults = Faults(monkeypatch)
     hang, original = Hang("small"), HangGuard.inside
-    with mock.patch.object(
-        HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+    with (
+        mock.patch.object(
+            HangGuard, "inside", lambda guard, model: hang.inside(original, guard, model)
+        ),
+        ThreadPoolExecutor(1) as other,
     ):
         router.generate([5, 6], params, Speculation(chain))
         small = router.pool.get("small")
         hang.arm()
-        running = router.submit([5, 6], params, "off")
-        next(iter(running))
+        with faults.holding():
+            running = router.submit([5, 6], params, "off")
+            next(iter(running))
+            call = other.submit(
+                router.run_idle,
+                lambda: time_forward(small, 1, 1, 8, canonical=False, repeats=1),
+            )
+            wait_until(lambda: bool(router._thread._calls))
         with pytest.raises(TimeoutError, match="small"):
-            router.run_idle(lambda: time_forward(small, 1, 1, 8, canonical=False, repeats=1))
+            call.result(PATIENCE_S)
         hang.release.set()
         assert hang.woke.wait(PATIENCE_S)
     assert running.result(PATIENCE_S).token_ids == alone
@@ -164,8 +180,9 @@ def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
         def hanging(*arguments: Any) -> Tensor:
             if not hangs.is_set():
                 assert torch.get_num_threads() == 1
+                seem_endless(router._engine.guard)
                 hangs.set()
-                release.wait(60)
+                release.wait(PATIENCE_S)
             return forward(*arguments)
 
         small.shortcut = hanging
@@ -185,9 +202,9 @@ def test_the_router_closes_while_a_drafter_hangs(paths: dict[str, Path]) -> None
         router.generate([5, 6], SamplingParams(max_new_tokens=8), chain)
         hang.arm()
         handle = router.submit([5, 6], SamplingParams(max_new_tokens=100), chain)
-        assert hang.hangs.wait(10)
+        assert hang.hangs.wait(PATIENCE_S)
         router.close()
-        assert handle.result(1).finish_reason in ("cancelled", "length", "eos")
+        assert handle.result(0).finish_reason in ("cancelled", "length", "eos")
     hang.release.set()
 
 

@@ -221,13 +221,15 @@ def test_requests_beyond_the_limit_are_refused_but_probes_pass() -> None:
     async def test() -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            first = asyncio.ensure_future(client.post("/generate", content=half_sent(0.05)))
+            end = asyncio.Event()
+            first = asyncio.ensure_future(client.post("/generate", content=half_sent(end)))
             await asyncio.sleep(0)
             refused = await client.get("/v1/models")
             assert (refused.status_code, error_code(refused)) == (503, "overloaded")
             assert int(refused.headers["Retry-After"]) >= 1
             for path in PROBE_PATHS:
                 assert (await client.get(path)).status_code == 200
+            end.set()
             assert (await first).status_code == 200
             assert (await client.get("/v1/models")).status_code == 200
 
@@ -237,9 +239,9 @@ def test_requests_beyond_the_limit_are_refused_but_probes_pass() -> None:
 # Drain
 
 
-async def half_sent(seconds: float = 3600.0) -> AsyncIterator[bytes]:
+async def half_sent(end: asyncio.Event | None = None) -> AsyncIterator[bytes]:
     yield b"x"
-    await asyncio.sleep(seconds)
+    await (end or asyncio.Event()).wait()
 
 
 def test_who_has_sent_half_a_request_is_told_that_the_service_stops(

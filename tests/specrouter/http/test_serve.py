@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from modelpool.errors import ConfigError
 from specrouter import ChainRouter
 from specrouter.cli.main import main
 from specrouter.config import ServerConfig
+from specrouter.http.drain import Drain
 from specrouter.http.keys import API_KEY_VARIABLE
 from specrouter.http.serve import check_server
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 POOL = {
     "target": "tiny-8m",
@@ -34,22 +36,38 @@ POOL = {
 PROMPT = {"prompt": "def f", "ignore_eos": True, "stream": True}
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+# After each cycle it waits for so many seconds, as long as there is a file of this name.
+_PACED = """
+import runpy, sys, time
+from pathlib import Path
+from specrouter.engine.engine import Engine
+
+gate, pause_s, step = Path(sys.argv[1]), float(sys.argv[2]), Engine.step
+
+def paced(engine):
+    step(engine)
+    until_s = time.monotonic() + pause_s
+    while gate.exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+Engine.step = paced
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module("specrouter", run_name="__main__")
+"""
 
 
 @contextmanager
-def running(folder: Path, **server: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`python -m specrouter serve` on bundled models, and its address."""
-    config = folder / "scenario.yaml"
+def running(
+    gate: Path, pause_s: float, **server: Any
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`python -m specrouter serve` on bundled models, and its address. See `_PACED`."""
+    gate.touch()
+    config = gate.with_suffix(".yaml")
     settings = {"pool": POOL, "engine": {"max_requests": 2}, "server": {"port": 0, **server}}
     config.write_text(json.dumps(settings))  # JSON is YAML
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # workers that spin wait for busy cores
     process = subprocess.Popen(
-        [sys.executable, "-m", "specrouter", "serve", "--config", str(config)],
+        [sys.executable, "-c", _PACED, gate, str(pause_s), "serve", "--config", config],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,25 +94,28 @@ def events_of(lines: Iterator[str]) -> list[Any]:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, list[Any]]:
     """Exit code, stdout and the log of a service whose log is JSON."""
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, [json.loads(line) for line in err.splitlines()]
 
 
 def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(tmp_path: Path) -> None:
     body, headers = {**PROMPT, "max_new_tokens": 200}, {"x-request-id": "long"}
-    with running(tmp_path, drain_s=300.0, log_format="json") as (process, url):
+    gate = tmp_path / "gate"
+    with running(gate, PATIENCE_S, drain_s=300.0, log_format="json") as (process, url):
         with httpx.stream(
-            "POST", f"{url}/generate", json=body, headers=headers, timeout=60.0
+            "POST", f"{url}/generate", json=body, headers=headers, timeout=PATIENCE_S
         ) as stream:
             lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            wait_until(lambda: httpx.get(f"{url}/health").status_code == 503)
-            assert httpx.get(f"{url}/health").json()["status"] == "draining"
-            refused = httpx.post(f"{url}/generate", json={"prompt": "p"})
+            health = f"{url}/health"
+            wait_until(lambda: httpx.get(health, timeout=PATIENCE_S).status_code == 503)
+            assert httpx.get(health, timeout=PATIENCE_S).json()["status"] == "draining"
+            refused = httpx.post(f"{url}/generate", json={"prompt": "p"}, timeout=PATIENCE_S)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "shutting_down"
             assert "Retry-After" in refused.headers
+            gate.unlink()
             last = events_of(lines)[-1]
         assert (last["finish_reason"], last["metrics"]["output_tokens"]) == ("length", 200)
         code, out, log = ended(process)
@@ -105,9 +126,9 @@ def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(tmp_path: Path) -
 
 
 def test_requests_that_outlast_the_drain_get_a_last_message(tmp_path: Path) -> None:
-    body = {**PROMPT, "max_new_tokens": 1000}
-    with running(tmp_path, drain_s=0.2, log_format="json") as (process, url):
-        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60.0) as stream:
+    body = {**PROMPT, "max_new_tokens": 1000, "speculation": "off"}
+    with running(tmp_path / "gate", 0.05, drain_s=0.2, log_format="json") as (process, url):
+        with httpx.stream("POST", f"{url}/generate", json=body, timeout=PATIENCE_S) as stream:
             lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGINT)
@@ -164,7 +185,7 @@ def serve(act: Callable[[str], None]) -> int:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url).status_code == 200
+        return httpx.get(url, timeout=PATIENCE_S).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -174,14 +195,15 @@ def begin_request(url: str, router: Router) -> None:
 
     def hang() -> None:
         with suppress(httpx.HTTPError):
-            httpx.post(f"{url}/generate", json={"prompt": "p", "stream": True}, timeout=60.0)
+            httpx.post(f"{url}/generate", json={"prompt": "p", "stream": True}, timeout=PATIENCE_S)
 
     threading.Thread(target=hang, daemon=True).start()
     wait_until(lambda: router.open_requests == 1)
 
 
 def is_draining(url: str) -> bool:
-    return httpx.post(f"{url}/generate", json={}).status_code == 503  # else 400
+    answer = httpx.post(f"{url}/generate", json={}, timeout=PATIENCE_S)
+    return answer.status_code == 503  # else 400
 
 
 def test_second_signal_waits_for_no_request(router: Router) -> None:
@@ -201,23 +223,33 @@ def test_second_signal_waits_for_no_request(router: Router) -> None:
     assert router.is_closed
 
 
-def test_half_a_request_holds_nothing_up(router: Router) -> None:
+def test_half_a_request_holds_nothing_up(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drain would wait for 30 s."""
     signalled: list[float] = []
     said: list[bytes] = []
+    is_read, real = threading.Event(), Drain.arrival
+
+    @asynccontextmanager
+    async def arrival(drain: Drain, timeout_s: float) -> AsyncIterator[None]:
+        async with real(drain, timeout_s):
+            is_read.set()
+            yield
+
+    monkeypatch.setattr(Drain, "arrival", arrival)
 
     def act(url: str) -> None:
+        is_read.clear()  # which the probes may have set
         host, _, port = url.removeprefix("http://").partition(":")
         head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection((host, int(port))) as client:
             client.sendall(head)
-            time.sleep(0.2)  # until it is being read
+            assert is_read.wait(PATIENCE_S)
             os.kill(os.getpid(), signal.SIGTERM)
             signalled.append(time.monotonic())
             said.extend(iter(lambda: client.recv(4096), b""))
 
     assert serve(act) == 0
-    assert time.monotonic() - signalled[0] < 10.0
+    assert time.monotonic() - signalled[0] < 25.0
     assert b"".join(said).startswith(b"HTTP/1.1 503")
 
 

@@ -33,6 +33,8 @@ def test_a_long_text_waits_for_another_and_a_short_one_does_not() -> None:
     async def test(lanes: Lanes) -> None:
         assert text_lane(LONG_CHARACTERS + 1) == "long_texts"
         several = [asyncio.ensure_future(lanes.run("long_texts", long, one)) for one in range(3)]
+        while not begun:
+            await asyncio.sleep(0.001)
         assert await lanes.run(text_lane(LONG_CHARACTERS), str, 5) == "5"
         assert await lanes.run("structures", str, 6) == "6"
         assert begun == [0]

@@ -1,32 +1,52 @@
 """Memory is given back soon after large work, and not at each piece of it."""
 
 import threading
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from specrouter.request import memory
 from specrouter.request.memory import MemoryReturn
+from tests.specrouter.faults import PATIENCE_S
 
 
 def test_once_for_much_that_is_done_and_again_for_what_is_done_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "_DELAY_S", 0.01)
-    monkeypatch.setattr(memory, "_PAUSE_S", 0.02)
-    given, times_s = threading.Semaphore(0), list[float]()
+    now_s, planned, given_s = 100.0, list[tuple[float, Callable[[], None]]](), list[float]()
 
-    def trim() -> None:
-        times_s.append(time.monotonic())
-        given.release()
+    class Timer:
+        def __init__(self, delay_s: float, give: Callable[[], None]) -> None:
+            planned.append((delay_s, give))
 
-    returned = MemoryReturn(trim)
-    for _ in range(2):
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(memory.threading, "Timer", Timer)
+    returned = MemoryReturn(lambda: given_s.append(now_s))
+    for pause_s in (memory._DELAY_S, memory._PAUSE_S):
         for _ in range(5):
             returned.soon()
-        assert given.acquire(timeout=10)
-    assert len(times_s) == 2
-    assert times_s[1] - times_s[0] >= 0.019
+        delay_s, give = planned.pop()
+        assert (delay_s, planned) == (pytest.approx(pause_s), [])
+        now_s += delay_s
+        give()
+    assert len(given_s) == 2
+
+
+def test_it_is_given_back_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_DELAY_S", 0.01)
+    given, threads = threading.Event(), list[threading.Thread]()
+
+    def trim() -> None:
+        threads.append(threading.current_thread())
+        given.set()
+
+    MemoryReturn(trim).soon()
+    assert given.wait(PATIENCE_S)
+    assert [(one.name, one.daemon) for one in threads] == [("specrouter-memory", True)]
 
 
 def test_the_system_takes_it_or_has_no_such_function(monkeypatch: pytest.MonkeyPatch) -> None:

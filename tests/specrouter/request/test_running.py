@@ -511,7 +511,7 @@ def test_generate_gives_the_samples_of_each_prompt_in_turn(served: Served) -> No
 
 def test_submit_all_gives_a_handle_for_each_sample(served: Served) -> None:
     handles = served[0].submit_all([1, 2], THREE)
-    assert_samples([handle.result(10.0) for handle in handles])
+    assert_samples([handle.result(60.0) for handle in handles])
     assert len({handle.request_id for handle in handles}) == 3
 
 
@@ -554,7 +554,7 @@ def test_leaving_a_stream_cancels_all_samples(served: Served) -> None:
         assert delta.finish_reason is None
         break
     wait_until(lambda: not engine.running)
-    assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+    assert [one.handle.result(60.0).finish_reason for one in engine.seen] == ["cancelled"] * 3
 
 
 def test_leaving_a_stream_of_coroutines_cancels_all_samples(served: Served) -> None:
@@ -566,7 +566,7 @@ def test_leaving_a_stream_of_coroutines_cancels_all_samples(served: Served) -> N
 
     asyncio.run(leave())
     wait_until(lambda: not engine.running)
-    assert [request.handle.result(0).finish_reason for request in engine.seen] == ["cancelled"] * 3
+    assert [one.handle.result(60.0).finish_reason for one in engine.seen] == ["cancelled"] * 3
 
 
 def objectives(engine: FakeEngine) -> list[Objective | None]:
@@ -583,9 +583,9 @@ def test_every_way_in_takes_an_objective(served: Served) -> None:
     router.generate([1], one, slo=asked)
     list(router.stream([1], one, slo=asked))
     asyncio.run(stream())
-    router.submit([1], one, slo=asked).result(10.0)
+    router.submit([1], one, slo=asked).result(60.0)
     for handle in router.submit_all([1], THREE, slo=asked):
-        handle.result(10.0)
+        handle.result(60.0)
     assert objectives(engine) == [Objective(50.0, 900.0)] * 7
 
 
@@ -614,7 +614,7 @@ def test_one_bad_objective_leaves_nothing_queued(served: Served, slo: Any) -> No
 def test_one_cancelled_sample_leaves_the_others(served: Served) -> None:
     handles = served[0].submit_all([1, 2], SamplingParams(max_new_tokens=200, n=3))
     handles[1].cancel()
-    reasons = [handle.result(10.0).finish_reason for handle in handles]
+    reasons = [handle.result(60.0).finish_reason for handle in handles]
     assert reasons == ["length", "cancelled", "length"]
 
 
