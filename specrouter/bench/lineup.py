@@ -12,6 +12,7 @@ from specrouter.routing.scheduler import candidate_chains
 _ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
 SMALLEST, BEST = "ssd-smallest", "ssd-tuned"
 POLICIES = ("paper", "adaptive")
+ON_REQUEST = ("specustream", "specustream-fixed")  # take part only where they are named
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def lineup(
     known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs)
     known += ["peer", LLAMA_SERVER] * has_peer
     wanted = set(known if only is None else only)
+    known += ON_REQUEST
     for name in sorted(wanted.difference(known)):
         raise ConfigError("--only", f"{name!r} is none of {', '.join(known)}")
     return Lineup(
@@ -68,5 +70,5 @@ def lineup(
         tuple(c for c in chains if wanted & {chain_name(c), "static"}),
         pairs if BEST in wanted else (),
         with_models[0] if SMALLEST in wanted and with_models else None,
-        tuple(policy for policy in POLICIES if policy in wanted),
+        tuple(policy for policy in (*POLICIES, *ON_REQUEST) if policy in wanted),
     )

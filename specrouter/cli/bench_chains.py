@@ -68,7 +68,8 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
         help="transformers, assisted, assisted:DRAFTER, static, A>B>C, ssd-smallest, ssd-tuned, "
-        "paper, adaptive; the target alone (off) always takes part",
+        "paper, adaptive, and by name alone specustream, specustream-fixed; the target alone (off) "
+        "always takes part",
     )  # fmt: skip
     for name, values in (("depths", [1, 2, 3, 4, 6]), ("widths", [1, 2, 3])):
         shown = " ".join(map(str, values))

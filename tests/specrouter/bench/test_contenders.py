@@ -344,6 +344,11 @@ def test_only_what_is_asked_for_takes_part(tiny: ModelPool) -> None:
     assert (who.pairs, who.smallest, who.policies) == ((), None, ("adaptive",))
 
 
+def test_published_policies_take_part_where_they_are_named(tiny: ModelPool) -> None:
+    who = lineup(tiny, ["adaptive", "specustream-fixed", "specustream"], has_peer=False)
+    assert who.policies == ("adaptive", "specustream", "specustream-fixed")
+
+
 def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:
     who = lineup(tiny, ["ssd-tuned"], has_peer=False)
     assert who.chains == ()

@@ -1,0 +1,228 @@
+"""One run of requests against a cluster in this process, at their times, and what came of it.
+
+Contract: an open loop. No run finds a prompt in a cache that another one has read. Needs Ray only
+if the cluster does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specrouter.cluster.router import ClusterRouter
+    from specrouter.request.output import RequestOutput
+    from specrouter.sim.traces import Arrival
+
+_PROMPT, _OUTPUT = 700, 256  # tokens at most
+_FRESH_S = 0.6  # that 99% of what is known of replicas is at most old
+
+ObjectiveOf = Callable[["Asked"], tuple[float, float]]  # TTFT and TPOT in milliseconds
+
+
+@dataclass(frozen=True)
+class Run:
+    """`load`: share of what the replicas could serve. `rejects`: requests whose objective cannot be
+    attained ask to be rejected."""
+
+    policy: str
+    load: float
+    count: int
+    seed: int
+    rejects: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    at_s: float
+    prompt: tuple[int, ...]
+    tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """`sent_s`: since the run began. `told_s`: to wait, where it was refused."""
+
+    asked: Asked
+    sent_s: float
+    output: RequestOutput
+    told_s: float | None = None
+
+
+@dataclass
+class Retries:
+    """Of refusals, `told_s`: when to ask again; `true_s`: until a prompt no shorter was taken."""
+
+    told_s: list[float] = field(default_factory=list)
+    true_s: list[float] = field(default_factory=list)
+
+    @property
+    def within_2(self) -> float:
+        """Share of those that were told within a factor of two."""
+        ratios = [told / true for told, true in zip(self.told_s, self.true_s, strict=True)]
+        return sum(0.5 <= one <= 2.0 for one in ratios) / max(1, len(ratios))
+
+
+def retries(served: Sequence[Served]) -> Retries:
+    """`Retry-After` is whole seconds, at least one; so is the true wait."""
+    found = Retries()
+    taken = [one for one in served if one.told_s is None]
+    for one in served:
+        if one.told_s is None:
+            continue
+        size = len(one.asked.prompt)
+        later = (
+            each.sent_s - one.sent_s
+            for each in sorted(taken, key=lambda each: each.sent_s)
+            if each.sent_s > one.sent_s and len(each.asked.prompt) >= size
+        )
+        true_s = next(later, None)
+        if true_s is not None:
+            found.told_s.append(one.told_s)
+            found.true_s.append(max(1.0, true_s))
+    return found
+
+
+async def load(
+    router: ClusterRouter, asked: Sequence[Asked], run: Run, objective: ObjectiveOf
+) -> dict[str, Any]:
+    """Figures of a run, by the policy that it names."""
+    from specrouter.cluster.state_ages import StateAges
+
+    dispatcher = router._context.dispatcher
+    dispatcher._config = dispatcher._config.model_copy(update={"policy": run.policy})
+    dispatcher.ages = StateAges()
+    dispatcher._records.clear()
+    moved = _moves(router)
+    salt, began_s = f"{run.policy} {time.monotonic()}", time.perf_counter()
+
+    async def one(number: int, each: Asked) -> Served:
+        from specrouter.logs import REQUEST_ID
+
+        await asyncio.sleep(max(0.0, began_s + each.at_s - time.perf_counter()))
+        REQUEST_ID.set(str(number))
+        sent_s = time.perf_counter() - began_s
+        output = await _served(router, each, salt, objective(each), run.rejects)
+        return Served(each, sent_s, output, _told_s(output))
+
+    served = await asyncio.gather(*(one(number, each) for number, each in enumerate(asked)))
+    records = {record["request_id"]: record for record in dispatcher.records}
+    return {
+        **_figures(served),
+        "states_within_0.6_s": round(dispatcher.ages.share_within(_FRESH_S), 4),
+        "moves": dict(_moves(router) - moved),
+        "replicas": _by_replica(served, records),
+    }
+
+
+def _figures(served: Sequence[Served]) -> dict[str, Any]:
+    metrics = [one.output.metrics for one in served]
+    attained = sum(one.attained is True for one in metrics)
+    found = retries(served)
+    missed: Counter[str] = Counter()
+    for one in metrics:
+        assert one.objective is not None
+        missed["ttft"] += (one.ttft_ms or 0.0) > (one.objective.ttft_ms or 0.0)
+        missed["tpot"] += one.kept_pace is False
+    return {
+        "requests": len(served),
+        "attained": round(attained / len(served), 4),
+        "missed": dict(missed),
+        "refused": sum(one.told_s is not None for one in served),
+        "retry_within_2": round(found.within_2, 3),
+        "retries": len(found.told_s),
+    }
+
+
+def _by_replica(
+    served: Sequence[Served], records: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, float]]:
+    """Where requests were served last, as far as the decision log goes back."""
+    each: dict[str, list[bool]] = {}
+    for number, one in enumerate(served):
+        record = records.get(str(number))
+        if record is not None and one.told_s is None:
+            each.setdefault(record["replica"], []).append(one.output.metrics.attained is True)
+    return {
+        name: {"requests": len(found), "attained": round(sum(found) / len(found), 4)}
+        for name, found in sorted(each.items())
+    }
+
+
+def _moves(router: ClusterRouter) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for member in router._fleet.members.values():
+        total.update(member.moves)
+    return total
+
+
+def _told_s(output: RequestOutput) -> float | None:
+    """As `Retry-After` says it; None where it was taken."""
+    if output.error_field != "unattainable":
+        return None
+    objective, feasible = output.metrics.objective, output.feasible
+    assert objective is not None
+    assert feasible is not None
+    late_ms = (feasible.ttft_ms or 0.0) - (objective.ttft_ms or 0.0)
+    return float(max(1, -(-late_ms // 1000)))
+
+
+async def _served(
+    router: ClusterRouter,
+    asked: Asked,
+    salt: str,
+    objective: tuple[float, float],
+    rejects: bool,
+) -> RequestOutput:
+    from specrouter import SLO, SamplingParams
+    from specrouter.engine.request_args import RequestArgs
+
+    slo = SLO(
+        ttft_ms=objective[0],
+        tpot_ms=objective[1],
+        on_unattainable="reject" if rejects else "best_effort",
+    )
+    params = SamplingParams(
+        max_new_tokens=asked.tokens, seed=asked.seed, ignore_eos=True, cache_salt=salt
+    )
+    args = RequestArgs(asked.prompt, params, None, slo)
+    async with aclosing(router.astream_each([args])) as deltas:
+        async for _, delta in deltas:
+            if delta.output is not None:
+                return delta.output
+    raise AssertionError("a request ends with an output")
+
+
+def requests_of(traces: Path | None, run: Run) -> list[Asked]:
+    """One in a second, with lengths of Azure's conversations; drawn ones without `traces`."""
+    from specrouter.profile.batch_time import RooflineTime
+    from specrouter.sim.scenarios import SCENARIOS, scenario_requests
+    from specrouter.sim.traces import read_trace
+
+    trace: Sequence[Arrival] = ()
+    if traces is not None:
+        trace = read_trace(traces / "azure_2023_conv.csv", 30.0)
+    times = RooflineTime(((1.0, 0.0, 0.0),))
+    drawn = scenario_requests(SCENARIOS["ChatBot"], times, 1.0, run.count, run.seed, trace)
+    return [
+        Asked(
+            one.at_s,
+            _prompt(run.seed, number, min(_PROMPT, len(one.token_ids))),
+            min(_OUTPUT, one.new_tokens),
+            one.seed,
+        )
+        for number, one in enumerate(drawn)
+    ]
+
+
+def _prompt(seed: int, number: int, tokens: int) -> tuple[int, ...]:
+    draws = random.Random(f"{seed} {number}")
+    return tuple(draws.randrange(300, 2000) for _ in range(tokens))
