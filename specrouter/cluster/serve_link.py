@@ -25,6 +25,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # cuda:1 is the machine's
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a call after the end starts a new Ray
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Else Ray's processes yield to all others of the machine, and an engine is what it is there for.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
 from ray import serve

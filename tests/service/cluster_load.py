@@ -11,10 +11,10 @@ requests.
 overload: at four times the load of which `slo` attains nine tenths, for 60 s, with requests that
 ask to be rejected.
 
-Loads are shares of what the two could serve by their own times when they have warmed up, and
-objectives are multiples of these times: so both move with the machine's speed. Each run is saved
-to a file as it ends; the same command goes on from there. `--seconds` begins no run that would end
-later; the exit code is then 3.
+Loads are times what the two would serve one request at a time, and objectives are multiples of the
+fast one's times for a request alone (5, as those of SLOs-Serve's ChatBot). Both are measured at
+each start, since the machine's speed drifts. Each run is saved to a file as it ends; the same
+command goes on from there. `--seconds` begins no run that would end later: the exit code is then 3.
 
 Runs in an environment of its own, beside the one of this process; wants a quiet machine. The last
 line is JSON: medians over rounds of what is compared within a round.
@@ -29,13 +29,12 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.service.cluster_runs import Asked, Run, load, requests_of
+from tests.service.cluster_runs import Alone, Asked, Run, alone, load, requests_of
 from tests.service.environment import environment, extra, run_module
 from tests.service.rate_search import FEW, rate_of
 from tests.service.saved import OutOfTimeError, Saved
@@ -44,13 +43,14 @@ from tests.service.service import tiny_pool
 if TYPE_CHECKING:
     from specrouter import ChainRouter, RouterConfig
     from specrouter.cluster.router import ClusterRouter
-    from specrouter.cluster.state import ReplicaState
 
 PARTS = ("routing", "overload")
 POLICIES = ("round-robin", "flowguard", "slo")
 _INSIDE = "--inside"
-_PROBE, _WARM_UP, _WARM_UP_SEED = 40, 24, 10_000
-_GUESSES = {"round-robin": 0.8, "slo": 0.6}  # shares of what the replicas could serve
+_PROBE, _WARM_UP, _ALONE = 40, 24, 10  # requests
+_WARM_UP_SEED = 10_000
+_GUESSES = {"round-robin": 1.4, "slo": 1.2}  # loads
+_SLACK, _MORE_MS = 5.0, 200.0  # objectives, times and beside what one alone takes
 _OVERLOAD, _OVERLOAD_S = 4.0, 60.0
 _REST_S = 15.0  # a run's last requests
 _AGAIN = 3  # the exit code where runs are left
@@ -58,18 +58,18 @@ _AGAIN = 3  # the exit code where runs are left
 
 @dataclass(frozen=True)
 class Site:
-    """Two replicas, the fast one first, and what they have told of their times."""
+    """Two replicas. `alone`: what they take for a request alone, the fast one first."""
 
     router: ClusterRouter
     arguments: argparse.Namespace
-    states: tuple[ReplicaState, ...]
+    alone: tuple[Alone, Alone]
 
     def run(self, run: Run) -> dict[str, Any]:
         """Its figures, for the file."""
         asked, rate = self._asked(run)
         return {
             "requests_per_s": round(rate, 3),
-            "baseline_ms": round(self.states[0].baseline_tpot_ms, 3),
+            "alone": [[round(one.prefill_ms, 3), round(one.tpot_ms, 2)] for one in self.alone],
             **asyncio.run(load(self.router, asked, run, self.objective)),
         }
 
@@ -82,23 +82,14 @@ class Site:
 
     def objective(self, asked: Asked) -> tuple[float, float]:
         """TTFT and TPOT in milliseconds."""
-        fast = self.states[0]
-        alone_ms = len(asked.prompt) * fast.prefill_ms + fast.baseline_tpot_ms
-        return 3 * alone_ms + 200, 3 * fast.baseline_tpot_ms
+        fast = self.alone[0]
+        return _SLACK * fast.prefill_ms * len(asked.prompt) + _MORE_MS, _SLACK * fast.tpot_ms
 
     def _asked(self, run: Run) -> tuple[list[Asked], float]:
         """Its requests, and how many come in a second."""
         asked = requests_of(self.arguments.traces, run)
-        rate = run.load * sum(_capacity(state, asked) for state in self.states)
+        rate = run.load * sum(one.rate(asked) for one in self.alone)
         return [replace(one, at_s=one.at_s / rate) for one in asked], rate
-
-
-def _capacity(state: ReplicaState, asked: Sequence[Asked]) -> float:
-    """Requests/s of such lengths that a replica could serve, by its own times, all rows busy."""
-    prompt = statistics.fmean(len(one.prompt) for one in asked)
-    output = statistics.fmean(one.tokens for one in asked)
-    each_ms = prompt * state.prefill_ms + output * state.tpot_at(state.rows) / state.rows
-    return 1000 / each_ms
 
 
 def main() -> int:
@@ -173,22 +164,18 @@ def _unequal() -> ClusterRouter:
 
 def _warmed_up(router: ClusterRouter, arguments: argparse.Namespace) -> Site:
     """Both have learnt how fast they are, from requests like those that count."""
-    site = _site(router, arguments)
-    for policy, share in _GUESSES.items():
-        site.run(Run(policy, share, _WARM_UP, _WARM_UP_SEED))
-        site = _site(router, arguments)
-    for state in site.states:
+    run = Run("round-robin", _GUESSES["slo"], _WARM_UP, _WARM_UP_SEED)
+    few = requests_of(arguments.traces, run)[:_ALONE]
+    found = asyncio.run(alone(router, few))
+    Site(router, arguments, (found["fast"], found["slow"])).run(run)
+    found = asyncio.run(alone(router, few))
+    for name, one in found.items():
         print(
-            f"a token alone takes {state.baseline_tpot_ms:.2f} ms, with all rows "
-            f"{state.tpot_at(state.rows):.2f} ms, of a prompt {state.prefill_ms:.3f} ms",
+            f"{name}: {one.prefill_ms:.3f} ms for a token of a prompt, {one.tpot_ms:.2f} of the "
+            f"output; it tells {one.told_ms[0]:.2f}, and {one.told_ms[1]:.2f} with all rows busy",
             flush=True,
         )
-    return site
-
-
-def _site(router: ClusterRouter, arguments: argparse.Namespace) -> Site:
-    told = (member.state for member in router._fleet.members.values())
-    return Site(router, arguments, tuple(state for state in told if state is not None))
+    return Site(router, arguments, (found["fast"], found["slow"]))
 
 
 def routing(site: Site, saved: Saved) -> dict[str, Any]:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specrouter.cluster.dispatcher import Dispatcher
     from specrouter.cluster.router import ClusterRouter
     from specrouter.request.output import RequestOutput
     from specrouter.sim.traces import Arrival
 
 _PROMPT, _OUTPUT = 700, 256  # tokens at most
+_VOCABULARY = (300, 2000)  # of prompts
+_RECORDS = 10_000  # decisions of a run
 _FRESH_S = 0.6  # that 99% of what is known of replicas is at most old
 
 ObjectiveOf = Callable[["Asked"], tuple[float, float]]  # TTFT and TPOT in milliseconds
@@ -55,6 +59,27 @@ class Served:
     sent_s: float
     output: RequestOutput
     told_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A replica that serves one request at a time.
+
+    Attributes:
+        prefill_ms: to the first token, for each token of the prompt.
+        tpot_ms: of the output.
+        told_ms: TPOT of one request, and of as many as it has rows, as the replica tells it.
+    """
+
+    prefill_ms: float
+    tpot_ms: float
+    told_ms: tuple[float, float]
+
+    def rate(self, asked: Sequence[Asked]) -> float:
+        """Requests/s of such lengths."""
+        prompt = statistics.fmean(len(one.prompt) for one in asked)
+        output = statistics.fmean(one.tokens for one in asked)
+        return 1000 / (prompt * self.prefill_ms + output * self.tpot_ms)
 
 
 @dataclass
@@ -95,32 +120,63 @@ async def load(
     router: ClusterRouter, asked: Sequence[Asked], run: Run, objective: ObjectiveOf
 ) -> dict[str, Any]:
     """Figures of a run, by the policy that it names."""
+    dispatcher = _begin(router, run)
+    moved = _moves(router)
+    salt, began_s = f"{run.policy} {time.monotonic()}", time.perf_counter()
+
+    async def one(number: int, each: Asked) -> Served:
+        await asyncio.sleep(max(0.0, began_s + each.at_s - time.perf_counter()))
+        sent_s = time.perf_counter() - began_s
+        output = await _served(router, each, salt, number, objective(each), run.rejects)
+        return Served(each, sent_s, output, _told_s(output))
+
+    served = await asyncio.gather(*(one(number, each) for number, each in enumerate(asked)))
+    return {
+        **_figures(served),
+        "states_within_0.6_s": round(dispatcher.ages.share_within(_FRESH_S), 4),
+        "moves": dict(_moves(router) - moved),
+        "replicas": _by_replica(served, _replicas_of(router, len(served))),
+    }
+
+
+def _begin(router: ClusterRouter, run: Run) -> Dispatcher:
+    """Under the run's policy, with nothing counted yet."""
     from specrouter.cluster.state_ages import StateAges
 
     dispatcher = router._context.dispatcher
     dispatcher._config = dispatcher._config.model_copy(update={"policy": run.policy})
     dispatcher.ages = StateAges()
-    dispatcher._records.clear()
-    moved = _moves(router)
-    salt, began_s = f"{run.policy} {time.monotonic()}", time.perf_counter()
+    dispatcher._records = deque(maxlen=_RECORDS)
+    return dispatcher
 
-    async def one(number: int, each: Asked) -> Served:
-        from specrouter.logs import REQUEST_ID
 
-        await asyncio.sleep(max(0.0, began_s + each.at_s - time.perf_counter()))
-        REQUEST_ID.set(str(number))
-        sent_s = time.perf_counter() - began_s
-        output = await _served(router, each, salt, objective(each), run.rejects)
-        return Served(each, sent_s, output, _told_s(output))
+def _replicas_of(router: ClusterRouter, requests: int) -> list[str | None]:
+    """Where each was served last; None: nowhere."""
+    records = router._context.dispatcher.records
+    last = {record["request_id"]: record["replica"] for record in records}
+    return [last.get(str(number)) for number in range(requests)]
 
-    served = await asyncio.gather(*(one(number, each) for number, each in enumerate(asked)))
-    records = {record["request_id"]: record for record in dispatcher.records}
-    return {
-        **_figures(served),
-        "states_within_0.6_s": round(dispatcher.ages.share_within(_FRESH_S), 4),
-        "moves": dict(_moves(router) - moved),
-        "replicas": _by_replica(served, records),
-    }
+
+async def alone(router: ClusterRouter, asked: Sequence[Asked]) -> dict[str, Alone]:
+    """Of each replica. One request after the other, in turn."""
+    run, found = Run("round-robin", 0.0, len(asked), 0), {}
+    _begin(router, run)
+    served = []
+    for number, each in enumerate(asked):
+        output = await _served(router, each, f"alone {time.monotonic()}", number, None, False)
+        served.append(Served(each, 0.0, output))
+    where = _replicas_of(router, len(served))
+    for name, member in router._fleet.members.items():
+        here = [one for one, own in zip(served, where, strict=True) if own == name]
+        metrics = [(one.output.metrics, len(one.asked.prompt)) for one in here]
+        state = member.state
+        assert state is not None
+        found[name] = Alone(
+            statistics.median((one.ttft_ms or 0.0) / prompt for one, prompt in metrics),
+            statistics.median(one.tpot_ms or 0.0 for one, _ in metrics),
+            (state.tpot_at(1), state.tpot_at(state.rows)),
+        )
+    return found
 
 
 def _figures(served: Sequence[Served]) -> dict[str, Any]:
@@ -143,18 +199,20 @@ def _figures(served: Sequence[Served]) -> dict[str, Any]:
 
 
 def _by_replica(
-    served: Sequence[Served], records: Mapping[str, Mapping[str, Any]]
+    served: Sequence[Served], replicas: Sequence[str | None]
 ) -> dict[str, dict[str, float]]:
-    """Where requests were served last, as far as the decision log goes back."""
-    each: dict[str, list[bool]] = {}
-    for number, one in enumerate(served):
-        record = records.get(str(number))
-        if record is not None and one.told_s is None:
-            each.setdefault(record["replica"], []).append(one.output.metrics.attained is True)
-    return {
-        name: {"requests": len(found), "attained": round(sum(found) / len(found), 4)}
-        for name, found in sorted(each.items())
-    }
+    found = {}
+    for name in sorted({each for each in replicas if each is not None}):
+        here = [one for one, own in zip(served, replicas, strict=True) if own == name]
+        metrics = [one.output.metrics for one in here if one.told_s is None]
+        if metrics:
+            found[name] = {
+                "requests": len(metrics),
+                "attained": round(sum(one.attained is True for one in metrics) / len(metrics), 4),
+                "ttft_ms": round(statistics.median(one.ttft_ms or 0.0 for one in metrics), 1),
+                "tpot_ms": round(statistics.median(one.tpot_ms or 0.0 for one in metrics), 2),
+            }
+    return found
 
 
 def _moves(router: ClusterRouter) -> Counter[str]:
@@ -179,13 +237,16 @@ async def _served(
     router: ClusterRouter,
     asked: Asked,
     salt: str,
-    objective: tuple[float, float],
+    number: int,
+    objective: tuple[float, float] | None,
     rejects: bool,
 ) -> RequestOutput:
     from specrouter import SLO, SamplingParams
     from specrouter.engine.request_args import RequestArgs
+    from specrouter.logs import REQUEST_ID
 
-    slo = SLO(
+    REQUEST_ID.set(str(number))
+    slo = objective and SLO(
         ttft_ms=objective[0],
         tpot_ms=objective[1],
         on_unattainable="reject" if rejects else "best_effort",
@@ -225,4 +286,4 @@ def requests_of(traces: Path | None, run: Run) -> list[Asked]:
 
 def _prompt(seed: int, number: int, tokens: int) -> tuple[int, ...]:
     draws = random.Random(f"{seed} {number}")
-    return tuple(draws.randrange(300, 2000) for _ in range(tokens))
+    return tuple(draws.randrange(*_VOCABULARY) for _ in range(tokens))

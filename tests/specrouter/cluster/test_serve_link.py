@@ -81,6 +81,8 @@ def test_two_processes_give_the_texts_of_one_engine(
     assert_same(asyncio.run(served(router)), expected)
     processes = {process_of(router, link) for link in links(router)}
     assert len(processes | {os.getpid()}) == 3
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in processes} == {here}
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.2])
