@@ -56,6 +56,8 @@ class ReplicaServer:
         self._metrics_s = metrics_s
         self._sizes = batches(router.engine_state().rows)
         self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
+        self._prefill_ms = router.predicted_prefill_ms()
+        self._baseline_ms = router.baseline_tpot_ms()
         self._turn = count()
         self._status: Status = "ready"
 
@@ -69,9 +71,9 @@ class ReplicaServer:
             engine.kv_capacity_tokens,
             engine.unread_tokens,
             tuple(self._tpot_ms.items()),
-            router.predicted_prefill_ms(),
+            self._prefill_ms,
             engine.tightest_tpot_ms,
-            router.baseline_tpot_ms(),
+            self._baseline_ms,
             router.max_request_tokens,
             router.seconds_until_admitted(),
             router.fingerprint,
@@ -105,9 +107,12 @@ class ReplicaServer:
             await asyncio.sleep(self._metrics_s)
 
     def _learn(self) -> None:
-        """One prediction each time: all of them together take milliseconds."""
+        """One batch each time: all of them together take milliseconds, in which no token is made.
+        States that are told with answers have what was learned last."""
         size = self._sizes[next(self._turn) % len(self._sizes)]
         self._tpot_ms[size] = self._router.predicted_tpot_ms(size)
+        self._prefill_ms = self._router.predicted_prefill_ms()
+        self._baseline_ms = self._router.baseline_tpot_ms()
 
     async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
         """Serves it, or declines: never an exception for what is wrong with the request."""

@@ -8,6 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
+
 from specrouter import RequestError, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
@@ -136,3 +138,19 @@ def test_leaving_a_stream_ends_its_request() -> None:
 
     asyncio.run(leave())
     assert engine.closed_early == 1
+
+
+def test_predictions_are_made_for_the_feed_and_not_for_each_request() -> None:
+    """They take milliseconds, in which no token is made."""
+
+    own = server(Engine([last(3)]))
+
+    async def asked() -> list[Reply]:
+        return [reply async for reply in own.stream(attempt())]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("predicted_tpot_ms", "predicted_prefill_ms", "baseline_tpot_ms"):
+            patch.delattr(Engine, name)
+        first, *_ = asyncio.run(asked())
+    assert first.state is not None
+    assert (first.state.prefill_ms, first.state.baseline_tpot_ms) == (0.5, 20.0)
