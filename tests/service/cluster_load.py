@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.service.cluster_runs import Alone, Asked, Run, alone, load, requests_of
 from tests.service.environment import environment, extra, run_module
-from tests.service.rate_search import FEW, rate_of
+from tests.service.rate_search import rate_of
 from tests.service.saved import OutOfTimeError, Saved
 from tests.service.service import tiny_pool
 
@@ -225,7 +225,7 @@ def _load_of(site: Site, saved: Saved, policy: str, wanted: float) -> float:
         run = Run(policy, share, _PROBE, site.arguments.seed)
         return float(_saved_run(site, saved, "probe", run)["attained"])
 
-    return rate_of(share_at, _GUESSES[policy], wanted, FEW)
+    return rate_of(share_at, _GUESSES[policy], wanted)
 
 
 def _saved_run(site: Site, saved: Saved, label: str, run: Run) -> dict[str, Any]:

@@ -8,16 +8,14 @@ import math
 from collections.abc import Callable, Mapping
 
 _STEP = 1.5  # times the rate, until both sides are known
-FEW = 4  # probes: a rate is found to about a sixth
+FEW, _MOST = 3, 5  # probes: a rate is found to about a fifth; until both sides are known, more
 
 
-def rate_of(
-    share_at: Callable[[float], float], first: float, wanted: float, probes: int = FEW
-) -> float:
+def rate_of(share_at: Callable[[float], float], first: float, wanted: float) -> float:
     """Args: `share_at`: probes a rate. `first`: to begin with, as good a guess as there is."""
     found: dict[float, float] = {}
     rate = first
-    for _ in range(probes):
+    while len(found) < FEW or (None in _sides(found, wanted) and len(found) < _MOST):
         found[rate] = share_at(rate)
         rate = _next(found, wanted)
     return _between(found, wanted)
