@@ -29,10 +29,7 @@ from specrouter.http.serve import check_server
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
-POOL = {
-    "target": "tiny-8m",
-    "models": [{"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-8m")],
-}
+POOL = {"target": "tiny-1m", "models": [{"name": "tiny-1m", "source": "bundled:tiny-1m"}]}
 PROMPT = {"prompt": "def f", "ignore_eos": True, "stream": True}
 
 
@@ -76,7 +73,7 @@ def running(
     try:
         assert process.stdout is not None
         announcement = process.stdout.readline()
-        assert announcement.startswith("SpecRouter serves tiny-8m at http://"), process.communicate(
+        assert announcement.startswith("SpecRouter serves tiny-1m at http://"), process.communicate(
             timeout=10
         )
         yield process, announcement.split()[4]
