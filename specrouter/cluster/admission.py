@@ -49,12 +49,14 @@ def attainability(
     first_ms = wait_ms + unread * state.prefill_ms + tpot_ms
     ttft_ms = request.elapsed_ms + first_ms
     total_ms = first_ms + tpot_ms * max(0, request.remaining - 1)
-    slack, why = _slack(request, ttft_ms, tpot_ms, total_ms)
+    # A mean; its engine keeps back as much, for prompts that come meanwhile.
+    careful_ms = tpot_ms / (1.0 - state.pace_margin)
+    slack, why = _slack(request, ttft_ms, careful_ms, total_ms)
     endangered = state.tightest_tpot_ms
-    if request.objective and endangered is not None and tpot_ms > endangered and slack >= 0:
+    if request.objective and endangered is not None and careful_ms > endangered and slack >= 0:
         # Those that run were promised theirs first.
-        slack = 1.0 - tpot_ms / endangered
-        why = f"{tpot_ms:.0f} ms a token, where {endangered:.0f} ms are promised to another"
+        slack = 1.0 - careful_ms / endangered
+        why = f"{careful_ms:.0f} ms a token, where {endangered:.0f} ms are promised to another"
     return Attainability(ttft_ms, tpot_ms, total_ms, slack, why)
 
 

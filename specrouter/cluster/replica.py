@@ -79,6 +79,7 @@ class ReplicaServer:
             router.fingerprint,
             self._status if router.is_healthy else "failed",
             router.failure,
+            engine.pace_margin,
         )
 
     def report(self) -> ReplicaReport:

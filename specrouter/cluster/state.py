@@ -26,6 +26,7 @@ class ReplicaState:
     baseline_tpot_ms: of one request alone on the target.
     max_request_tokens: prompt and output.
     retry_after_s: when one more request would be given a row.
+    pace_margin: share of a TPOT that has to be kept back, as its admission has learned.
     """
 
     running: int
@@ -43,6 +44,7 @@ class ReplicaState:
     fingerprint: str
     status: Status = "ready"
     failure: str | None = None
+    pace_margin: float = 0.0
 
     @property
     def requests(self) -> int:

@@ -106,6 +106,11 @@ class SimulatedService:
         return self._policy.planner
 
     @property
+    def pace_margin(self) -> float:
+        """See `EngineState`."""
+        return self._margin.value
+
+    @property
     def _unfinished(self) -> list[SimulatedRequest]:
         return [one for one in (*self._running.values(), *self._waiting) if not one.is_done]
 

@@ -96,6 +96,7 @@ class SimulatedReplica:
             capacity,
             self._retry_after_s(len(running), len(waiting)),
             machine.target,
+            pace_margin=service.pace_margin,
         )
 
     def _retry_after_s(self, running: int, waiting: int) -> float:
