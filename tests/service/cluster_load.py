@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 PARTS = ("routing", "overload")
 POLICIES = ("round-robin", "flowguard", "slo")
 _INSIDE = "--inside"
-_PROBE, _WARM_UP, _ALONE = 40, 24, 10  # requests
+_PROBE, _WARM_UP, _ALONE = 40, 24, 8  # requests
+_ALONE_OUTPUT = 64  # tokens of each of the latter
 _WARM_UP_SEED = 10_000
 _GUESSES = {"round-robin": 1.4, "slo": 1.2}  # loads
 _SLACK, _MORE_MS = 5.0, 200.0  # objectives, times and beside what one alone takes
@@ -165,7 +166,8 @@ def _unequal() -> ClusterRouter:
 def _warmed_up(router: ClusterRouter, arguments: argparse.Namespace) -> Site:
     """Both have learnt how fast they are, from requests like those that count."""
     run = Run("round-robin", _GUESSES["slo"], _WARM_UP, _WARM_UP_SEED)
-    few = requests_of(arguments.traces, run)[:_ALONE]
+    asked = requests_of(arguments.traces, run)[:_ALONE]
+    few = [replace(one, tokens=min(one.tokens, _ALONE_OUTPUT)) for one in asked]
     found = asyncio.run(alone(router, few))
     Site(router, arguments, (found["fast"], found["slow"])).run(run)
     found = asyncio.run(alone(router, few))
