@@ -99,6 +99,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200, help="of each policy and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--overload-s", type=float, default=_OVERLOAD_S, help="of overload")
+    parser.add_argument(
+        "--loads", nargs=2, type=float, metavar="X", help="of routing and overload; else searched"
+    )
     parser.add_argument("--traces", type=Path, help="folder with azure_2023_conv.csv")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, metavar="FILE", help="of what has been measured")
@@ -222,6 +225,8 @@ def overload(site: Site, saved: Saved) -> dict[str, Any]:
 
 def _load_of(site: Site, saved: Saved, policy: str, wanted: float) -> float:
     """Of which the policy attains so much."""
+    if site.arguments.loads is not None:
+        return float(site.arguments.loads[list(_GUESSES).index(policy)])
 
     def share_at(share: float) -> float:
         run = Run(policy, share, _PROBE, site.arguments.seed)
