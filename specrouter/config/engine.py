@@ -38,7 +38,8 @@ class EngineConfig(Strict):
             requests of the same tenant only (API key or `cache_salt`); the oldest make room. A
             token takes about 0.3 KB. 0 keeps none.
         output_store_file: where they are written when the service ends, and read from when it
-            starts, by tenant, readable by the service's user only; by default they end with it.
+            starts, by tenant, readable by the service's user only; by default they end with it. It
+            needs a model of the pool with `source: suffix`, and no `cluster`.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
             request has an objective; else requests whose objectives are attainable come first, in
             time for all whom it admits, and take rows back from those without, which go on later
