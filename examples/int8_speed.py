@@ -11,20 +11,17 @@ last line is one JSON document.
 
 import argparse
 import json
-import multiprocessing
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from examples.engines import Served, engine
 from modelpool import ModelPool
 from modelpool.config import Weights
-from specrouter import ChainRouter
 from specrouter.bench.conditions import cpu_name
-from specrouter.bench.contenders import OwnContender
-from specrouter.bench.prompts import BenchPrompt, Work, deal, load_prompts, tokenize
+from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
 from specrouter.bench.rounds import Progress, measure
 from specrouter.bench.sample import Sample
 from specrouter.cli.arguments import default_config
@@ -40,41 +37,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = {kept: _settings(options, kept) for kept in ("auto", "int8")}
     pool = ModelPool.from_config(settings["auto"]["pool"])
     prompts = tokenize(load_prompts(options.prompts), pool.tokenizer, _LONGEST)
-    with _engine(settings["auto"]) as plain, _engine(settings["int8"]) as small:
+    with engine(settings["auto"]) as plain, engine(settings["int8"]) as small:
         engines = {_PLAIN: plain, _INT8: small, _AGAIN: plain}
-        contenders = [_Served(name, engine, policy) for name, engine in engines.items()]
+        contenders = [Served(name, one, policy) for name, one in engines.items()]
         rows = [_row(contenders, prompts, batch, options) for batch in options.batches]
     print(json.dumps({"policy": policy, "cpu": cpu_name(), "rounds": options.rounds, "rows": rows}))
-
-
-class _Served:
-    """A contender that is an engine in another process."""
-
-    def __init__(self, name: str, engine: ProcessPoolExecutor, policy: str) -> None:
-        self.name = name
-        self._engine, self._policy = engine, policy
-
-    def supports(self, batch: int) -> bool:
-        return True
-
-    def run(self, work: Work) -> Sample:
-        return self._engine.submit(_run, self.name, self._policy, work).result()
-
-
-_router: list[ChainRouter] = []  # of an engine's process, which has one
-
-
-def _open(settings: dict[str, Any]) -> None:
-    _router.append(ChainRouter.from_config(settings))
-
-
-def _run(name: str, policy: str, work: Work) -> Sample:
-    return OwnContender(name, _router[0], policy).run(work)
-
-
-def _engine(settings: dict[str, Any]) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, context, initializer=_open, initargs=(settings,))
 
 
 def _settings(options: argparse.Namespace, weights: Weights) -> dict[str, Any]:
@@ -88,7 +55,7 @@ def _settings(options: argparse.Namespace, weights: Weights) -> dict[str, Any]:
 
 
 def _row(
-    contenders: Sequence[_Served],
+    contenders: Sequence[Served],
     prompts: dict[str, list[BenchPrompt]],
     batch: int,
     options: argparse.Namespace,

@@ -1,0 +1,44 @@
+"""Engines in processes of their own, as contenders that take turns: for comparing configurations.
+
+Each process has one router and its OpenMP threads. It loads its models when it first runs.
+"""
+
+import multiprocessing
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from specrouter import ChainRouter
+from specrouter.bench.contenders import OwnContender
+from specrouter.bench.prompts import Work
+from specrouter.bench.sample import Sample
+
+_router: list[ChainRouter] = []  # of an engine's process, which has one
+
+
+def engine(settings: Mapping[str, Any]) -> ProcessPoolExecutor:
+    """Of a configuration; closed with its process."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, initializer=_open, initargs=(settings,))
+
+
+class Served:
+    """A contender that is an engine in another process, under a policy."""
+
+    def __init__(self, name: str, of: ProcessPoolExecutor, policy: str) -> None:
+        self.name = name
+        self._engine, self._policy = of, policy
+
+    def supports(self, batch: int) -> bool:
+        return True
+
+    def run(self, work: Work) -> Sample:
+        return self._engine.submit(_run, self.name, self._policy, work).result()
+
+
+def _open(settings: Mapping[str, Any]) -> None:
+    _router.append(ChainRouter.from_config(settings))
+
+
+def _run(name: str, policy: str, work: Work) -> Sample:
+    return OwnContender(name, _router[0], policy).run(work)
