@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from unittest import mock
 
 import numpy as np
@@ -66,6 +66,9 @@ _PLACES = (
     "specrouter.view",
     "processors",
     "statemgr.ngram_table",
+    "statemgr.output_store",
+    "statemgr.suffix_index",
+    "statemgr.suffix_table",
 )
 # By the beginning of a function's full name: what the service cannot do without. A fault here ends
 # what runs with an error, and the engine begins anew. Everything else is guarded.
@@ -169,7 +172,8 @@ _LEFT_OUT = (
     "specrouter.request.handle.RequestHandle.result",
 )
 
-CHAIN = ("small", "target")
+TEXTS = "texts"  # the member that drafts from texts, without weights
+Source = Literal["suffix", "ngram"]  # that it may have
 # That every forward of the target takes longer, in times of its fastest one. Drafts must pay
 # clearly, on any machine: where the target alone is about as fast, as with 2, the scheduler leaves
 # drafters out with good reason.
@@ -359,7 +363,7 @@ def make_cases() -> list[Case]:
             slo=SLO(tpot_ms=1000.0),
         ),
         Case(prompts[2], SamplingParams(structure=digits, max_new_tokens=16)),
-        Case(prompts[3], SamplingParams(**new), Speculation(("ngram", "target"), 4)),
+        Case(prompts[3], SamplingParams(**new), Speculation((TEXTS, "target"), 4)),
         Case(
             prompts[4],
             SamplingParams(temperature=0.7, min_p=0.01, seed=4, prompt_logprobs=1, **new, **edited),
@@ -389,8 +393,8 @@ def slow_target() -> Iterator[None]:
 class Service:
     """A router, and what its requests answer when nothing fails."""
 
-    def __init__(self, paths: dict[str, Path]) -> None:
-        self._paths = paths
+    def __init__(self, paths: dict[str, Path], source: Source = "suffix") -> None:
+        self._paths, self._source = paths, source
         self.cases = make_cases()
         self.rounds: Counter[int] = Counter()  # after a fault, until drafters were used
         self.router = self._open()
@@ -400,7 +404,7 @@ class Service:
 
     def _open(self) -> ChainRouter:
         pool = pool_settings(self._paths)
-        pool["models"].append({"name": "ngram", "source": "ngram"})
+        pool["models"].append({"name": TEXTS, "source": self._source})
         engine = {
             "max_requests": 4,
             "max_model_len": 192,
@@ -556,6 +560,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", type=int, default=0, help="of --parts, from 0")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--mode", choices=MODES, action="append")
+    parser.add_argument("--texts", choices=get_args(Source), default="suffix")
     parser.add_argument("--only", default="", help="functions whose name holds this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which it ends early")
@@ -566,7 +571,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.disable(logging.CRITICAL)
     started = time.monotonic()
     with TemporaryDirectory() as directory, slow_target():
-        service = Service(save_family(Path(directory), noise=0.02))
+        service = Service(save_family(Path(directory), noise=0.02), options.texts)
         every = called(service, [one for one in find_functions() if options.only in one.name])
         runs = [(one, mode) for one in every for mode in options.mode or MODES]
         runs = runs[options.part :: options.parts]

@@ -55,7 +55,10 @@ SAMPLE = {
     "specrouter.routing.scheduler.ModelChainScheduler.choose": "always",
     "specrouter.engine.slo_accounts.SloAccounts.record": "always",
     "specrouter.slo.tree_planner.TreePlanner.selector": "sleep",
-    "statemgr.ngram_table.NgramTable.sync": "always",
+    "specrouter.execution.quotations.Quotations.instead": "always",
+    "statemgr.output_store.OutputStore.keep": "always",
+    "statemgr.suffix_index.SuffixIndex.append": "once",
+    "statemgr.suffix_table.SuffixTable.predict": "nan",
 }
 
 
@@ -109,6 +112,18 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
         check.play(target, mode, seed=0)
     assert check.failures == []
     assert check.fired > 100
+
+
+@pytest.mark.exact
+def test_nor_does_a_fault_of_the_small_form_of_quoting(tmp_path: Path, service: Service) -> None:
+    texts = Service(save_family(tmp_path, noise=0.02), "ngram")
+    check = ControlFaultCheck(texts)
+    for target in called(texts, find_functions()):
+        for mode in MODES if target.name.startswith("statemgr.ngram_table") else ():
+            check.play(target, mode, seed=0)
+    texts.close()
+    assert check.failures == []
+    assert check.fired > 10
 
 
 # The injection itself
