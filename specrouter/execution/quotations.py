@@ -41,16 +41,20 @@ class Quotations:
         return np.minimum(MAX_TREE_TOKENS, limits)
 
     def look_up(self, name: str, request: DraftRequest) -> TokenTree:
-        """What a member without weights drafts; its time is told."""
+        """What a member without weights drafts as one of a chain's; its time is told."""
         runtime, started = self._runtime, time.perf_counter()
-        noise = runtime.rule.noise_lookup(runtime.sampler)
-        tree = self._draft.draft(self._rows.texts, runtime.manager, noise, request)
+        tree = self._found(request)
         levels = max(int(request.depths.max(initial=1)), int(tree.depths.max(initial=0)))
         step_ms = (time.perf_counter() - started) * 1000 / levels
         with runtime.faults.part("timing"):
             places = len(request.rows) * request.width
             runtime.profiler.record_forward(name, places, 0.0, step_ms, levels)
         return tree
+
+    def _found(self, request: DraftRequest) -> TokenTree:
+        runtime = self._runtime
+        noise = runtime.rule.noise_lookup(runtime.sampler)
+        return self._draft.draft(self._rows.texts, runtime.manager, noise, request)
 
     def instead(self, group: ChainGroup) -> tuple[list[GroupDraft], ChainGroup]:
         """The draft of the rows that quote, if there are any, and the group without them."""
@@ -65,6 +69,7 @@ class Quotations:
         name, planned = group.quotes, group.predicted
         if name is None or name in group.chain or planned is None or not self._is_long:
             return None
+        least = max(1.0, planned.tokens - 1.0)  # accepted tokens that are worth another draft
         limits = self._rows.remaining(group.rows) - 1  # a row's last token is the target's own
         own = replace(
             group,
@@ -77,8 +82,12 @@ class Quotations:
         draft = self._drafted(name, own, limits[limits > 0])
         assert draft.result is not None, "it was drafted"
         tree = draft.result.tree
+        # Mostly nothing is quoted, and no tree promises more tokens than it has nodes: what it
+        # promises is asked of the others only.
+        if not (tree.sizes >= least).any():
+            return None
         promised = self._accept_prob(draft, tree).sum(axis=1)
-        chosen = own.rows[promised >= max(1.0, planned.tokens - 1.0)]
+        chosen = own.rows[promised >= least]
         if not len(chosen):
             return None
         draft.group = replace(own, rows=chosen)
@@ -95,7 +104,9 @@ class Quotations:
             np.ones_like(rows),
             reach=self.reach(group, limits),
         )
-        tree = runtime.rule.legal(self.look_up(name, request), runtime.sampler.grammars)
+        # Its time is the cycle's: what it takes hangs on what is found, so beside forwards it would
+        # hide how slow the machine is just now.
+        tree = runtime.rule.legal(self._found(request), runtime.sampler.grammars)
         draft = GroupDraft(group, request, self._rows.sampled(rows), nobody, nobody)
         draft.result, draft.is_quoted = DraftResult.without_logits(tree), True
         draft.used.append(name)
