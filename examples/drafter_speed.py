@@ -9,8 +9,9 @@ the target alone. The two pools have engines in processes of their own, and they
 same prompts.
 
 A long measurement can be cut: `--record FILE` keeps every round, `--first-round N` goes on with
-another one, and what is shown is of all rounds that the file has. Shown are medians of the ratios
-within a round, with quartiles, by category. The last line is one JSON document.
+another one, and what is shown is of all rounds that the file has; `--rounds 0` only shows it. Shown
+are medians of the ratios within a round, with quartiles, by category. The last line is one JSON
+document.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.temperature is None:
         options.temperature = 1.0 if options.workload is None else 0.0
     rounds = _recorded(options.record)
-    for found in _measured(options):
+    for found in _measured(options) if options.rounds else ():
         rounds.append(found)
         if options.record is not None:
             with options.record.open("a", encoding="utf-8") as file:

@@ -16,6 +16,7 @@ from examples import (
     calibration,
     ceiling,
     decision_plot,
+    drafter_speed,
     int8_quality,
     int8_speed,
     objectives,
@@ -84,6 +85,34 @@ def test_speed_in_int8_is_told_beside_the_same_again(capsys: pytest.CaptureFixtu
         assert set(row["tokens_per_s"]) == {"plain", "int8", "plain again"}
         median, least, most = row["int8"]
         assert least == median == most > 0
+
+
+def test_the_speed_with_a_drafter_is_told_of_all_recorded_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rounds.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps({"alone": {"edits": 10.0, "turns": 5.0}, "with": {"edits": a, "turns": b}})
+            + "\n"
+            for a, b in ((30.0, 10.0), (20.0, 20.0), (40.0, 15.0))
+        )
+    )
+    drafter_speed.main(["--rounds", "0", "--record", str(file)])
+    *lines, document = capsys.readouterr().out.splitlines()
+    assert lines[0] == "with over alone, edits: 3.000 (2.500 to 3.500)"
+    found = json.loads(document)
+    assert found["rounds"] == 3
+    assert {part: one["median"] for part, one in found["over"]["with"].items()} == {
+        "edits": 3.0,
+        "turns": 3.0,
+        "all": 3.0,
+    }
+
+
+def test_a_pool_without_the_drafter_is_not_measured() -> None:
+    with pytest.raises(SystemExit, match="the pool has no twin"):
+        drafter_speed.main(["--drafter", "twin", "--rounds", "1"])
 
 
 class _Unreachable:
