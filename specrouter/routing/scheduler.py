@@ -120,6 +120,8 @@ class ModelChainScheduler:
         if config.chain is not None and not self.fit(config.chain):
             raise ConfigError("scheduler.chain", NO_ROOM)
         chains = candidate_chains(names, parameters, target, LONGEST_CHAIN)
+        # Quotations read by an intermediate first have promised more than they brought.
+        chains = tuple(chain for chain in chains if len(chain) < 3 or parameters[chain[0]])
         self.candidates = tuple(chain for chain in chains if self.fit(chain))
         self._parameters = parameters
         self._only_paths = only_paths or rejection

@@ -469,3 +469,11 @@ def test_a_drafter_without_weights_quotes_beside_any_chain_that_was_predicted() 
     assert quoter(PAIR, replace(found, predicted=None)) is None
     assert quoter(PAIR, replace(found, hard_rejection=True)) is None
     assert scheduler().quoter(PAIR, found, SCHEDULED, ALL) is None, "there is none"
+
+
+def test_quotations_are_drafted_for_the_target_itself() -> None:
+    names, sizes = ("suffix", *NAMES), {"suffix": 0, **PARAMETERS}
+    routed = ModelChainScheduler(SchedulerConfig(), names, sizes, "big")
+    quoting = [chain for chain in routed.candidates if chain[0] == "suffix"]
+    assert quoting == [("suffix", "big")]
+    assert set(routed.candidates) == {*scheduler().candidates, *quoting}
