@@ -476,16 +476,23 @@ class Service:
         for done in range(1, _RECOVERIES + 1):
             endings, outputs = self._serve()
             assert not endings["error"] + endings["refused"], f"still fails: {_errors(outputs)}"
-            scheduled = [
-                output
-                for case, output in zip(self.cases, outputs, strict=True)
-                if case.speculation is None
-            ]
-            if any(len(chain) > 1 for output in scheduled for chain in output.metrics.chains):
+            if self._drafted(outputs):
                 assert_whole(self.router)
                 self.rounds[done] += 1
                 return
         raise AssertionError("drafters are not used again")
+
+    def _drafted(self, outputs: Sequence[RequestOutput]) -> bool:
+        """Somebody drafts for requests that name no chain, be it from what was said before, and
+        each chain that is named is used whole."""
+        scheduled, named = False, True
+        for case, output in zip(self.cases, outputs, strict=True):
+            chains = output.metrics.chains
+            if case.speculation is None:
+                scheduled |= any(len(chain) > 1 for chain in chains)
+            elif isinstance(case.speculation, Speculation):
+                named &= case.speculation.chain in chains
+        return scheduled and named
 
 
 def _errors(outputs: Sequence[RequestOutput]) -> str:
