@@ -59,6 +59,15 @@ def test_otherwise_the_chain_drafts(given: dict[str, Any], pool: ModelPool) -> N
     assert draft.behind_rows.tolist() == [0], "its prompt is longer than a chunk"
 
 
+def test_only_as_a_chains_own_drafter_is_a_look_up_a_forward(pool: ModelPool) -> None:
+    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    forwards = bench.runtime.profiler.statistics
+    bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
+    assert "suffix" not in forwards().forwards
+    bench.draft(("suffix", "target"), quotes="suffix")
+    assert forwards().forwards["suffix"] > 0
+
+
 def test_a_quotation_ends_before_the_last_token_that_a_row_may_gain(pool: ModelPool) -> None:
     bench = Bench(pool, left=(9, 1, 21), prompts=[QUOTING] * 3)
     [quoted, rest] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
