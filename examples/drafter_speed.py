@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     base, *others = rounds[0]
     over = {name: _over(rounds, name, base) for name in others}
     for name, by_category in over.items():
-        for category, found in by_category.items():
-            shown = f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
+        for category, ratio in by_category.items():
+            shown = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
             print(f"{name} over {base}, {category}: {shown}")
     said = {name: {c: asdict(one) for c, one in found.items()} for name, found in over.items()}
     print(json.dumps({"cpu": cpu_name(), "rounds": len(rounds), "over": said}))
