@@ -120,7 +120,7 @@ def _recorded(file: Path | None) -> list[_Speeds]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--config", type=Path, default=default_config("tiny-suffix.yaml"))
+    parser.add_argument("--config", type=Path, default=default_config())
     parser.add_argument("--drafter", default="suffix", help="name of the pool's member")
     parser.add_argument("--workload", choices=["agent"], help="replay recorded outputs, greedily")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[], help="JSONL files")

@@ -46,10 +46,10 @@ slo_classes:
 `configs/` has ready ones, and `--config` takes their names as well (`--config qwen3`):
 [Qwen2.5](../configs/qwen2.5.yaml), [Qwen3](../configs/qwen3.yaml),
 [Llama 3](../configs/llama3.yaml), [the pool of SpecRouter's paper](../configs/llama2-paper.yaml),
-[the bundled family](../configs/tiny.yaml), [the same with a drafter that has no
-weights](../configs/tiny-suffix.yaml) or [a smaller one](../configs/tiny-ngram.yaml), [a pool with
-the cost ratios of real models, for benchmarks on a CPU](../configs/bench-cpu.yaml), [the same with
-the target in int8](../configs/bench-cpu-int8.yaml) or [with drafters that know one kind of text
+[the bundled family](../configs/tiny.yaml), [the same with a smaller drafter of those that have no
+weights](../configs/tiny-ngram.yaml), [a pool with the cost ratios of real models, for benchmarks on
+a CPU](../configs/bench-cpu.yaml), [the same with the target in
+int8](../configs/bench-cpu-int8.yaml) or [with drafters that know one kind of text
 each](../configs/bench-specialists.yaml), and the bundled family as [two
 replicas](../configs/cluster-tiny.yaml) and as [a stream pair](../configs/cluster-pair-tiny.yaml).
 Which values to choose is the subject of [tuning.md](tuning.md).

@@ -16,7 +16,7 @@ from tests.exact.report import prepare
 MAX_MODEL_LEN = 1024
 _SHARE = "one request of so many is served over paths, by the reference, which is slow"
 WEIGHTS: tuple[Weights, ...] = ("auto", "int8") if int8_refusal() is None else ("auto",)
-BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny-suffix.yaml"
+BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ def test_a_file_that_is_no_text_names_itself(tmp_path: Path) -> None:
     assert "binary.yaml" in refused(file).reason
 
 
-@pytest.mark.parametrize("name", ["tiny.yaml", "tiny-ngram.yaml", "tiny-suffix.yaml"])
+@pytest.mark.parametrize("name", ["tiny.yaml", "tiny-ngram.yaml"])
 def test_the_bundled_configurations_are_valid(name: str) -> None:
     config = RouterConfig.load(Path(__file__).parents[3] / "configs" / name)
     assert config.pool.target == "tiny-8m"
