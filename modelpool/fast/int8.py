@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
 from modelpool.fast.linear import is_hooked, let_go_of_file
+from modelpool.fast.row_sizes import filled
 
 _ZERO = 128  # the unsigned level that stands for 0
 _HALF = torch.tensor(_ZERO + 0.5)
@@ -57,10 +58,10 @@ class Int8Weight:
             return x.new_empty(shape, dtype=dtype)
         levels, largest = quantise_rows(x.reshape(-1, self.in_features))
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            levels, 1.0, _ZERO, self._packed, self._scales, self._zeros, None,
+            filled(levels), 1.0, _ZERO, self._packed, self._scales, self._zeros, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        y.mul_(largest)
+        y = y[: len(levels)].mul_(largest)
         if self._bias is not None:
             y.add_(self._bias)
         return y.to(dtype or x.dtype).view(shape)

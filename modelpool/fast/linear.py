@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.fast.cpu import computes_in, has_amx
+from modelpool.fast.row_sizes import filled, row_size
 
 _ROWS_HINT = 16  # for how many rows oneDNN chooses the layout; it serves any number
 _SAFE_INPUTS = 1024  # up to here one row is summed as several are
@@ -60,6 +61,10 @@ class PackedLinear(nn.Module):
             rows = x.reshape(-1, self.in_features)
             starts = range(0, len(rows), most)
             y = torch.cat([self._multiply(rows[start : start + most]) for start in starts])
+            return y.view(*x.shape[:-1], self.out_features)
+        count = x.numel() // self.in_features
+        if row_size(count) != count:
+            y = self._multiply(filled(x.reshape(-1, self.in_features)))[:count]
             return y.view(*x.shape[:-1], self.out_features)
         return self._multiply(x)
 
