@@ -16,6 +16,7 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 _BLOCK = 64  # ids whose maximum is taken first
+_MANY = 2**15  # ids from which on a CPU sorts only those that may stay
 # Scores that are worked on at once, each of 8 bytes and with a few copies beside it.
 _CPU_PART = 2**19  # of one thread: what its caches hold; more would take memory anew each time
 _DEVICE_PART = 2**25  # beside the models' weights and caches
@@ -76,18 +77,44 @@ def penalize(
 def keep_top_k(scores: Tensor, top_k: Sequence[int]) -> None:
     """Excludes what is below the k-th largest, 1 <= k <= V; ties with it stay."""
     ranks = on_device(np.array(top_k, dtype=np.int64) - 1, scores.device).unsqueeze(1)
-    threshold = scores.topk(max(top_k), dim=-1).values.gather(1, ranks)
+    threshold = top(scores, max(top_k))[0].gather(1, ranks)
     scores.masked_fill_(scores < threshold, -math.inf)
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor) -> None:
-    """Keeps the smallest set of most probable ids that holds `top_p`; ties to the lowest id."""
+    """Keeps the smallest set of most probable ids that holds `top_p`; ties to the lowest id.
+
+    Rows with NaN, or with no id that is left, stay as they are.
+    """
+    if scores.device.type == "cpu" and scores.shape[-1] >= _MANY:
+        for row, share in zip(scores, top_p[:, 0].tolist(), strict=True):
+            _keep_share(row, share)
+        return
     ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1).sub_(probabilities)
     excluded = before >= top_p
     excluded[:, 0] = False
     scores.masked_fill_(torch.zeros_like(excluded).scatter_(1, ids, excluded), -math.inf)
+
+
+def _keep_share(scores: Tensor, share: float) -> None:
+    """As `keep_top_p`, of one row [V], by a sort of those ids alone that may stay.
+
+    Ids that each have less than (1 - share) / V of the probability have less than 1 - share of it
+    together, so those before them hold `share`. Half of that, since sums are rounded.
+    """
+    probabilities = scores.softmax(dim=-1)
+    able = (probabilities >= (1.0 - share) / (2 * len(scores))).nonzero().squeeze(1)
+    if not len(able):
+        return
+    ordered, order = scores[able].sort(descending=True, stable=True)
+    ids = able[order]
+    own = probabilities[ids]
+    stays = own.cumsum(dim=-1).sub_(own) < share
+    stays[0] = True
+    scores.fill_(-math.inf)
+    scores[ids[stays]] = ordered[stays]
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> None:

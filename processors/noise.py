@@ -7,7 +7,9 @@ logits with the same values, so a drafter with its verifier's logits drafts what
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ Ints = NDArray[np.int64]
 
 _SMALLEST_UNIFORM = 2.0**-54  # below what the generator can tell from 0; its log is finite
 _NO_BLOCK = -1
+_MANY = 2**15  # ids, from which on to draw takes longer than to ask a thread for it
 _HOST = torch.device("cpu")
 
 
@@ -79,6 +82,9 @@ def _generator(
     return np.random.Generator(bits)
 
 
+_Missed = tuple[int, int, tuple[int, int]]  # row, place, and the place's new position and draw
+
+
 class NoiseBank:
     """Noise of the positions near each row's end, drawn once for all the devices that ask for it.
 
@@ -87,10 +93,13 @@ class NoiseBank:
     Several threads may ask at once, as those of two devices do: what is drawn is written to the
     rings of all devices, and a ring may come into being meanwhile. Rows are opened and closed while
     nobody asks.
+
+    Positions of many ids are drawn by several threads at once, `threads`, by default torch's.
     """
 
-    def __init__(self, vocab_size: int, window: int) -> None:
+    def __init__(self, vocab_size: int, window: int, threads: int | None = None) -> None:
         self._vocab_size = vocab_size
+        self._threads = threads or torch.get_num_threads()
         self._window = window
         self._blocks = np.zeros(0, dtype=np.int64)  # of each row, or _NO_BLOCK
         self._free: list[int] = []
@@ -197,18 +206,32 @@ class NoiseBank:
                     strict=True,
                 )
             )
-            for row, place, (position, draw) in new:
-                self._fill(row, place, position, draw)
+            missed = [*new]
+            for start in range(0, len(missed), self._threads):
+                self._fill(missed[start : start + self._threads])
         return places
 
-    def _fill(self, row: int, place: int, position: int, draw: int) -> None:
+    def _fill(self, missed: list[_Missed]) -> None:
         """On every device: to copy is much less work than to draw."""
-        seed, stream = self._keys[row]
         host = self._rings.get(_HOST)
-        out = None if host is None else host.values[place].numpy()
-        noise = gumbel(seed, position, self._vocab_size, stream, draw, out)
-        for rings in self._rings.values():
-            rings.put(place, (position, draw), None if rings is host else torch.from_numpy(noise))
+
+        def drawn(one: _Missed) -> NDArray[np.float64]:
+            row, place, (position, draw) = one
+            seed, stream = self._keys[row]
+            out = None if host is None else host.values[place].numpy()
+            return gumbel(seed, position, self._vocab_size, stream, draw, out)
+
+        noises: Iterable[NDArray[np.float64]] = map(drawn, missed)
+        if len(missed) > 1 and self._vocab_size >= _MANY:
+            noises = self._workers.map(drawn, missed)
+        for (_, place, tag), noise in zip(missed, noises, strict=True):
+            for rings in self._rings.values():
+                rings.put(place, tag, None if rings is host else torch.from_numpy(noise))
+
+    @cached_property
+    def _workers(self) -> ThreadPoolExecutor:
+        """They end with the bank."""
+        return ThreadPoolExecutor(self._threads, "specrouter-noise")
 
     def _grow(self) -> None:
         """Doubles the blocks; if that fails on one device, none is in use that another lacks."""

@@ -18,8 +18,11 @@ from processors.noise import NoiseBank, gumbel_at, uniform
 from processors.sampling_row import SamplingSettings
 
 _PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
-# Where at most a 32nd of many ids is left, to draw for these alone takes half the time at most.
+# Where at most a 32nd of many ids can win, to draw for these alone takes half the time at most.
 _MANY, _FEW = 2**15, 32
+# No id wins over one whose score is so much larger without noise: noise is between -log(54 log 2)
+# and 53 log 2, -3.63 and 36.74. At a small temperature that leaves few ids.
+_FAR, _COLD = 41.0, 0.5
 
 
 class RowNoise:
@@ -29,7 +32,7 @@ class RowNoise:
         self._vocab_size = vocab_size
         self._window = window
         self._seeds: dict[int, tuple[int, int]] = {}  # row -> seed, stream; rows that sample
-        self._limited = set[int]()  # those whose settings exclude most ids
+        self._limited = set[int]()  # those where few ids can win, by their settings
         self._banks: dict[int, NoiseBank] = {}  # by purpose
         self._lock = threading.Lock()  # two threads may be the first to ask for a purpose
 
@@ -44,7 +47,8 @@ class RowNoise:
         if settings.temperature == 0:
             return
         self._seeds[row] = (settings.seed, settings.stream)
-        if settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0:
+        has_limits = settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
+        if has_limits or settings.temperature <= _COLD:
             self._limited.add(row)
         for purpose, bank in self._banks.items():
             bank.open(row, settings.seed, stream_of(settings, purpose))
@@ -79,15 +83,20 @@ class RowNoise:
         draws = draws_of(contexts)[sampled] if purpose else None
         return bank.take(device, rows, positions, draws, dtype)[:, : like.shape[-1]]
 
-    def add_to(self, scores: Tensor, contexts: Contexts, purpose: int, sampled: list[int]) -> None:
-        """Adds noise to some of the scores [n, V], where it changes anything.
+    def is_sparse(self, logits: Tensor, rows: Ints) -> bool:
+        """Whether `add_to` may draw for few of the ids at places of all these rows."""
+        is_large = logits.device.type == "cpu" and logits.shape[-1] >= _MANY
+        return is_large and self._limited.issuperset(rows.tolist())
 
-        On a CPU a row of few ids that are left among many gets it for these alone: the same values.
+    def add_to(self, scores: Tensor, contexts: Contexts, purpose: int, sampled: list[int]) -> None:
+        """Adds noise to some of the scores [n, V], where it may change which is the largest.
+
+        On a CPU, where few ids among many can win, these alone get it: the same values.
         """
-        few = [index for index in sampled if self._has_few(scores[index], contexts.rows[index])]
+        few = self._few_able(scores, contexts, sampled)
         if few:
-            self._add_to_few(scores, contexts, purpose, np.array(few))
-            sampled = sorted(set(sampled) - set(few))
+            self._add_to_few(scores, contexts, purpose, few)
+            sampled = [index for index in sampled if index not in few]
         if not sampled:
             return
         noise = self.of(scores, contexts, purpose, sampled, scores.dtype)
@@ -97,17 +106,24 @@ class RowNoise:
             where = on_device(np.array(sampled, dtype=np.int64), scores.device)
             scores.index_add_(0, where, noise)
 
-    def _has_few(self, scores: Tensor, row: int) -> bool:
-        """Of one place [V]."""
-        size = len(scores)
-        if scores.device.type != "cpu" or size < _MANY or int(row) not in self._limited:
-            return False
-        return int((scores > -torch.inf).sum()) * _FEW <= size
+    def _few_able(self, scores: Tensor, contexts: Contexts, sampled: list[int]) -> dict[int, Ints]:
+        """By place, the ids that can win there: of the places where they are few among many."""
+        rows, able = contexts.rows, dict[int, Ints]()
+        for index in sampled:
+            if self.is_sparse(scores, rows[index : index + 1]):
+                values = scores[index].numpy()
+                least = max(values.max() - _FAR, np.finfo(values.dtype).min)
+                ids = np.flatnonzero(values >= least)
+                if len(ids) * _FEW <= len(values):
+                    able[index] = ids
+        return able
 
-    def _add_to_few(self, scores: Tensor, contexts: Contexts, purpose: int, which: Ints) -> None:
-        values = scores.numpy()
-        line, ids = np.nonzero(values[which] > -np.inf)
-        at = which[line]
+    def _add_to_few(
+        self, scores: Tensor, contexts: Contexts, purpose: int, few: dict[int, Ints]
+    ) -> None:
+        values, which = scores.numpy(), np.array([*few])
+        line = np.repeat(np.arange(len(few)), [len(ids) for ids in few.values()])
+        at, ids = which[line], np.concatenate([*few.values()])
         keys = np.array(
             [self._seeds[row] for row in contexts.rows[which].tolist()], dtype=np.uint64
         )

@@ -246,8 +246,8 @@ class Sampler:
         plain = contexts.masks is None and bool(self._plain[contexts.rows].all())
         if plain and not temperatures.any():
             return logits
-        if plain and temperatures.all():  # into the noise's memory: of few passes over it
-            noise = self._noise.of(logits, contexts, purpose, dtype=precision)
+        if plain and temperatures.all() and not self._noise.is_sparse(logits, contexts.rows):
+            noise = self._noise.of(logits, contexts, purpose, dtype=precision)  # scores go in here
             if (temperatures == 1.0).all():
                 return noise.add_(logits)
             return noise.add_(logits.to(precision) / column(temperatures, logits.device, precision))

@@ -15,6 +15,7 @@ import pytest
 from examples import (
     calibration,
     ceiling,
+    choice_speed,
     decision_plot,
     drafter_speed,
     int8_quality,
@@ -58,6 +59,17 @@ def test_the_openai_example_says_how_to_install_its_package(
     monkeypatch.setitem(sys.modules, "openai", None)
     assert openai_client.main([]) == 1
     assert "pip install openai" in capsys.readouterr().err
+
+
+def test_the_speed_of_the_choice_is_told_by_kind_of_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    choice_speed.main(["--vocab", "33000", "--rows", "1", "2", "--rounds", "1"])
+    header, *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in (header, *lines)] == [7, 7, 7]
+    speeds = json.loads(last)["tokens_per_s"]
+    assert [*speeds] == ["1", "2"]
+    assert all(speed > 0 for kinds in speeds.values() for speed in kinds.values())
 
 
 @needs_int8

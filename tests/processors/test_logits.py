@@ -64,8 +64,10 @@ def test_top_k_equals_that_of_transformers(top_k: int) -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
-def test_top_p_equals_that_of_transformers(top_p: float) -> None:
-    scores = random_scores()
+@pytest.mark.parametrize("repeated", [1, 700])
+def test_top_p_equals_that_of_transformers(top_p: float, repeated: int) -> None:
+    scores = random_scores().repeat(1, repeated)
+    scores += 1e-3 * torch.arange(scores.shape[1])  # of ties `transformers` keeps others
     wanted = TopPLogitsWarper(top_p)(NOTHING, scores)
     keep_top_p(scores, column([top_p] * ROWS, HOST))
     assert torch.equal(scores, wanted)
@@ -103,6 +105,57 @@ def test_top_p_breaks_ties_to_the_lowest_id() -> None:
     scores = torch.zeros(1, 4, dtype=torch.float64)
     keep_top_p(scores, column([0.5], HOST))
     assert scores[0].isfinite().tolist() == [True, True, False, False]
+
+
+MANY = 2**15  # ids, from which on only those that may stay are sorted
+
+
+def sorted_top_p(scores: Tensor, top_p: float) -> Tensor:
+    """By a sort of all ids."""
+    ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.softmax(dim=-1)
+    excluded = probabilities.cumsum(dim=-1) - probabilities >= top_p
+    excluded[:, 0] = False
+    return scores.masked_fill(excluded.gather(1, ids.argsort(dim=-1)), -math.inf)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    extra=st.integers(0, 300),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
+    decimals=st.sampled_from([0, 1, 9]),
+    left=st.sampled_from([1, 2, 50, MANY]),
+    top_p=st.one_of(st.floats(0, 0.999999), st.sampled_from([0.5, 0.9, 0.99, 1 - 1e-9])),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+)
+def test_of_many_ids_top_k_and_top_p_keep_what_a_sort_of_all_keeps(
+    seed: int, extra: int, scale: float, decimals: int, left: int, top_p: float, dtype: torch.dtype
+) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    scores = scale * torch.randn(2, MANY + extra, generator=drawn, dtype=torch.float64)
+    scores = scores.round(decimals=decimals).to(dtype)  # ties
+    limited = scores.clone()
+    keep_top_k(limited, [left, min(7, left)])
+    for row, rank in zip(range(2), (left, min(7, left)), strict=True):
+        least = scores[row].sort(descending=True).values[rank - 1]
+        assert torch.equal(limited[row] >= least, scores[row] >= least)
+        assert torch.equal(limited[row].isneginf(), scores[row] < least)
+    if dtype == torch.float32:  # whose sums of all say where a set of many ends
+        return
+    wanted = sorted_top_p(limited, top_p)
+    keep_top_p(limited, column([top_p] * 2, HOST))
+    assert torch.equal(limited, wanted)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_of_many_ids_a_row_without_probabilities_stays_as_it_is(value: float) -> None:
+    scores = torch.randn(2, MANY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores[0, 5] = value
+    before = scores.clone()
+    keep_top_p(scores, column([0.5] * 2, HOST))
+    assert torch.equal(scores[0].nan_to_num(), before[0].nan_to_num())
+    assert torch.equal(scores[1:], sorted_top_p(before[1:], 0.5))
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3])

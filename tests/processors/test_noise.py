@@ -1,5 +1,6 @@
 """The noise is a pure function, and a bank of it says nothing that the function does not."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -7,12 +8,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from processors.contexts import Contexts
-from processors.noise import NoiseBank, _Rings, gumbel, uniform
+from processors.noise import NoiseBank, _from_uniforms, _Rings, gumbel, uniform
+from processors.row_noise import _FAR
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 
@@ -289,6 +291,88 @@ def test_limited_rows_of_many_ids_draw_nothing_whole() -> None:
         sampler.choose(torch.randn(1, MANY), Contexts(one, none, none))
         at = sampler.noise_at(0, 4, ids)
     np.testing.assert_allclose(at, gumbel(1, 4, MANY)[ids], rtol=0, atol=1e-15)
+
+
+def test_noise_is_within_the_bounds_that_exclude_ids() -> None:
+    least, most = _from_uniforms(np.array([0.0, 1 - 2.0**-53]))
+    assert least == _from_uniforms(np.array([2.0**-54]))
+    assert 40 < most - least < _FAR
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**63),
+    scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]),
+    temperature=st.sampled_from([0.02, 0.1, 0.3, 0.5, 1.0]),
+    limits=st.sampled_from([{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.01}]),
+    purpose=st.sampled_from([0, 2]),
+)
+def test_the_choice_is_that_by_noise_of_all_ids(
+    seed: int, scale: float, temperature: float, limits: dict[str, Any], purpose: int
+) -> None:
+    sampler = Sampler(MANY, window=8)
+    for row in range(2):
+        sampler.open(row, SamplingSettings(temperature, seed=seed + row, **limits))
+    random = torch.Generator().manual_seed(seed % 2**32)
+    logits = (scale * torch.randn(2, MANY, generator=random)).round(decimals=1)  # ties
+    places = Contexts(np.arange(2), np.array([3, 7]), np.zeros(2, dtype=np.int64))
+    drawn = sampler.noise(places, purpose, logits)
+    got = sampler.scores(logits, places, purpose)
+    wanted = sampler.distribution(logits, places).log() + drawn  # but for one number a row
+    assert torch.equal(got.argmax(dim=1), wanted.argmax(dim=1))
+    best = got.argmax(dim=1, keepdim=True)
+    noise = drawn.gather(1, best)
+    score = got.gather(1, best) - logits.double().gather(1, best) / temperature
+    torch.testing.assert_close(score, noise, rtol=0, atol=1e-9)
+
+
+def test_cold_rows_of_many_ids_draw_for_those_that_can_win() -> None:
+    sampler = Sampler(MANY, window=8)
+    sampler.open(0, SamplingSettings(temperature=0.2, seed=1))
+    one, none = np.array([0]), np.array([0])
+    logits = torch.zeros(1, MANY)
+    logits[0, :900] = 10.0
+    with mock.patch("processors.noise.gumbel", side_effect=AssertionError):
+        chosen, _ = sampler.choose(logits, Contexts(one, none, none))
+    assert int(chosen) == int(gumbel(1, 0, MANY)[:900].argmax())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_cold_rows_keep_what_is_no_number(value: float) -> None:
+    sampler = Sampler(MANY, window=8)
+    sampler.open(0, SamplingSettings(temperature=0.2, seed=1))
+    one, none = np.array([0]), np.array([0])
+    logits = torch.zeros(1, MANY)
+    logits[0, 5] = value
+    chosen, score = sampler.choose(logits, Contexts(one, none, none))
+    assert chosen.tolist() == [5]
+    assert torch.equal(score.isnan(), torch.tensor([value != value]))
+    assert not score.isfinite().any()
+
+
+def test_positions_of_many_ids_are_drawn_at_once() -> None:
+    together = threading.Barrier(3)
+
+    def slow(*given: Any) -> Any:
+        together.wait(timeout=60)  # for two more draws
+        return gumbel(*given)
+
+    bank = NoiseBank(MANY, window=4, threads=3)
+    for row in range(6):
+        bank.open(row, seed=row, stream=2)
+    with mock.patch("processors.noise.gumbel", side_effect=slow):
+        found = bank.take(HOST, range(6), [5, 3, 9, 1, 4, 0])
+    for row, position in enumerate([5, 3, 9, 1, 4, 0]):
+        assert np.array_equal(found[row].numpy(), gumbel(row, position, MANY, 2))
+
+
+def test_a_draw_that_fails_in_a_thread_is_told_and_made_again() -> None:
+    bank = NoiseBank(MANY, window=4, threads=2)
+    for row in range(2):
+        bank.open(row, seed=row)
+    with mock.patch("processors.noise.gumbel", side_effect=MemoryError), pytest.raises(MemoryError):
+        bank.take(HOST, [0, 1], [3, 3])
+    assert np.array_equal(bank.take(HOST, [0, 1], [3, 3])[1].numpy(), gumbel(1, 3, MANY))
 
 
 def test_threads_of_two_devices_draw_what_one_does() -> None:
