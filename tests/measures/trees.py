@@ -1,6 +1,7 @@
 """The speed of this work tree against another one's, both in turn, and the other against itself.
 
     python -m tests.measures.trees OTHER_TREE [--rounds 9] [--batches 1 4 8 16] [--json FILE]
+    python -m tests.measures.trees . --config A.yaml --this-config B.yaml
 
 Three processes stay loaded: the other work tree twice (what differs between these is noise) and
 this one. Every round serves the same prompts and seeds in each of them, in an order that rotates,
@@ -9,7 +10,9 @@ second, its 90% bootstrap interval, the same for the other tree against itself, 
 control plane, and whether all outputs were equal. Nothing else should run meanwhile.
 
 The processes start one after the other, each with a folder of its own for the times of models:
-curves that are measured while another process loads make a tree slow by chance.
+curves that are measured while another process loads make a tree slow by chance. With
+`--this-config` this tree has a configuration of its own: one that the other one cannot read, or
+one that is to be compared with it.
 """
 
 import argparse
@@ -103,7 +106,7 @@ def measure(arguments: argparse.Namespace) -> dict[int, list[dict[str, dict[str,
     with (
         Tree(arguments.other, arguments.config) as other,
         Tree(arguments.other, arguments.config) as again,
-        Tree(_ROOT, arguments.config) as this,
+        Tree(_ROOT, arguments.this_config or arguments.config) as this,
     ):
         trees = {"other": other, "again": again, "this": this}
         rounds = _WARM_UP_ROUNDS + arguments.rounds
@@ -155,6 +158,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="the work tree to compare with")
     parser.add_argument("--config", default="configs/bench-cpu.yaml")
+    parser.add_argument("--this-config", help="of this tree; by default the same")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--new-tokens", type=int, default=64)
