@@ -29,14 +29,21 @@ def int8_refusal() -> str | None:
     """Why this CPU cannot serve weights in int8, or None.
 
     Without VNNI or AMX oneDNN adds pairs of products in 16 bits, which saturate. So a product of
-    the largest numbers is tried, with one row and with several.
+    the largest numbers is tried, with one row and with several. On one thread: whoever asks would
+    otherwise come to have OpenMP workers, and with more of them in a process than cores all sleep
+    at every barrier (`specrouter.engine.engine_thread`).
     """
     operators = ("qlinear_prepack", "qlinear_pointwise")
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this build of torch has no oneDNN"
     if not all(hasattr(torch.ops.onednn, name) for name in operators):
         return "this build of torch has no int8 products of oneDNN"
-    exact = all(_int8_sum(rows) == 255.0 * 127 * _SUMMED for rows in (1, 4, 48))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        exact = all(_int8_sum(rows) == 255.0 * 127 * _SUMMED for rows in (1, 4, 48))
+    finally:
+        torch.set_num_threads(threads)
     return None if exact else "this CPU does not sum int8 products exactly (it has no VNNI)"
 
 
