@@ -176,6 +176,6 @@ def _asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
         "simulated_acceptance": options.simulate,
         "temperature": options.temperature,
         "seed": options.seed,
-        "baseline_ms": bench.baseline_ms,
+        "baseline_ms": bench.alone and bench.alone.tpot_ms,
         "policies": list(options.policies),
     }

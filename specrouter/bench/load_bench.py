@@ -12,13 +12,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol
 
-import numpy as np
-
 from specrouter.bench.load_figures import figures, medians, series, with_ratios
 from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import Point
-from specrouter.bench.load_prompts import fill_prompts
 from specrouter.bench.load_report import describe
+from specrouter.bench.load_requests import Alone, RequestSource
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
@@ -33,7 +31,6 @@ _DEFAULT = "slo"  # with which the models are timed where only simulated policie
 _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
 _NOTE_S = 10.0  # between two lines that stay, about a run
-_SEEDS_OF_A_ROUND = 100_000
 
 
 class PolicyService(Service, Protocol):
@@ -49,7 +46,7 @@ class WallClock:
 
 
 class LoadBench:
-    """A service, under each policy in turn."""
+    """A service, under each policy in turn. `alone`: what objectives are ratios to."""
 
     def __init__(
         self,
@@ -60,22 +57,16 @@ class LoadBench:
         progress: Progress,
         clock: Clock | None = None,
     ) -> None:
-        self._service, self._tokenize, self._texts = service, tokenize, texts
+        self._service, self._source = service, RequestSource(tokenize, texts, options)
         self._options, self._progress = options, progress
         self._clock = clock or WallClock()
-        self.baseline_ms = 0.0
-        self._alone_ms: list[tuple[int, float]] = []  # tokens of prompts, and their TTFT alone
+        self.alone: Alone | None = None  # until it was measured
 
     def run(self, points: Sequence[Point]) -> dict[str, Any]:
         """`points` with the figures of each policy, and the `series` of the first one."""
         if self._options.server is None and self._options.simulate is None:
             self.settle(points[0])
-        self.baseline_ms = self.measure_baseline(points[0])
-        self._progress.note(f"baseline latency {self.baseline_ms:.2f} ms a token")
-        if self._options.ttft_slowdown is not None:
-            self._alone_ms = self.measure_reading(points[0])
-            shortest, longest = (f"{ms:.0f} ms for {tokens}" for tokens, ms in self._alone_ms)
-            self._progress.note(f"TTFT alone: {shortest} tokens, {longest}")
+        self.measure_alone(points[0])
         measured = [self._run_point(point) for point in points]
         shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
         results = zip(points, measured, strict=True)
@@ -88,13 +79,25 @@ class LoadBench:
         if not names and self._options.simulate is None:
             return
         names = names or [_DEFAULT]
-        requests = self._requests(point, 0)[:_SETTLING_REQUESTS]
+        requests = self._source.requests(point, 0, None)[:_SETTLING_REQUESTS]
         for name in names[-1:] * 2 + names[:1]:
             self._progress.show(f"settling: {name}")
             self._service.use(name)
             for count in (1, len(requests) // 2, len(requests)):
                 together = [_at_once(one) for one in requests[: max(1, count)]]
                 replay(together, self._service, self._clock)
+
+    def measure_alone(self, point: Point) -> Alone:
+        """What objectives are ratios to from now on. Raises `MeasurementError`."""
+        baseline_ms = self.measure_baseline(point)
+        self._progress.note(f"baseline latency {baseline_ms:.2f} ms a token")
+        reading: tuple[tuple[int, float], ...] = ()
+        if self._options.ttft_slowdown is not None:
+            reading = self.measure_reading(point)
+            shortest, longest = (f"{ms:.0f} ms for {tokens}" for tokens, ms in reading)
+            self._progress.note(f"TTFT alone: {shortest} tokens, {longest}")
+        self.alone = Alone(baseline_ms, reading)
+        return self.alone
 
     def measure_baseline(self, point: Point) -> float:
         """Median TPOT, in ms, of requests that run one at a time on the target only.
@@ -104,7 +107,8 @@ class LoadBench:
         """
         if self._options.server is None:
             self._service.use("target-only")
-        longest = sorted(self._requests(point, 0), key=lambda request: -request.new_tokens)
+        requests = self._source.requests(point, 0, None)
+        longest = sorted(requests, key=lambda request: -request.new_tokens)
         found = []
         for request in longest[: _BASELINE_RUNS + 1]:
             tokens = min(request.new_tokens, _BASELINE_TOKENS)
@@ -115,13 +119,14 @@ class LoadBench:
             found.append(answer.tpot_ms)
         return median(found[1:] or found)  # the first one warms up
 
-    def measure_reading(self, point: Point) -> list[tuple[int, float]]:
+    def measure_reading(self, point: Point) -> tuple[tuple[int, float], ...]:
         """Tokens of the shortest and the longest prompt, and the median TTFT of either alone.
 
         Raises:
             MeasurementError: one of them failed.
         """
-        by_length = sorted(self._requests(point, 0), key=lambda request: len(request.token_ids))
+        requests = self._source.requests(point, 0, None)
+        by_length = sorted(requests, key=lambda request: len(request.token_ids))
         found = []
         for request in (by_length[0], by_length[-1]):
             alone = replace(_at_once(request), new_tokens=1, speculation="off")
@@ -132,15 +137,7 @@ class LoadBench:
                     raise MeasurementError(f"TTFT alone: {answer.error or 'no first token'}")
                 took_ms.append(answer.ttft_ms)
             found.append((len(request.token_ids), median(took_ms)))
-        return found
-
-    def _ttft_ms(self, prompt_tokens: int, slo_scale: float) -> float | None:
-        """The objective; None without one, and while it is measured."""
-        if not self._alone_ms or self._options.ttft_slowdown is None:
-            return None
-        tokens, took_ms = np.array(self._alone_ms).T
-        alone_ms = float(np.interp(prompt_tokens, tokens, took_ms))
-        return self._options.ttft_slowdown * alone_ms * slo_scale
+        return tuple(found)
 
     def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
         """Outcomes by policy, a list for each round."""
@@ -149,14 +146,15 @@ class LoadBench:
         for number in range(self._options.rounds):
             start = number % len(names)
             for name in (*names[start:], *names[:start]):
-                found[name].append(self._run_policy(name, point, number))
+                found[name].append(self.run_policy(name, point, number))
         return found
 
-    def _run_policy(self, name: str, point: Point, number: int) -> list[Outcome]:
+    def run_policy(self, name: str, point: Point, number: int) -> list[Outcome]:
+        """Of the requests of round `number`."""
         label = f"{describe(point.to_json())}, round {number + 1}: {name}"
         self._progress.show(label)
         self._service.use(name)
-        requests = self._requests(point, number)
+        requests = self._source.requests(point, number, self.alone)
         self._warm_up(requests)
         every_s = _NOTE_S if self._options.simulate is None else math.inf  # simulated ones fly by
         watch = _Ticker(label, len(requests), self._progress, every_s)
@@ -175,26 +173,6 @@ class LoadBench:
             for one in requests[:_WARM_UP_REQUESTS]
         ]
         replay(few, self._service, self._clock)
-
-    def _requests(self, point: Point, number: int) -> list[LoadRequest]:
-        options = self._options
-        prompts = fill_prompts(point.arrivals, self._texts, self._tokenize, options.seed)
-        first_seed = options.seed + number * _SEEDS_OF_A_ROUND
-        e2e_ms = None if options.e2e_ms is None else options.e2e_ms * point.slo_scale
-        return [
-            LoadRequest(
-                arrival.at_s,
-                arrival.category,
-                prompt,
-                arrival.output_tokens,
-                options.temperature,
-                first_seed + index,
-                None if arrival.slo_ratio is None else arrival.slo_ratio * self.baseline_ms,
-                e2e_ms=e2e_ms,
-                ttft_ms=self._ttft_ms(len(prompt), point.slo_scale),
-            )
-            for index, (arrival, prompt) in enumerate(zip(point.arrivals, prompts, strict=True))
-        ]
 
 
 def _at_once(request: LoadRequest) -> LoadRequest:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from specrouter.bench.redraw.cell import machine_of
-from specrouter.sim.replay import LoadRequest
+from specrouter.sim.replay import Answer, LoadRequest, Outcome
 from tests.simulations.admitted import MACHINE, ask
 from tests.simulations.clairvoyant import Plan, Problem, climb
+from tests.simulations.fidelity import Kept, kept, overrun, table
 from tests.simulations.frozen_drafts import freeze
 
 _TOKENS = 32
@@ -91,3 +92,27 @@ def test_who_was_declined_was_not_admitted_as_attainable() -> None:
     assert found.requests == 12
     assert 0 < found.admitted <= 5
     assert found.attained == found.admitted - found.missed
+
+
+def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:
+    """Asked for 100 ms and 20 ms."""
+    asked = LoadRequest(0.0, "any", (1,), 8, 0.0, 0, objective_ms=20.0, ttft_ms=100.0)
+    return Outcome(asked, 0.0, Answer(ttft_ms, tpot_ms, 8, error=error))
+
+
+def test_only_what_was_admitted_with_ample_slack_is_held_to_it() -> None:
+    found = [_outcome(90, 19), _outcome(105, 19), _outcome(90, 30), _outcome(200, 40, "lost")]
+    assert [overrun(one) for one in found] == pytest.approx([0.95, 1.05, 1.5, 2.0])
+    assert kept([0.2, 0.3, 0.5, None], found) == Kept(admitted=3, missed=2, far=1, ended=3)
+    assert kept([0.19, None, 0.2, 0.0], found) == Kept(admitted=1, missed=1, far=1, ended=3)
+
+
+def test_the_table_has_medians_of_rounds_and_sums_of_what_was_admitted() -> None:
+    def line(live: float, simulated: float) -> dict[str, object]:
+        slack = {"admitted": 10, "missed": 2, "far": 1}
+        row = {"live": {"attainment": live}, "simulated": {"attainment": simulated}, "slack": slack}
+        return {"load": 1.5, "policies": {"slo": row}}
+
+    shown = table([line(0.5, 0.6), line(0.3, 0.6), line(0.4, 0.9)]).splitlines()
+    assert shown[1].split() == ["1.50", "slo", "40.0%", "60.0%", "50/60", "30/60", "40/90"]
+    assert shown[2].strip() == "with ample slack 30, missed 6, by over 10% 3"

@@ -179,7 +179,8 @@ def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
     router = FakeRouter()
     bench = load_bench(router, policy=("goodput",))
     bench.run([point()])
-    assert bench.baseline_ms == BASELINE_MS
+    assert bench.alone is not None
+    assert bench.alone.tpot_ms == BASELINE_MS
     alone = [at for at, (_, speculation, _) in enumerate(router.calls) if speculation == "off"]
     assert len(alone) == 4
     assert all(slo is None for _, _, slo in router.calls[: alone[-1] + 1])  # settling included
