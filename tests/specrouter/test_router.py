@@ -1031,8 +1031,9 @@ def test_a_call_that_is_never_run_is_told_so(small_config: Settings, faults: Fau
             router.run_idle(lambda: None)
         is_told.set()
 
-    with faults.holding():  # so that the router closes before there is time for it
-        next(iter(router.submit(PROMPT, LONG, "off")))
+    with faults.holding() as hold:  # so that the router closes before there is time for it
+        router.submit(PROMPT, LONG, "off")
+        hold.let_pass(0)  # a cycle is under way, so nothing else is run
         threading.Thread(target=ask, daemon=True).start()
         wait_until(lambda: bool(router._thread._calls))
         closes = closing(router)
