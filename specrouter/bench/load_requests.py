@@ -72,12 +72,12 @@ class RequestSource:
         if alone is None:
             return request
         e2e_ms, slowdown = self.options.e2e_ms, self.options.ttft_slowdown
-        ttft_ms = alone.ttft_ms(len(request.token_ids))
-        if ttft_ms is not None and slowdown is not None:
+        ttft_ms = None if slowdown is None else alone.ttft_ms(len(request.token_ids))
+        if slowdown is not None and ttft_ms is not None:
             ttft_ms *= slowdown * slo_scale
         return replace(
             request,
             objective_ms=None if ratio is None else ratio * alone.tpot_ms,
             e2e_ms=None if e2e_ms is None else e2e_ms * slo_scale,
-            ttft_ms=None if slowdown is None else ttft_ms,
+            ttft_ms=ttft_ms,
         )

@@ -65,10 +65,7 @@ def output_file_of(
     """With what it holds read; None where nothing is to be kept. Raises `ConfigError`."""
     if config.output_store_file is None or store is None:
         return None
-    path, tokens = (
-        Path(config.output_store_file).expanduser(),
-        fingerprint_of_tokens(pool.tokenizer),
-    )
-    file = OutputFile(path, store, tokens, pool.vocab_size)
+    path = Path(config.output_store_file).expanduser()
+    file = OutputFile(path, store, fingerprint_of_tokens(pool.tokenizer), pool.vocab_size)
     file.load()
     return file

@@ -35,8 +35,8 @@ class _Verified:
 
 class AcceptanceFeedback:
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
-        self._runtime = runtime
         self._pool = runtime.pool
+        self._shares_noise = runtime.rule.shares_noise
         self._profiler = runtime.profiler
         self._comparison = comparison
 
@@ -52,7 +52,7 @@ class AcceptanceFeedback:
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if self._pool.is_weightless(used[0]) and self._runtime.rule.shares_noise:
+            if self._pool.is_weightless(used[0]) and self._shares_noise:
                 # What came first is known of drafts that were not verified, too: short quotations
                 # seldom are, and would never be found to be wrong.
                 first = tree.real & (tree.depths == 1)

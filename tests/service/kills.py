@@ -133,15 +133,24 @@ async def _disturbed(
         counts.disturbed += 1
 
 
+async def _struck(
+    router: ClusterRouter, which: int, after_s: float, kind: signal.Signals
+) -> tuple[int, int, asyncio.Task[Came], float]:
+    """Sends a replica a signal while streams run: its process, the moves before, the streams, and
+    when it was."""
+    process = (await _ready(router))[which]
+    before = _moves(router)
+    serving = asyncio.create_task(_streams(router))
+    await asyncio.sleep(after_s)
+    sent_s = time.monotonic()
+    os.kill(process, kind)
+    return process, before, serving, sent_s
+
+
 async def _killed(
     router: ClusterRouter, which: int, after_s: float, expected: Texts, counts: Counts
 ) -> None:
-    process = (await _ready(router))[which]
-    before = _moves(router)
-    serving = asyncio.ensure_future(_streams(router))
-    await asyncio.sleep(after_s)
-    sent_s = time.monotonic()
-    os.kill(process, signal.SIGKILL)
+    _, before, serving, sent_s = await _struck(router, which, after_s, signal.SIGKILL)
     while router.health().status == "ok" and not serving.done():
         await asyncio.sleep(0.002)
     counts.learnt_ms.append((time.monotonic() - sent_s) * 1000)
@@ -152,12 +161,7 @@ async def _stopped(
     router: ClusterRouter, which: int, after_s: float, expected: Texts, counts: Counts
 ) -> None:
     """It goes on once all streams have ended elsewhere; what it says then is heard by nobody."""
-    process = (await _ready(router))[which]
-    before = _moves(router)
-    serving = asyncio.ensure_future(_streams(router))
-    await asyncio.sleep(after_s)
-    sent_s = time.monotonic()
-    os.kill(process, signal.SIGSTOP)
+    process, before, serving, sent_s = await _struck(router, which, after_s, signal.SIGSTOP)
     try:
         found = await serving
     finally:

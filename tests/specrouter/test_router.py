@@ -626,7 +626,7 @@ def test_a_policy_outlives_a_crash(small_config: Settings, monkeypatch: pytest.M
 
 
 class StuckCycle:
-    """The next cycle after `begin` does not end before `end`."""
+    """A cycle that begins once a request is caught does not end before `end`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begins, self._stuck, self._ended = (threading.Event() for _ in range(3))
@@ -640,11 +640,15 @@ class StuckCycle:
 
         monkeypatch.setattr(Executor, "run", run)
 
-    def begin(self) -> None:
-        self._begins.set()
-
-    def wait(self) -> None:
+    def catch(self, router: ChainRouter, faults: Faults) -> tuple[RequestHandle, RequestHandle]:
+        """A request that has a token when its next cycle never ends, and one that waits."""
+        with faults.holding():
+            running = router.submit(PROMPT, LONG, "off")
+            next(iter(running))
+            waiting = router.submit(PROMPT, LONG, "off")
+            self._begins.set()
         assert self._stuck.wait(PATIENCE_S)
+        return running, waiting
 
     def end(self, thread: threading.Thread) -> None:
         assert thread.is_alive(), "it ended by itself"
@@ -658,12 +662,7 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
 ) -> None:
     cycle = StuckCycle(monkeypatch)
     router = open_router(small_config, max_requests=1)
-    with faults.holding():
-        running = router.submit(PROMPT, LONG, "off")
-        next(iter(running))
-        waiting = router.submit(PROMPT, LONG, "off")
-        cycle.begin()
-    cycle.wait()
+    running, waiting = cycle.catch(router, faults)
     assert router.is_healthy
     router._engine._stepping._began_s = -math.inf
     for handle, reason in ((running, "error"), (waiting, "unserved")):
@@ -683,12 +682,7 @@ def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
 ) -> None:
     cycle = StuckCycle(monkeypatch)
     router = open_router(small_config, max_requests=1)
-    with faults.holding():
-        running = router.submit(PROMPT, LONG, "off")
-        next(iter(running))
-        waiting = router.submit(PROMPT, LONG, "off")
-        cycle.begin()
-    cycle.wait()
+    running, waiting = cycle.catch(router, faults)
     router.close(patience_s=0.2)
     for handle, reason in ((running, "error"), (waiting, "unserved")):
         output = handle.result(PATIENCE_S)
