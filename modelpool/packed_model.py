@@ -28,6 +28,7 @@ from modelpool.errors import UnsupportedModelError
 from modelpool.fast.int8 import quantise_linears
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
+from modelpool.fast.llama_shape import is_llama_shaped
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.probe import (
     MOST_DIFFERENCE,
@@ -138,7 +139,7 @@ class PackedModel:
         Returns:
             [n, vocab_size] logits in the model's dtype.
         """
-        with self.watch(len(tokens), view.attended), _cpu_threads(self.threads):
+        with self.watch(len(tokens), view.attended), cpu_threads(self.threads):
             if self.sized is not None:
                 return self.sized(tokens, positions, view, logit_index)
             if self.device.type != "cpu":
@@ -177,7 +178,8 @@ class PackedModel:
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
-            left = quantise_linears(self.model, stored, only_stored)
+            together = is_llama_shaped(self.model)
+            left = quantise_linears(self.model, stored, only_stored, together)
             got, _ = probed(self.forward, self, parts)
         check_parity(field, expected, got, MOST_DIFFERENCE, "weights: int8")
         if left:
@@ -255,7 +257,7 @@ def _unwatched(tokens: int, attended: float) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _cpu_threads(count: int) -> Iterator[None]:
+def cpu_threads(count: int) -> Iterator[None]:
     """Sets torch's threads for a while; a change costs less than a microsecond."""
     before = torch.get_num_threads()
     if before == count:

@@ -24,6 +24,7 @@ from examples import (
     openai_client,
     quoting_ceiling,
     structured_output,
+    token_profile,
 )
 from modelpool.fast.cpu import int8_refusal
 from specrouter.bench.prompts import BenchPrompt
@@ -150,6 +151,23 @@ def test_what_quotations_could_bring_is_counted_pass_by_pass() -> None:
     tally = quoting_ceiling.Tally()
     quoting_ceiling.Replay(one, 64, Calibration(), costs).run(wrong, True, tally)
     assert tally.passes >= tallies["alone"].passes, "it takes the place of short quotations"
+
+
+@pytest.mark.parametrize("weights", ["auto", pytest.param("int8", marks=needs_int8)])
+def test_the_time_of_a_token_is_told_part_by_part(
+    weights: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--batches", "1", "2", "--rounds", "1", "--new-tokens", "3", "--weights", weights]
+    token_profile.main(["--config", str(scenario_folder() / "tiny.yaml"), *few])
+    *_, last = capsys.readouterr().out.splitlines()
+    for row in json.loads(last)["rows"]:
+        ms = row["ms"]
+        assert row["share"] > 0
+        parts = [name for name in ms if name.startswith("  ")]
+        assert {"  query, key, value", "  gate, up", "  head", "  attention", "  norms"} <= {*parts}
+        assert sum(ms[name] for name in parts) == pytest.approx(
+            ms["pass of the target, with clocks"]
+        )
 
 
 class _Unreachable:

@@ -181,11 +181,15 @@ def attend_all(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         rows, kv_heads, _, _ = keys.shape
         heads, _, dim = query.shape
         repeat, queries = heads // kv_heads, group.queries
-        folded = (
-            picked.reshape(kv_heads, repeat, rows, queries, dim)
-            .permute(2, 0, 1, 3, 4)
-            .reshape(rows, kv_heads, repeat * queries, dim)
-        )
+        is_single = rows == queries == 1  # a token alone, which is decoded most often
+        if is_single:
+            folded = picked.reshape(1, kv_heads, repeat, dim)
+        else:
+            folded = (
+                picked.reshape(kv_heads, repeat, rows, queries, dim)
+                .permute(2, 0, 1, 3, 4)
+                .reshape(rows, kv_heads, repeat * queries, dim)
+            )
         mask = view.mask(group, repeat, layer.window, query.dtype, query.device)
         if layer.softcap is None:
             out = F.scaled_dot_product_attention(
@@ -193,11 +197,14 @@ def attend_all(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
             )
         else:
             out = _softcapped(folded, keys, values, mask, layer)
-        out = (
-            out.reshape(rows, kv_heads, repeat, queries, -1)
-            .permute(0, 3, 1, 2, 4)
-            .reshape(rows * queries, heads, -1)
-        )
+        if is_single:
+            out = out.reshape(1, heads, -1)
+        else:
+            out = (
+                out.reshape(rows, kv_heads, repeat, queries, -1)
+                .permute(0, 3, 1, 2, 4)
+                .reshape(rows * queries, heads, -1)
+            )
         parts.append(out if group.put is None else out.index_select(0, group.put[out.device]))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

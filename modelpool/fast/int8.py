@@ -10,23 +10,22 @@ Activations are uint8 around 128: with signed ones oneDNN falls into a reference
 without AMX, hundreds of times slower. Which CPUs sum exactly `modelpool.fast.cpu` says.
 
 Layers that read the same input (query, key and value; gate and up) share one product: `joined`
-computes them together, while each of them alone computes all and keeps its part.
+(`fast.joined`) computes them together, while each of them alone computes all and keeps its part.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
-from modelpool.fast.linear import is_hooked, let_go_of_file
+from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
 from modelpool.fast.row_sizes import filled
 
 _ZERO = 128  # the unsigned level that stands for 0
 _HALF = torch.tensor(_ZERO + 0.5)
 _TINY = 1e-30  # the least scale: a row of zeros stays one
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # read the same input
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,21 +87,11 @@ class Int8Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
-def joined(*layers: nn.Module) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The outputs of layers that read the same input, computed at once where they share weights."""
-    first = layers[0]
-    if isinstance(first, Int8Linear) and len(layers) > 1:
-        alike = [each for each in layers if isinstance(each, Int8Linear)]
-        sizes = [each.out_features for each in alike]
-        shared = first.shared
-        if {id(each.shared) for each in alike} == {id(shared)} and len(alike) == len(layers):
-            return lambda x: torch.split(shared.multiply(x), sizes, dim=-1)
-    forwards = [layer.forward for layer in layers]
-    return lambda x: [forward(x) for forward in forwards]
-
-
 def quantise_linears(
-    model: nn.Module, stored: Mapping[str, Int8Values] | None = None, only_stored: bool = False
+    model: nn.Module,
+    stored: Mapping[str, Int8Values] | None = None,
+    only_stored: bool = False,
+    together: bool = True,
 ) -> list[str]:
     """Replaces, in place, the linear layers of `model`; the names of those that it cannot.
 
@@ -113,6 +102,8 @@ def quantise_linears(
         stored: weights that the checkpoint has in int8, by the layer's name. They are taken as
             they are.
         only_stored: other layers stay as they are.
+        together: layers that read the same input share a weight, for a forward that calls them
+            `joined`; the modules' own computes all outputs for each of them.
     """
     given = stored or {}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
@@ -125,7 +116,7 @@ def quantise_linears(
         able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
         left += [prefix + name for name in fresh if name not in able]
         wanted = {name for name in able if not only_stored or prefix + name in given}
-        for names in _groups({name: able[name] for name in able if name in wanted}):
+        for names in _groups({name: able[name] for name in able if name in wanted}, together):
             layers = [able[name] for name in names]
             values = [given.get(prefix + name) for name in names]
             done.update(zip(layers, _replaced(layers, values, embeddings), strict=True))
@@ -137,11 +128,12 @@ def quantise_linears(
     return left
 
 
-def _groups(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, ...]]:
-    """Their names: of those that read the same input together, of the others alone."""
-    together = [names for names in _TOGETHER if _are_alike([layers.get(name) for name in names])]
-    yield from together
-    yield from ((name,) for name in layers if not any(name in names for names in together))
+def _groups(layers: Mapping[str, nn.Module], together: bool) -> Iterator[tuple[str, ...]]:
+    """Their names: of those that read the same input `together`, of the others alone."""
+    kinds = TOGETHER if together else ()
+    groups = [names for names in kinds if _are_alike([layers.get(name) for name in names])]
+    yield from groups
+    yield from ((name,) for name in layers if not any(name in names for names in groups))
 
 
 def _are_alike(layers: Sequence[nn.Module | None]) -> bool:

@@ -11,9 +11,10 @@ Layers that are not packed share their memory with the model, which goes on to w
 exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from transformers import PreTrainedModel
 
 from modelpool.attention.packed import AttentionLayer, KVView, attend_all
 from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.forward_parts import Watch, written
 from modelpool.fast.int8 import Int8Linear
-from modelpool.fast.lean_linear import Int8, Linear, Packed, linear_of
+from modelpool.fast.lean_linear import Int8, Linear, Packed, Watched, linear_of
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
 from modelpool.packed_model import PackedModel
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 9
 _LINEARS = (Int8Linear, PackedLinear, nn.Linear)
+
+_Operator = Callable[[Tensor], Tensor]
 
 
 class _Norm:
@@ -56,14 +60,26 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    before: _Norm
+    before: _Operator
     qkv: Linear
-    qk_norm: _Norm | None  # weight [heads + kv_heads, head_dim]
+    qk_norm: _Operator | None  # weight [heads + kv_heads, head_dim]
     out: Linear
-    between: _Norm
+    between: _Operator
     gate_up: Linear
     down: Linear
     attention: AttentionLayer
+
+    def watched(self, watch: Watch) -> "_Layer":
+        return replace(
+            self,
+            before=watch("norms", self.before),
+            qkv=Watched(self.qkv, "query, key, value", watch),
+            qk_norm=None if self.qk_norm is None else watch("norms", self.qk_norm),
+            out=Watched(self.out, "output of attention", watch),
+            between=watch("norms", self.between),
+            gate_up=Watched(self.gate_up, "gate, up", watch),
+            down=Watched(self.down, "down", watch),
+        )
 
 
 class LeanForward:
@@ -89,8 +105,10 @@ class LeanForward:
         self._layers = tuple(
             self._layer(number, layer, config) for number, layer in enumerate(core.layers)
         )
-        self._norm = self._normed(core.norm)
+        self._norm: _Operator = self._normed(core.norm)
         self._head = self._own_head(model, vocab_size)
+        self._rotate, self._write, self._gate = _rotated, written, _gated
+        self._attend = attend_all
         self._kv_dtype = embedding.dtype
         self._head_dtype = self._dtype if isinstance(model.lm_head, Int8Linear) else self._kv_dtype
 
@@ -107,6 +125,17 @@ class LeanForward:
             vocab_size: logits beyond it are padding and are not computed.
         """
         return cls(model, vocab_size) if is_llama_shaped(model) else None
+
+    def watched(self, watch: Watch) -> "LeanForward":
+        """The same forward, its parts called as `watch` has them."""
+        other = copy.copy(self)
+        other._layers = tuple(layer.watched(watch) for layer in self._layers)
+        other._norm, other._head = watch("norms", self._norm), watch("head", self._head)
+        other._rotate = watch("rotation", self._rotate)
+        other._write = watch("keys and values", self._write)
+        other._attend = watch("attention", self._attend)
+        other._gate = watch("activation", self._gate)
+        return other
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
@@ -137,7 +166,7 @@ class LeanForward:
                 x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
             layer.out.add_to(x, seen)
             gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
-            layer.down.add_to(x, F.silu(gate).mul_(up))
+            layer.down.add_to(x, self._gate(gate, up))
         return self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
 
     def _attention(
@@ -150,10 +179,11 @@ class LeanForward:
         both = qkv[:, :rotated]
         if layer.qk_norm is not None:
             both = layer.qk_norm(both)
-        both = (both * cos).addcmul_(both.roll(self._head_dim // 2, -1), sin).to(self._kv_dtype)
-        view.write(layer.attention.number, both[:, heads:], qkv[:, rotated:].to(self._kv_dtype))
+        both = self._rotate(both, cos, sin).to(self._kv_dtype)
+        value = qkv[:, rotated:].to(self._kv_dtype)
+        self._write(view, layer.attention.number, both[:, heads:], value)
         query = both[:, :heads].transpose(0, 1)
-        return attend_all(view, layer.attention, query).flatten(1)
+        return self._attend(view, layer.attention, query).flatten(1)
 
     def _layer(self, number: int, layer: Any, config: Any) -> _Layer:
         attention = layer.self_attn
@@ -205,6 +235,14 @@ class LeanForward:
             for part, rows in zip(parts, weight.split([len(w) for w in weights]), strict=True):
                 part.weight.data = rows
         return fused
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate).mul_(up)
 
 
 @torch.inference_mode()

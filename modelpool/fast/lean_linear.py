@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from modelpool.fast.forward_parts import Watch
 from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.linear import PackedLinear, gains
 
@@ -62,7 +63,21 @@ class Int8:
         residual.add_(self._multiply(x, residual.dtype))
 
 
-Linear = Plain | Packed | Int8
+class Watched:
+    """A layer whose calls a profile takes part in."""
+
+    def __init__(self, layer: "Linear", name: str, watch: Watch) -> None:
+        self._multiply, self._add = watch(name, layer), watch(name, layer.add_to)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._multiply(x)
+        return y
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        self._add(residual, x)
+
+
+Linear = Plain | Packed | Int8 | Watched
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -9,11 +9,12 @@ takes 0.65 of its time for 4 tokens and 0.87 for 64 (one thread, AVX-512). In fl
 take 0.37 of the time for 2 tokens, 0.36 for 4 and 0.6 for 16 (two threads, AVX2), and small layers
 would lose 10 microseconds each. A row alone oneDNN sums in another order beyond 1,024 inputs (torch
 2.13, bfloat16, AVX-512): a text would depend on whether its request stood alone, so such a row is
-computed twice. With AMX it sums more than 32 rows in other orders beyond some 512 inputs, so rows
-are multiplied 32 at a time there: as fast up to 32, 1.6 times the time for 64 rows and some 2.5
-times for more (one thread), and still a fraction of what it takes without AMX. Everything else
-stays as it was: other dtypes and devices, subclasses of `nn.Linear`, and layers with hooks, such as
-those that `accelerate` has spread.
+computed twice, unless a trial shows that it need not be (`sum_order`: with AMX, in bfloat16). With
+AMX it sums more than 32 rows in other orders beyond some 512 inputs, so rows are multiplied 32 at a
+time there: as fast up to 32, 1.6 times the time for 64 rows and some 2.5 times for more (one
+thread), and still a fraction of what it takes without AMX. Everything else stays as it was: other
+dtypes and devices, subclasses of `nn.Linear`, and layers with hooks, such as those that
+`accelerate` has spread.
 """
 
 from collections.abc import Iterable
@@ -24,15 +25,58 @@ from torch import Tensor, nn
 
 from modelpool.fast.cpu import computes_in, has_amx
 from modelpool.fast.row_sizes import filled, row_size
+from modelpool.fast.sum_order import one_row_sums_alike, pack, product
 
-_ROWS_HINT = 16  # for how many rows oneDNN chooses the layout; it serves any number
 _SAFE_INPUTS = 1024  # up to here one row is summed as several are
 _AMX_ROWS, _AMX_INPUTS = 32, 256  # up to here AMX sums all rows alike, whatever the other is
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # read the same input
 _LARGE = 2**17  # elements of a float32 weight from which on a call costs less than it gains
 
 
+class PackedWeight:
+    """The weight of one layer, or of several side by side, in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight [out, in], bias [out]."""
+        self.out_features, self.in_features = weight.shape
+        self.bias, self.dtype = bias, weight.dtype
+        self._packed = pack(weight)
+        in_blocks = weight.dtype == torch.bfloat16 and self.in_features > _AMX_INPUTS
+        self._most_rows = _AMX_ROWS if in_blocks and has_amx() else None
+
+    def plain(self) -> Tensor:
+        """[out, in] a plain copy."""
+        return self._packed.to_dense()
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out], for any leading shape."""
+        is_alone = x.numel() == self.in_features
+        if is_alone and self.in_features > _SAFE_INPUTS and not self._sums_alike():
+            rows = x.reshape(1, -1).expand(2, -1)
+            return self._product(rows)[0].view(*x.shape[:-1], self.out_features)
+        most = self._most_rows
+        if most is not None and x.numel() > most * self.in_features:
+            rows = x.reshape(-1, self.in_features)
+            starts = range(0, len(rows), most)
+            y = torch.cat([self._product(rows[start : start + most]) for start in starts])
+            return y.view(*x.shape[:-1], self.out_features)
+        count = x.numel() // self.in_features
+        if row_size(count) != count:
+            y = self._product(filled(x.reshape(-1, self.in_features)))[:count]
+            return y.view(*x.shape[:-1], self.out_features)
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return product(x, self._packed, self.bias)
+
+    def _sums_alike(self) -> bool:
+        threads = torch.get_num_threads()
+        return one_row_sums_alike(self.in_features, self.out_features, self.dtype, threads)
+
+
 class PackedLinear(nn.Module):
-    """An `nn.Linear` in oneDNN's layout, which is all that it keeps of the weight."""
+    """An `nn.Linear` in oneDNN's layout, which is all that it keeps of the weight: all outputs of
+    a weight, or those from `start` on of one that it shares."""
 
     def __init__(self, plain: nn.Linear, is_tied: bool = False) -> None:
         """`is_tied`: another module goes on to hold the plain weight."""
@@ -42,35 +86,23 @@ class PackedLinear(nn.Module):
         self.hidden_parameters = 0 if is_tied else self.in_features * self.out_features
         self.bias = plain.bias
         # No buffer: an opaque tensor can be neither moved, cast, nor stored.
-        self._packed = _pack(plain.weight)
-        in_blocks = plain.weight.dtype == torch.bfloat16 and self.in_features > _AMX_INPUTS
-        self._most_rows = _AMX_ROWS if in_blocks and has_amx() else None
+        self.shared, self._start = PackedWeight(plain.weight, plain.bias), 0
+
+    def share(self, weight: PackedWeight, start: int) -> None:
+        """Lets its own weight go for one that has the same outputs from `start` on."""
+        self.shared, self._start = weight, start
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features] a plain copy, made at each access."""
-        return self._packed.to_dense()
+        return self.shared.plain().narrow(0, self._start, self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], for any leading shape."""
-        if self.in_features > _SAFE_INPUTS and x.numel() == self.in_features:
-            rows = x.reshape(1, -1).expand(2, -1)
-            return self._multiply(rows)[0].view(*x.shape[:-1], self.out_features)
-        most = self._most_rows
-        if most is not None and x.numel() > most * self.in_features:
-            rows = x.reshape(-1, self.in_features)
-            starts = range(0, len(rows), most)
-            y = torch.cat([self._multiply(rows[start : start + most]) for start in starts])
-            return y.view(*x.shape[:-1], self.out_features)
-        count = x.numel() // self.in_features
-        if row_size(count) != count:
-            y = self._multiply(filled(x.reshape(-1, self.in_features)))[:count]
-            return y.view(*x.shape[:-1], self.out_features)
-        return self._multiply(x)
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return y
+        y = self.shared.multiply(x)
+        if self.shared.out_features == self.out_features:
+            return y
+        return y.narrow(-1, self._start, self.out_features)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
@@ -145,9 +177,3 @@ def is_hooked(layer: nn.Module) -> bool:
 
 def _gains(layer: nn.Linear) -> bool:
     return type(layer) is nn.Linear and not is_hooked(layer) and gains(layer.weight)
-
-
-def _pack(weight: Tensor) -> Tensor:
-    with torch.no_grad():
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
-    return packed

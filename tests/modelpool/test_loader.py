@@ -15,8 +15,7 @@ from modelpool import loader
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError
-from modelpool.fast import lean_forward
-from modelpool.fast import linear as packed_linear
+from modelpool.fast import lean_forward, sum_order
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear, can_pack, parameter_count
 from modelpool.fast.tuning import Tuning
@@ -144,7 +143,7 @@ class Weights:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plain: list[weakref.ref[Tensor]] = []
         self.count = self.packed = 0
-        read, pack = loader._read, packed_linear._pack
+        read, pack = loader._read, sum_order.pack
 
         def reading(*arguments: Any) -> Any:
             found = read(*arguments)
@@ -158,7 +157,7 @@ class Weights:
             return pack(weight)
 
         monkeypatch.setattr(loader, "_read", reading)
-        monkeypatch.setattr(packed_linear, "_pack", packing)
+        monkeypatch.setattr("modelpool.fast.linear.pack", packing)
 
     def left(self) -> int:
         """Plain weights of linear layers that are still somewhere."""

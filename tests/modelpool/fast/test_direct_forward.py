@@ -91,3 +91,14 @@ def test_windows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, _ = wrap("mistral")
     monkeypatch.setattr("modelpool.fast.direct_forward.attention_window", lambda *_: 6)
     assert direct_forward_of(packed) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_norms_in_one_call_have_the_bits_of_those_spelled_out(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, direct = wrap("qwen3", dtype)
+    monkeypatch.setattr("modelpool.fast.direct_forward._is_one_call", lambda size: False)
+    spelled = DirectForward(packed)
+    expected, got = (Feeder(one, packed).feed({0: 6, 1: 1}) for one in (direct, spelled))
+    assert torch.equal(got, expected)

@@ -17,7 +17,8 @@ from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.fast import cpu
 from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
-from modelpool.fast.int8 import Int8Linear, Int8Weight, joined, quantise_linears, quantise_rows
+from modelpool.fast.int8 import Int8Linear, Int8Weight, quantise_linears, quantise_rows
+from modelpool.fast.joined import joined
 from modelpool.fast.lean_forward import has_int8, lean_forward_of
 from modelpool.fast.linear import parameter_count
 from modelpool.packed_model import PackedModel
@@ -197,6 +198,17 @@ def wrap(name: str, dtype: torch.dtype) -> PackedModel:
     packed = PackedModel.wrap("m", make_model((LLAMA_SHAPED | OTHERS)[name](), dtype), VOCAB)
     packed.quantise_weights()
     return packed
+
+
+@pytest.mark.parametrize(("name", "shared"), [("llama", 2), ("phi", 0)])
+def test_only_layers_that_are_called_together_share_a_weight(name: str, shared: int) -> None:
+    packed = wrap(name, torch.float32)
+    modules = list(packed.model.modules())
+    layers = [module for module in modules if isinstance(module, Int8Linear)]
+    weights = [id(layer.shared) for layer in layers]
+    depth = packed.model.config.num_hidden_layers
+    several = {each for each in weights if weights.count(each) > 1}
+    assert len(several) == depth * shared
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

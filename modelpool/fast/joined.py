@@ -1,0 +1,109 @@
+"""Layers that read the same input, query, key and value or gate and up, computed as one.
+
+Contract: joined layers give the bits that each of them gives alone. In int8 they share a weight
+from the beginning (`Int8Linear`), and sums are exact. Packed layers come to share one in
+`join_packed`, where a trial shows that oneDNN sums the outputs of the wider product in the same
+order: one product instead of three.
+
+Not here: who calls a shared weight. A module of the model computes all outputs and keeps its own,
+so weights are joined only for forwards that call `joined` layers together.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from modelpool.fast.int8 import Int8Linear
+from modelpool.fast.linear import TOGETHER, PackedLinear, PackedWeight
+from modelpool.fast.sum_order import cancelling
+
+# Tried: alone, few, a batch, and more than AMX takes at once.
+_ROWS = (1, 2, 5, 16, 33, 64)
+
+
+def joined(*layers: nn.Module) -> Callable[[Tensor], Sequence[Tensor]]:
+    """The outputs of layers that read the same input, computed at once where they share weights."""
+    sharing = _sharing(layers)
+    if sharing:
+        shared, sizes = sharing[0].shared, [layer.out_features for layer in sharing]
+        return lambda x: torch.split(shared.multiply(x), sizes, dim=-1)
+    forwards = [layer.forward for layer in layers]
+    return lambda x: [forward(x) for forward in forwards]
+
+
+def side_by_side(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The same as one tensor."""
+    sharing = _sharing(layers)
+    if sharing:
+        return sharing[0].shared.multiply
+    forwards = [layer.forward for layer in layers]
+    return lambda x: torch.cat([forward(x) for forward in forwards], dim=-1)
+
+
+def join_packed(model: nn.Module) -> int:
+    """Lets packed layers of `model` that read the same input share a weight, in place, where that
+    leaves all bits as they are; how many products that spares.
+
+    The weights of one group are in memory twice until it is joined.
+    """
+    spared = 0
+    for parent in model.modules():
+        for names in TOGETHER:
+            layers = [getattr(parent, name, None) for name in names]
+            packed = [layer for layer in layers if type(layer) is PackedLinear]
+            if len(packed) == len(names) and _can_join(packed):
+                _join(packed)
+                spared += len(packed) - 1
+    return spared
+
+
+def _sharing(layers: Sequence[nn.Module]) -> list[Int8Linear | PackedLinear]:
+    """The layers, where they are all outputs of one weight, side by side; else none."""
+    known = [layer for layer in layers if isinstance(layer, Int8Linear | PackedLinear)]
+    weights = {id(layer.shared) for layer in known}
+    return known if len(known) == len(layers) > 1 and len(weights) == 1 else []
+
+
+def _can_join(layers: Sequence[PackedLinear]) -> bool:
+    """Each of its own, of the same inputs, biased together or not at all, and with its own bits."""
+    inputs = {layer.in_features for layer in layers}
+    biased = {layer.bias is None for layer in layers}
+    weights = {id(layer.shared) for layer in layers}
+    if len(inputs) != 1 or len(biased) != 1 or len(weights) != len(layers):
+        return False
+    outputs = tuple(layer.out_features for layer in layers)
+    dtype = layers[0].shared.dtype
+    return keeps_bits(inputs.pop(), outputs, dtype, torch.get_num_threads())
+
+
+def _join(layers: Sequence[PackedLinear]) -> None:
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    weight = torch.cat([layer.weight for layer in layers])
+    shared = PackedWeight(weight, torch.cat(biases) if biases else None)
+    start = 0
+    for layer in layers:
+        layer.share(shared, start)
+        start += layer.out_features
+
+
+@cache
+def keeps_bits(inputs: int, outputs: tuple[int, ...], dtype: torch.dtype, threads: int) -> bool:
+    """Does one product have the bits of several, `outputs` wide, with so many threads?
+
+    Args:
+        threads: those that torch is set to now.
+    """
+    x, weight = cancelling(max(_ROWS), inputs, sum(outputs), dtype)
+    with torch.inference_mode():
+        parts = torch.split(weight, list(outputs))
+        alone = [PackedWeight(part.contiguous(), None) for part in parts]
+        together = PackedWeight(weight, None)
+        return all(
+            torch.equal(
+                torch.cat([part.multiply(x[:rows]) for part in alone], dim=1),
+                together.multiply(x[:rows]),
+            )
+            for rows in _ROWS
+        )

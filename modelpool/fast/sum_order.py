@@ -1,0 +1,57 @@
+"""In which order oneDNN sums a packed product, found by trial.
+
+Contract: a row's bits depend on the order in which its products are summed, which oneDNN chooses by
+the sizes of a product, its rows and the threads. Trials are on sums of pairs that cancel out: what
+is left of them is rounding, which the least change of the order moves. Sums of random numbers hide
+most changes, once they are rounded to bfloat16. Each trial is made once in a process.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_ROWS_HINT = 16  # for how many rows oneDNN chooses the layout; it serves any number
+_AMONG = (2, 3, 16, 32)  # rows beside which a row alone is tried
+_ALONE = 4  # of them that are tried alone
+_KINDS = 64  # of weight rows in a trial, repeated
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A weight [out, in] in oneDNN's layout."""
+    with torch.no_grad():
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
+    return packed
+
+
+def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[..., in] to [..., out], as oneDNN sums it."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
+
+
+def cancelling(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows [rows, inputs] and a weight [outputs, inputs] whose products all sum up to zero."""
+    chance, half = torch.Generator().manual_seed(0), inputs // 2
+    other = torch.randperm(half, generator=chance)
+    weight = torch.randn(min(outputs, _KINDS), half, generator=chance)
+    x = torch.randn(rows, half, generator=chance)
+    rest = inputs - 2 * half
+    weight = torch.cat((weight, weight[:, other], weight.new_zeros(len(weight), rest)), dim=1)
+    x = torch.cat((x, -x[:, other], x.new_zeros(rows, rest)), dim=1)
+    repeated = weight.to(dtype).repeat(-(-outputs // len(weight)), 1)[:outputs]
+    return x.to(dtype), repeated.contiguous()
+
+
+@cache
+def one_row_sums_alike(inputs: int, outputs: int, dtype: torch.dtype, threads: int) -> bool:
+    """Is a row alone summed as it is among others?
+
+    Args:
+        threads: those that torch is set to now.
+    """
+    x, weight = cancelling(max(_AMONG), inputs, outputs, dtype)
+    with torch.inference_mode():
+        packed = pack(weight)
+        alone = torch.cat([product(x[row : row + 1], packed) for row in range(_ALONE)])
+        return all(torch.equal(product(x[:rows], packed)[:_ALONE], alone[:rows]) for rows in _AMONG)
