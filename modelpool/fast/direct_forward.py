@@ -143,16 +143,15 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
     """
     if not is_llama_shaped(packed.model):
         return None
-    with torch.inference_mode():
+    with torch.inference_mode(), cpu_threads(packed.threads):
         direct = DirectForward(packed)
         logits, windows = probed(packed.forward, packed, _PROBES)
         own_logits, own_windows = probed(direct, packed, _PROBES)
-    if own_windows != windows or not torch.equal(own_logits, logits):
-        logger.info("%s keeps its ordinary forward: another has other bits", packed.name)
-        return None
-    with cpu_threads(packed.threads):
+        if own_windows != windows or not torch.equal(own_logits, logits):
+            logger.info("%s keeps its ordinary forward: another has other bits", packed.name)
+            return None
         spared = join_packed(packed.model)
-    return DirectForward(packed) if spared else direct
+        return DirectForward(packed) if spared else direct
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
