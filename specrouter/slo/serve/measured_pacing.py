@@ -1,7 +1,10 @@
 """The pacing of a machine whose times and acceptances are measured as it runs.
 
 Requests are paced as the planner decodes them: with the drafts of the chain that is in use for
-those that leave it open, or one token at a time where that is the target alone.
+those that leave it open. Where that is the target alone, the planner still drafts for those in
+need, so they are paced with the chain that it would take, if that is faster for one of them. Else a
+large batch of requests without objectives, for which drafts do not pay, would make objectives look
+unattainable that are attained as soon as those sit out.
 
 Pure but for what is remembered: the same view gives the same pacing. It is made anew when the
 snapshot of the measurements is, or the load differs: most cycles find it made.
@@ -21,6 +24,7 @@ from specrouter.request.params import Chain
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import PacingOf
+from specrouter.slo.serve.requests import has_objective
 from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, EngineView
 from statemgr.row_groups import KV_QUANTUM, READING_QUERIES
 
@@ -49,12 +53,14 @@ def measured_pacing(
         return made[key]
 
     def pacing(snapshot: PerformanceSnapshot, chain: Chain, work: Workload) -> Pacing:
-        times = batch_times(snapshot, chain, work, most_tokens)
-        idle_ms = times.ms(prefill_chunk)
+        times = batch_times(snapshot, (target,), work, most_tokens)
+        alone = Autoregressive(times, times.ms(prefill_chunk))
         if len(chain) == 1:
-            return Autoregressive(times, idle_ms)
-        alpha = acceptance_rate(chain[:-1], target, snapshot, work.sampled)
-        return Speculative(times, min(alpha, 0.99), idle_ms, margin=margin)
+            return alone
+        times = batch_times(snapshot, chain, work, most_tokens)
+        alpha = min(acceptance_rate(chain[:-1], target, snapshot, work.sampled), 0.99)
+        drafting = Speculative(times, alpha, times.ms(prefill_chunk), margin=margin)
+        return drafting if drafting.fastest_ms < alone.fastest_ms else alone
 
     return pacing_of
 
@@ -102,14 +108,26 @@ def batch_times(
 
 
 def _chain(view: EngineView, target: str) -> Chain:
-    """In use for requests that leave it open."""
-    chain = view.standing.chain(SCHEDULED)
-    return chain if chain and view.available.issuperset(chain) else (target,)
+    """In use for requests that leave it open, or, where that drafts nothing, the best that could
+    at once."""
+    in_use = view.standing.in_use.get(SCHEDULED)
+    if in_use is None:
+        return (target,)
+    decision = in_use.decision
+    for chain in (decision.chain, *(option.chain for option in decision.alternatives)):
+        if len(chain) > 1 and view.available.issuperset(chain) and view.loaded.issuperset(chain):
+            return chain
+    return (target,)
 
 
 def _load(view: EngineView) -> tuple[int, int, bool]:
-    """Decoding requests, to a power of 2, their slots in the mean, and whether most are sampled."""
-    decoding = [one for one in view.running if not one.prompt_left]
-    count = max(1, len(decoding))
-    quanta = max(1, round(sum(one.slots for one in decoding) / count / KV_QUANTUM))
-    return load_of(count), quanta * KV_QUANTUM, 2 * sum(one.sampled for one in decoding) >= count
+    """Decoding requests with objectives, to a power of 2, their slots in the mean, and whether most
+    are sampled. The others sit out where there is no room for them."""
+    paced = [
+        one
+        for one in view.running
+        if not one.prompt_left and has_objective(one) and not one.declined
+    ]
+    count = max(1, len(paced))
+    quanta = max(1, round(sum(one.slots for one in paced) / count / KV_QUANTUM))
+    return load_of(count), quanta * KV_QUANTUM, 2 * sum(one.sampled for one in paced) >= count

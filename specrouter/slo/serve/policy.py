@@ -8,10 +8,10 @@ lose row and KV, but no tokens, to those that have some.
 asks again as long as a request could attain its objective, reads a prompt that cannot wait at once
 where that can be made good (`amortized`), leaves it to the planner how requests decode, whose trees
 answer to the same objectives, and lets nobody starve: of the best-effort requests that are older
-than `patience_ms` the `_PROMOTED` oldest come first. Nobody else is admitted until they have their
-rows; then each decodes a token in every batch, or reads at least an eighth of one. So the oldest of
-them ends, at the latest, when `patience_ms` have passed, those that ran then have ended, its prompt
-was read in chunks of an eighth of a batch and its output in as many batches as it has tokens.
+than `patience_ms` the oldest comes first. Nobody else is admitted until it has its row; then it
+decodes a token in every batch, or reads at least an eighth of one. So it ends, at the latest, when
+`patience_ms` have passed, those that ran then have ended, its prompt was read in chunks of an
+eighth of a batch and its output in as many batches as it has tokens; and then the next one comes.
 
 Without any objective both decide as `fcfs` does.
 
@@ -33,7 +33,7 @@ from specrouter.view import EngineView, RequestView
 
 PacingOf = Callable[[EngineView], Pacing]
 
-_PROMOTED = 4  # best-effort requests that are served beside those with objectives
+_PROMOTED = 1  # best-effort requests that are served beside those with objectives
 _SHARE = 8  # of a batch, of which a promoted prompt reads one
 _LEAST_CHUNK = 16
 

@@ -1,9 +1,12 @@
 """Batches are planned with the times and the acceptances that the engine has measured."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from specrouter.cycle import DraftShape
+from specrouter.cycle import DraftShape, Option
 from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
@@ -24,7 +27,9 @@ def view(
     performance: PerformanceSnapshot = KNOWN,
     available: frozenset[str] = ALL,
 ) -> EngineView:
-    running = tuple(request(number, row=number, left=0) for number in range(decoding))
+    running = tuple(
+        request(number, row=number, left=0, tpot_ms=200.0) for number in range(decoding)
+    )
     standing = Standing()
     if chain is not None:
         in_use = InUse(ChainDecision(chain, DraftShape(4)), decoding, 0, 1, 1)
@@ -64,6 +69,39 @@ def test_with_drafts_batches_count_on_what_is_accepted_of_the_chain_in_use(
 def test_a_chain_that_rests_is_not_counted_on() -> None:
     seen = view(4, PAIR, available=ALL - {"small"})
     assert isinstance(measured_pacing("big", 64, 96)(seen), Autoregressive)
+
+
+def beside_the_target(accepted: float, **others: Any) -> EngineView:
+    """The target alone is in use, and the scheduler has looked at the pair too."""
+    known = snapshot(TIMES, {PAIR: accepted})
+    seen = view(4, ALONE, known, **others)
+    decision = ChainDecision(ALONE, DraftShape(4), alternatives=(Option(PAIR),))
+    return replace(seen, standing=Standing({SCHEDULED: InUse(decision, 4, 0, 1, 1)}))
+
+
+def test_a_chain_that_would_draft_for_those_in_need_is_counted_on() -> None:
+    """Where a large batch has made the scheduler decide on the target alone."""
+    pacing = measured_pacing("big", 64, 96)(beside_the_target(0.6))
+    assert isinstance(pacing, Speculative)
+    assert pacing.fastest_ms < 50.0
+    unloaded = beside_the_target(0.6, available=ALL - {"small"})
+    assert isinstance(measured_pacing("big", 64, 96)(unloaded), Autoregressive)
+
+
+def test_a_chain_that_would_help_nobody_is_not_counted_on() -> None:
+    slow = snapshot({**TIMES, "small": flat(60.0)}, {PAIR: 0.3})
+    seen = replace(beside_the_target(0.3), performance=slow)
+    assert isinstance(measured_pacing("big", 64, 96)(seen), Autoregressive)
+
+
+def test_who_may_sit_out_does_not_make_batches_large() -> None:
+    """Requests without objectives, or that were declined."""
+    seen = view(2, PAIR)
+    free = tuple(request(10 + number, row=2 + number, left=0) for number in range(40))
+    declined = tuple(replace(one, id=100 + one.id, declined=True) for one in seen.running)
+    crowded = replace(seen, running=(*seen.running, *free, *declined))
+    pacing_of = measured_pacing("big", 64, 96)
+    assert pacing_of(crowded) is pacing_of(seen)
 
 
 def test_no_batch_has_more_tokens_than_a_cycle_reads() -> None:

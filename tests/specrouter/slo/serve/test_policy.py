@@ -167,7 +167,7 @@ def test_under_lasting_overload_no_best_effort_request_starves() -> None:
             for other in behind
             if not other.was_admitted and other.came_ms[-1] > job.arrived_ms
         ]
-        batches = sum(-(-other.prompt // chunk) + other.output for other in before) / 4 + 1
+        batches = sum(-(-other.prompt // chunk) + other.output for other in before) + 1
         own = -(-job.prompt // chunk) + job.output
         bound_ms = patience_ms + life_ms + 100.0 * (batches + own)
         assert job.came_ms[-1] - job.arrived_ms <= bound_ms
