@@ -12,9 +12,11 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 # Read when Ray is imported: messages go over gRPC, handles live in the loop that calls them, and
@@ -34,6 +36,7 @@ from ray import serve
 from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
+from specrouter.cluster.multiplex import Order, Pieces, ReplyReceiver, ReplySender
 from specrouter.cluster.object_store import ObjectStoreTransport, start_desk
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.config import RouterConfig
@@ -147,14 +150,25 @@ class ServedReplica:
         self._name = name
         self._router = make(config)
         self._server = ReplicaServer(self._router, metrics_s, ObjectStoreTransport())
+        self._senders: dict[str, ReplySender] = {}  # by caller
 
     async def feed(self) -> AsyncGenerator[Feed]:
         async for news in self._server.feed():
             yield news
 
-    async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
-        async for reply in self._server.stream(attempt):
-            yield reply
+    async def replies(self, caller: str) -> AsyncGenerator[Pieces]:
+        """To all attempts of a caller, until it hangs up."""
+        sender = self._senders[caller] = ReplySender(self._server.stream)
+        try:
+            async with aclosing(sender.messages()) as messages:
+                async for pieces in messages:
+                    yield pieces
+        finally:
+            del self._senders[caller]
+
+    async def take(self, caller: str, orders: Sequence[Order]) -> None:
+        """Raises `KeyError` where this process has not heard of the caller."""
+        self._senders[caller].take(orders)
 
     def process(self) -> int:
         return os.getpid()
@@ -175,16 +189,26 @@ class ServeLink:
     def __init__(self, name: str) -> None:
         self.name = name
         self._handle: Any = None  # made in the loop that calls it
+        self._replies: ReplyReceiver | None = None
 
     async def feed(self) -> AsyncGenerator[Feed]:
         async for news in self._messages("feed"):
             yield news
 
-    async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
-        async for reply in self._messages("stream", attempt):
-            yield reply
+    def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
+        if self._replies is None or self._replies.is_closed:
+            self._replies = self._receiver(uuid.uuid4().hex)
+        return self._replies.stream(attempt)
+
+    def _receiver(self, caller: str) -> ReplyReceiver:
+        async def post(orders: Sequence[Order]) -> None:
+            await self._calls().take.remote(caller, orders)
+
+        return ReplyReceiver(partial(self._messages, "replies", caller), post)
 
     async def leave(self) -> None:
+        if self._replies is not None:
+            await self._replies.close()
         if self._handle is not None:
             await self._handle.shutdown_async()
 
