@@ -49,7 +49,8 @@ class EngineConfig(Strict):
             text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
             distribution, but the text of a seed depends on the chains.
         exact: `strict` keeps trees at width 1, so that the target's cache and its forwards' shapes
-            are as they would be without branches; it matters in bfloat16 and float16 only.
+            are as they would be without branches; it matters in bfloat16 and float16 only, and is
+            always so for a target in float32 whose weights are in int8.
         preload: loads and times the drafters that the policy may choose before the first request is
             taken, while there is room for them; otherwise each is when it is first used, while the
             requests that run wait for it.

@@ -32,7 +32,7 @@ from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.output_file import output_file_of
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, target_alone
-from specrouter.engine.policies import PolicyRegistry
+from specrouter.engine.policies import PolicyRegistry, with_exact_trees
 from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
@@ -108,8 +108,10 @@ class Engine:
         )
         self._delivery = Delivery(self._book, self._quarantine, self.decode_counts, self._faults)
         weightless = {name for name in pool.names if pool.is_weightless(name)}
+        plan = pool.plan(pool.target)
+        exact = with_exact_trees(engine, plan.dtype, plan.weights)
         self._planning = CyclePlanning(
-            PolicyRegistry(engine, pool, parameters, (config.scheduler, config.trees)),
+            PolicyRegistry(exact, pool, parameters, (config.scheduler, config.trees)),
             self._view,
             PlanCheck(pool.names, pool.target, weightless, engine.most_batch_tokens),
             self._faults,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
+from modelpool.config import KeptWeights
 from specrouter.config import AdmissionName, EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import put_away
@@ -52,6 +53,17 @@ class Models(Protocol):
     def target(self) -> str: ...
 
     def fit_together(self, names: Collection[str]) -> bool: ...
+
+
+def with_exact_trees(engine: EngineConfig, dtype: str, weights: KeptWeights) -> EngineConfig:
+    """`engine`, with trees of width 1 where wider ones could change a text of the target.
+
+    In float32 branches may move a sum's last bit. That alone changed no token in the checks; where
+    activations are then rounded to the levels of int8 it moved one level in a thousand tokens.
+    """
+    if (dtype, weights) == ("float32", "int8"):
+        return engine.model_copy(update={"exact": "strict"})
+    return engine
 
 
 def planner_of(

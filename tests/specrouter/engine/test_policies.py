@@ -8,7 +8,7 @@ import pytest
 
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import DraftShape
-from specrouter.engine.policies import PolicyRegistry
+from specrouter.engine.policies import PolicyRegistry, with_exact_trees
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import INTERVAL
 from specrouter.routing.planner import Plan
@@ -34,6 +34,15 @@ def plan_of(cycle: int) -> Plan:
     return Plan(
         [], NOBODY, NOBODY, standing=standing, records=(DecisionRecord(cycle, 0.0, 1, decision),)
     )
+
+
+def test_branches_are_left_out_where_they_could_move_a_level_of_int8() -> None:
+    fast = EngineConfig()
+    assert with_exact_trees(fast, "float32", "int8").exact == "strict"
+    assert with_exact_trees(fast, "float32", "plain") is fast
+    assert with_exact_trees(fast, "bfloat16", "int8") is fast
+    policies = registry(with_exact_trees(fast, "float32", "int8"))
+    assert policies.current.planner.scheduler.limits((4, 3)).width == 1
 
 
 def test_a_plan_that_is_run_leaves_its_standing_and_records_with_their_time() -> None:
