@@ -8,7 +8,8 @@ attainability.
 import math
 from dataclasses import dataclass
 
-from specrouter.cluster.state import ReplicaState, RoutedRequest
+from specrouter.cluster.correction import AS_TOLD, Correction, Expected, ToldTimes
+from specrouter.cluster.state import ReplicaState, ReplicaView, RoutedRequest
 from specrouter.request.objective import Objective
 
 
@@ -37,20 +38,20 @@ class Attainability:
 
 
 def attainability(
-    state: ReplicaState, request: RoutedRequest, sent: int = 0, sent_tokens: int = 0
+    state: ReplicaState,
+    request: RoutedRequest,
+    sent: int = 0,
+    sent_tokens: int = 0,
+    correction: Correction = AS_TOLD,
 ) -> Attainability:
     """`sent`: requests that are on their way there, and the tokens of their prompts."""
-    requests = state.requests + sent
-    tpot_ms = state.tpot_at(min(requests + 1, state.rows))
-    wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
-    wait_ms = max(wait_ms, _memory_wait_ms(state, request, sent, tpot_ms))
-    # Prompts are read in turn, beside what decodes.
-    unread = state.unread_tokens + sent_tokens + request.prompt_tokens
-    first_ms = wait_ms + unread * state.prefill_ms + tpot_ms
+    told = told_times(state, request, sent, sent_tokens)
+    tpot_ms = told.tpot_ms * correction.tpot
+    first_ms = told.wait_ms + told.first_ms * correction.ttft
     ttft_ms = request.elapsed_ms + first_ms
     total_ms = first_ms + tpot_ms * max(0, request.remaining - 1)
-    # A mean; its engine keeps back as much, for prompts that come meanwhile.
-    careful_ms = tpot_ms / (1.0 - state.pace_margin)
+    # What is told is a mean; its engine keeps back as much, for prompts that come meanwhile.
+    careful_ms = max(tpot_ms, told.tpot_ms / (1.0 - state.pace_margin))
     slack, why = _slack(request, ttft_ms, careful_ms, total_ms)
     endangered = state.tightest_tpot_ms
     if request.objective and endangered is not None and careful_ms > endangered and slack >= 0:
@@ -58,6 +59,29 @@ def attainability(
         slack = 1.0 - careful_ms / endangered
         why = f"{careful_ms:.0f} ms a token, where {endangered:.0f} ms are promised to another"
     return Attainability(ttft_ms, tpot_ms, total_ms, slack, why)
+
+
+def at_view(view: ReplicaView, request: RoutedRequest) -> Attainability:
+    """There, to the router's knowledge."""
+    return attainability(view.state, request, view.sent, view.sent_tokens, view.correction)
+
+
+def expected_at(view: ReplicaView, request: RoutedRequest) -> Expected:
+    """What is expected of an attempt there."""
+    told = told_times(view.state, request, view.sent, view.sent_tokens)
+    return Expected(told, view.correction, at_view(view, request).attained)
+
+
+def told_times(
+    state: ReplicaState, request: RoutedRequest, sent: int = 0, sent_tokens: int = 0
+) -> ToldTimes:
+    requests, unread = state.requests + sent, state.unread_tokens + sent_tokens
+    tpot_ms = state.tpot_at(min(requests + 1, state.rows))
+    wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
+    wait_ms = max(wait_ms, _memory_wait_ms(state, request, sent, tpot_ms))
+    # Prompts are read in turn, beside what decodes.
+    first_ms = (unread + request.prompt_tokens) * state.prefill_ms + tpot_ms
+    return ToldTimes(wait_ms, first_ms, tpot_ms)
 
 
 def _wait_ms(state: ReplicaState, requests: int) -> float:

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from specrouter.cluster.admission import expected_at
+from specrouter.cluster.correction import NOTHING, Expected
 from specrouter.cluster.endangered import Course, Escape, escape
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.pairs import StreamPair, arranged
-from specrouter.cluster.policy import RoutingSettings, rank
+from specrouter.cluster.policy import RoutingSettings, rank, unread
 from specrouter.cluster.prefix_index import PrefixIndex
 from specrouter.cluster.resume import Progress, draw
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
@@ -98,6 +100,12 @@ class Dispatcher:
         own = {replica} if pair is None else {pair.name, *pair.halves}
         others = [one for one in arranged(views, self.pairs)[0] if one.name not in own]
         return escape(course, here, others, self._fleet.members[replica].left)
+
+    def expected(self, replica: str, request: RoutedRequest, keys: Sequence[bytes]) -> Expected:
+        """Of an attempt at a replica."""
+        views = self._views(time.monotonic(), keys)
+        view = next((view for view in views if view.name == replica), None)
+        return NOTHING if view is None else expected_at(view, unread(request, view))
 
     def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
         """A prompt was taken there."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specrouter.cluster.admission import attainability
+from specrouter.cluster.admission import at_view
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 
 SPARE = 0.2  # of its objective that the other replica must leave: predictions are off by some 10%
@@ -77,13 +77,15 @@ def escaping(ranking: Ranking, found: Escape | None) -> Ranking:
 
 
 def _slack_here(course: Course, here: ReplicaView, left: int) -> float:
-    state = here.state
+    state, correction = here.state, here.correction
     requests = max(1, state.requests + here.sent - left)
-    tpot_ms = state.tpot_at(min(requests, state.rows))
+    told_ms = state.tpot_at(min(requests, state.rows))
+    tpot_ms = told_ms * correction.tpot
     if course.request.has_begun:
         return _slack(course, tpot_ms, tpot_ms)
     # How many of those prompts are before its own is not known: all but those behind it.
-    first_ms = max(state.unread_tokens, course.request.prompt_tokens) * state.prefill_ms + tpot_ms
+    unread = max(state.unread_tokens, course.request.prompt_tokens)
+    first_ms = (unread * state.prefill_ms + told_ms) * correction.ttft
     if requests > state.rows:
         first_ms += 1000 * state.retry_after_s
     return _slack(course, first_ms, tpot_ms)
@@ -94,7 +96,7 @@ def _slack_there(course: Course, there: ReplicaView) -> float:
     request = course.request
     prompt = max(1, request.prompt_tokens - there.matched_tokens)
     moved = replace(request, prompt_tokens=prompt)
-    found = attainability(there.state, moved, there.sent, there.sent_tokens)
+    found = at_view(there, moved)
     first_ms = found.ttft_ms - request.elapsed_ms
     promised_ms = there.state.tightest_tpot_ms
     if promised_ms is not None and found.tpot_ms > promised_ms:

@@ -11,10 +11,11 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from modelpool.errors import ConfigError
+from specrouter.cluster.correction import Expected, Experience, Measured, corrections
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaReport
 from specrouter.cluster.state import ReplicaState, ReplicaView
 from specrouter.config import ClusterConfig
@@ -42,12 +43,24 @@ class Moved(Exception):
 
 @dataclass(eq=False)
 class Stay:
-    """An attempt at a replica. `inbox`: of its messages, with a `Told` for each state that it tells
-    by itself; `Moved` among them ends it."""
+    """An attempt at a replica, since `began_s`.
+
+    Attributes:
+        inbox: of its messages, with a `Told` for each state that the replica tells by itself;
+            `Moved` among them ends it.
+        is_counted: in the replica's last state.
+        came: when tokens came, and how many.
+    """
 
     inbox: "asyncio.Queue[object]"
     prompt_tokens: int
-    is_counted: bool = False  # in the replica's last state
+    began_s: float
+    is_counted: bool = False
+    came: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, tokens: int) -> None:
+        if tokens:
+            self.came.append((time.monotonic(), tokens))
 
 
 @dataclass(eq=False)
@@ -59,6 +72,7 @@ class Member:
         heard_s: when it spoke last; `told_s`: by itself.
         moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
         left: requests whose objective was in danger, that went away since `state`.
+        experience: of how true its times are.
     """
 
     link: ReplicaLink
@@ -73,6 +87,7 @@ class Member:
     attempts: int = 0
     declined: int = 0
     left: int = 0
+    experience: Experience = field(default_factory=Experience)
     moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
 
     @property
@@ -140,7 +155,9 @@ class Fleet:
     def ready(self, now_s: float) -> list[ReplicaView]:
         """That may be chosen, in their order."""
         views = (self._view(member, now_s) for member in self.members.values())
-        return [view for view in views if view is not None]
+        found = [view for view in views if view is not None]
+        known = corrections({view.name: self.members[view.name].experience for view in found})
+        return [replace(view, correction=known[view.name]) for view in found]
 
     def excluded(self, now_s: float) -> dict[str, str]:
         """The others, and why."""
@@ -171,16 +188,19 @@ class Fleet:
             return
 
     @contextmanager
-    def stay(self, name: str, prompt_tokens: int) -> Iterator[Stay]:
-        """Within it, an attempt is at a replica, and told when it has to leave."""
+    def stay(self, name: str, prompt_tokens: int, expected: Expected) -> Iterator[Stay]:
+        """Within it, an attempt is at a replica, and told when it has to leave. What comes of it is
+        compared with what was expected."""
         member = self.members[name]
-        stay = Stay(asyncio.Queue(), prompt_tokens)
+        stay = Stay(asyncio.Queue(), prompt_tokens, time.monotonic())
         member.attempts += 1
         member.stays.add(stay)
         try:
             yield stay
         finally:
             member.stays.discard(stay)
+            measured = Measured.of(expected, stay.began_s, stay.came)
+            member.experience = member.experience.after(measured)
 
     def drain(self, name: str) -> None:
         """No request goes there any more; those that are there go on elsewhere."""

@@ -21,6 +21,7 @@ from specrouter.cluster.fleet import Fleet, Moved, Stay, Told
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
+from specrouter.cluster.stage import Stage
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
 from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
@@ -33,24 +34,6 @@ _LOOK_S = 1.0  # how often a request without a replica looks whether its time is
 _NO_FAILURES = ("drain", "endangered")
 
 Outcome = Literal["done", "declined", "moved", "handed over"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a sample's way, at one replica.
-
-    Attributes:
-        why: it goes there, where that is not the ranking's reason.
-        reads_only: up to its next token; then the other half of a pair goes on.
-        kv: tickets of what that other half has read.
-    """
-
-    replica: str
-    routed: RoutedRequest
-    may_decline: bool
-    why: str | None = None
-    reads_only: bool = False
-    kv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,10 +160,12 @@ class RequestForwarder:
         context, progress, name = self._context, self._progress, stage.replica
         progress.attempts += 1
         number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
-        attempt = Attempt(args, stage.routed, number, self._request_id, stage.may_decline, stage.kv)
+        expected = stage.comparable(context.dispatcher.expected(name, stage.routed, progress.keys))
+        given = (stage.may_decline, stage.kv, expected.correction)
+        attempt = Attempt(args, stage.routed, number, self._request_id, *given)
         whose = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
         context.dispatcher.keep(ranking, name, stage.routed, whose, stage.why)
-        with context.fleet.stay(name, stage.routed.prompt_tokens) as stay:
+        with context.fleet.stay(name, stage.routed.prompt_tokens, expected) as stay:
             pump = asyncio.create_task(self._pump(name, attempt, stay))
             context.pumps.add(pump)
             pump.add_done_callback(context.pumps.discard)
@@ -229,6 +214,7 @@ class RequestForwarder:
                 failure = _failure_of_replica(delta)
                 if failure is not None:
                     raise Moved("error", f"{name}: {failure}")
+                stay.note(len(delta.token_ids))
                 told = self._progress.take(delta)
                 if told.token_ids or not delta.goes_on:
                     self._deliver(told)

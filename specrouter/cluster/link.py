@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specrouter.cluster.correction import AS_TOLD, Correction
 from specrouter.cluster.state import ReplicaState, RoutedRequest
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
@@ -59,6 +60,7 @@ class Attempt:
         number: of the attempt, from 1 on; `request_id`: of the HTTP request. Both are for the log.
         may_decline: where its objective cannot be attained there.
         kv: tickets of what another replica has read for it.
+        correction: of what the replica predicts, by what was measured of it.
     """
 
     args: RequestArgs
@@ -67,6 +69,7 @@ class Attempt:
     request_id: str | None
     may_decline: bool = False
     kv: tuple[str, ...] = ()
+    correction: Correction = AS_TOLD
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ against a fixed division of the work.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from specrouter.cluster.correction import Correction
 from specrouter.cluster.state import ReplicaState, ReplicaView, RoutedRequest
 from specrouter.config import ClusterConfig
 
@@ -71,6 +72,7 @@ def joined(name: str, prefill: ReplicaView, decode: ReplicaView) -> ReplicaView:
         sent=prefill.sent + decode.sent,
         sent_tokens=prefill.sent_tokens,
         matched_tokens=prefill.matched_tokens,
+        correction=Correction(decode.correction.tpot, prefill.correction.ttft),
     )
 
 

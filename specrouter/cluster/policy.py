@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specrouter.cluster import flowguard
-from specrouter.cluster.admission import Attainability, attainability
+from specrouter.cluster.admission import Attainability, at_view
 from specrouter.cluster.flowguard import WorkerMetrics
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 from specrouter.config import RoutingConfig
@@ -114,30 +114,28 @@ def _guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSe
 
 def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
     """Of those that attain the objective, whoever leaves about as much of it as the best, in turn;
-    then by what they leave, and the others by how much they lack.
-
-    Without an objective: who is done with it first.
+    then by what they leave. Of the others, and without an objective: who is done with it first.
+    Who is late anyway takes the least of everybody's time there.
     """
-    found = {
-        view.name: attainability(view.state, _unread(request, view), view.sent, view.sent_tokens)
-        for view in views
-    }
-    terms = {
-        name: {"ttft_ms": one.ttft_ms, "tpot_ms": one.tpot_ms, "total_ms": one.total_ms}
-        | ({"slack": one.slack} if request.objective else {})
-        for name, one in found.items()
-    }
+    found = {view.name: at_view(view, unread(request, view)) for view in views}
+    terms = {view.name: _terms(found[view.name], view, request) for view in views}
+    first = sorted(found, key=lambda name: found[name].total_ms)
     if request.objective is None:
-        order = tuple(sorted(found, key=lambda name: found[name].total_ms))
-        return Ranking(order, terms, "done first", {})
+        return Ranking(tuple(first), terms, "done first", {})
     turn = _in_turn(request.number, list(found))
     able = [name for name in turn if found[name].attained]
     best = max((found[name].slack for name in able), default=0.0)
     able.sort(key=lambda name: min(0.0, found[name].slack - best + _CLOSE), reverse=True)
-    others = [name for name in found if name not in able]
-    others.sort(key=lambda name: (-found[name].slack, found[name].total_ms))
+    others = [name for name in first if name not in able]
     reason = "attains the objective, in turn" if able else f"none attains it: {_whys(found)}"
     return Ranking((*able, *others), terms, reason, {}, asks=True)
+
+
+def _terms(found: Attainability, view: ReplicaView, request: RoutedRequest) -> Mapping[str, float]:
+    times = {"ttft_ms": found.ttft_ms, "tpot_ms": found.tpot_ms, "total_ms": found.total_ms}
+    factors = {"ttft_factor": view.correction.ttft, "tpot_factor": view.correction.tpot}
+    slack = {"slack": found.slack} if request.objective else {}
+    return {**times, **factors, **slack}
 
 
 def _whys(found: Mapping[str, Attainability]) -> str:
@@ -156,7 +154,7 @@ def _hit_rate(request: RoutedRequest, view: ReplicaView) -> float:
     return min(1.0, view.matched_tokens / max(1, request.prompt_tokens))
 
 
-def _unread(request: RoutedRequest, view: ReplicaView) -> RoutedRequest:
+def unread(request: RoutedRequest, view: ReplicaView) -> RoutedRequest:
     """Without what the replica should have in its prefix cache."""
     left = max(1, request.prompt_tokens - view.matched_tokens)
     return replace(request, prompt_tokens=left)

@@ -141,7 +141,7 @@ class ReplicaServer:
             return f"the replica is {state.status}"
         if not attempt.may_decline or attempt.routed.objective is None:
             return None
-        found = attainability(state, attempt.routed)
+        found = attainability(state, attempt.routed, correction=attempt.correction)
         return None if found.attained else found.why
 
     async def _deltas(self, asked: RequestArgs) -> AsyncGenerator[tuple[Delta, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from specrouter.cluster.correction import AS_TOLD, Correction
 from specrouter.request.objective import Objective
 
 Status = Literal["ready", "draining", "failed"]
@@ -75,6 +76,7 @@ class ReplicaView:
         told: the last that it told by itself, every so often.
         sent: requests that went there since `state`; `sent_tokens`: their prompts.
         matched_tokens: of the request's prompt, that its prefix cache should hold.
+        correction: of the times that it tells, beside the others'.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ReplicaView:
     sent: int = 0
     sent_tokens: int = 0
     matched_tokens: int = 0
+    correction: Correction = AS_TOLD
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@
 Two replicas on Ray, one of which waits after each forward as long as it computed; lengths of
 Azure's conversations (`--traces`, else drawn) cut to 700 + 256.
 
-routing: at the load of which `round-robin` attains half, policies take turns, with the same
-requests.
+routing: at the least load of which `round-robin` attains about half, policies take turns, with the
+same requests. It attains about half over a wide range of loads, all that goes to the fast one and
+little else: where the slow one is late, and up to where the fast one is late as well. Beyond what
+both together can serve no policy gains much. The first requests of a run are not judged.
 overload: at four times the load of which `slo` attains nine tenths, for 60 s, with requests that
 ask to be rejected.
 
 Loads are times what the two would serve one request at a time, and objectives are multiples of the
 fast one's times for a request alone (5, as those of SLOs-Serve's ChatBot). Both are measured at
-each start, since the machine's speed drifts. Each run is saved to a file as it ends; the same
-command goes on from there. `--seconds` begins no run that would end later: the exit code is then 3.
+each start, since the machine's speed drifts. Each round, and each run of overload, is saved to a
+file as it ends; the same command goes on from there. `--seconds` begins none that would end later:
+the exit code is then 3.
 
 Runs in an environment of its own, beside the one of this process; wants a quiet machine. The last
 line is JSON: medians over rounds of what is compared within a round.
@@ -29,6 +32,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,8 +52,10 @@ PARTS = ("routing", "overload")
 POLICIES = ("round-robin", "flowguard", "slo")
 _INSIDE = "--inside"
 _PROBE, _WARM_UP, _ALONE = 40, 24, 8  # requests
+_SETTLES = 20  # of each run that counts, not judged
 _ALONE_OUTPUT = 64  # tokens of each of the latter
 _WARM_UP_SEED = 10_000
+_ABOUT_HALF = 0.6  # what goes to the fast one, and a fifth of the rest: in a run queues grow first
 _GUESSES = {"round-robin": 1.4, "slo": 1.2}  # loads
 _SLACK, _MORE_MS = 5.0, 200.0  # objectives, times and beside what one alone takes
 _OVERLOAD, _OVERLOAD_S = 4.0, 60.0
@@ -185,13 +191,12 @@ def _warmed_up(router: ClusterRouter, arguments: argparse.Namespace) -> Site:
 
 def routing(site: Site, saved: Saved) -> dict[str, Any]:
     arguments = site.arguments
-    share = _load_of(site, saved, "round-robin", 0.5)
+    share = _load_of(site, saved, "round-robin", _ABOUT_HALF)
     rounds: dict[str, list[dict[str, Any]]] = {policy: [] for policy in POLICIES}
     for number in range(arguments.rounds):
         first = number % len(POLICIES)  # who comes first: the machine drifts
-        for policy in (*POLICIES[first:], *POLICIES[:first]):
-            run = Run(policy, share, arguments.requests, arguments.seed + number)
-            rounds[policy].append(_saved_run(site, saved, f"round {number + 1}", run))
+        for one in _saved_round(site, saved, share, number, (*POLICIES[first:], *POLICIES[:first])):
+            rounds[one["policy"]].append(one)
     attained = {policy: [one["attained"] for one in each] for policy, each in rounds.items()}
     base = attained["round-robin"]
     return {
@@ -205,6 +210,25 @@ def routing(site: Site, saved: Saved) -> dict[str, Any]:
             one["states_within_0.6_s"] for one in itertools.chain(*rounds.values())
         ),
     }
+
+
+def _saved_round(
+    site: Site, saved: Saved, share: float, number: int, policies: Sequence[str]
+) -> list[dict[str, Any]]:
+    """In one go: what a load and an objective are is measured at each start."""
+    asked = site.arguments
+    count, seed = asked.requests + _SETTLES, asked.seed + number
+    runs = [Run(policy, share, count, seed, settles=_SETTLES) for policy in policies]
+    name = f"round {number + 1}, load {share:.3f}"
+
+    def served() -> list[dict[str, Any]]:
+        found = []
+        for run in runs:
+            found.append({"policy": run.policy, **site.run(run)})
+            print(f"  {name}: {json.dumps(found[-1])}", flush=True)
+        return found
+
+    return saved.step(name, sum(map(site.takes_s, runs)), served)
 
 
 def overload(site: Site, saved: Saved) -> dict[str, Any]:

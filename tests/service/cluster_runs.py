@@ -34,13 +34,15 @@ ObjectiveOf = Callable[["Asked"], tuple[float, float]]  # TTFT and TPOT in milli
 @dataclass(frozen=True)
 class Run:
     """`load`: share of what the replicas could serve. `rejects`: requests whose objective cannot be
-    attained ask to be rejected."""
+    attained ask to be rejected. `settles`: of the `count` requests the first, which are not
+    judged: the queue of a replica that more comes to than it can serve grows for a while."""
 
     policy: str
     load: float
     count: int
     seed: int
     rejects: bool = False
+    settles: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,11 +133,12 @@ async def load(
         return Served(each, sent_s, output, _told_s(output))
 
     served = await asyncio.gather(*(one(number, each) for number, each in enumerate(asked)))
+    judged = served[run.settles :]
     return {
-        **_figures(served),
+        **_figures(judged),
         "states_within_0.6_s": round(dispatcher.ages.share_within(_FRESH_S), 4),
         "moves": dict(_moves(router) - moved),
-        "replicas": _by_replica(served, _replicas_of(router, len(served))),
+        "replicas": _by_replica(judged, _replicas_of(router, len(served))[run.settles :]),
     }
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from specrouter.cluster.admission import expected_at
+from specrouter.cluster.correction import NOTHING, Measured
 from specrouter.cluster.endangered import escape, escaping
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.room import crowd
@@ -141,10 +143,16 @@ class SimulatedCluster:
             return
         name, may_decline = offer
         job.offers, job.place = offers, name
-        ask = Ask(job, routed, may_decline, job.attempt)
+        ask = self._asked(job, routed, name, may_decline)
         self._there[name][job.number] = ask
         self.fleet.send(name, job.number, routed.prompt_tokens)
         self._site(name).offer(ask)
+
+    def _asked(self, job: ClusterJob, routed: RoutedRequest, name: str, may_decline: bool) -> Ask:
+        now_s = self._events.now_s
+        ready = {view.name: view for view in self.fleet.ready(now_s)}
+        expected = expected_at(ready[name], routed) if name in ready else NOTHING
+        return Ask(job, routed, may_decline, job.attempt, expected, now_s)
 
     def _refuse(self, job: ClusterJob, refusal: Refusal) -> None:
         self.refusals.append(refusal)
@@ -195,12 +203,19 @@ class SimulatedCluster:
         self._note(name, ask, state)
         if ask.is_current:
             self._there[name].pop(ask.job.number, None)
+            self._learn(name, ask)
             served = ask.job.served
             ask.job.end(served.sent.refusal if served else None)
 
     def unanswered(self, name: str, ask: Ask) -> None:
         if ask.is_current:
             self._move(name, ask, self._events.now_s)
+
+    def _learn(self, name: str, ask: Ask) -> None:
+        """From what came of an attempt, though it goes on elsewhere."""
+        if ask.job.served is not None:
+            came = [one for one in ask.job.served.sent.commits if one[0] > ask.sent_s]
+            self.fleet.learn(name, Measured.of(ask.expected, ask.sent_s, came))
 
     def _note(self, name: str, ask: Ask, state: ReplicaState) -> None:
         self.fleet.note(name, state, self._events.now_s)
@@ -245,6 +260,7 @@ class SimulatedCluster:
         self._there[name].pop(job.number, None)
         self.fleet.counted(name, job.number)
         served = job.served
+        self._learn(name, ask)
         job.cut(at_s)
         if is_failure:
             job.failures += 1

@@ -3,8 +3,9 @@
 As `specrouter.cluster.fleet.Fleet` has it, on a clock that comes in.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from specrouter.cluster.correction import Correction, Experience, Measured, corrections
 from specrouter.cluster.state import ReplicaState, ReplicaView
 
 
@@ -19,6 +20,7 @@ class _Member:
     heard_s: float = 0.0
     is_ready: bool = False
     left: int = 0
+    experience: Experience = field(default_factory=Experience)
     uncounted: dict[int, int] = field(default_factory=dict)
 
 
@@ -52,6 +54,11 @@ class SimulatedFleet:
         """When it last told something by itself."""
         return self._members[name].told_s
 
+    def learn(self, name: str, one: Measured) -> None:
+        """From what came of an attempt there."""
+        member = self._members[name]
+        member.experience = member.experience.after(one)
+
     def lose(self, name: str) -> None:
         """It is not chosen before it tells something again."""
         self._members[name].is_ready = False
@@ -65,15 +72,19 @@ class SimulatedFleet:
 
     def ready(self, now_s: float) -> list[ReplicaView]:
         """That may be chosen, in their order."""
-        views = (self._view(name, member, now_s) for name, member in self._members.items())
-        return [view for view in views if view is not None]
+        names = [name for name, member in self._members.items() if self._is_ready(member, now_s)]
+        self.ages_s += [now_s - self._members[name].told_s for name in names]
+        known = corrections({name: self._members[name].experience for name in names})
+        return [self._view(name, known[name], now_s) for name in names]
 
-    def _view(self, name: str, member: _Member, now_s: float) -> ReplicaView | None:
-        state, told = member.state, member.told
-        is_stale = now_s - member.told_s > self._stale_s
-        if not member.is_ready or is_stale or state is None or told is None:
-            return None
-        sent = member.uncounted.values()
-        age_s = now_s - member.heard_s
-        self.ages_s.append(now_s - member.told_s)
-        return ReplicaView(name, state, told, age_s, len(sent), sum(sent))
+    def _is_ready(self, member: _Member, now_s: float) -> bool:
+        is_fresh = now_s - member.told_s <= self._stale_s
+        return member.is_ready and is_fresh and member.state is not None
+
+    def _view(self, name: str, correction: Correction, now_s: float) -> ReplicaView:
+        member = self._members[name]
+        assert member.state is not None, "it has told one"
+        assert member.told is not None, "it has told one"
+        sent, age_s = member.uncounted.values(), now_s - member.heard_s
+        known = ReplicaView(name, member.state, member.told, age_s, len(sent), sum(sent))
+        return replace(known, correction=correction)

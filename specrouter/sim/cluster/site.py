@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from specrouter.cluster.admission import attainability
+from specrouter.cluster.correction import Expected
 from specrouter.cluster.state import ReplicaState, RoutedRequest
 from specrouter.sim.cluster.events import CYCLE, MESSAGE, Events, Happen
 from specrouter.sim.cluster.job import ClusterJob
@@ -21,12 +22,18 @@ from specrouter.sim.cluster.replica import Replica
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """An attempt: a request on its way to a replica."""
+    """An attempt: a request on its way to a replica.
+
+    Attributes:
+        expected: of it, when it was sent there, at `sent_s`.
+    """
 
     job: ClusterJob
     routed: RoutedRequest
     may_decline: bool
     attempt: int
+    expected: Expected
+    sent_s: float
 
     @property
     def is_current(self) -> bool:
@@ -172,7 +179,8 @@ class Site:
         if not ask.is_current:
             return
         state = self._state()
-        if ask.may_decline and not attainability(state, ask.routed).attained:
+        found = attainability(state, ask.routed, correction=ask.expected.correction)
+        if ask.may_decline and not found.attained:
             self._say(partial(self._listener.declined, self.name, ask, state))
             return
         assert self._replica is not None, "it is alive"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specrouter.cluster.correction import Correction
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 from specrouter.config import RoutingConfig
@@ -112,8 +113,25 @@ def test_slo_takes_turns_among_those_that_attain_the_objective() -> None:
 def test_slo_says_what_is_lacking_where_none_attains_the_objective() -> None:
     views = [view("a", state(4)), view("b")]
     found = ranked("slo", views, objective=Objective(5.0, None))
-    assert found.order == ("b", "a"), "who lacks least"
+    assert found.order == ("b", "a"), "who is done first"
     assert found.reason.startswith("none attains it: a: a TPOT of 13 ms where 5 ms are asked")
+
+
+def test_who_attains_nowhere_goes_where_it_is_done_first() -> None:
+    """The slow one, which is idle, would begin sooner and end later."""
+    slow, busy = state(tpot_ms=((1, 40.0),)), state(3, unread_tokens=400)
+    views = [view("a", slow), view("b", busy)]
+    found = ranked("slo", views, objective=Objective(5.0, None))
+    assert found.terms["a"]["ttft_ms"] < found.terms["b"]["ttft_ms"]
+    assert found.order == ("b", "a")
+
+
+def test_slo_takes_replicas_as_they_were_measured() -> None:
+    views = [view("a", correction=Correction(tpot=3.0)), view("b", state(2))]
+    found = ranked("slo", views, objective=Objective(20.0, None))
+    assert found.order == ("b", "a"), "30 ms in the place of 10"
+    assert found.terms["a"]["tpot_ms"] == pytest.approx(30.0)
+    assert found.terms["a"]["tpot_factor"] == 3.0
 
 
 def test_without_an_objective_slo_takes_who_is_done_first() -> None:

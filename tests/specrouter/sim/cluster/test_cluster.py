@@ -20,6 +20,7 @@ from specrouter.sim.machine import load_machine
 from specrouter.sim.replay import LoadRequest, Outcome, replay
 from specrouter.sim.scenarios import SCENARIOS, scenario_requests
 from specrouter.sim.service import SimulatedService
+from tests.simulations.unequal import TellingReplica
 from tests.specrouter.slo_machines import OPT_7B
 
 MACHINE = load_machine(
@@ -179,6 +180,24 @@ def test_a_slower_replica_attains_less_and_is_sent_less() -> None:
     served(one, chat(2.0, 40))
     named = [job.first_place for job in one.jobs]
     assert named.count("r0") > named.count("r1")
+
+
+def test_one_that_tells_a_third_of_its_times_is_found_out_and_sent_less() -> None:
+    def made(told: float) -> Replica:
+        return TellingReplica(service(), told=told)
+
+    def there(tells: float) -> tuple[int, float]:
+        """Of the last 30 requests those at the second of two equal ones; its correction."""
+        makes = {"r0": partial(made, 1.0), "r1": partial(made, tells)}
+        one = SimulatedCluster(makes, ClusterSettings(RoutingConfig(policy="slo")))
+        served(one, chat(6.0, 60))
+        [_, second] = one.fleet.ready(one.now_s())
+        return [job.first_place for job in one.jobs[30:]].count("r1"), second.correction.tpot
+
+    requests, factor = there(1 / 3)
+    assert factor == pytest.approx(3.0, rel=0.4)
+    assert there(1.0)[1] == pytest.approx(1.0, abs=0.4)
+    assert requests < 22, "what it tells alone would bring it nearly all"
 
 
 def test_full_queues_refuse_and_say_when() -> None:

@@ -1,0 +1,128 @@
+"""Correction: how many times as long as it tells a replica takes, beside the others.
+
+A replica tells the times of its own cycles. What else its machine does meanwhile, drafters that
+read prompts, and prompts that come while a request decodes are not in them. So the router compares
+what came of its requests with what was told of them, by replica: the median of the last ones.
+
+What all of them take longer than they tell says nothing of where a request should go, and engines
+learn by themselves how much of an objective to keep back for it (`PaceMargin`). So each replica is
+corrected by as much as it is off more than the one that is off least.
+
+Contract: pure. Requests that were not to attain their objectives wait for those that were, so of
+them only good news count: a replica that no request is promised is not taken for slow for ever.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Self
+
+_WINDOW = 16  # requests that are remembered
+_FEW = 4  # with fewer than so many a replica is taken at its word
+_LEAST_TOKENS = 8  # after the first, of which a TPOT is a mean
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Factors of what is told: of a token's time, and of the first one's, once there is a row."""
+
+    tpot: float = 1.0
+    ttft: float = 1.0
+
+
+AS_TOLD = Correction()
+
+
+@dataclass(frozen=True)
+class ToldTimes:
+    """By what a replica tells, of one more request: `wait_ms` until it has row and memory,
+    `first_ms` from then to its first token."""
+
+    wait_ms: float
+    first_ms: float
+    tpot_ms: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Of an attempt, before it began: what was told, and by which `correction` it was judged.
+
+    `is_promised`: it was found to attain its objective there.
+    """
+
+    told: ToldTimes
+    correction: Correction = AS_TOLD
+    is_promised: bool = False
+
+
+NOTHING = Expected(ToldTimes(0.0, 0.0, 0.0))  # so that nothing is learned
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An attempt at a replica. `ttft_ms`, `tpot_ms`: since it began; None where there was none, or
+    too few tokens."""
+
+    expected: Expected
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+    @classmethod
+    def of(cls, expected: Expected, began_s: float, came: Sequence[tuple[float, int]]) -> Self:
+        """`came`: when tokens came, and how many, by the clock of `began_s`."""
+        if not came:
+            return cls(expected, None, None)
+        (first_s, _), (last_s, _) = came[0], came[-1]
+        tokens = sum(count for _, count in came[1:])
+        tpot_ms = 1000.0 * (last_s - first_s) / tokens if tokens >= _LEAST_TOKENS else None
+        return cls(expected, 1000.0 * (first_s - began_s), tpot_ms)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Of one replica: measured over told, of its last requests, the oldest first."""
+
+    tpot: tuple[float, ...] = ()
+    ttft: tuple[float, ...] = ()
+
+    @cached_property
+    def factors(self) -> tuple[float, float]:
+        """Of TPOT and TTFT; 1 where too little is known. So one that is never chosen is tried when
+        the others turn out to take longer than they tell."""
+        return _usual(self.tpot), _usual(self.ttft)
+
+    def after(self, one: Measured) -> Self:
+        """Who had to wait for a row says nothing of a first token's time."""
+        told, is_promised = one.expected.told, one.expected.is_promised
+        usual_tpot, usual_ttft = self.factors
+        tpot = _ratio(one.tpot_ms, told.tpot_ms, is_promised, usual_tpot)
+        ttft_ms = None if told.wait_ms else one.ttft_ms
+        ttft = _ratio(ttft_ms, told.first_ms, is_promised, usual_ttft)
+        return type(self)((*self.tpot, *tpot)[-_WINDOW:], (*self.ttft, *ttft)[-_WINDOW:])
+
+
+def corrections(known: Mapping[str, Experience]) -> dict[str, Correction]:
+    """Of each replica, beside the others."""
+    tpot = _over_least({name: one.factors[0] for name, one in known.items()})
+    ttft = _over_least({name: one.factors[1] for name, one in known.items()})
+    return {name: Correction(tpot[name], ttft[name]) for name in known}
+
+
+def _over_least(factors: Mapping[str, float]) -> dict[str, float]:
+    least = min(factors.values(), default=1.0)
+    return {name: one / least for name, one in factors.items()}
+
+
+def _ratio(
+    took_ms: float | None, told_ms: float, is_promised: bool, usual: float
+) -> tuple[float, ...]:
+    """What is learned, if anything."""
+    if took_ms is None or not told_ms:
+        return ()
+    ratio = took_ms / told_ms
+    return (ratio,) if is_promised or ratio < usual else ()
+
+
+def _usual(ratios: Sequence[float]) -> float:
+    return median(ratios) if len(ratios) >= _FEW else 1.0
