@@ -51,8 +51,8 @@ class WatchedLink:
             self._at("the prompt is sent" if reads else "the rest is sent")
         async with aclosing(self._link.stream(attempt)) as replies:
             async for reply in replies:
-                moment = _read(reply) if reads else _decoded(reply, seen)
-                if moment is not None and (reads or goes_on):
+                moments = _read(reply) if reads else _decoded(reply, seen)
+                for moment in moments if reads or goes_on else ():
                     self._at(moment)
                 seen += sum(len(delta.token_ids) for delta in reply.deltas)
                 yield reply
@@ -61,20 +61,23 @@ class WatchedLink:
         await self._link.restart()
 
 
-def _read(reply: Reply) -> Moment | None:
+def _read(reply: Reply) -> tuple[Moment, ...]:
+    """In their order: where the loop is slow, one message brings the first token and the end."""
+    moments: list[Moment] = []
+    if any(delta.token_ids for delta in reply.deltas):
+        moments.append("the first token comes")
     if any(delta.goes_on for delta in reply.deltas):
-        return "all has been read"
-    if any(delta.token_ids for delta in reply.deltas):
-        return "the first token comes"
-    return "the prompt is being read" if reply.kv else None
+        moments.append("all has been read")
+    return tuple(moments) or (("the prompt is being read",) if reply.kv else ())
 
 
-def _decoded(reply: Reply, seen: int) -> Moment | None:
-    """`seen`: tokens that have come."""
+def _decoded(reply: Reply, seen: int) -> tuple[Moment, ...]:
+    """In their order. `seen`: tokens that have come."""
+    moments: list[Moment] = []
     if reply.state is not None and not reply.deltas:
-        return "the rest is taken"
-    if any(delta.finish_reason is not None for delta in reply.deltas):
-        return "the end comes"
+        moments.append("the rest is taken")
     if any(delta.token_ids for delta in reply.deltas):
-        return "the rest is decoded" if seen else "the rest goes on"
-    return None
+        moments.append("the rest is decoded" if seen else "the rest goes on")
+    if any(delta.finish_reason is not None for delta in reply.deltas):
+        moments.append("the end comes")
+    return tuple(moments)
