@@ -19,7 +19,10 @@ class Crowd:
 
 
 def crowd(views: Sequence[ReplicaView], max_waiting: int | None) -> Crowd | None:
-    """None: there is room. Views are of the replicas that may be chosen, at least one."""
+    """None: there is room. Views are of the replicas that may be chosen, at least one. A row that
+    is free anywhere is room: what waits at other replicas does not wait for it."""
+    if any(view.state.requests + view.sent < view.state.rows for view in views):
+        return None
     there = sum(view.state.requests + view.sent for view in views)
     waiting = there - sum(view.state.rows for view in views)
     if max_waiting is None or waiting < max_waiting:

@@ -14,4 +14,6 @@ def test_rows_and_what_is_on_its_way_count() -> None:
 
 
 def test_free_rows_anywhere_are_room() -> None:
-    assert crowd([view("a", state(4, 3)), view("b", state(0))], 1) is None
+    assert crowd([view("a", state(4, 10)), view("b", state(0))], 1) is None
+    full = [view("a", state(4, 10)), view("b", state(3), sent=1)]
+    assert crowd(full, 1) == Crowd(10, 0.0)
