@@ -102,8 +102,8 @@ class AdmissionCounts:
 
 @dataclass(frozen=True)
 class SlackFigures:
-    """`counts`: of admitted requests, whose predicted slack did not exceed each of `SLACK_BOUNDS`,
-    and all of them."""
+    """`counts`: of requests that were first admitted, whose predicted slack did not exceed each of
+    `SLACK_BOUNDS`, and all of them."""
 
     counts: tuple[int, ...]
     sum: float
@@ -152,9 +152,10 @@ class SloAccounts:
         the row."""
         with self._lock:
             for request, slack in came:
-                if not request.preemptions:
-                    is_free = request.objective is None or request.is_declined
-                    self._count(request, "best_effort" if is_free else "admitted")
+                if request.preemptions:  # it was counted when it first came
+                    continue
+                is_free = request.objective is None or request.is_declined
+                self._count(request, "best_effort" if is_free else "admitted")
                 if slack is not None:
                     self._slacks[bisect_left(SLACK_BOUNDS, slack)] += 1
                     self._slack_sum += slack
