@@ -9,6 +9,7 @@ so an unknown key is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -59,6 +60,12 @@ class SloRequest(Described):
     """If it cannot be attained: `reject` answers 503 with what can be; `best_effort`, the default,
     serves the request without it."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says at most what becomes of an objective that comes another way."""
+        given = (self.tpot_ms, self.ttft_ms, self.e2e_ms, self.tpot_ratio, self.stages)
+        return all(each is None for each in given)
+
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
         return SLO(
@@ -83,12 +90,16 @@ def asked_objective(
         RequestError: names the field or the header that is no positive number, the header that
             contradicts the body, and the stage whose end is no token.
     """
-    slo = asked.slo(token_id_of) if isinstance(asked, SloRequest) else asked
     added = {
         name: _number_of(headers, header)
         for name, header in SLO_HEADERS.items()
         if header in headers
     }
+    if isinstance(asked, SloRequest) and added and asked.is_empty:
+        slo = joined(None, added, classes, SLO_HEADERS)
+        assert isinstance(slo, SLO), "headers give values"
+        return replace(slo, on_unattainable=asked.on_unattainable or "best_effort")
+    slo = asked.slo(token_id_of) if isinstance(asked, SloRequest) else asked
     return joined(slo, added, classes, SLO_HEADERS)
 
 

@@ -53,6 +53,17 @@ STAGES = (Stage(20.0, until_token=END), Stage(60.0))
             SLO(tpot_ms=40.0, ttft_ms=900.0, on_unattainable="reject"),
         ),
         ({"tpot_ms": 40, "on_unattainable": None, "stages": None}, [], SLO(tpot_ms=40.0)),
+        (
+            {"on_unattainable": "reject"},
+            [("x-slo-ttft-ms", "900")],
+            SLO(ttft_ms=900.0, on_unattainable="reject"),
+        ),
+        (
+            {"on_unattainable": "reject"},
+            [("x-slo-tpot-ms", "40"), ("x-slo-e2e-ms", "9000")],
+            SLO(tpot_ms=40.0, e2e_ms=9000.0, on_unattainable="reject"),
+        ),
+        ({}, [("x-slo-tpot-ms", "40")], SLO(tpot_ms=40.0)),
     ],
 )
 def test_every_endpoint_takes_stages_and_what_becomes_of_the_unattainable(
@@ -110,9 +121,19 @@ def test_a_bad_objective_is_a_400_that_names_the_field(slo: Any, named: str, pat
     assert router.calls == []
 
 
-def test_a_header_contradicts_stages() -> None:
-    body = {**PATHS["/generate"], "slo": {"stages": [ANSWER]}}
-    error = refusal(post(FakeRouter(), body, headers=[("x-slo-tpot-ms", "60")]))
+@pytest.mark.parametrize(
+    ("slo", "value"),
+    [
+        ({"stages": [ANSWER]}, "60"),
+        ({"tpot_ms": 40, "on_unattainable": "reject"}, "60"),
+        ({"tpot_ratio": 2, "on_unattainable": "reject"}, "60"),
+        ({"on_unattainable": "reject"}, "-60"),
+        ({"on_unattainable": "reject"}, "nan"),
+    ],
+)
+def test_a_header_that_contradicts_the_body_or_is_no_number_is_named(slo: Any, value: str) -> None:
+    body = {**PATHS["/generate"], "slo": slo}
+    error = refusal(post(FakeRouter(), body, headers=[("x-slo-tpot-ms", value)]))
     assert error["param"] == "x-slo-tpot-ms"
 
 
