@@ -3,6 +3,7 @@
 Pure: asks the policy, or its pacing, about the same view with other objectives.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -36,7 +37,7 @@ def earliest_feasible(policy: AdmissionPolicy, view: EngineView, request: Reques
     patient_ms = 1e6
     tpot_ms = min((stage.tpot_ms for stage in request.stages), default=request.tpot_ms)
     if tpot_ms is not None and not admits(patient_ms, tpot_ms):
-        tpot_ms = _least(lambda ms: admits(patient_ms, ms), 2.0 * tpot_ms, patient_ms)
+        tpot_ms = _least(lambda ms: admits(patient_ms, ms), min(2.0 * tpot_ms, patient_ms), patient_ms)
         if tpot_ms is None:
             return Feasible()
     begin_ms = min(max(1.0, request.ttft_ms or 1000.0), patient_ms)
@@ -61,17 +62,19 @@ def slack_of(pacing: Pacing, load: Load, prompt: Prompt) -> float:
 
 def _least(holds: Callable[[float], bool], begin: float, most: float) -> float | None:
     """The least value that holds, to 5%, where larger ones do too, looked for around `begin`, to
-    which it is near in most cases, in steps of the factor 4; None: not even `most`."""
+    which it is near in most cases; None: not even `most`. Downwards in steps of the factor 4, to 1
+    at the least; upwards in steps of 4, 16, 256, ...: it may be any number of magnitudes away."""
     low = high = begin
     if holds(begin):
         while low > 1.0 and holds(low := max(1.0, low / 4.0)):
             high = low
     else:
-        while not holds(high := min(most, high * 4.0)):
+        step = 4.0
+        while not holds(high := min(most, high * step)):
             if high == most:
                 return None
-            low = high
+            low, step = high, step * step
     while high > 1.05 * low:
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low) * math.sqrt(high)  # the product might be too small for a number
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
