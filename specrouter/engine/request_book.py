@@ -61,10 +61,12 @@ class RequestBook:
         return self.waiting.has_objectives or any(one.objective is not None for one in running)
 
     def inherit(self, before: "RequestBook") -> None:
-        """The requests that wait, and the accounts, of an engine that has failed."""
+        """The requests that wait, the accounts, and what was learned of outputs, of an engine that
+        has failed."""
         self.waiting, self.admissions = before.waiting, before.admissions
         self.prefixes = before.prefixes
         self.slo_accounts, self.meter = before.slo_accounts, before.meter
+        self.lengths.inherit(before.lengths)
         self.margin.value = before.margin.value
 
     def follow_admission(

@@ -203,6 +203,18 @@ def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> Non
     assert after.admissions is before.admissions
 
 
+def test_an_engine_that_failed_hands_over_how_long_outputs_usually_are() -> None:
+    before, _ = book_of("")
+    for _ in range(20):
+        before.lengths.record("chat", 30)
+    after, _ = book_of("")
+    after.inherit(before)
+    assert after.lengths.quantiles() == {"chat": 30.0}
+    for _ in range(20):
+        after.lengths.record("code", 5)
+    assert before.lengths.quantiles() == {"chat": 30.0}, "an abandoned engine keeps its own"
+
+
 @pytest.mark.parametrize(
     ("is_promised", "kept", "reason", "moves"),
     [
