@@ -37,7 +37,9 @@ def earliest_feasible(policy: AdmissionPolicy, view: EngineView, request: Reques
     patient_ms = 1e6
     tpot_ms = min((stage.tpot_ms for stage in request.stages), default=request.tpot_ms)
     if tpot_ms is not None and not admits(patient_ms, tpot_ms):
-        tpot_ms = _least(lambda ms: admits(patient_ms, ms), min(2.0 * tpot_ms, patient_ms), patient_ms)
+        tpot_ms = _least(
+            lambda ms: admits(patient_ms, ms), min(2.0 * tpot_ms, patient_ms), patient_ms
+        )
         if tpot_ms is None:
             return Feasible()
     begin_ms = min(max(1.0, request.ttft_ms or 1000.0), patient_ms)

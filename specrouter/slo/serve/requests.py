@@ -115,6 +115,10 @@ def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targe
         if factor < 1.0:
             return None
         ttft_ms, tpot_ms = min(ttft_ms, factor * prompt_ms), min(tpot_ms, factor * token_ms)
+    if tpot_ms < EPS_MS:
+        return None
+    # Of larger ones, sums and products would not be finite; a TPOT of decades is none.
+    tpot_ms = tpot_ms if tpot_ms < 1e12 else math.inf
     return _Targets(min(ttft_ms, 1e12), tpot_ms, math.isfinite(ttft_ms))
 
 

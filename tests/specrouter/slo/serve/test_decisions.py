@@ -1,25 +1,52 @@
 """What holds of every decision: an engine can follow it, and nobody gets what there is not."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specrouter.engine.plan_check import PlanCheck
+from specrouter.request.objective import Stage
+from specrouter.slo.admission import Admission, AdmissionPolicy
 from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
-from specrouter.slo.serve.pacing import Autoregressive
-from specrouter.slo.serve.policy import slo
+from specrouter.slo.serve.pacing import Autoregressive, Speculative
+from specrouter.slo.serve.policy import PacingOf, slo, slos_serve
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import rising, snapshot
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
+DRAFTING = Speculative(OPT_7B, 0.7, 100.0)
 MEASURED = snapshot({"big": rising(20.0, 0.1)})
 URGENT = {"tpot_ms": 500.0, "ttft_ms": 2000.0}
 
 
-def drawn_view(draws: np.random.Generator, rows: int) -> EngineView:
+Drawn = Callable[[np.random.Generator], dict[str, Any]]
+
+
+def usual(draws: np.random.Generator) -> dict[str, Any]:
+    tpot_ms, ttft_ms = float(draws.choice([30.0, 200.0])), float(draws.choice([300.0, 5000.0]))
+    return {"tpot_ms": tpot_ms, "ttft_ms": ttft_ms}
+
+
+def odd(draws: np.random.Generator) -> dict[str, Any]:
+    """Of any size that a positive number has, and of every kind."""
+
+    def drawn(one_in: int) -> float | None:
+        sizes = [5e-324, 1e-9, 1e-5, 60.0, 9000.0, 9e11, 1e12, 1e200, 1.7e308]
+        return None if draws.integers(one_in) else float(draws.choice(sizes))
+
+    tpot_ms, later_ms = drawn(2), drawn(4)
+    asked: dict[str, Any] = {"tpot_ms": tpot_ms, "ttft_ms": drawn(2), "e2e_ms": drawn(3)}
+    if tpot_ms is not None and later_ms is not None:
+        asked["stages"] = (Stage(tpot_ms, until_tokens=9), Stage(later_ms))
+    return asked
+
+
+def drawn_view(draws: np.random.Generator, rows: int, drawn_objective: Drawn) -> EngineView:
     """Requests of all kinds, so old that some are promoted, and little memory."""
 
     def drawn(number: int, row: int | None) -> RequestView:
@@ -27,9 +54,7 @@ def drawn_view(draws: np.random.Generator, rows: int) -> EngineView:
         one = request(number, float(number), left, row=row, reserve_tokens=left + 20)
         one = replace(one, arrived_s=float(draws.choice([0.0, 39.0, 40.0])))
         if draws.random() < 0.5:
-            tpot_ms = float(draws.choice([30.0, 200.0]))
-            ttft_ms = float(draws.choice([300.0, 5000.0]))
-            one = replace(one, tpot_ms=tpot_ms, ttft_ms=ttft_ms)
+            one = replace(one, **drawn_objective(draws))
         if row is None or left:
             return replace(one, awaits_first=row is not None)
         return replace(one, decoded=3, decode_ms=float(draws.choice([60.0, 300.0])))
@@ -40,6 +65,19 @@ def drawn_view(draws: np.random.Generator, rows: int) -> EngineView:
     return replace(seen, now_s=40.0, performance=MEASURED)
 
 
+def check_decision(found: Admission, seen: EngineView, check: PlanCheck) -> None:
+    """An engine can follow it: there are rows and memory for all who are admitted."""
+    known = {one.id: one for one in (*seen.waiting, *seen.running)}
+    check.check_admission(found, [each.id for each in seen.waiting], known)
+    came, gone = ([known[each] for each in ids] for ids in (found.admitted, found.preempted))
+    assert len(came) - len(gone) <= seen.free_rows
+    assert seen.kv_free_tokens is not None
+    tokens = seen.kv_free_tokens + sum(one.reserve_tokens for one in gone)
+    assert sum(one.reserve_tokens for one in came) <= tokens
+    left = {one.id for one in seen.running} - set(found.preempted)
+    assert found.chunks.keys() <= left | set(found.admitted)
+
+
 @pytest.mark.parametrize(("chunk", "rows"), [(1, 1), (8, 4), (16, 4), (64, 8), (256, 8)])
 def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
     """Not more prompt tokens than a cycle reads, and rows and memory for all who are admitted."""
@@ -48,17 +86,30 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
     policy = slo(amortized(measured_pacing("big", chunk, most), chunk), chunk)
     check = PlanCheck(("big",), "big", (), most)
     for _ in range(60):
-        seen = drawn_view(draws, rows)
-        known = {one.id: one for one in (*seen.waiting, *seen.running)}
-        found = policy(seen)
-        check.check_admission(found, [each.id for each in seen.waiting], known)
-        came, gone = ([known[each] for each in ids] for ids in (found.admitted, found.preempted))
-        assert len(came) - len(gone) <= seen.free_rows
-        assert seen.kv_free_tokens is not None
-        tokens = seen.kv_free_tokens + sum(one.reserve_tokens for one in gone)
-        assert sum(one.reserve_tokens for one in came) <= tokens
-        left = {one.id for one in seen.running} - set(found.preempted)
-        assert found.chunks.keys() <= left | set(found.admitted)
+        seen = drawn_view(draws, rows, usual)
+        check_decision(policy(seen), seen, check)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [slo, slos_serve])
+@pytest.mark.parametrize(
+    "pacing_of",
+    [
+        lambda view: PLAIN,
+        lambda view: DRAFTING,
+        amortized(measured_pacing("big", 64, 72), 64),
+        amortized(lambda view: DRAFTING, 64),
+    ],
+)
+def test_whatever_size_objectives_are_of_an_engine_can_follow(
+    make: Callable[..., AdmissionPolicy], pacing_of: PacingOf
+) -> None:
+    """And no sum of theirs is infinite, or no number."""
+    draws = np.random.default_rng(5)
+    policy, check = make(pacing_of, 64, tells_slack=True), PlanCheck(("big",), "big", (), 1 << 20)
+    for _ in range(40):
+        seen = drawn_view(draws, 8, odd)
+        check_decision(policy(seen), seen, check)
 
 
 def test_urgent_prompts_leave_a_promoted_one_its_part_of_a_cycle() -> None:
