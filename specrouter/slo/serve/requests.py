@@ -6,7 +6,8 @@ A request has a deadline for its prompt and a TPOT for its output:
 - Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1).
 - `e2e_ms` is shared between both in proportion to their times on an idle machine, so that each may
   be slowed down by the same factor. It needs the length of the output: known, or usual for the
-  class, or the most that it may be.
+  class. Where neither is, only the first token is held to it: nobody is declined for a length that
+  nobody knows, and the first outputs of a class show what is usual.
 - What a request is behind, or ahead, is made good by the tokens that are left: those of its run of
   ten where TPOT is judged by such runs, else those of its output or stage.
 
@@ -107,7 +108,9 @@ def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targe
         return None
     tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
     tpot_ms, ttft_ms = min(tpots), request.ttft_ms or math.inf
-    if request.e2e_ms is not None:
+    if request.e2e_ms is not None and not _is_length_known(request, view):
+        ttft_ms = min(ttft_ms, request.e2e_ms)
+    elif request.e2e_ms is not None:
         prompt_ms = times.ms(max(1, request.reserve_tokens - request.max_new_tokens))
         token_ms = times.ms(1)
         outputs = max(1.0, _output_tokens(request, view) - 1.0)
@@ -122,7 +125,12 @@ def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targe
     return _Targets(min(ttft_ms, 1e12), tpot_ms, math.isfinite(ttft_ms))
 
 
+def _is_length_known(request: RequestView, view: EngineView) -> bool:
+    return request.output_tokens is not None or request.tier in view.output_tokens
+
+
 def _output_tokens(request: RequestView, view: EngineView) -> float:
+    """The most that it may be, where it is not known."""
     if request.output_tokens is not None:
         return float(request.output_tokens)
     return min(

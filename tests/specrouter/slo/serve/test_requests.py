@@ -1,5 +1,6 @@
 """What a view's requests need: deadlines and paces, of those that can still be on time."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,25 @@ def test_an_end_to_end_objective_slows_prompt_and_output_by_one_factor() -> None
     (prompt,) = sorted_requests(view([known], []), OPT_7B, FASTEST_MS).new
     assert prompt.deadline_ms == pytest.approx(2.0 * OPT_7B.ms(100))
     assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
+
+
+@pytest.mark.parametrize("tier", [None, "chat"])
+def test_a_length_that_nobody_knows_declines_nobody(tier: str | None) -> None:
+    """Only its first token is held to the objective, until the class has a usual length."""
+    e2e_ms = OPT_7B.ms(100) + 30 * OPT_7B.ms(1)
+    asked = replace(request(1, left=99, e2e_ms=e2e_ms, tier=tier), max_new_tokens=1024)
+    asked = replace(asked, reserve_tokens=100 + 1024)
+    unknown = sorted_requests(view([asked], []), OPT_7B, FASTEST_MS)
+    [prompt] = unknown.new
+    assert (prompt.deadline_ms, prompt.tpot_ms, unknown.beyond) == (e2e_ms, math.inf, ())
+    other = replace(view([asked], []), output_tokens={"other": 9.0})
+    assert sorted_requests(other, OPT_7B, FASTEST_MS).beyond == ()
+    short, long = (replace(other, output_tokens={tier: each}) for each in (16.0, 40.0))
+    [prompt] = sorted_requests(short, OPT_7B, FASTEST_MS).new
+    assert FASTEST_MS < prompt.tpot_ms < 3.0 * FASTEST_MS
+    assert sorted_requests(long, OPT_7B, FASTEST_MS).beyond == (1,)
+    late = replace(asked, e2e_ms=0.9 * OPT_7B.ms(100))
+    assert sorted_requests(view([late], []), OPT_7B, FASTEST_MS).beyond == (1,)
 
 
 def paces(**changes: Any) -> tuple[list[float], list[float], list[float]]:
