@@ -122,6 +122,7 @@ class RequestView:
         run_ms: since `decoded` was a multiple of ten, where TPOT is judged by such runs; else None.
         output_tokens: length of its output, where it is known, as in a simulation.
         declined: it is served as if it had no objective.
+        rejects: it ends, instead, when it is declined.
         awaits_first: it runs, and its first token has not come.
         drafts: cycles in which something was drafted for it; `acceptance`: share of the last draft
             that the target accepted.
@@ -150,6 +151,7 @@ class RequestView:
     run_ms: float | None = None
     output_tokens: int | None = None
     declined: bool = False
+    rejects: bool = False
     awaits_first: bool = False
     drafts: int = 0
     acceptance: float = 0.0

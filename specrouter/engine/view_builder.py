@@ -137,8 +137,7 @@ class ViewBuilder:
         reserve_tokens = request.spec.reserve_tokens
         if self._manager.is_bounded:
             reserve_tokens = self._manager.slots_for(reserve_tokens)
-        spec, pace = request.spec, request.pace
-        objective, stages = request.objective or _NOTHING, pace.stages
+        spec, pace, objective = request.spec, request.pace, request.objective or _NOTHING
         return RequestView(
             request.handle.request_id,
             request.admission_key,
@@ -159,8 +158,9 @@ class ViewBuilder:
             repeatable,
             slots,
             objective.e2e_ms,
-            stages,
+            pace.stages,
             declined=request.is_declined,
+            rejects=request.rejects,
             awaits_first=request.row is not None and not request.has_begun,
             drafts=pace.drafts,
             acceptance=pace.acceptance,

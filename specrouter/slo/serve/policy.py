@@ -124,7 +124,8 @@ class _Decision:
     def _realistic(self, asked: Sorted) -> Sorted:
         """Who asks for a TPOT that an idle machine could not keep has nothing to wait for; who has
         waited too long is best effort, as long as it waits, or, without a deadline that would
-        come, reads its prompt."""
+        come, reads its prompt. Without such a deadline, who asks to be rejected is: its objective
+        could not be attained all the time."""
         view = self.view
         beyond = tuple(one.id for one in asked.new if one.tpot_ms < self.pacing.fastest_ms)
         is_new, reads = {one.id for one in asked.new}, {one.id for one in asked.load.prompts}
@@ -136,11 +137,14 @@ class _Decision:
         running = [
             one
             for one in view.running
-            if one.id in reads and self._is_old(one) and (one.ttft_ms, one.e2e_ms) == (None, None)
+            if one.id in reads and self._is_old(one) and _has_no_deadline(one)
         ]
         if not (waiting or running):
             return asked
         moved = {one.id for one in (*waiting, *running)}
+        late = {one.id for one in waiting if one.rejects and _has_no_deadline(one)}
+        beyond = (*beyond, *sorted(late.difference(beyond)))
+        waiting = [one for one in waiting if not (one.rejects and one.id in beyond)]
         prompts = tuple(one for one in asked.load.prompts if one.id not in moved)
         return replace(
             asked,
@@ -289,3 +293,7 @@ class _Decision:
             return asked.beyond
         admitted = {each.id for each in load.prompts}
         return (*asked.beyond, *(each.id for each in asked.new if each.id not in admitted))
+
+
+def _has_no_deadline(request: RequestView) -> bool:
+    return request.ttft_ms is None and request.e2e_ms is None

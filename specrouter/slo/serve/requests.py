@@ -35,7 +35,7 @@ class Sorted:
     load: of running requests with objectives.
     new: waiting ones that could attain theirs if they were alone.
     best_effort: running ones without, or beyond, objectives, in the order of their keys.
-    waiting: the same of waiting ones.
+    waiting: the same of waiting ones, without those that are to be rejected.
     beyond: ids of waiting ones whose objectives cannot be attained any more.
     """
 
@@ -83,9 +83,11 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
         if prompt is not None and not _is_behind(request, prompt.tpot_ms, view, fastest_ms):
             new.append(prompt)
             continue
-        waiting.append(request)
-        if has_objective(request) and not request.declined:
+        is_beyond = has_objective(request) and not request.declined
+        if is_beyond:
             beyond.append(request.id)
+        if not (is_beyond and request.rejects):
+            waiting.append(request)
     load = _load(decoding, prompts)
     return Sorted(load, tuple(new), by_key(best_effort), by_key(waiting), tuple(beyond))
 

@@ -305,6 +305,7 @@ def test_who_wants_to_be_rejected_ends_with_what_is_feasible(
     bench: EngineBench, script: Scripted
 ) -> None:
     output = declined(bench, script, "reject").result(timeout=0)
+    assert [one.rejects for one in script.seen[0].waiting] == [True, False]
     assert (output.finish_reason, output.error_field) == ("error", "unattainable")
     assert output.token_ids == []
     assert output.error is not None
@@ -332,6 +333,7 @@ def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -
     script.holds, script.declines = False, True
     [output] = bench.finish([handle])
     assert output.finish_reason == "length"
+    assert not any(one.rejects for view in script.seen for one in view.running if one.decoded)
     assert bench.engine.slo_accounts.admissions()["default"].declined == 1
 
 

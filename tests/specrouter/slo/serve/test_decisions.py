@@ -155,3 +155,35 @@ def test_who_has_lost_its_tpot_before_it_was_preempted_comes_back_without_it() -
     found = slo(lambda view: PLAIN, 256)(view([lost], [idle], free_rows=0))
     assert (found.preempted, found.admitted) == ((), ())
     assert found.declined == (1,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_over"),
+    [
+        ({"tpot_ms": 100.0}, True),  # for 30 s it could not be attained
+        ({"stages": (Stage(100.0),)}, True),
+        ({"tpot_ms": 100.0, "ttft_ms": 31_500.0}, False),  # it may still come in time
+        ({"tpot_ms": 100.0, "ttft_ms": 30_500.0}, True),
+        ({"tpot_ms": 1.0}, True),
+    ],
+)
+@pytest.mark.parametrize("rejects", [False, True])
+def test_who_waited_too_long_is_rejected_if_it_asked_for_that_and_else_promoted(
+    asked: dict[str, Any], is_over: bool, rejects: bool
+) -> None:
+    """Nobody loses a row for a request that ends."""
+    old = request(1, left=20, rejects=rejects, **asked)
+    idle = replace(request(2, 5.0, left=0, row=0, decoded=5), arrived_s=30.0)
+    seen = replace(view([old], [idle], free_rows=0), now_s=31.0)
+    found = slo(lambda view: PLAIN, 256)(seen)
+    ends = rejects and is_over
+    assert (found.admitted, found.preempted) == (((), ()) if ends else ((1,), (2,)))
+    assert (1 in found.declined) or not ends
+
+
+def test_who_asks_to_be_rejected_waits_until_patience_ends() -> None:
+    asked = request(1, left=20, rejects=True, tpot_ms=100.0)
+    busy = [request(2 + row, left=0, row=row, decoded=5, **URGENT) for row in range(2)]
+    for now_s, declined in ((29.0, ()), (31.0, (1,))):
+        seen = replace(view([asked], busy, free_rows=0), now_s=now_s)
+        assert slo(lambda view: PLAIN, 256)(seen).declined == declined
