@@ -51,6 +51,7 @@ class Dispatcher:
         self._settings = RoutingSettings.of(config, longest_queue)
         self._numbers = itertools.count()
         self._prefixes = PrefixIndex()
+        fleet.when_lost(self._prefixes.forget)
         self.ages = StateAges()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
@@ -108,13 +109,10 @@ class Dispatcher:
         return NOTHING if view is None else expected_at(view, unread(request, view))
 
     def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
-        """A prompt was taken there."""
+        """A prompt was taken there. Who hears of it after the replica was lost is too late."""
         member = self._fleet.members[replica]
-        if self._caches_prefixes and member.state is not None:
+        if self._caches_prefixes and member.state is not None and member.standing == "ready":
             self._prefixes.note(replica, keys, member.state.kv_capacity_tokens)
-
-    def note_lost(self, replica: str) -> None:
-        self._prefixes.forget(replica)
 
     def _views(self, now_s: float, keys: Sequence[bytes]) -> list[ReplicaView]:
         return [

@@ -9,7 +9,7 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -18,49 +18,16 @@ from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, Experience, Measured, corrections
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaReport
 from specrouter.cluster.state import ReplicaState, ReplicaView
+from specrouter.cluster.stay import Cause, Moved, Stay, Told
 from specrouter.config import ClusterConfig
 
 logger = logging.getLogger(__name__)
 
 Standing = Literal["ready", "silent", "lost", "draining", "failed"]
-Cause = Literal["error", "silence", "drain", "lost", "endangered"]
 
+_LOST = ("lost", "draining", "failed")  # who is silent may still have all that it had
 _WATCH_S = 0.1  # how often silence is looked for
 _AGAIN_S = 0.2  # before a replica that was lost is listened to anew
-
-
-class Told:
-    """The replica has told its state."""
-
-
-class Moved(Exception):
-    """A request has to go on at another replica."""
-
-    def __init__(self, cause: Cause, reason: str) -> None:
-        super().__init__(reason)
-        self.cause = cause
-
-
-@dataclass(eq=False)
-class Stay:
-    """An attempt at a replica, since `began_s`.
-
-    Attributes:
-        inbox: of its messages, with a `Told` for each state that the replica tells by itself;
-            `Moved` among them ends it.
-        is_counted: in the replica's last state.
-        came: when tokens came, and how many.
-    """
-
-    inbox: "asyncio.Queue[object]"
-    prompt_tokens: int
-    began_s: float
-    is_counted: bool = False
-    came: list[tuple[float, int]] = field(default_factory=list)
-
-    def note(self, tokens: int) -> None:
-        if tokens:
-            self.came.append((time.monotonic(), tokens))
 
 
 @dataclass(eq=False)
@@ -111,7 +78,13 @@ class Fleet:
         self._config = config
         self.fingerprint: str | None = None  # of all, once all have told theirs
         self._changed = asyncio.Event()
+        self._when_lost: list[Callable[[str], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
+
+    def when_lost(self, listener: Callable[[str], None]) -> None:
+        """Told the name of each replica that is lost, has failed or is emptied: whichever serves
+        under that name next has begun anew."""
+        self._when_lost.append(listener)
 
     async def all_ready(self, timeout_s: float) -> None:
         """Returns when every replica has told its state.
@@ -276,6 +249,8 @@ class Fleet:
         if member.standing != standing:
             level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
             logger.log(level, "replica %s is %s%s", member.name, standing, why and f": {why}")
+            for listener in self._when_lost if standing in _LOST else ():
+                listener(member.name)
         member.standing, member.why = standing, why
         self._changed.set()
 

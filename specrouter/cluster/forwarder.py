@@ -17,12 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.endangered import Course, Escape, escaping
-from specrouter.cluster.fleet import Fleet, Moved, Stay, Told
+from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.stage import Stage
 from specrouter.cluster.state import Ranking, RoutedRequest
+from specrouter.cluster.stay import Moved, Stay, Told
 from specrouter.config import ResumeConfig
 from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
 from specrouter.request.spec import RequestSpec
@@ -249,8 +250,6 @@ class RequestForwarder:
             extra={"request_id": self._request_id},
         )
         self._declined = None
-        if moved.cause in ("drain", "lost"):
-            self._context.dispatcher.note_lost(name)
         if moved.cause not in _NO_FAILURES:
             self._fail(name, str(moved))
 

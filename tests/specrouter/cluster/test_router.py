@@ -387,7 +387,9 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     assert router.routings()[-1]["policy"] == "round-robin"
 
 
-def test_a_prompt_goes_where_its_beginning_was_read(settings: Settings) -> None:
+def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
+    settings: Settings,
+) -> None:
     routing = {**NEWS, "policy": "flowguard"}
     prompt = [7 + at % 40 for at in range(200)]
     params = SamplingParams(max_new_tokens=2, ignore_eos=True)
@@ -397,6 +399,15 @@ def test_a_prompt_goes_where_its_beginning_was_read(settings: Settings) -> None:
         first, *others = cluster.router.routings()
         assert [one["replica"] for one in others] == [first["replica"]] * 2
         assert others[-1]["terms"][first["replica"]]["C"] == pytest.approx(128 / 200)
+
+        [link] = [link for link in cluster.links if link.name == first["replica"]]
+        cluster.router._loop.call(link.kill)
+        wait_until(lambda: not ready(cluster))
+        cluster.router._loop.call(link.revive)
+        wait_until(lambda: ready(cluster))
+        asyncio.run(served(cluster, [RequestArgs(prompt, params, None, None)]))
+        last = cluster.router.routings()[-1]
+        assert last["terms"][link.name]["C"] == 0.0, "whoever is in its place has read nothing"
 
 
 def test_states_are_fresh(cluster: Cluster) -> None:
