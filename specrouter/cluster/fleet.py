@@ -181,12 +181,24 @@ class Fleet:
         self._set(member, "draining", "it is being restarted")
         self._evict(member, "drain", f"{name} is emptied")
 
-    async def restarted(self, name: str) -> None:
-        """Puts a new replica in the place of a drained one."""
-        member = self.members[name]
-        await member.link.restart()
-        member.told = None
-        self._set(member, "lost", "it has been restarted")
+    async def restarted(self, name: str, timeout_s: float) -> None:
+        """Puts a new replica in the place of a drained one. Raises `TimeoutError`, and whatever
+        went wrong; then whoever still speaks under that name serves again."""
+        member, why = self.members[name], "its restart has failed"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await member.link.restart()
+            why = "it has been restarted"
+        finally:
+            member.told = None
+            self._set(member, "lost", why)
+
+    async def others_back(self, name: str, timeout_s: float) -> None:
+        """Returns when all others serve, but those that are over. Raises `TimeoutError`."""
+        others = [member for member in self.members.values() if member.name != name]
+        async with asyncio.timeout(timeout_s):
+            while any(one.standing != "ready" and not one.is_over for one in others):
+                await self.wait_for_change(_WATCH_S)
 
     async def back(self, name: str, timeout_s: float) -> None:
         """Returns when a replica serves. Raises `TimeoutError`."""

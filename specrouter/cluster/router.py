@@ -207,12 +207,14 @@ class ClusterRouter:
     def restart_replicas(self) -> None:
         """One replica after the other, each emptied first: its requests go on elsewhere.
 
-        Raises `TimeoutError` where one does not come back.
+        Raises `TimeoutError` where one does not come back, or cannot be replaced: those after it
+        are left as they are.
         """
         for name in list(self._fleet.members):
+            self._loop.run(self._fleet.others_back(name, _FIRST_NEWS_S))
             logger.info("replica %s is being restarted", name)
             self._loop.call(partial(self._fleet.drain, name))
-            self._loop.run(self._fleet.restarted(name))
+            self._loop.run(self._fleet.restarted(name, _FIRST_NEWS_S))
             self._loop.run(self._fleet.back(name, _FIRST_NEWS_S))
 
     def performance(self) -> PerformanceSnapshot:

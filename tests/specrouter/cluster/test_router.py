@@ -9,6 +9,7 @@ import asyncio
 import copy
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
@@ -224,6 +225,37 @@ def test_a_rolling_restart_under_load_changes_nothing(
     for found in asyncio.run(both()):
         named = {(kinds[number], sample): each for (number, sample), each in found.items()}
         assert_same(named, expected)
+    assert ready(cluster)
+
+
+def test_a_rolling_restart_empties_no_replica_while_the_others_do_not_serve(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(lambda: ready(cluster))
+    first, second = cluster.router._fleet.members.values()
+    restarted: list[tuple[str, str]] = []  # who was restarted, and what the other one did then
+
+    async def restart_first() -> None:
+        restarted.append(("a-0", second.standing))
+
+    async def restart_second() -> None:
+        restarted.append(("a-1", first.standing))
+
+    monkeypatch.setattr(cluster.links[0], "restart", restart_first)
+    monkeypatch.setattr(cluster.links[1], "restart", restart_second)
+    cluster.router._loop.call(cluster.links[1].kill)
+    wait_until(lambda: second.standing == "lost")
+    with ThreadPoolExecutor(1) as operator:
+        restarting = operator.submit(cluster.router.restart_replicas)
+        try:
+            for _ in range(2):
+                told_s = first.told_s
+                wait_until(lambda told_s=told_s: first.told_s > told_s)  # type: ignore[misc]
+            assert first.standing == "ready"
+        finally:
+            cluster.router._loop.call(cluster.links[1].revive)
+        restarting.result(PATIENCE_S)
+    assert restarted == [("a-0", "ready"), ("a-1", "ready")]
     assert ready(cluster)
 
 
