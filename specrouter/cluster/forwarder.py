@@ -69,6 +69,7 @@ class RequestForwarder:
         self._failures = 0
         self._tickets: list[str] = []  # of what the first half of a pair has read
         self._declined: str | None = None  # why the last replica that was asked declined
+        self._decliner = ""  # which one that was: of a pair, the half
         self._escape: Escape | None = None  # where it goes on, since its objective is in danger
         self._escapes = 0
 
@@ -110,19 +111,35 @@ class RequestForwarder:
         asked = ranking.order[: self._context.dispatcher.hops + 1] if ranking.asks else ()
         may_decline = routed.objective is not None
         for name in asked if may_decline else ():
+            if not self._is_there(name):
+                return False
             outcome = await self._attempt(name, ranking, routed, True)
             if outcome != "declined":
                 return outcome == "done"
         if may_decline and ranking.asks and self._progress.rejects:
-            self._reject(ranking)
+            self._reject(self._ranked(routed) or ranking)
             return True
         why = f"best effort, since {self._declined}" if self._declined else None
         for name in ranking.order:
+            if not self._is_there(name):
+                return False
             outcome = await self._attempt(name, ranking, routed, False, why)
             if outcome != "declined":
                 return outcome == "done"
-        self._fail(ranking.order[0], self._declined or "no replica takes it")
+        self._fail(self._decliner, self._declined or "no replica takes it")
         return self._failures > self._context.config.limit
+
+    def _ranked(self, routed: RoutedRequest) -> Ranking | None:
+        """By what replicas have told with their answers since, and by the time that has gone."""
+        now = self._progress.routed(routed.number, routed.dice)
+        return self._context.dispatcher.rank(now, self._progress.keys, self._avoided)
+
+    def _is_there(self, name: str) -> bool:
+        """One that was lost since the ranking is not to be asked: calls to it would wait."""
+        pair = self._context.dispatcher.pairs.get(name)
+        members = self._context.fleet.members
+        halves = pair.halves if pair else (name,)
+        return all(members[half].standing == "ready" for half in halves)
 
     async def _attempt(
         self,
@@ -144,8 +161,8 @@ class RequestForwarder:
 
     async def _gone_on(self, pair: StreamPair, ranking: Ranking) -> Outcome:
         """At the half that decodes, from what the other one has read."""
-        if self._context.fleet.members[pair.decode].standing != "ready":
-            return "moved"  # it was lost meanwhile: calls to it would wait
+        if not self._is_there(pair.decode):
+            return "moved"
         routed = self._context.dispatcher.routed(self._progress, self._spec)
         if self._tickets:
             routed = replace(routed, prompt_tokens=1)
@@ -237,7 +254,7 @@ class RequestForwarder:
 
     def _decline(self, name: str, why: str) -> Outcome:
         self._context.fleet.members[name].declined += 1
-        self._declined = f"{name} declined: {why}"
+        self._declined, self._decliner = f"{name} declined: {why}", name
         return "declined"
 
     def _move(self, name: str, moved: Moved) -> None:
@@ -260,7 +277,7 @@ class RequestForwarder:
             self._end("error", cause)
 
     def _reject(self, ranking: Ranking) -> None:
-        delta = self._last("error", f"{UNATTAINABLE} at any replica now: {ranking.reason}")
+        delta = self._last("error", f"{UNATTAINABLE} at any replica now: {self._declined}")
         assert delta.output is not None
         output = replace(delta.output, feasible=feasible(ranking))
         self._deliver(replace(delta, output=output))
