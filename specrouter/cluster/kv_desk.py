@@ -1,7 +1,8 @@
 """KVDesk: where what was read for a row waits until another process takes it.
 
-Contract: what is left there under a key is taken once. What nobody takes is dropped after a while:
-its request has ended, or went on elsewhere. Imports nothing of weight, so that it can be a process.
+Contract: what is left there under a key is taken once. What nobody takes for 30 s, since its
+request has ended or went on elsewhere, is dropped when the next is left: until then it stays in
+memory. Imports nothing of weight, so that it can be a process.
 """
 
 import time
