@@ -41,8 +41,8 @@ def needed_rates(decode_ms: Floats, decoded: Ints, remaining: Ints, tpot_ms: Flo
         tpot_ms: the objectives; NaN without one.
     """
     left = np.clip(remaining, 1, _HORIZON_TOKENS)
-    left_ms = tpot_ms * (decoded + left) - decode_ms
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # of TPOTs that are next to 0, or endless
+        left_ms = tpot_ms * (decoded + left) - decode_ms
         rates = np.where(left_ms > 0.0, _MARGIN * left / np.maximum(left_ms, 0.0), np.inf)
     return np.where(np.isnan(tpot_ms), 0.0, rates)
 

@@ -69,3 +69,10 @@ def test_a_need_counts_half_where_it_is_just_met_and_nothing_where_it_is_out_of_
     spare = SPARE_TOKEN * 2.0 / 20.0
     assert worth(2.0, 0.1, 20.0) - spare == pytest.approx(0.1 / 2)
     assert worth(2.0, 1.0, 20.0) - spare < 1e-4
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("tpot_ms", "expected"), [(1.7e308, 0.0), (5e-324, np.inf)])
+def test_a_tpot_of_any_size_has_a_rate(tpot_ms: float, expected: float) -> None:
+    assert rate(5.0, 3, 9, tpot_ms) == expected
+    assert rate(0.0, 0, 9, tpot_ms) == expected
