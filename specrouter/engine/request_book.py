@@ -78,6 +78,7 @@ class RequestBook:
             self._preempt(by_id[each])
         for each in admission.declined:
             waiting[each].is_declined = True
+        self.margin.note_held_back(admission.held_back)
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:
             self.end_all([(one, "error", _unattainable(one)) for one in rejected])

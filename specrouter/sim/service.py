@@ -264,6 +264,7 @@ class SimulatedService:
         by_id = {one.id: one for one in (*self._running.values(), *self._waiting)}
         for each in admission.declined:
             by_id[each].is_declined, by_id[each].waiting_view = True, None
+        self._margin.note_held_back(admission.held_back)
         for each in admission.preempted:
             request = by_id[each]
             assert request.row is not None, "only who runs is preempted"

@@ -39,6 +39,7 @@ class Admission:
         slack: of admitted requests with objectives, by id: by which share these could be tighter;
             of a few, where many are admitted at once.
         promised: those of `admitted` whose objectives are meant to be attained.
+        held_back: how many of `declined` were declined for the margin alone, so that it narrows.
     """
 
     admitted: tuple[int, ...] = ()
@@ -52,6 +53,7 @@ class Admission:
     budget_ms: float | None = None
     slack: Mapping[int, float] = field(default_factory=dict)
     promised: frozenset[int] = frozenset()
+    held_back: int = 0
 
     @property
     def has_budget(self) -> bool:

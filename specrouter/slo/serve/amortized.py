@@ -72,6 +72,10 @@ class Amortized:
     def fastest_ms(self) -> float:
         return self.strict.fastest_ms
 
+    @property
+    def promised_ms(self) -> float:
+        return self.strict.promised_ms
+
     @cached_property
     def _token_ms(self) -> float:
         """What a prompt's token adds to a cycle."""
@@ -111,11 +115,18 @@ class Amortized:
         if tokens is not None:
             tokens -= sum(each.reserve_tokens for each in calm)
         rest = Memory(memory.rows - len(calm), tokens)
+
+        def fits(wanted: list[Prompt]) -> bool:
+            return rest.holds(wanted) and self._is_sustained(beside.joined(wanted))
+
         found: list[Prompt] = []
         for prompt in sorted(urgent, key=lambda each: each.deadline_ms)[:_MOST_NEW]:
-            found.append(prompt)
-            if not (rest.holds(found) and self._is_sustained(beside.joined(found))):
-                found.remove(max(found, key=lambda each: each.tokens))
+            wanted = [*found, prompt]
+            if not fits(wanted):
+                wanted.remove(max(wanted, key=lambda each: each.tokens))
+                if wanted == found or not fits(wanted):  # TPOTs may be what is too much of it
+                    continue
+            found = wanted
         return (*calm, *found)
 
     def batch(self, load: Load, batch_ms: float) -> Batch:

@@ -101,6 +101,10 @@ class Pacing(Protocol):
     def fastest_ms(self) -> float:
         """TPOT of a request alone."""
 
+    @property
+    def promised_ms(self) -> float:
+        """The least TPOT that is promised to a request alone."""
+
     def beside(self, tokens: int) -> "Pacing":
         """The same where so many tokens of every batch are others'."""
 
@@ -138,6 +142,10 @@ class Autoregressive:
     @property
     def fastest_ms(self) -> float:
         return self.times.ms(1)
+
+    @property
+    def promised_ms(self) -> float:
+        return self.fastest_ms
 
     def beside(self, tokens: int) -> "Autoregressive":
         return replace(self, times=Reserved(self.times, tokens))
@@ -224,6 +232,10 @@ class Speculative:
     def fastest_ms(self) -> float:
         return _fastest_ms(self)
 
+    @property
+    def promised_ms(self) -> float:
+        return self.fastest_ms / (1.0 - self.margin)
+
     def beside(self, tokens: int) -> "Speculative":
         return replace(self, times=Reserved(self.times, tokens))
 
@@ -271,30 +283,3 @@ def _speculative(pacing: Speculative, tiers_ms: tuple[float, ...]) -> Speculativ
         pacing.margin,
         pacing.steps_as_printed,
     )
-
-
-def with_prompts(pacing: Pacing, load: Load, batch: Batch) -> Batch:
-    """The batch with chunks of the load's prompts, by earliest deadline.
-
-    Prompts that could end in it and need not yet are held one token before their end, so long as
-    their requests would decode too early for the others.
-    """
-    room = batch.tokens - int(batch.lengths.sum())
-    next_ms, chunks = batch.next_ms, []
-    for prompt in load.prompts:
-        may_wait = prompt.deadline_ms >= batch.ms + next_ms - EPS_MS
-        holds = may_wait and math.isfinite(prompt.tpot_ms)
-        chunk = max(0, min(room, prompt.tokens - holds))
-        room -= chunk
-        chunks.append(chunk)
-        if chunk == prompt.tokens:
-            next_ms = min(next_ms, prompt.tpot_ms)
-    served = batch.lengths > 0
-    for place, prompt in enumerate(load.prompts):
-        if room and chunks[place] == prompt.tokens - 1:
-            chunks[place] += 1
-            if pacing.is_in_time(load.after(batch.ms, served, chunks)):
-                room -= 1
-            else:
-                chunks[place] -= 1
-    return pacing.reserved(load, replace(batch, chunks=tuple(chunks), room=room))

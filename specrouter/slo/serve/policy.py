@@ -26,9 +26,10 @@ from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
 from specrouter.slo.serve.bounds import bounded
 from specrouter.slo.serve.feasible import MOST_TOLD, slack_of
 from specrouter.slo.serve.load import Load
-from specrouter.slo.serve.pacing import Batch, Choice, Pacing, with_prompts
+from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.requests import Sorted, by_key, has_objective, sorted_requests
+from specrouter.slo.serve.reservation import with_prompts
 from specrouter.view import EngineView, RequestView
 
 PacingOf = Callable[[EngineView], Pacing]
@@ -95,6 +96,7 @@ class _Decision:
     admitted: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     waits_for_memory: bool = False
+    held_back: int = 0  # see `Admission`
 
     def admission(self) -> Admission:
         view, pacing = self.view, self.pacing
@@ -117,17 +119,20 @@ class _Decision:
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort(asked)
         admission = self._written(asked, load, batch, fixed)
-        return replace(admission, promised=frozenset(prompt.id for prompt in came))
+        promised = frozenset(prompt.id for prompt in came)
+        return replace(admission, promised=promised, held_back=self.held_back)
 
     # Who is admitted
 
     def _realistic(self, asked: Sorted) -> Sorted:
-        """Who asks for a TPOT that an idle machine could not keep has nothing to wait for; who has
-        waited too long is best effort, as long as it waits, or, without a deadline that would
-        come, reads its prompt. Without such a deadline, who asks to be rejected is: its objective
-        could not be attained all the time."""
-        view = self.view
-        beyond = tuple(one.id for one in asked.new if one.tpot_ms < self.pacing.fastest_ms)
+        """Who asks for a TPOT that it would not be promised though it were alone has nothing to
+        wait for; who has waited too long is best effort, as long as it waits, or, without a
+        deadline that would come, reads its prompt. Without such a deadline, who asks to be rejected
+        is: its objective could not be attained all the time."""
+        view, promised_ms = self.view, self.pacing.promised_ms
+        asking = [one for one in asked.new if one.tpot_ms < promised_ms]
+        beyond = tuple(one.id for one in asking)
+        self.held_back = sum(one.tpot_ms >= self.pacing.fastest_ms for one in asking)
         is_new, reads = {one.id for one in asked.new}, {one.id for one in asked.load.prompts}
         waiting = [
             one

@@ -2,12 +2,16 @@
 
 A request has a deadline for its prompt and a TPOT for its output:
 
-- `ttft_ms` is the deadline. Without one, a request with a TPOT has `PATIENCE_MS`.
-- Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1).
-- `e2e_ms` is shared between both in proportion to their times on an idle machine, so that each may
-  be slowed down by the same factor. It needs the length of the output: known, or usual for the
-  class. Where neither is, only the first token is held to it: nobody is declined for a length that
-  nobody knows, and the first outputs of a class show what is usual.
+- `ttft_ms` is the deadline until the first token has come; then nothing is asked of it any more,
+  though a request that loses its row has its prompt to read again. Without one, a request with a
+  TPOT has `PATIENCE_MS`.
+- Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1); whether the
+  request is late is judged by the current one's.
+- What is left of `e2e_ms` is shared between prompt and output in proportion to their times on an
+  idle machine, so that each may be slowed down by the same factor. It needs the length of the
+  output: known, or usual for the class. Where neither is, only the first token is held to it:
+  nobody is declined for a length that nobody knows, and the first outputs of a class show what is
+  usual.
 - What a request is behind, or ahead, is made good by the tokens that are left: those of its run of
   ten where TPOT is judged by such runs, else those of its output or stage.
 
@@ -17,7 +21,7 @@ Pure.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,7 +76,7 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
                 prompts.append(prompt)
                 continue
         elif targets is not None and math.isfinite(targets.tpot_ms):
-            pace = _pace(request, targets.tpot_ms, view, fastest_ms)
+            pace = _pace(request, targets, view, fastest_ms)
             if pace is not None:
                 decoding.append((request.id, *pace, _left(request, view)))
                 continue
@@ -80,10 +84,11 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
     for request in view.waiting:
         targets = None if request.declined else _targets(request, view, times)
         prompt = None if targets is None else _prompt(request, targets, view, times)
-        if prompt is not None and not _is_behind(request, prompt.tpot_ms, view, fastest_ms):
+        is_behind = targets is not None and _is_behind(request, targets, view, fastest_ms)
+        if prompt is not None and not is_behind:
             new.append(prompt)
             continue
-        is_beyond = has_objective(request) and not request.declined
+        is_beyond = _asks(request, view) and not request.declined
         if is_beyond:
             beyond.append(request.id)
         if not (is_beyond and request.rejects):
@@ -104,24 +109,29 @@ def by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
     return tuple(sorted(requests, key=lambda each: each.priority_key))
 
 
+def _asks(request: RequestView, view: EngineView) -> bool:
+    """Of what is still to come."""
+    if not request.decode_ms:
+        return has_objective(request)
+    latency = request.e2e_ms is not None and _is_length_known(request, view)
+    return bool(request.stages) or request.tpot_ms is not None or latency
+
+
 def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targets | None:
-    """None: it has no objective, or one that no machine could attain."""
-    if not has_objective(request):
+    """None: it asks for nothing, or nothing any more, or for what no machine could attain."""
+    if not _asks(request, view):
         return None
     tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
     tpot_ms, ttft_ms = min(tpots), request.ttft_ms or math.inf
-    if request.e2e_ms is not None and not _is_length_known(request, view):
-        ttft_ms = min(ttft_ms, request.e2e_ms)
-    elif request.e2e_ms is not None:
-        prompt_ms = times.ms(max(1, request.reserve_tokens - request.max_new_tokens))
-        token_ms = times.ms(1)
-        outputs = max(1.0, _output_tokens(request, view) - 1.0)
-        factor = request.e2e_ms / (prompt_ms + outputs * token_ms)
-        if factor < 1.0:
+    if request.e2e_ms is not None:
+        shares = _shares(request, request.e2e_ms, view, times)
+        if shares is None:
             return None
-        ttft_ms, tpot_ms = min(ttft_ms, factor * prompt_ms), min(tpot_ms, factor * token_ms)
+        ttft_ms, tpot_ms = min(ttft_ms, shares[0]), min(tpot_ms, shares[1])
     if tpot_ms < EPS_MS:
         return None
+    if request.decode_ms:
+        ttft_ms = math.inf
     # Of larger ones, sums and products would not be finite; a TPOT of decades is none.
     tpot_ms = tpot_ms if tpot_ms < 1e12 else math.inf
     return _Targets(min(ttft_ms, 1e12), tpot_ms, math.isfinite(ttft_ms))
@@ -129,6 +139,21 @@ def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targe
 
 def _is_length_known(request: RequestView, view: EngineView) -> bool:
     return request.output_tokens is not None or request.tier in view.output_tokens
+
+
+def _shares(
+    request: RequestView, e2e_ms: float, view: EngineView, times: BatchTime
+) -> tuple[float, float] | None:
+    """TTFT and TPOT that an end-to-end latency leaves; None: not enough for either."""
+    if not _is_length_known(request, view):
+        return e2e_ms, math.inf
+    waited_ms = 1000.0 * (view.now_s - request.arrived_s)
+    outputs = max(1.0, _output_tokens(request, view) - 1.0)
+    if request.decode_ms:
+        return math.inf, max(0.0, e2e_ms - waited_ms + request.decode_ms) / outputs
+    prompt_ms, token_ms = times.ms(request.prompt_left + 1), times.ms(1)
+    factor = (e2e_ms - waited_ms) / (prompt_ms + outputs * token_ms)
+    return None if factor < 1.0 else (waited_ms + factor * prompt_ms, factor * token_ms)
 
 
 def _output_tokens(request: RequestView, view: EngineView) -> float:
@@ -179,31 +204,35 @@ def _prompt(
     )
 
 
-def _is_behind(request: RequestView, tpot_ms: float, view: EngineView, fastest_ms: float) -> bool:
+def _is_behind(
+    request: RequestView, targets: _Targets, view: EngineView, fastest_ms: float
+) -> bool:
     """Has it lost its TPOT in the row that was taken from it?"""
-    if not request.decode_ms or math.isinf(tpot_ms):
+    if not request.decode_ms or math.isinf(targets.tpot_ms):
         return False
-    return _pace(request, tpot_ms, view, fastest_ms) is None
+    return _pace(request, targets, view, fastest_ms) is None
 
 
 def _pace(
-    request: RequestView, tpot_ms: float, view: EngineView, fastest_ms: float
+    request: RequestView, targets: _Targets, view: EngineView, fastest_ms: float
 ) -> tuple[float, float] | None:
     """When the next token is due, and the TPOT from now on; None: it cannot be on time any more.
 
     Where TPOT is judged by runs of ten tokens, a run that fell behind is to be on time at its end.
     Else it is the mean over the output, and what was gained or lost so far is spread over the rest.
     """
+    tpot_ms = min(request.stages[0].tpot_ms, 1e12) if request.stages else targets.tpot_ms
     if request.run_ms is None:
         left = _left(request, view)
         pace_ms = tpot_ms + (request.decoded * tpot_ms - request.decode_ms) / left
-        return None if pace_ms < fastest_ms else (pace_ms, pace_ms)
+        due_ms = pace_ms = min(pace_ms, targets.tpot_ms) if request.stages else pace_ms
+        return None if pace_ms < fastest_ms else (due_ms, pace_ms)
     done = request.decoded % RUN_TOKENS
     due_ms = (done + 1) * tpot_ms - request.run_ms
     if due_ms >= fastest_ms:
-        return due_ms, tpot_ms
+        return due_ms, targets.tpot_ms
     left = max(1, min(RUN_TOKENS - done, request.remaining))
     strengthened_ms = (due_ms + (left - 1) * tpot_ms) / left
     if strengthened_ms < fastest_ms:
         return None
-    return strengthened_ms, min(strengthened_ms, tpot_ms)
+    return strengthened_ms, min(strengthened_ms, targets.tpot_ms)

@@ -94,8 +94,12 @@ def test_nobody_is_given_up_while_all_are_in_time(load: Load, new: list[Prompt])
     assert found.in_time or not found.admitted
 
 
-@given(loads, prompts)
-def test_all_that_are_admitted_are_in_time_together(load: Load, new: list[Prompt]) -> None:
+@given(loads, prompts, st.lists(st.floats(8.0, 120.0), min_size=5, max_size=5))
+@settings(max_examples=300)
+def test_all_that_are_admitted_are_in_time_together(
+    load: Load, new: list[Prompt], tpots_ms: list[float]
+) -> None:
+    new = [replace(each, tpot_ms=ms) for each, ms in zip(new, tpots_ms, strict=False)]
     found = PACING.choose(load, new, ROOMY)
     lighter = load.without_neediest(found.given_up)
     assert PACING.is_in_time(lighter.joined(found.admitted)) or not found.in_time

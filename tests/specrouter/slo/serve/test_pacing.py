@@ -3,8 +3,9 @@
 import numpy as np
 
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Autoregressive, Speculative, with_prompts
+from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.program import Memory
+from specrouter.slo.serve.reservation import with_prompts
 from tests.specrouter.slo_machines import OPT_7B
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)

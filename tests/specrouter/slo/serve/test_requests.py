@@ -26,7 +26,7 @@ def test_a_deadline_counts_from_the_arrival_and_the_tightest_stage_counts() -> N
 
 def test_an_end_to_end_objective_slows_prompt_and_output_by_one_factor() -> None:
     alone_ms = OPT_7B.ms(100) + 19 * OPT_7B.ms(1)
-    known = request(1, left=100, e2e_ms=2.0 * alone_ms, output_tokens=20, reserve_tokens=120)
+    known = request(1, left=99, e2e_ms=2.0 * alone_ms, output_tokens=20)
     (prompt,) = sorted_requests(view([known], []), OPT_7B, FASTEST_MS).new
     assert prompt.deadline_ms == pytest.approx(2.0 * OPT_7B.ms(100))
     assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
@@ -90,3 +90,39 @@ def test_a_stage_is_made_good_within_itself() -> None:
     due, tpot, left = paces(stages=stages, decoded=4, decode_ms=280.0)
     assert left == [8.0]
     assert due == tpot == [pytest.approx((12 * 50.0 - 280.0) / 8)]
+
+
+def test_a_first_token_that_has_come_is_asked_for_no_more() -> None:
+    """Be it that its request has lost its row since, or that the first token came late."""
+    done = replace(request(1, left=99, ttft_ms=20_000.0), decoded=9, decode_ms=90.0)
+    asked = sorted_requests(view([done], []), OPT_7B, FASTEST_MS)
+    assert (asked.new, asked.beyond, [one.id for one in asked.waiting]) == ((), (), [1])
+    paced = replace(done, ttft_ms=100.0, tpot_ms=50.0, output_tokens=100, arrived_s=-1.0)
+    (prompt,) = sorted_requests(view([paced], []), OPT_7B, FASTEST_MS).new
+    assert prompt.can_wait
+    reading = replace(paced, row=0)
+    (prompt,) = sorted_requests(view([], [reading]), OPT_7B, FASTEST_MS).load.prompts
+    assert prompt.can_wait
+
+
+def test_who_is_late_is_judged_by_the_stage_that_runs_and_paced_by_the_tightest() -> None:
+    stages = (Stage(100.0, 20), Stage(45.0))
+    due, tpot, _ = paces(stages=stages, decoded=10, decode_ms=900.0)
+    assert due == tpot == [45.0]
+    due, tpot, left = paces(stages=stages, decoded=10, decode_ms=1600.0)
+    assert due == tpot == [pytest.approx((20 * 100.0 - 1600.0) / left[0])]
+    assert paces(stages=stages, decoded=10, decode_ms=1900.0) == ([], [], [])
+
+
+def test_a_latency_that_has_been_waited_for_is_shared_anew() -> None:
+    alone_ms = OPT_7B.ms(100) + 19 * OPT_7B.ms(1)
+    asked = request(1, left=99, e2e_ms=3.0 * alone_ms, output_tokens=20)
+    waited = replace(asked, arrived_s=-alone_ms / 1000)
+    (prompt,) = sorted_requests(view([waited], []), OPT_7B, FASTEST_MS).new
+    assert prompt.deadline_ms == pytest.approx(2.0 * OPT_7B.ms(100))
+    assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
+    gone = replace(asked, arrived_s=-2.1 * alone_ms / 1000)
+    assert sorted_requests(view([gone], []), OPT_7B, FASTEST_MS).beyond == (1,)
+    decoding = replace(waited, prompt_left=0, row=0, decoded=9, decode_ms=alone_ms / 2)
+    (pace,) = sorted_requests(view([], [decoding]), OPT_7B, FASTEST_MS).load.tpot_ms
+    assert pace == pytest.approx(2.0 * alone_ms / 10)
