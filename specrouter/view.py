@@ -156,6 +156,11 @@ class RequestView:
     drafts: int = 0
     acceptance: float = 0.0
 
+    @property
+    def has_deadline(self) -> bool:
+        """Of more than the pace of its output."""
+        return not (self.ttft_ms is self.e2e_ms is None)
+
 
 @dataclass(frozen=True, eq=False)
 class EngineView:

@@ -142,12 +142,12 @@ class _Decision:
         running = [
             one
             for one in view.running
-            if one.id in reads and self._is_old(one) and _has_no_deadline(one)
+            if one.id in reads and self._is_old(one) and not one.has_deadline
         ]
         if not (waiting or running):
             return asked
         moved = {one.id for one in (*waiting, *running)}
-        late = {one.id for one in waiting if one.rejects and _has_no_deadline(one)}
+        late = {one.id for one in waiting if one.rejects and not one.has_deadline}
         beyond = (*beyond, *sorted(late.difference(beyond)))
         waiting = [one for one in waiting if not (one.rejects and one.id in beyond)]
         prompts = tuple(one for one in asked.load.prompts if one.id not in moved)
@@ -298,7 +298,3 @@ class _Decision:
             return asked.beyond
         admitted = {each.id for each in load.prompts}
         return (*asked.beyond, *(each.id for each in asked.new if each.id not in admitted))
-
-
-def _has_no_deadline(request: RequestView) -> bool:
-    return request.ttft_ms is None and request.e2e_ms is None
