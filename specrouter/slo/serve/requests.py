@@ -148,9 +148,12 @@ def _shares(
     if not _is_length_known(request, view):
         return e2e_ms, math.inf
     waited_ms = 1000.0 * (view.now_s - request.arrived_s)
-    outputs = max(1.0, _output_tokens(request, view) - 1.0)
-    if request.decode_ms:
-        return math.inf, max(0.0, e2e_ms - waited_ms + request.decode_ms) / outputs
+    output_tokens = _output_tokens(request, view)
+    if request.decode_ms:  # a TPOT counts from where `decoded` does: the stage's begin
+        left = max(1.0, output_tokens - (request.max_new_tokens - request.remaining))
+        left_ms = max(0.0, e2e_ms - waited_ms)
+        return math.inf, (left_ms + request.decode_ms) / (request.decoded + left)
+    outputs = max(1.0, output_tokens - 1.0)
     prompt_ms, token_ms = times.ms(request.prompt_left + 1), times.ms(1)
     factor = (e2e_ms - waited_ms) / (prompt_ms + outputs * token_ms)
     return None if factor < 1.0 else (waited_ms + factor * prompt_ms, factor * token_ms)
@@ -225,8 +228,9 @@ def _pace(
     if request.run_ms is None:
         left = _left(request, view)
         pace_ms = tpot_ms + (request.decoded * tpot_ms - request.decode_ms) / left
-        due_ms = pace_ms = min(pace_ms, targets.tpot_ms) if request.stages else pace_ms
-        return None if pace_ms < fastest_ms else (due_ms, pace_ms)
+        if request.stages:
+            pace_ms = min(pace_ms, targets.tpot_ms)
+        return None if pace_ms < fastest_ms else (pace_ms, pace_ms)
     done = request.decoded % RUN_TOKENS
     due_ms = (done + 1) * tpot_ms - request.run_ms
     if due_ms >= fastest_ms:

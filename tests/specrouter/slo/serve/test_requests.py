@@ -123,6 +123,13 @@ def test_a_latency_that_has_been_waited_for_is_shared_anew() -> None:
     assert prompt.tpot_ms == pytest.approx(2.0 * OPT_7B.ms(1))
     gone = replace(asked, arrived_s=-2.1 * alone_ms / 1000)
     assert sorted_requests(view([gone], []), OPT_7B, FASTEST_MS).beyond == (1,)
-    decoding = replace(waited, prompt_left=0, row=0, decoded=9, decode_ms=alone_ms / 2)
+    decoding = replace(
+        waited, prompt_left=0, row=0, decoded=9, remaining=10, decode_ms=alone_ms / 2
+    )
     (pace,) = sorted_requests(view([], [decoding]), OPT_7B, FASTEST_MS).load.tpot_ms
     assert pace == pytest.approx(2.0 * alone_ms / 10)
+    # In its second stage, of which it has 3 tokens, taken in a quarter of that time.
+    stages = (Stage(1e4),)
+    staged = replace(decoding, stages=stages, decoded=3, decode_ms=alone_ms / 4)
+    (pace,) = sorted_requests(view([], [staged]), OPT_7B, FASTEST_MS).load.tpot_ms
+    assert pace == pytest.approx((2.0 + 0.25) * alone_ms / 13)
