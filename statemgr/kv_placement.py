@@ -107,6 +107,15 @@ class KVPlacement:
         self._cache.remove(entry)
         self.arena.take_back(entry.owner)
 
+    def shrink(self, entry: CachedPrefix) -> None:
+        """Takes back the blocks that a prefix which became shorter needs no more."""
+        if not entry.longest:
+            self.drop(entry)
+            return
+        entry.blocks = blocks_of(entry.longest)
+        self.arena.take_back(entry.owner)
+        self.arena.give(entry.owner, entry.start, entry.blocks)
+
     def check_integrity(self) -> None:
         """Asserts that nothing has blocks but rows and prefixes, each its own."""
         assert self._leaving is None, "a prefix is on its way"

@@ -10,6 +10,7 @@ Source of the chain of hashes: vLLM's automatic prefix caching, design document.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +32,13 @@ class TokenChain:
         for start in range(0, len(self.tokens) - KV_QUANTUM + 1, KV_QUANTUM):
             block = self.tokens[start : start + KV_QUANTUM].tobytes()
             self.hashes.append(hash((self.hashes[-1], block)))
+
+    def first(self, count: int) -> "TokenChain":
+        """The chain of the first `count` tokens."""
+        chain = copy(self)
+        chain.tokens = self.tokens[:count]
+        chain.hashes = self.hashes[: count // KV_QUANTUM + 1]
+        return chain
 
 
 @dataclass(frozen=True)
@@ -121,16 +129,11 @@ class PrefixCache:
     def add(self, entry: CachedPrefix) -> None:
         """As the most recently used one."""
         self._entries[entry.owner] = entry
-        for key in _keys(entry):
-            self._index.setdefault(key, {})[entry.owner] = entry
+        self._list(entry)
 
     def remove(self, entry: CachedPrefix) -> None:
         del self._entries[entry.owner]
-        for key in _keys(entry):
-            bucket = self._index[key]
-            del bucket[entry.owner]
-            if not bucket:
-                del self._index[key]
+        self._unlist(entry)
 
     def touch(self, entry: CachedPrefix) -> None:
         """It has been used."""
@@ -157,16 +160,40 @@ class PrefixCache:
         return None
 
     def forget_model(self, name: str) -> list[CachedPrefix]:
-        """A model's store is gone. Returns the prefixes of which nothing is left."""
+        """A model's store is gone. A prefix ends where the other models' tokens do. Returns the
+        prefixes that became shorter, those of which nothing is left among them."""
+        shorter = []
         for entry in self._entries.values():
             entry.lengths.pop(name, None)
-        return [entry for entry in self if not entry.lengths]
+            if entry.longest < len(entry.chain.tokens):
+                self._shorten(entry)
+                shorter.append(entry)
+        return shorter
+
+    def _shorten(self, entry: CachedPrefix) -> None:
+        """To what its longest model has read: a text that is compared with more of it would take
+        it for the best one, and find nothing."""
+        self._unlist(entry)
+        entry.chain = entry.chain.first(entry.longest)
+        self._list(entry)
+
+    def _list(self, entry: CachedPrefix) -> None:
+        for key in _keys(entry):
+            self._index.setdefault(key, {})[entry.owner] = entry
+
+    def _unlist(self, entry: CachedPrefix) -> None:
+        for key in _keys(entry):
+            bucket = self._index[key]
+            del bucket[entry.owner]
+            if not bucket:
+                del self._index[key]
 
     def check_integrity(self) -> None:
         """Asserts that the index knows all prefixes, and no others."""
         wanted: dict[_Key, set[int]] = {}
         for entry in self._entries.values():
-            assert 0 < entry.longest == len(entry.chain.tokens) <= entry.blocks * KV_QUANTUM
+            assert 0 < entry.longest == len(entry.chain.tokens), "a prefix claims other tokens"
+            assert entry.blocks == -(-entry.longest // KV_QUANTUM), "blocks that a prefix needs not"
             assert all(entry.lengths.values()), "a model that has nothing of a prefix"
             for key in _keys(entry):
                 wanted.setdefault(key, set()).add(entry.owner)

@@ -51,16 +51,32 @@ class Found:
 
 @dataclass
 class _Sharer:
-    """A row. `leader`: whom it follows, with the number of that row's request."""
+    """A row.
+
+    Attributes:
+        leader: whom it follows, with the number of that row's request.
+        expected: tokens that the leader will have read of its own.
+        copied: by model, tokens that the row copied. What it copies again, after the model's state
+            was lost, counts once.
+        reached: by model, how many of its first tokens there were at most after a copy.
+    """
 
     number: int
     salt: str
     leader: tuple[int, int] | None = None
-    expected: int = 0  # tokens that the leader will have read of its own
-    copied: dict[str, int] = field(default_factory=dict)  # tokens, by model
+    expected: int = 0
+    copied: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def inherited(self) -> int:
+    def note(self, model: str, own: int, length: int) -> None:
+        """Tokens `own` .. `length - 1` were copied."""
+        reached = max(own, self.reached.get(model, 0))
+        self.copied[model] = self.copied.get(model, 0) + max(0, length - reached)
+        self.reached[model] = max(reached, length)
+
+    def inherited(self, model: str | None = None) -> int:
+        if model is not None:
+            return self.copied.get(model, 0)
         return max(self.copied.values(), default=0)
 
 
@@ -128,15 +144,16 @@ class PrefixSharing:
             self._copy_entry(row, found.entry, found.shared)
         elif found.row is not None:
             self._copy_row(row, found.row, found.shared)
-        counts.hits += sharer.inherited > 0
+        counts.hits += sharer.inherited() > 0
 
     def end(self, row: int) -> str | None:
         """A row ends. Returns its salt."""
         sharer = self._rows.pop(row, None)
         return None if sharer is None else sharer.salt
 
-    def inherited(self, row: int) -> int:
-        return self._rows[row].inherited if row in self._rows else 0
+    def inherited(self, row: int, model: str | None = None) -> int:
+        """See `StateManager.inherited`."""
+        return self._rows[row].inherited(model) if row in self._rows else 0
 
     def leaders(self) -> dict[int, tuple[int, int]]:
         """See `StateManager.leaders`."""
@@ -146,26 +163,25 @@ class PrefixSharing:
             if sharer.leader is not None and self._is_there(sharer.leader)
         }
 
-    def follow(self) -> dict[int, int]:
+    def follow(self) -> list[int]:
         """See `StateManager.follow`."""
-        gained: dict[int, int] = {}
-        for row, sharer in self._rows.items():
-            if sharer.leader is None:
-                continue
-            before = sharer.inherited
-            if self._is_there(sharer.leader):
-                self._copy_row(row, sharer.leader[0], sharer.expected)
-                if self._has_read(row, sharer.expected):
-                    sharer.leader = None
-            else:  # it has ended, and what it has read is cached
+        return [
+            row
+            for row, sharer in self._rows.items()
+            if sharer.leader is not None and self._follow(row, sharer, sharer.leader)
+        ]
+
+    def _follow(self, row: int, sharer: _Sharer, leader: tuple[int, int]) -> bool:
+        """Whether the row has copied anything."""
+        if self._is_there(leader):
+            has_copied = self._copy_row(row, leader[0], sharer.expected)
+            if self._has_read(row, sharer.expected):
                 sharer.leader = None
-                chain = TokenChain(self._committed(row))
-                cached = self._cache.find(chain, len(chain.tokens) - 1, sharer.salt)
-                if cached is not None:
-                    self._copy_entry(row, *cached)
-            if sharer.inherited > before:
-                gained[row] = sharer.inherited - before
-        return gained
+            return has_copied
+        sharer.leader = None  # it has ended, and what it has read is cached
+        chain = TokenChain(self._committed(row))
+        cached = self._cache.find(chain, len(chain.tokens) - 1, sharer.salt)
+        return cached is not None and self._copy_entry(row, *cached)
 
     def _has_read(self, row: int, tokens: int) -> bool:
         """Where there are models whose rows are canonical, the others read what they lack
@@ -182,17 +198,17 @@ class PrefixSharing:
         rows = np.array([row])
         return {name: int(state.lengths(rows)[0]) for name, state in self._states.items()}
 
-    def _copy_entry(self, row: int, entry: CachedPrefix, shared: int) -> None:
+    def _copy_entry(self, row: int, entry: CachedPrefix, shared: int) -> bool:
         if entry.owner in self._cache:
             self._cache.touch(entry)
         slots = entry.slots
         lengths = _bounded(entry.lengths, shared)
-        self._copy(row, {name: slots[:length] for name, length in lengths.items()})
+        return self._copy(row, {name: slots[:length] for name, length in lengths.items()})
 
-    def _copy_row(self, row: int, leader: int, shared: int) -> None:
+    def _copy_row(self, row: int, leader: int, shared: int) -> bool:
         lengths = _bounded(self._lengths(leader), shared)
         own = self._lengths(row)
-        self._copy(
+        return self._copy(
             row,
             {
                 name: self._states[name].slots_of(leader, length)
@@ -201,10 +217,11 @@ class PrefixSharing:
             },
         )
 
-    def _copy(self, row: int, held: Mapping[str, Ints]) -> None:
-        """`held`: by model, flat slots of the row's first tokens, by position."""
+    def _copy(self, row: int, held: Mapping[str, Ints]) -> bool:
+        """`held`: by model, flat slots of the row's first tokens, by position. Returns whether any
+        were copied."""
         sharer, tokens = self._rows[row], self._committed(row)
-        before = sharer.inherited
+        before, has_copied = sharer.inherited(), False
         for name, slots in held.items():
             state = self._states[name]
             own = int(state.lengths(np.array([row]))[0])
@@ -216,8 +233,10 @@ class PrefixSharing:
                 logger.exception("%s: row %d could not copy what is cached", name, row)
                 self._cache.counts.failures += 1
             else:
-                sharer.copied[name] = sharer.copied.get(name, 0) + len(slots) - own
-        self._cache.counts.cached_tokens += sharer.inherited - before
+                sharer.note(name, own, len(slots))
+                has_copied = True
+        self._cache.counts.cached_tokens += sharer.inherited() - before
+        return has_copied
 
 
 def _bounded(lengths: Mapping[str, int], most: int) -> dict[str, int]:

@@ -158,9 +158,9 @@ class StateManager:
 
     # Prefixes
 
-    def follow(self) -> dict[int, int]:
-        """Rows copy what others have read meanwhile of the prompt that they share: tokens gained,
-        by row. For the time between cycles."""
+    def follow(self) -> list[int]:
+        """Rows copy what others have read meanwhile of the prompt that they share. Returns those
+        that copied anything, in any model. For the time between cycles."""
         return self._sharing.follow()
 
     def leaders(self) -> dict[int, tuple[int, int]]:
@@ -168,9 +168,9 @@ class StateManager:
         tokens that will be."""
         return self._sharing.leaders()
 
-    def inherited(self, row: int) -> int:
-        """Tokens of a row that it did not read itself."""
-        return self._sharing.inherited(row)
+    def inherited(self, row: int, model: str | None = None) -> int:
+        """Tokens of a row that a model did not read for it; None: the one with the most."""
+        return self._sharing.inherited(row, model)
 
     def cached(self, chain: TokenChain, use: CacheUse) -> dict[str, int]:
         """By model: tokens that it would not have to read again, whoever runs."""
@@ -219,7 +219,7 @@ class StateManager:
         """Forgets a model's cache, as when the model is evicted."""
         self._states.pop(name, None)
         for entry in self._cache.forget_model(name):
-            self._placement.drop(entry)
+            self._placement.shrink(entry)
 
     def check_integrity(self) -> None:
         """Asserts every invariant; for the time between cycles."""

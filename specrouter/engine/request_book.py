@@ -125,8 +125,7 @@ class RequestBook:
                 with self.faults.part("prefixes"):
                     self.executor.hand_over.take(row, spec)
                 with self.faults.part("prefixes"):
-                    if not request.preemptions:  # what it finds again after one is its own
-                        request.cached_tokens = int(self.executor.prefixes.inherited(row))
+                    self._note_inherited(request)
                 rows[request.handle.request_id] = row
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
                 logger.exception("request %d cannot begin", request.handle.request_id)
@@ -135,9 +134,13 @@ class RequestBook:
 
     def follow(self) -> None:
         """Requests take over what others have read meanwhile of prompts that they share."""
-        for row, tokens in self.executor.prefixes.follow().items():
-            if not self.running[row].preemptions:
-                self.running[row].cached_tokens += tokens
+        for row in self.executor.prefixes.follow():
+            self._note_inherited(self.running[row])
+
+    def _note_inherited(self, request: RunningRequest) -> None:
+        if not request.preemptions:  # what it finds again after one is its own
+            assert request.row is not None
+            request.cached_tokens = self.executor.prefixes.inherited(request.row)
 
     def end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":

@@ -10,6 +10,7 @@ from statemgr import CacheUse, TokenChain
 class CachedPrefixes:
     def __init__(self, runtime: Runtime) -> None:
         self._manager = runtime.manager
+        self._target = runtime.pool.target
         self._is_on = runtime.settings.prefix_cache
 
     def use(self, request: RequestSpec) -> CacheUse:
@@ -25,10 +26,10 @@ class CachedPrefixes:
 
     def inherited(self, row: int) -> int:
         """Tokens of a row that the target did not read for it."""
-        return self._manager.inherited(row)
+        return self._manager.inherited(row, self._target)
 
-    def follow(self) -> dict[int, int]:
-        """Tokens that rows take over from those that have read them since, by row."""
+    def follow(self) -> list[int]:
+        """Rows take over what others have read since. Returns those that did."""
         return self._manager.follow()
 
     def waits(self, left: Mapping[int, int]) -> dict[int, int]:

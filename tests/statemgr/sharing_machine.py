@@ -165,8 +165,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule()
     def follow(self) -> None:
-        gained = self.manager.follow()
-        for row in gained:
+        for row in self.manager.follow():
             self._note_read(row)
 
     @rule(name=st.sampled_from(list(MODELS)))
@@ -185,6 +184,7 @@ class SharingMachine(RuleBasedStateMachine):
         assert self.manager.free_slots <= self.manager.kv_slots
         for row, naive in self.rows.items():
             for name in MODELS:
+                assert self.manager.inherited(row, name) < len(naive.tokens)
                 state = self.manager.state(name)
                 assert state is not None
                 length = int(state.lengths(np.array([row]))[0])

@@ -55,6 +55,58 @@ def test_random_lives_share_what_a_naive_account_says() -> None:
     run_state_machine_as_test(SharingMachine, settings=few)
 
 
+def test_a_row_that_follows_says_so_whichever_model_it_copied() -> None:
+    """The tokens of the second model are no more than those that it has in the first."""
+    machine = SharingMachine()
+    machine.open_manager(blocks=3)
+    machine.admit(kind=0, length=2, more=1, salt="b", reads=False)
+    machine.read(row=0, name="target", count=1)
+    machine.admit(kind=0, length=3, more=1, salt="b", reads=True)
+    machine.read(row=0, name="draft", count=1)
+    machine.follow()
+    machine.every_valid_slot_holds_its_texts_number()
+
+
+def test_a_prefix_whose_longest_model_is_lost_claims_what_the_others_have() -> None:
+    machine = SharingMachine()
+    machine.open_manager(blocks=3)
+    machine.admit(kind=0, length=3, more=1, salt="a", reads=False)
+    machine.read(row=0, name="draft", count=1)
+    machine.read(row=0, name="target", count=2)
+    machine.end(row=0, keep=True)
+    machine.lose_model("target")
+    machine.every_valid_slot_holds_its_texts_number()
+
+
+def test_a_prefix_that_lost_a_model_hides_no_longer_one_and_gives_back_its_memory() -> None:
+    manager = manager_of(16, models=("target", "draft"))
+    for model, tokens in (("draft", text(1, 200)), ("target", [*text(1, 200), *range(200)])):
+        row = manager.allocate(tokens, len(tokens), CacheUse("salt", reads=False))
+        assert row is not None
+        read(manager, row, model)
+        if model == "target":
+            state = manager.state("draft")
+            assert state is not None
+            state.append(np.array([row]), np.array([50]), np.array(tokens[:50]), np.arange(50))
+        manager.free(row, keep=True)
+    manager.drop_state("target")
+    manager.check_integrity()
+    assert manager.cached_slots == 3 * KV_QUANTUM  # 199 tokens and 50
+    assert manager.cached(TokenChain([*text(1, 200), *range(200)]), USE) == {"draft": 199}
+
+
+def test_what_is_copied_again_after_a_loss_counts_once() -> None:
+    manager = manager_of(16, models=("target", "draft"))
+    for _ in range(2):
+        assert manager.allocate(text(1, 300), 300, USE) is not None
+    for _ in range(3):
+        read(manager, 0, "draft")
+        assert manager.follow() == [1]
+        assert manager.inherited(1) == manager.cache_counts.cached_tokens == 299
+        manager.drop_state("draft")
+        manager.open_state("draft", LAYERS)
+
+
 @pytest.mark.exact
 def test_two_thousand_random_lives_share_what_a_naive_account_says() -> None:
     many = settings(max_examples=2_000, stateful_step_count=40, deadline=None, database=None)
@@ -157,10 +209,13 @@ def test_who_comes_together_reads_once() -> None:
     assert (first, second) == (0, 1)
     assert manager.leaders() == {1: (0, 299)}
     read(manager, 0, "draft")
-    assert manager.follow() == {1: 299}
+    assert manager.follow() == [1]
+    assert [manager.inherited(1, name) for name in ("target", "draft")] == [0, 299]
     assert manager.leaders() == {1: (0, 299)}  # of the target something is to come
     read(manager, 0)
-    assert manager.follow() == {}  # as many tokens as before, in another model
+    assert manager.follow() == [1]
+    assert manager.follow() == []
+    assert [manager.inherited(1, name) for name in ("target", "draft")] == [299, 299]
     states = [manager.state(name) for name in ("target", "draft")]
     assert [state.lengths(np.array([1])).tolist() for state in states if state] == [[299], [299]]
     assert manager.leaders() == {}
@@ -176,7 +231,8 @@ def test_who_loses_its_leader_finds_what_that_has_read() -> None:
     manager.free(0, keep=True)
     assert manager.allocate(text(5, 10), 20, USE) == 0  # another request in the leader's row
     assert manager.leaders() == {}
-    assert manager.follow() == {1: 299, 2: 299}
+    assert manager.follow() == [1, 2]
+    assert [manager.inherited(row) for row in (1, 2)] == [299, 299]
     assert rows == [0, 1, 2]
     manager.check_integrity()
 

@@ -20,13 +20,14 @@ class Rows:
         self.refuses: set[str] = set()
         self.closed: list[int] = []
         self.kept: list[int] = []
-        self.gained: dict[int, int] = {}
+        self.copied = 7
+        self.gained: list[int] = []
         self.prefixes = self
 
     def inherited(self, row: int) -> int:
-        return 7
+        return self.copied
 
-    def follow(self) -> dict[int, int]:
+    def follow(self) -> list[int]:
         return self.gained
 
     def allocate(self, spec: Any) -> int | None:
@@ -152,7 +153,7 @@ def test_what_a_request_did_not_have_to_read_is_noted() -> None:
     second.preemptions = 1  # what it finds now is its own
     book.admit([first, second])
     assert (first.cached_tokens, second.cached_tokens) == (7, 0)
-    book.executor.gained = {0: 5, 1: 5}
+    book.executor.copied, book.executor.gained = 12, [0, 1]
     book.follow()
     assert (first.cached_tokens, second.cached_tokens) == (12, 0)
 
