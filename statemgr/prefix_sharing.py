@@ -117,12 +117,11 @@ class PrefixSharing:
             shared = common_tokens(self._committed(row), chain.tokens[:limit])
             if shared > expected:
                 leader, expected = row, shared
-        if leader is None:
-            return best
-        lengths = _bounded(self._lengths(leader), expected)
-        if max(lengths.values(), default=0) > best.longest:
-            best = Found(use, lengths, None, leader, expected)
-        if expected <= best.longest:
+            if shared > best.longest:  # whoever will have read the most may have read nothing yet
+                lengths = _bounded(self._lengths(row), shared)
+                if max(lengths.values(), default=0) > best.longest:
+                    best = Found(use, lengths, None, row, shared)
+        if leader is None or expected <= best.longest:
             return best
         return Found(use, best.lengths, best.entry, best.row, best.shared, leader, expected)
 

@@ -24,6 +24,7 @@ from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.request.spec import SpeculationOverride
 from tests.exact.arrangement import Arrangement, modes_of
 from tests.exact.greedy import greedy_params
+from tests.exact.losses import losing_models
 from tests.exact.models import pool_settings, save_family
 from tests.exact.preemption import preempting_router
 from tests.exact.report import Progress, conditions, prepare
@@ -219,11 +220,12 @@ def difference(output: RequestOutput, wanted: RequestOutput) -> str:
 
 
 def check(
-    directory: Path, dtype: str, requests: int, overlap: bool
+    directory: Path, dtype: str, requests: int, overlap: bool, losses: float = 0.0
 ) -> tuple[Figures, dict[str, Any]]:
+    """`losses`: chance of a cycle that a model loses its state before it."""
     figures = Figures()
     with routers(save_family(directory), dtype, overlap) as (cold, warm):
-        with preempting_router(warm, PREEMPTED) as disturbed:
+        with preempting_router(warm, PREEMPTED) as disturbed, losing_models(warm, losses) as lost:
             served = run(warm, requests, figures)
         warm.check_integrity()
         find_leaks(figures, served)
@@ -239,6 +241,7 @@ def check(
         "output_tokens": tokens,
         "cancelled": figures.cancelled,
         "preemptions": disturbed.count,
+        "lost": dict(lost),
         **counts,
         "control_faults": faults,
         "differing_requests": len(figures.differing),
@@ -253,6 +256,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float64"])
     parser.add_argument(
+        "--losses", type=float, default=0.0, help="chance of a cycle that a model is lost before it"
+    )
+    parser.add_argument(
         "--overlap", action="store_true", help="drafts while the target verifies, on two devices"
     )
     given = parser.parse_args(arguments)
@@ -260,7 +266,9 @@ def main(arguments: list[str] | None = None) -> int:
     reports, failed = [], False
     for dtype in given.dtypes:
         with tempfile.TemporaryDirectory() as directory:
-            figures, report = check(Path(directory), dtype, given.requests, given.overlap)
+            figures, report = check(
+                Path(directory), dtype, given.requests, given.overlap, given.losses
+            )
         reports.append(report)
         failed |= bool(figures.leaked or report["control_faults"])
         failed |= dtype == "float64" and bool(figures.differing)

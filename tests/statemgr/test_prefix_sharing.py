@@ -67,6 +67,17 @@ def test_a_row_that_follows_says_so_whichever_model_it_copied() -> None:
     machine.every_valid_slot_holds_its_texts_number()
 
 
+def test_what_a_row_has_read_is_found_though_another_will_have_read_more() -> None:
+    manager = manager_of(16)
+    for length in (100, 200):
+        assert manager.allocate(text(1, length), length, CacheUse("salt", reads=False)) is not None
+        if length == 100:
+            read(manager, 0)
+    assert manager.allocate(text(1, 300), 300, USE) == 2
+    assert manager.inherited(2) == 99
+    assert manager.leaders() == {2: (1, 200)}
+
+
 def test_a_prefix_whose_longest_model_is_lost_claims_what_the_others_have() -> None:
     machine = SharingMachine()
     machine.open_manager(blocks=3)
