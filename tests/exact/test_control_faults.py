@@ -67,12 +67,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     threads, level = torch.get_num_threads(), logging.root.manager.disable
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # a traceback for each injected failure
-    with slow_target():
-        service = Service(save_family(tmp_path_factory.mktemp("faults"), noise=0.02))
-        yield service
-        service.close()
-    logging.disable(level)
-    torch.set_num_threads(threads)
+    try:
+        with slow_target():
+            service = Service(save_family(tmp_path_factory.mktemp("faults"), noise=0.02))
+            yield service
+            service.close()
+    finally:  # after a start that failed or was skipped, too
+        logging.disable(level)
+        torch.set_num_threads(threads)
 
 
 def test_some_hundred_functions_are_found_and_called(service: Service) -> None:
