@@ -1,11 +1,12 @@
-"""`GET /docs`: a page that shows `/openapi.json` and sends requests to this service.
+"""`GET /` leads to the other pages; `GET /docs` shows `/openapi.json` and sends requests.
 
-Contract: the page needs nothing from elsewhere, so it works without the internet, and its policy
+Contract: a page needs nothing from elsewhere, so it works without the internet, and its policy
 lets it load nothing. Paths are relative: behind a proxy it may stand under a prefix.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib import resources
 
 from fastapi import FastAPI
@@ -18,8 +19,14 @@ _POLICY = (
 
 
 def add_docs_page(app: FastAPI) -> None:
-    page = resources.files("specrouter.http").joinpath("docs_page.html").read_text("utf-8")
+    for path, file in {"/": "home_page.html", "/docs": "docs_page.html"}.items():
+        app.get(path, include_in_schema=False)(_page(file))
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+
+def _page(file: str) -> Callable[[], Awaitable[Response]]:
+    text = resources.files("specrouter.http").joinpath(file).read_text("utf-8")
+
+    async def page() -> Response:
+        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
+
+    return page

@@ -34,8 +34,8 @@ from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 PROBE_PATHS = frozenset({"/health", "/metrics"})
-# Probes and scrapers read without a key; the last two show the API, which is public, and no data.
-OPEN_PATHS = PROBE_PATHS | {"/docs", "/openapi.json"}
+# Probes and scrapers read without a key; the others show the API, which is public, and no data.
+OPEN_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json"}
 
 _RETRY_AFTER_S = 1  # behind a balancer the next try meets another server
 

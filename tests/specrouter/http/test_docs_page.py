@@ -1,4 +1,4 @@
-"""The page at `/docs` works without the internet, and with keys."""
+"""The pages at `/` and `/docs` work without the internet, and with keys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.http.client import request
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def page() -> str:
@@ -27,6 +29,20 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     policy = request(FakeRouter(), "GET", "/docs").headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "connect-src 'self'" in policy
+
+
+def test_the_first_page_leads_to_every_page_that_needs_no_name_and_to_every_document() -> None:
+    home = request(FakeRouter(), "GET", "/")
+    assert home.status_code == 200
+    assert home.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in home.headers["content-security-policy"]
+    assert "//" not in home.text, "an address elsewhere"
+    links = {f"/{path}" for path in re.findall(r'href="([^"]*)"', home.text)}
+    paths = request(FakeRouter(), "GET", "/openapi.json").json()["paths"]
+    named = {path for path, one in paths.items() if "get" in one and "{" not in path}
+    assert links == named | {"/docs", "/openapi.json"}
+    documents = {file.name for file in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r"[\w-]+\.md", home.text)) == documents
 
 
 def test_pages_that_would_need_the_internet_are_not_there() -> None:
