@@ -6,6 +6,7 @@ to start another process, is skipped at that moment, and so is one that is marke
 """
 
 import subprocess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ def skip_what_takes_long(patch: pytest.MonkeyPatch) -> None:
     from transformers import PreTrainedModel
 
     patch.setattr(PreTrainedModel, "__init__", _skip("loads a model"))
-    patch.setattr(subprocess.Popen, "__init__", _skip("starts a process"))
+    for process, start in ((subprocess.Popen, "__init__"), (BaseProcess, "start")):
+        patch.setattr(process, start, _skip("starts a process"))
 
 
 def _skip(what: str) -> Any:
