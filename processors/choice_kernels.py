@@ -190,12 +190,12 @@ def noise_bits(numbers, out, count, size, IDS: tl.constexpr):
 
 @triton.jit
 def _score(value, temperature, bits):
-    """float64, from logits in float64; at temperature 0 they themselves."""
+    """float64, from logits in float64; at temperature 0 they themselves, and at NaN that."""
     uniform = (bits >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
     uniform = tl.maximum(uniform, 5.551115123125783e-17)  # 2^-54
     noise = -tl.log(-tl.log(uniform))
-    is_sampled = temperature > 0.0
-    return tl.where(is_sampled, value / tl.where(is_sampled, temperature, 1.0) + noise, value)
+    is_greedy = temperature == 0.0
+    return tl.where(is_greedy, value, value / tl.where(is_greedy, 1.0, temperature) + noise)
 
 
 @triton.jit

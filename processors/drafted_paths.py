@@ -49,8 +49,8 @@ class DraftedPaths:
             self._drafter[nodes] = number
             self._source[nodes] = np.take_along_axis(draft.places, origin + 1, axis=1)[own.real]
 
-    def accepted(self, purpose: int) -> Ints:
-        """[B] how many nodes. Waits for the device once."""
+    def accepted(self, purpose: int) -> tuple[Ints, Bools]:
+        """[B] how many nodes, and whether numbers told it. Waits for the device once."""
         p, q = [], []
         for part in parts(len(self._tokens), self._logits):
             nodes = np.arange(part.start, part.stop)
@@ -73,7 +73,8 @@ class DraftedPaths:
             which = np.flatnonzero(was_refused[part])
             q[on_device(which, p.device)] = self._drafters(refused[part][which])
             noise = self._sampler.noise(self._contexts.take(stops[part]), purpose, like=p)
-            found.append(torch.stack((emit(p, q, noise), p.isfinite().all(dim=1))))
+            ids, scores = emit(p, q, noise)
+            found.append(torch.stack((ids, scores.isfinite())))
         both = torch.cat(found, dim=1).cpu().numpy()  # the one wait
         return both[0], both[1].astype(np.bool_)
 

@@ -24,10 +24,10 @@ Source: Leviathan, Kalman, Matias, arXiv 2211.17192, algorithm 1 and appendix A.
 import numpy as np
 from torch import Tensor
 
-from processors.token_tree import Floats, Ints
+from processors.token_tree import Bools, Floats, Ints
 
 
-def accepted_lengths(p: Floats, q: Floats, sizes: Ints, uniforms: Floats) -> Ints:
+def accepted_lengths(p: Floats, q: Floats, sizes: Ints, uniforms: Floats) -> tuple[Ints, Bools]:
     """How many nodes of each of B drafts, of width 1, are accepted, [B]: uniform * q < p.
 
     Args:
@@ -35,17 +35,22 @@ def accepted_lengths(p: Floats, q: Floats, sizes: Ints, uniforms: Floats) -> Int
             verifier, and to its drafter. NaN, where there is no distribution: not accepted.
         sizes: [B] nodes of each draft.
         uniforms: [sum(sizes)] in [0, 1), of each node.
+
+    Returns:
+        Beside it, [B] whether that was told by numbers. A node that was refused for NaN was not
+        refused by the rule, and no draw can stand in its place.
     """
     rows = np.repeat(np.arange(len(sizes)), sizes)
     steps = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = np.zeros((len(sizes), int(sizes.max(initial=0))), dtype=np.int64)
-    kept[rows, steps] = uniforms * q < p
-    accepted: Ints = kept.cumprod(axis=1).sum(axis=1)
-    return accepted
+    margins = np.full((len(sizes), int(sizes.max(initial=0)) + 1), -1.0)
+    margins[rows, steps] = p - uniforms * q
+    accepted: Ints = (margins > 0).cumprod(axis=1).sum(axis=1)
+    return accepted, ~np.isnan(margins[np.arange(len(sizes)), accepted])
 
 
-def emit(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
-    """The token that stands after the accepted nodes of each of B drafts, [B].
+def emit(p: Tensor, q: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The token that stands after the accepted nodes of each of B drafts, [B], and its score [B]:
+    finite, or where any number is NaN, NaN.
 
     A draw is the argmax of log-probability plus noise, ties to the lowest id. A residual that
     rounding leaves without any mass counts as p. Does not wait for the device.
@@ -56,5 +61,6 @@ def emit(p: Tensor, q: Tensor, noise: Tensor) -> Tensor:
         noise: [B, V] float64 standard Gumbel.
     """
     residual = (p - q).clamp_(min=0)
-    has_mass = (residual > 0).any(dim=1, keepdim=True)
-    return residual.where(has_mass, p).log_().add_(noise).argmax(dim=1)
+    has_mass = residual.amax(dim=1, keepdim=True) != 0  # or NaN
+    values, ids = residual.where(has_mass, p).log_().add_(noise).max(dim=1)
+    return ids, values

@@ -1,7 +1,8 @@
 """What is done to logits before a token is chosen from them. Pure functions, row by row.
 
 Scores are [n, V], float64 but for drafts, and changed in place; a column is [n, 1]. What is
-excluded is at -inf, and NaN stays NaN. Nothing here waits for the device.
+excluded is at -inf, and NaN stays NaN: where any number turns NaN on the way, the row's best score
+is NaN, so that what was chosen is not taken for a choice. Nothing here waits for the device.
 Semantics: those of `transformers`' processors; presence and frequency penalties as in OpenAI's API.
 """
 
@@ -16,6 +17,7 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 _BLOCK = 64  # ids whose maximum is taken first
+_IN_BLOCK = torch.arange(_BLOCK)
 _MANY = 2**15  # ids from which on a CPU sorts only those that may stay
 # Scores that are worked on at once, each of 8 bytes and with a few copies beside it.
 _CPU_PART = 2**19  # of one thread: what its caches hold; more would take memory anew each time
@@ -77,8 +79,7 @@ def penalize(
 def keep_top_k(scores: Tensor, top_k: Sequence[int]) -> None:
     """Excludes what is below the k-th largest, 1 <= k <= V; ties with it stay."""
     ranks = on_device(np.array(top_k, dtype=np.int64) - 1, scores.device).unsqueeze(1)
-    threshold = top(scores, max(top_k))[0].gather(1, ranks)
-    scores.masked_fill_(scores < threshold, -math.inf)
+    _exclude_below(scores, top(scores, max(top_k))[0].gather(1, ranks))
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor) -> None:
@@ -86,6 +87,7 @@ def keep_top_p(scores: Tensor, top_p: Tensor) -> None:
 
     Rows with NaN, or with no id that is left, stay as they are.
     """
+    _mark(scores, top_p)
     if scores.device.type == "cpu" and scores.shape[-1] >= _MANY:
         for row, share in zip(scores, top_p[:, 0].tolist(), strict=True):
             _keep_share(row, share)
@@ -119,8 +121,18 @@ def _keep_share(scores: Tensor, share: float) -> None:
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> None:
     """Keeps what is at least `min_p` times as probable as the most probable id."""
-    least = scores.amax(dim=-1, keepdim=True) + min_p.log()
+    _exclude_below(scores, scores.amax(dim=-1, keepdim=True) + min_p.log())
+
+
+def _exclude_below(scores: Tensor, least: Tensor) -> None:
+    """`least`: a column."""
     scores.masked_fill_(scores < least, -math.inf)
+    _mark(scores, least)
+
+
+def _mark(scores: Tensor, limit: Tensor) -> None:
+    """Writes NaN into rows where a column has it: it is unknown there what is to be excluded."""
+    scores[:, :1].masked_fill_(limit.isnan(), math.nan)
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,9 +140,10 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
     if not _in_blocks(scores):
         values, ids = scores.max(dim=-1, keepdim=True)
         return values, ids
-    values, ids = _candidates(scores, _block_maxima(scores).argmax(dim=-1, keepdim=True))
+    maxima, block = _block_maxima(scores).max(dim=-1, keepdim=True)
+    values, ids = _candidates(scores, block)
     values, place = values.max(dim=-1, keepdim=True)
-    return values, ids.gather(1, place)
+    return torch.maximum(values, maxima), ids.gather(1, place)  # equal, unless one is NaN
 
 
 def top(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -141,24 +154,24 @@ def top(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
     if width == 1:
         return best(scores)
     width = min(width, scores.shape[-1])
-    if _in_blocks(scores) and width * _BLOCK < scores.shape[-1]:
-        # No block beyond the best `width` can hold any of the best `width`.
-        blocks = _best_first(_block_maxima(scores), width)[1].sort(dim=-1).values
-        found, among = _candidates(scores, blocks)
-    else:
-        found, among = scores, None
+    if not _in_blocks(scores) or width * _BLOCK >= scores.shape[-1]:
+        return _best_first(scores, width)
+    # No block beyond the best `width` can hold any of the best `width`.
+    maxima, blocks = _best_first(_block_maxima(scores), width)
+    found, ids = _candidates(scores, blocks.sort(dim=-1).values)
     values, place = _best_first(found, width)
-    return values, place if among is None else among.gather(1, place)
+    # The k-th best score is no less than the k-th best maximum, unless one is NaN.
+    return torch.maximum(values, maxima), ids.gather(1, place)
 
 
 def log_shares(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
     """Log-softmax [n, k] float64 of scores, at `ids`, whose scores are `values`; at most 0.
 
-    -inf of what is excluded, even where everything is.
+    -inf of what is excluded, even where everything is; NaN where `values` are.
     """
     wide = scores if scores.dtype == torch.float64 else scores.float()
     shares = wide.log_softmax(dim=-1).gather(1, ids).double()
-    return shares.clamp_(max=0.0).masked_fill_(values.isneginf(), -math.inf)
+    return torch.where(values > -math.inf, shares.clamp_(max=0.0), values)
 
 
 def log_total(scores: Tensor) -> Tensor:
@@ -197,7 +210,7 @@ def _block_maxima(scores: Tensor) -> Tensor:
 
 def _candidates(scores: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and ids [n, k * _BLOCK] in `blocks` [n, k]; beyond the last id, -inf and that id."""
-    ids = (blocks.unsqueeze(2) * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    ids = (blocks.unsqueeze(2) * _BLOCK + _IN_BLOCK).flatten(1)
     last = scores.shape[-1] - 1
     if scores.shape[-1] % _BLOCK == 0:
         return scores.gather(1, ids), ids
@@ -211,8 +224,8 @@ def column(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """[n, 1]"""
-    values = np.array(values, dtype=np.float64)
-    return torch.from_numpy(values).to(dtype).to(device, non_blocking=True).unsqueeze(1)
+    values = np.array(values, dtype=np.float64).reshape(-1, 1)
+    return torch.from_numpy(values).to(device, dtype, non_blocking=True)
 
 
 def on_device(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:

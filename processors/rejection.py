@@ -54,11 +54,11 @@ class RejectionSampling:
         tree, places = forward.tree, forward.places
         paths = DraftedPaths(sampler, forward, drafts)
         purpose = self.noise_purpose(level)
-        accepted = paths.accepted(purpose)
+        accepted, is_told = paths.accepted(purpose)
         emitted, finite_there = paths.emitted(accepted, purpose)
         finite, broken = np.ones(places.shape, np.bool_), np.zeros(places.shape, np.bool_)
         last = np.arange(len(tree.rows)), accepted  # a node is accepted by numbers only
-        finite[last] = finite_there
+        finite[last] = finite_there & is_told
         broken[places >= 0] = forward.logits.amax(dim=1).isnan().cpu().numpy()
         choices = np.zeros(places.shape, dtype=np.int64)
         choices[:, :-1] = tree.tokens

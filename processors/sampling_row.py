@@ -6,6 +6,7 @@ Not here: what is done to scores (`processors.score_edits`), and the choice (`pr
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,10 @@ from processors.grammar import Bits, TokenGrammar
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """Of one row. The defaults are greedy, and everything else off."""
+    """Of one row. The defaults are greedy, and everything else off.
+
+    Raises `ValueError` for NaN, which no comparison with a limit would notice.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -39,6 +43,13 @@ class SamplingSettings:
     stream: int = 0  # distinguishes samples that share a seed, below 2**32
     # At its beginning. `min_tokens` then holds an end back only where something else may follow.
     grammar: TokenGrammar | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, float)}
+        numbers |= {f"the bias of {token}": bias for token, bias in self.logit_bias}
+        missing = [name for name, value in numbers.items() if math.isnan(value)]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: not a number")
 
 
 @dataclass

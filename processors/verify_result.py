@@ -193,7 +193,7 @@ def joined(
     nothing = {
         "accepted": np.zeros((1, width), np.bool_),
         "choices": places_of_one.astype(np.int64),
-        "choice_log_probs": places_of_one,
+        "choice_log_probs": np.full_like(places_of_one, -np.inf),  # nothing is handed on
         "node_log_probs": np.zeros((1, width)),
         "finite": places_of_one.astype(np.bool_),
         "broken": places_of_one.astype(np.bool_),

@@ -1,5 +1,6 @@
 """The kernels of noise and choice by Triton's interpreter, or on a GPU where there is one."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,12 @@ def test_the_best_few_and_the_total_are_those_of_all_scores(width: int, dtype: t
     assert got.scores.cpu()[~whole].isnan().all()
     assert got.totals.cpu()[~whole].isnan().all()
     assert torch.equal(got.ids[:, 0].cpu()[~whole], scores[~whole].isnan().int().argmax(dim=1))
+
+
+def test_a_temperature_that_is_no_number_makes_scores_that_are_none() -> None:
+    temperatures = torch.tensor([math.nan, 0.8, 0.0]).double()
+    got = best(hostile_logits(3, torch.float32), random_keys(3), temperatures, 2)
+    assert got.scores.cpu().isnan().all(dim=1).tolist() == [True, False, False]
 
 
 def test_scores_of_single_ids_are_those_among_all() -> None:

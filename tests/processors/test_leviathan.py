@@ -32,12 +32,15 @@ def reject(
     first, roots = np.cumsum(sizes) - sizes, np.cumsum(sizes + 1) - (sizes + 1)
     drafted = tokens[row, step]
     at_nodes = p.numpy()[roots[row] + step, drafted], q.numpy()[np.arange(len(row)), drafted]
-    accepted = accepted_lengths(*at_nodes, sizes, uniforms)
+    accepted, is_told = accepted_lengths(*at_nodes, sizes, uniforms)
+    assert is_told.all()
     refused = torch.zeros((len(sizes), p.shape[1]), dtype=torch.float64)
     which = np.flatnonzero(accepted < sizes)
     refused[which] = q[(first + accepted)[which]]
     stop = roots + accepted
-    return accepted, emit(p[stop], refused, noise[stop]).numpy()
+    emitted, scores = emit(p[stop], refused, noise[stop])
+    assert scores.isfinite().all()
+    return accepted, emitted.numpy()
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from modelpool.packed_model import PackedModel
+from processors.contexts import Contexts
 from processors.drafts import DraftResult
 from processors.noise import gumbel
 from processors.rejection import RejectionSampling
+from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree, join
 from processors.verify_result import VerifyResult
@@ -164,6 +166,25 @@ def test_rejection_hands_on_what_was_accepted_before_a_place_without_a_distribut
     left = handed_on.select(np.full(2, 9), np.full(2, 9))
     assert left.sizes.tolist() == [2, 3]
     assert left.tokens[0, :2].tolist() == before
+
+
+def test_what_an_intermediate_could_not_draw_is_not_handed_on() -> None:
+    lengths = [12, 9]
+    bench = Bench(lengths, WARM)
+    tree = path_tree({row: bench.continuation(row, 2) for row in range(2)})
+    uniforms = Sampler.uniforms
+
+    def failing(sampler: Sampler, contexts: Contexts, purpose: int) -> Any:
+        if 0 in contexts.rows:
+            raise LookupError("no chance")
+        return uniforms(sampler, contexts, purpose)
+
+    with mock.patch.object(Sampler, "uniforms", failing):
+        result = verify_by_rejection(bench, tree, [DraftResult.without_logits(tree)])
+    assert result.sound.tolist() == [False, True]
+    handed_on = RejectionSampling().next_draft(result, hard_rejection=False, is_path=True).tree
+    left = handed_on.select(np.full(2, 9), np.full(2, 9))
+    assert left.sizes.tolist() == [0, result.lengths[1] + 1]
 
 
 def test_a_failed_rejection_leaves_the_state_as_before() -> None:

@@ -57,6 +57,14 @@ def test_plain_greedy_rows_are_not_copied() -> None:
     assert sampler.scores(logits, contexts_at([0, 1], [0, 0])) is logits
 
 
+def test_settings_that_are_no_numbers_are_refused() -> None:
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        with pytest.raises(ValueError, match=name):
+            SamplingSettings(**{name: math.nan})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the bias of 7"):
+        SamplingSettings(logit_bias=((3, 1.0), (7, math.nan)))
+
+
 def test_what_top_k_excludes_is_never_chosen() -> None:
     sampler, logits = open_rows(SamplingSettings(5.0, 3, 1.0, seed=1)), random_logits(1)
     best = logits[0].topk(3).indices.tolist()
