@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from processors.errors import RowFault
 from processors.logits import on_device, parts
 from specrouter.request.output import TokenLogprobs
 
@@ -24,7 +25,10 @@ class AskedLogprobs:
 
 
 def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[TokenLogprobs]]:
-    """By `logits` [m, V], for each that asks. Waits for the device once, however many ask."""
+    """By `logits` [m, V], for each that asks. Waits for the device once, however many ask.
+
+    Raises `RowFault` where one of them is no number.
+    """
     groups: dict[int, list[int]] = {}
     for index, one in enumerate(asked):
         groups.setdefault(one.count, []).append(index)
@@ -36,6 +40,8 @@ def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[
             own = logits.index_select(0, on_device(places[part], logits.device))
             shares.append(_shares(own, on_device(tokens[part], logits.device), count).flatten())
     values = torch.cat(shares).cpu().numpy()  # the one wait
+    if np.isnan(values).any():
+        raise RowFault("log-probabilities are not numbers")
     found: list[list[TokenLogprobs]] = [[] for _ in asked]
     start = 0
     for count, members in groups.items():

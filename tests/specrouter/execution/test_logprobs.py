@@ -1,6 +1,7 @@
 """Log-probabilities are the target's own, whatever drafts for it and however tokens are chosen."""
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
+from specrouter.execution.logprobs import AskedLogprobs, _shares, token_logprobs
 from specrouter.request.output import TokenLogprobs
 from specrouter.request.spec import SpeculationOverride
 
@@ -114,6 +115,26 @@ def test_deltas_bring_the_logprobs_of_their_tokens(
     output = deltas[-1].output
     assert output is not None
     assert [entry for delta in deltas for entry in delta.logprobs or ()] == output.logprobs
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_logprobs_that_are_no_numbers_end_their_request_alone(
+    router: ChainRouter, name: str
+) -> None:
+    kinds: list[dict[str, Any]] = [{name: 2}, {name: 3}]
+
+    def broken(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
+        found = _shares(logits, tokens, count)
+        return found * math.nan if count == 2 else found
+
+    with mock.patch("specrouter.execution.logprobs._shares", broken):
+        asked = [SamplingParams(max_new_tokens=4, **kind) for kind in kinds]
+        handles = [router.submit(PROMPT, params) for params in asked]
+        bad, good = (handle.result(60) for handle in handles)
+    assert bad.finish_reason == "error"
+    assert "log-probabilities are not numbers" in str(bad.error)
+    assert good.error is None
+    assert len(good.token_ids) == 4
 
 
 def test_no_logprobs_come_unasked_and_none_but_the_tokens_own_with_zero(
