@@ -11,7 +11,7 @@ from modelpool.fast.cpu import int8_refusal
 from specrouter import ChainRouter, RouterConfig
 from tests.exact.oracle import Oracle
 from tests.exact.prompts import encode, load_prompts
-from tests.exact.report import prepare
+from tests.exact.report import few_threads, prepare
 
 MAX_MODEL_LEN = 1024
 _SHARE = "one request of so many is served over paths, by the reference, which is slow"
@@ -41,7 +41,7 @@ def make_parser(
     parser.add_argument("--prompts", type=Path, help="folder of JSONL files with prompts")
     parser.add_argument("--requests", type=int, default=requests, help="at most, per arrangement")
     parser.add_argument("--new-tokens", type=int, default=new_tokens)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=few_threads())
     parser.add_argument("--reference-share", type=int, default=8, metavar="N", help=_SHARE)
     if dtypes:
         parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))

@@ -29,7 +29,7 @@ from tests.exact.comparison import Tokens, assert_whole
 from tests.exact.models import NAMES, pool_settings, save_family
 from tests.exact.noise import noise_p_values
 from tests.exact.oracle import Oracle
-from tests.exact.report import Progress, finish, prepare
+from tests.exact.report import Progress, few_threads, finish, prepare
 
 LEAST_P = 0.001
 SEEDS = {"shared-noise": 20_000, "rejection": 2_000}
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--verification", choices=tuple(SEEDS), default="shared-noise")
     parser.add_argument("--seeds", type=int, help=f"by default {SEEDS}")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=few_threads())
     options = parser.parse_args(arguments)
     prepare(options.threads)
     started = time.monotonic()

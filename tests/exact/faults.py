@@ -31,7 +31,7 @@ from tests.exact.burst import draw_burst, draw_cases, draw_shape, play
 from tests.exact.comparison import Case, assert_whole
 from tests.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
 from tests.exact.models import SAVERS, pool_settings, save_family
-from tests.exact.report import Progress, finish, prepare
+from tests.exact.report import Progress, few_threads, finish, prepare
 
 BURSTS = 20  # of one router's lifetime
 POLICIES = ("paper", "static", "ssd-smallest", "target-only")
@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=2_000, help="bursts, over all families")
     parser.add_argument("--first-lifetime", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=few_threads())
     options = parser.parse_args(arguments)
     prepare(options.threads)
     logging.disable(logging.WARNING)  # one for every injected failure

@@ -48,6 +48,11 @@ def cpu_name() -> str:
     return f"{name} (family {known.get('cpu family', '?')}, model {known.get('model', '?')})"
 
 
+def few_threads() -> int:
+    """What a check takes by default: two, or one where other checks run beside it."""
+    return min(2, torch.get_num_threads())
+
+
 def prepare(threads: int) -> None:
     """Sets torch's threads and silences `transformers`' own progress bars."""
     torch.set_num_threads(threads)
