@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
 from modelpool.checkpoint.quantization import stored_as
+from modelpool.checkpoint.text_part import TextPart, text_part
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -147,16 +148,18 @@ class _Read:
 
 
 def _read(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
-    settings = read_config(directory, config.trust_remote_code)
-    if stored_as(settings) == "int8":
-        return _from_int8(config, settings, directory)
-    return _from_pretrained(config, directory, placement)
+    part = text_part(read_config(directory, config.trust_remote_code))
+    if stored_as(part.config) == "int8":
+        return _from_int8(config, part, directory)
+    return _from_pretrained(config, part, directory, placement)
 
 
-def _from_int8(config: ModelConfig, settings: Any, directory: Path) -> _Read:
+def _from_int8(config: ModelConfig, part: TextPart, directory: Path) -> _Read:
     """Its weights in floating point, too, as transformers makes a model of them."""
     weights, stored = read_int8(directory)
-    settings = copy.deepcopy(settings)
+    weights = {part.rename(name): one for name, one in weights.items() if part.has(name)}
+    stored = {part.rename(name): one for name, one in stored.items() if part.has(name)}
+    settings = copy.deepcopy(part.config)
     for declared in ("quantization_config", "compression_config"):
         if hasattr(settings, declared):
             delattr(settings, declared)
@@ -175,8 +178,14 @@ def _from_int8(config: ModelConfig, settings: Any, directory: Path) -> _Read:
     return _Read(model, sorted(report["missing_keys"]), stored)
 
 
-def _from_pretrained(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
+def _from_pretrained(
+    config: ModelConfig, part: TextPart, directory: Path, placement: Placement
+) -> _Read:
     options: dict[str, Any] = {}
+    if part.is_composite:
+        options |= {"config": part.config, "key_mapping": dict(part.renamed)}
+    if config.dtype == "float64":  # for which experts have no other kernels
+        options["experts_implementation"] = "eager"
     if placement.max_memory:
         options["device_map"] = "sequential"  # as was accounted; "auto" evens the parts out
         options["max_memory"] = {_accelerate_key(name): n for name, n in placement.max_memory}
@@ -192,6 +201,9 @@ def _from_pretrained(config: ModelConfig, directory: Path, placement: Placement)
         **options,
     )
     model, report = loaded
+    strange = [name for name in report["unexpected_keys"] if part.has(name)]
+    if part.is_composite and strange:  # the text model computes something that its class does not
+        raise ValueError(f"{type(model).__name__} has no {strange[0]}")
     return _Read(model, sorted(report["missing_keys"]))
 
 

@@ -7,6 +7,7 @@ field's name.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,10 +15,11 @@ from modelpool.checkpoint.footprint import (
     CheckpointFacts,
     Kept,
     ModelFootprint,
+    check_served,
     read_checkpoint,
 )
 from modelpool.checkpoint.headers import Header
-from modelpool.checkpoint.source import resolve_headers, resolve_source
+from modelpool.checkpoint.source import resolve_description, resolve_headers, resolve_source
 from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 from modelpool.config import ModelConfig
 from modelpool.errors import ConfigError
@@ -46,13 +48,18 @@ class Member:
 
 def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
     headers: Sequence[Header] | None = None
-    source, revision, remote_code = config.source, config.revision, config.trust_remote_code
+    source, remote_code = config.source, config.trust_remote_code
+    resolve: dict[str, Any] = {
+        "field": field,
+        "revision": config.revision,
+        "remote_code": remote_code,
+    }
+    if source.startswith("hub:"):  # what cannot be served is not downloaded
+        check_served(resolve_description(source, **resolve), field, remote_code)
     if headers_only and config.inflate_to is None:
-        path, headers = resolve_headers(
-            source, field=field, revision=revision, remote_code=remote_code
-        )
+        path, headers = resolve_headers(source, **resolve)
     else:
-        path = resolve_source(source, field=field, revision=revision, remote_code=remote_code)
+        path = resolve_source(source, **resolve)
     if config.inflate_to is not None:
         path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
     return Member(config, field, path, _read_facts(config, path, field, headers), headers)

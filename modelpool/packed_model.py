@@ -8,7 +8,7 @@ a forward need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -16,12 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from modelpool.attention.backend import attend_of
-from modelpool.attention.packed import (
-    ATTENTION_NAME,
-    KVView,
-    OpaqueView,
-    UnsupportedAttention,
-)
+from modelpool.attention.packed import KVView, OpaqueView, UnsupportedAttention
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.errors import UnsupportedModelError
@@ -30,6 +25,7 @@ from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.llama_shape import is_llama_shaped
 from modelpool.fast.tuning import PLAIN, Tuning
+from modelpool.outline import use_packed_attention
 from modelpool.probe import (
     MOST_DIFFERENCE,
     Forward,
@@ -42,7 +38,11 @@ from modelpool.probe import (
 
 logger = logging.getLogger(__name__)
 
+_Pack = Sequence[tuple[int, int]]  # by row: first position and the one after the last
+
+# Two texts, together and alone: tokens stand in the packs at other places than in the texts.
 _PROBE_TOKENS = 9
+_PROBE_PACKS: tuple[_Pack, ...] = (((0, 6), (0, 5)), ((6, 6), (5, 9)), ((6, 9), (9, 9)))
 
 
 class PackedModel:
@@ -78,7 +78,7 @@ class PackedModel:
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(
-            2 * layer.kv_heads * layer.head_dim * layer.dtype.itemsize for layer in kv_layers
+            layer.elements_per_token * layer.dtype.itemsize for layer in kv_layers
         )
 
     @classmethod
@@ -98,24 +98,23 @@ class PackedModel:
         field = f"pool.models[{name}]"
         _refuse(model, vocab_size, field)
         model.train(False)
-        tokens = torch.arange(_PROBE_TOKENS, device=_embedding(model).device)
-        tokens = (tokens * 7919 + 11) % vocab_size
-        probe = ProbeView(_PROBE_TOKENS)
+        rows = _probe_rows(_embedding(model).device, vocab_size)
+        probe = ProbeView(_PROBE_TOKENS, rows=len(rows))
         try:
             with torch.inference_mode():
-                expected = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0]
-                _use_packed_attention(model, field)
+                alone = [model(input_ids=row[None], use_cache=False).logits[0] for row in rows]
+                use_packed_attention(model)
                 _tune(model, tuning)
                 longest = max_positions(model.config)
-                packed = cls(name, model, expected.shape[-1], longest, (), tuning)
-                got = torch.cat([packed._probe(probe, tokens, part) for part in ((0, 6), (6, 9))])
+                packed = cls(name, model, alone[0].shape[-1], longest, (), tuning)
+                got = torch.cat([packed._probe(probe, rows, pack) for pack in _PROBE_PACKS])
         except UnsupportedAttention as error:
             raise UnsupportedModelError(field, str(error)) from error
         except torch.OutOfMemoryError:
             raise  # a RuntimeError too
         except (RuntimeError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
-        check_parity(field, expected, got)
+        check_parity(field, torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS]), got)
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
@@ -201,12 +200,23 @@ class PackedModel:
         ).logits
         return logits[0, :, : self.vocab_size]
 
-    def _probe(self, view: "ProbeView", tokens: Tensor, part: tuple[int, int]) -> Tensor:
-        start, stop = part
-        view.begin(start, stop)
-        positions = torch.arange(start, stop, device=tokens.device)
-        index = torch.arange(stop - start, device=tokens.device)
-        return self.forward(tokens[start:stop], positions, view, index)
+    def _probe(self, view: ProbeView, rows: Sequence[Tensor], pack: _Pack) -> Tensor:
+        view.begin_pack(pack)
+        device = rows[0].device
+        positions = torch.cat([torch.arange(*span, device=device) for span in pack])
+        index = torch.arange(len(positions), device=device)
+        return self.forward(_picked(rows, pack), positions, view, index)
+
+
+def _probe_rows(device: torch.device, vocab_size: int) -> list[Tensor]:
+    """[2][tokens] of two texts."""
+    tokens = torch.arange(2 * _PROBE_TOKENS, device=device)
+    return list(((tokens * 7919 + 11) % vocab_size).view(2, _PROBE_TOKENS))
+
+
+def _picked(rows: Sequence[Tensor], pack: _Pack) -> Tensor:
+    """Of each row what stands at the positions that a pack has of it."""
+    return torch.cat([row[slice(*span)] for row, span in zip(rows, pack, strict=True)])
 
 
 def _refuse(model: PreTrainedModel, vocab_size: int, field: str) -> None:
@@ -228,21 +238,6 @@ def _output_rows(model: PreTrainedModel) -> int:
     """Ids that the model has logits for."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return int(head.weight.shape[0]) if head is not None else 0
-
-
-def _use_packed_attention(model: PreTrainedModel, field: str) -> None:
-    # An architecture that does not dispatch its attention only warns and stays as it was.
-    quiet = logging.getLogger("transformers.modeling_utils")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
-    try:
-        model.set_attn_implementation(ATTENTION_NAME)
-    finally:
-        quiet.setLevel(level)
-    if model.config._attn_implementation != ATTENTION_NAME:
-        raise UnsupportedModelError(
-            field, f"{type(model).__name__} does not dispatch its attention (AttentionInterface)"
-        )
 
 
 def _tune(model: PreTrainedModel, tuning: Tuning) -> None:

@@ -275,7 +275,7 @@ class PlacedMembers:
         facts = self._members[name].facts
         placement = self._placements[name]
         device = "cpu" if placement.is_on_cpu else placement.device
-        return AttentionPlace(device, facts.dtype, facts.head_dim)
+        return AttentionPlace(device, facts.dtype, facts.head_dims)
 
     def _role(self, name: str, on_cpu: bool) -> Role:
         facts = self._members[name].facts

@@ -1,7 +1,8 @@
 """The models that requests may be routed through, loaded on first use.
 
 Contract: at construction every source is resolved, every tokenizer compared, every model
-placed; what is wrong raises `ConfigError` with the field's name. No weights are read. `get` loads
+placed; what is wrong raises `ConfigError` with the field's name. No weights are read. A drafter
+that cannot be served is left out, with a warning, where another one remains. `get` loads
 on first use, once, whatever the number of threads. Under a limit the least recently used model
 that nobody holds is evicted; the target, pinned models and models in use never are.
 
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from modelpool.checkpoint.architecture import refusal
-from modelpool.checkpoint.footprint import read_config
 from modelpool.config import ModelConfig, PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -75,16 +74,15 @@ class ModelPool:
             loader: `modelpool.loader.load_model`, or a stand-in for it.
             headers_only: weights are not downloaded but to be inflated, and nothing can be loaded.
             progress: told what takes time.
+
+        Attributes:
+            left_out: by name, why a drafter that cannot be served is no member.
         """
         self.config = config
         self.target = config.target
         self.progress = progress or LoadProgress()
-        self._members = {
-            model.name: self._open(model, f"pool.models[{index}]", headers_only)
-            for index, model in enumerate(config.models)
-            if not model.is_weightless
-        }
         self._weightless = tuple(model.name for model in config.models if model.is_weightless)
+        self._members, self.left_out = self._open_all(headers_only)
         self.names = (*self._weightless, *weakest_first(self._members, config.target))
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
@@ -213,15 +211,27 @@ class ModelPool:
         """
         self._loaded.make_room(self._member(name).config.name)
 
-    def check_architectures(self) -> None:
-        """Raises `UnsupportedModelError` for a member that could not be served once loaded.
+    def _open_all(self, headers_only: bool) -> tuple[dict[str, Member], dict[str, str]]:
+        """The members that have a model, and why drafters are left out that cannot be served.
 
-        Apart from the construction, because it imports the members' modelling code.
+        Raises `UnsupportedModelError` for the target, and where no other drafter remains.
         """
-        for member in self._members.values():
-            reason = refusal(read_config(member.path, member.config.trust_remote_code))
-            if reason is not None:
-                raise UnsupportedModelError(f"{member.field}.source", reason)
+        members, refused = dict[str, Member](), dict[str, UnsupportedModelError]()
+        for index, model in enumerate(self.config.models):
+            if model.is_weightless:
+                continue
+            try:
+                members[model.name] = self._open(model, f"pool.models[{index}]", headers_only)
+            except UnsupportedModelError as error:
+                if model.name == self.config.target:
+                    raise
+                refused[model.name] = error
+        if refused and len(members) + len(self._weightless) == 1:
+            raise next(iter(refused.values()))
+        left_out = {name: str(refusal) for name, refusal in refused.items()}
+        for name, reason in left_out.items():
+            logger.warning("%r is left out: %s", name, reason)
+        return members, left_out
 
     def _open(self, model: ModelConfig, field: str, headers_only: bool) -> Member:
         model = self.config.described(model)

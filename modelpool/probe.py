@@ -4,7 +4,7 @@ It stands in for a KV store: keys and values of one request, as the layers hand 
 way it learns the layers' shapes and sliding windows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,12 +38,21 @@ class SizedForward(Protocol):
 
 @dataclass(frozen=True)
 class KVLayer:
-    """Shape and place of one attention layer's keys and values."""
+    """Shape and place of one attention layer's keys and values.
+
+    `source`: the layer whose keys and values it reads instead of its own.
+    """
 
     device: torch.device
     dtype: torch.dtype
     kv_heads: int
     head_dim: int
+    source: int | None = None
+
+    @property
+    def elements_per_token(self) -> int:
+        """That it keeps."""
+        return 0 if self.source is not None else 2 * self.kv_heads * self.head_dim
 
 
 class HasVocabulary(Protocol):
@@ -57,17 +66,41 @@ class HasVocabulary(Protocol):
     def kv_layers(self) -> tuple[KVLayer, ...]: ...
 
 
-@dataclass(frozen=True)
+class _Everywhere(Mapping[torch.device, Tensor]):
+    """A small tensor on whatever device it is asked for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, device: torch.device) -> Tensor:
+        return self._tensor.to(device)
+
+    def __iter__(self) -> Iterator[torch.device]:
+        return iter((self._tensor.device,))
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, eq=False)
 class _ProbeGroup:
-    queries: int
+    """One request's tokens of a pack. `start`, `stop`: their positions."""
+
+    row: int
+    start: int
+    stop: int
+    take: OnDevice | None
     rows: int = 1
-    take: OnDevice | None = None
     put: OnDevice | None = None
+
+    @property
+    def queries(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, eq=False)
 class _ProbePaths:
-    """Of one request that begins at slot 0 and has no tree; see `KeyPaths`."""
+    """Of requests without trees; see `KeyPaths`."""
 
     firsts: Tensor
     positions: Tensor
@@ -78,7 +111,7 @@ class _ProbePaths:
 
 @dataclass(frozen=True, eq=False)
 class _ProbeRows:
-    """Of one request that begins at slot 0 and has no tree; see `PackRows`."""
+    """The same; see `PackRows`."""
 
     counts: NDArray[np.int64]
     firsts: NDArray[np.int64]
@@ -93,12 +126,6 @@ class _ProbePlaces:
     numbers: NDArray[np.int32]
     longest: int
     path: None = None
-
-    @classmethod
-    def of(cls, start: int, stop: int) -> "_ProbePlaces":
-        positions = np.arange(start, stop, dtype=np.int32)
-        tails = np.full_like(positions, NO_TAIL)
-        return cls(np.stack((positions, np.zeros_like(positions), positions, tails)), stop)
 
 
 def probed(
@@ -116,20 +143,22 @@ def probed(
 
 
 class ProbeView:
-    """One request in a store of its own, for the parity probe.
+    """A few requests in a store of their own, for the parity probe.
 
-    It learns the layers' shapes, and `windows`: what each of them asks its masks for.
+    It learns the layers' shapes, which of them share keys and values, and `windows`: what each of
+    them asks its masks for.
     """
 
-    def __init__(self, slots: int, layers: Sequence[KVLayer] = ()) -> None:
-        """`layers`: those that are known; the others are learned."""
+    def __init__(self, slots: int, layers: Sequence[KVLayer] = (), rows: int = 1) -> None:
+        """`slots`: of each row; `layers`: those that are known; the others are learned."""
         self._slots = slots
+        self._rows = rows
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sources: dict[int, int] = {}  # by layer that shares: the first that has its keys
+        self._first: dict[tuple[object, ...], int] = {}
+        self._held: list[Tensor] = []  # so that no memory is used again before all is learned
         for number, layer in enumerate(layers):
-            shape = (slots, layer.kv_heads, layer.head_dim)
-            empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
-            self._kv[number] = (empty, torch.zeros_like(empty))
-        self._start = self._stop = 0
+            self._open(number, layer)
         self.places: PackPlaces
         self.pack_rows: PackRows
         self._reading = 0  # the layer that was read last
@@ -138,31 +167,76 @@ class ProbeView:
         self.attended = 0.0
 
     def begin(self, start: int, stop: int) -> None:
-        self._start, self._stop = start, stop
-        self.places = _ProbePlaces.of(start, stop)
-        none = np.zeros(1, dtype=np.int64)
-        self.pack_rows = _ProbeRows(none + stop - start, none, none + stop, none)
-        self.groups = (_ProbeGroup(queries=stop - start),)
+        """A pack of the first request's tokens at these positions."""
+        self.begin_pack([(start, stop)])
+
+    def begin_pack(self, spans: Sequence[tuple[int, int]]) -> None:
+        """A pack of several requests' tokens, row after row. `spans`: first position and the one
+        after the last, of each row; the rest of the rows have none."""
+        counts = np.array([stop - start for start, stop in spans], dtype=np.int64)
+        firsts = self._slots * np.arange(len(spans), dtype=np.int64)
+        stops = np.array([stop for _, stop in spans], dtype=np.int64)
+        positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
+        begins = np.repeat(firsts, counts)
+        tails = np.full_like(positions, NO_TAIL)
+        numbers = np.stack((begins + positions, begins, positions, tails)).astype(np.int32)
+        self.places = _ProbePlaces(numbers, int(stops.max()))
+        self.pack_rows = _ProbeRows(counts, firsts, stops, np.zeros_like(stops))
+        self.groups = self._groups(spans, counts)
+
+    def _groups(
+        self, spans: Sequence[tuple[int, int]], counts: NDArray[np.int64]
+    ) -> list[_ProbeGroup]:
+        ends, groups = np.cumsum(counts), list[_ProbeGroup]()
+        for row, (start, stop) in enumerate(spans):
+            if stop > start:
+                index = torch.arange(int(ends[row] - counts[row]), int(ends[row]))
+                take = _Everywhere(index) if len(spans) > 1 else None
+                groups.append(_ProbeGroup(row, start, stop, take))
+        return groups
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         if key.shape != value.shape:
-            raise UnsupportedAttention("its keys and values differ in shape")
+            shapes = f"{tuple(key.shape[1:])} and {tuple(value.shape[1:])}"
+            raise UnsupportedAttention(
+                f"layer {layer}: its keys and values differ in shape, {shapes}"
+            )
         if layer not in self._kv:
-            shape = (self._slots, *key.shape[1:])
-            self._kv[layer] = (key.new_zeros(shape), value.new_zeros(shape))
+            self._learn(layer, key, value)
+        if layer in self._sources:
+            return
+        slots = self.slots(key.device)
         for store, new in zip(self._kv[layer], (key, value), strict=True):
-            store[self._start : self._stop] = new
+            store.index_copy_(0, slots, new)
+
+    def _learn(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._held += (key, value)
+        source = self._first.setdefault((*_memory(key), *_memory(value)), layer)
+        self._open(layer, _kv_layer(key, None if source == layer else source))
+
+    def _open(self, number: int, layer: KVLayer) -> None:
+        if layer.source is not None:
+            self._sources[number] = layer.source
+            self._kv[number] = self._kv[layer.source]
+            return
+        shape = (self._rows * self._slots, layer.kv_heads, layer.head_dim)
+        empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
+        self._kv[number] = (empty, torch.zeros_like(empty))
 
     def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
-        keys, values = self._kv[layer]
+        assert isinstance(group, _ProbeGroup)
         self._reading = layer
+        keys, values = (
+            part.narrow(0, group.row * self._slots, self._slots) for part in self._kv[layer]
+        )
         return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
 
     def mask(
         self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
     ) -> Tensor:
+        assert isinstance(group, _ProbeGroup)
         self.windows[self._reading] = window
-        query = torch.arange(self._start, self._stop, device=device).unsqueeze(1)
+        query = torch.arange(group.start, group.stop, device=device).unsqueeze(1)
         slot = torch.arange(self._slots, device=device)
         allowed = slot <= query
         if window is not None:
@@ -175,17 +249,28 @@ class ProbeView:
         return self._kv[layer]
 
     def slots(self, device: torch.device) -> Tensor:
-        return torch.arange(self._start, self._stop, device=device)
+        return torch.from_numpy(self.places.numbers[0]).to(device, torch.int64)
 
     def key_paths(self, device: torch.device) -> _ProbePaths:
-        positions = torch.arange(self._start, self._stop, dtype=torch.int32, device=device)
-        none = torch.zeros_like(positions)
-        tails = torch.full_like(positions, NO_TAIL)
-        return _ProbePaths(none, positions, tails, none.unsqueeze(1), self._stop)
+        _, firsts, positions, tails = torch.from_numpy(self.places.numbers).to(device)
+        path = torch.zeros_like(firsts).unsqueeze(1)
+        return _ProbePaths(firsts, positions, tails, path, self.places.longest)
 
     def layers(self) -> tuple[KVLayer, ...]:
-        ordered = [self._kv[layer][0] for layer in sorted(self._kv)]
-        return tuple(KVLayer(k.device, k.dtype, k.shape[1], k.shape[2]) for k in ordered)
+        return tuple(
+            _kv_layer(keys, self._sources.get(layer))
+            for layer, (keys, _) in sorted(self._kv.items())
+        )
+
+
+def _kv_layer(keys: Tensor, source: int | None) -> KVLayer:
+    """Of keys [.., kv_heads, head_dim]."""
+    return KVLayer(keys.device, keys.dtype, keys.shape[-2], keys.shape[-1], source)
+
+
+def _memory(tensor: Tensor) -> tuple[object, ...]:
+    """The same of tensors that are one, whatever object each is."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def allowed_difference(dtype: torch.dtype) -> float:

@@ -87,7 +87,6 @@ class ChainRouter:
         self.pool = ModelPool.from_config(
             config.pool, kv_tokens=engine.kv_limit or engine.kv_tokens, progress=progress
         )
-        self.pool.check_architectures()
         thread = EngineThread(Engine(config, self.pool), self.pool, engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes

@@ -72,6 +72,8 @@ class ForwardView:
         )
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        if layer in self._store.shared:  # they are another layer's, and there already
+            return
         keys, values = self._store.layer(layer)
         slots = self.slots(keys.device)
         keys.index_copy_(0, slots, key)

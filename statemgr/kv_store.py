@@ -3,7 +3,7 @@
 Contract: a slot holds the key and value that one token has in every layer. The store starts as
 zeros and knows nothing of rows (`RowLayout`) or of validity, which is the mask's business
 (`ModelState`). Layers of equal shape on one device share a tensor, so that moving slots is
-one operation for all of them.
+one operation for all of them. A layer that reads another one's keys and values keeps none.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,8 @@ class LayerShape(Protocol):
     def kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def source(self) -> int | None: ...  # the layer whose keys and values it reads
 
 
 class KVStore:
@@ -33,6 +35,8 @@ class KVStore:
         self.slots = slots
         groups: dict[tuple[torch.device, torch.dtype, int, int], list[int]] = {}
         for number, layer in enumerate(layers):
+            if layer.source is not None:
+                continue
             key = (layer.device, layer.dtype, layer.kv_heads, layer.head_dim)
             groups.setdefault(key, []).append(number)
         # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value.
@@ -45,14 +49,14 @@ class KVStore:
             self._tensors.append(tensor)
             for index, number in enumerate(members):
                 self._layers[number] = (tensor[index, 0], tensor[index, 1])
+        self.own = tuple(sorted(self._layers))  # numbers of the layers that keep anything
+        sources = {at: one.source for at, one in enumerate(layers) if one.source is not None}
+        self.shared = frozenset(sources)
+        self._layers |= {number: self._layers[source] for number, source in sources.items()}
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors)
-
-    @property
-    def layers(self) -> int:
-        return len(self._layers)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

@@ -35,7 +35,7 @@ class KVFormat:
     Attributes:
         model: a fingerprint of all that their bits depend on beside the tokens.
         dtype: such as `bfloat16`.
-        layers: KV heads and head dimension of each.
+        layers: KV heads and head dimension of each that keeps keys and values.
     """
 
     model: str
@@ -45,7 +45,7 @@ class KVFormat:
     @classmethod
     def of(cls, store: KVStore, model: str) -> "KVFormat":
         """Raises `ValueError` where layers are of different dtypes."""
-        keys = [store.layer(number)[0] for number in range(store.layers)]
+        keys = [store.layer(number)[0] for number in store.own]
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in keys})
         if len(dtypes) > 1:
             raise ValueError(f"layers of different dtypes: {', '.join(dtypes)}")
@@ -151,7 +151,7 @@ def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: st
 
 def _pieces(store: KVStore, data: Bytes) -> Iterator[tuple[Tensor, Bytes]]:
     """Keys or values of each layer, [slots, kv_heads, head_dim], and their part of the bytes."""
-    parts = [part for number in range(store.layers) for part in store.layer(number)]
+    parts = [part for number in store.own for part in store.layer(number)]
     sizes = [part[0].numel() * part.element_size() for part in parts]
     count, start = len(data) // sum(sizes), 0
     for part, size in zip(parts, sizes, strict=True):

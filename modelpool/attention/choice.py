@@ -43,11 +43,11 @@ _ON_CUDA: Mapping[str, _Kernels] = {
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """What the choice depends on: a member's device, dtype and head size."""
+    """What the choice depends on: a member's device, dtype and head sizes."""
 
     device: str  # "cpu", "cuda:0"
     dtype: str
-    head_dim: int
+    head_dims: frozenset[int]
 
 
 def backend_for(asked: AttentionName, place: AttentionPlace) -> BackendName:
@@ -67,7 +67,7 @@ def refusal(asked: AttentionName, place: AttentionPlace) -> str | None:
         return f"{asked} runs on CUDA devices, and the model is on the CPU; there it is sdpa"
     if place.dtype not in kernels.dtypes:
         return f"{asked} has no kernels for {place.dtype}, only for {', '.join(kernels.dtypes)}"
-    if place.head_dim not in kernels.head_sizes:
+    for head_dim in sorted(place.head_dims.difference(kernels.head_sizes)):
         sizes = ", ".join(map(str, kernels.head_sizes))
-        return f"{asked} has no kernels for heads of {place.head_dim} numbers, only of {sizes}"
+        return f"{asked} has no kernels for heads of {head_dim} numbers, only of {sizes}"
     return kernels.source if find_spec(kernels.package) is None else None

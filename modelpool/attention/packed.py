@@ -156,12 +156,21 @@ def packed_attention_forward(
     Raises:
         UnsupportedAttention: an argument that is not known to be harmless has a value.
     """
-    unknown = sorted(k for k, v in options.items() if v is not None and k not in _HARMLESS)
-    if unknown or dropout or attention_mask is not None or packed_kv is None:
-        asked = ", ".join(unknown) or "a mask, dropout or a forward outside the engine"
-        raise UnsupportedAttention(f"its attention needs {asked}")
-    view = packed_kv.view
     number = int(module.layer_idx)  # type: ignore[arg-type]
+    unknown = [k for k, v in options.items() if v is not None and k not in _HARMLESS]
+    if not getattr(module, "is_causal", True):
+        unknown.append("both directions")
+    if attention_mask is not None:
+        unknown.append("a mask of its own")
+    if dropout:
+        unknown.append("dropout")
+    if unknown:
+        asked = ", ".join(sorted(unknown))
+        raise UnsupportedAttention(f"layer {number}: its attention needs {asked}")
+    if packed_kv is None:
+        reason = "its attention is given no keyword arguments of the forward"
+        raise UnsupportedAttention(f"layer {number}: {reason}")
+    view = packed_kv.view
     view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = AttentionLayer(number, scale, sliding_window, softcap)

@@ -21,11 +21,9 @@ def refusal(config: Any) -> str | None:
     """
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model; only decoders are supported"
-    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if unknown:
-        return f"it has layers of type {', '.join(sorted(unknown))}; only softmax attention works"
-    if getattr(config, "num_kv_shared_layers", 0):
-        return "its layers share keys and values"
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind not in _LAYER_TYPES:
+            return f"layer {layer} is of type {kind}; only softmax attention works"
     if getattr(config, "auto_map", None):
         return None  # the repository's own code, which is known when it is loaded
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -1,16 +1,18 @@
 """What a checkpoint is and needs, read from its headers without loading it.
 
-Parameters are counted from the safetensors headers, which costs a few milliseconds where
-building the model, even on the meta device, costs seconds.
+Whether it can be served, and what it keeps of a token, is told by its outline, before any file of
+weights is opened. Parameters are counted from the safetensors headers, by the types that these
+give.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -24,8 +26,12 @@ from modelpool.checkpoint.headers import (
     weight_files,
 )
 from modelpool.checkpoint.quantization import Stored, stored_as
+from modelpool.checkpoint.text_part import text_part
 from modelpool.config import Dtype, KeptWeights, Weights
 from modelpool.errors import ConfigError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from modelpool.outline import ModelOutline
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -99,7 +105,7 @@ class CheckpointFacts:
     read_bytes: int | None  # of the weights, for a token: see `WeightBytes`
     int8_read_bytes: int | None  # the same with `weights: int8`
     kv_bytes_per_token: int
-    head_dim: int
+    head_dims: frozenset[int]  # of the layers' keys
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
     eos_token_ids: frozenset[int]
@@ -136,16 +142,39 @@ def read_checkpoint(
     `kept`: by default as the checkpoint has them. `headers`: of weights that are not in the
     directory.
     """
-    try:
+    with _naming(field, directory):
         return _read(directory, dtype, kept or Kept(), trust_remote_code, headers)
+
+
+def check_served(directory: Path, field: str, trust_remote_code: bool = False) -> None:
+    """Whether a model can be served, by its configuration alone. Raises `UnsupportedModelError`
+    for `{field}.source`, or `ConfigError` where the configuration cannot be read."""
+    with _naming(field, directory):
+        _outline(read_config(directory, trust_remote_code), trust_remote_code)
+
+
+@contextmanager
+def _naming(field: str, directory: Path) -> Iterator[None]:
+    """Within it, errors of a checkpoint name its place in the configuration."""
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{field}.source", error.reason) from error
     except ConfigError as error:
         raise ConfigError(f"{field}.source", error.reason) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"cannot read the checkpoint in {str(directory)!r}: {error}"
         raise ConfigError(f"{field}.source", reason) from error
-    except AttributeError as error:  # a state-space model has no heads to count
-        reason = f"not a decoder with softmax attention in every layer: {error}"
-        raise UnsupportedModelError(f"{field}.source", reason) from error
+
+
+def _outline(config: PreTrainedConfig, trust_remote_code: bool) -> "ModelOutline":
+    # Imports the models' own code: an error of the configuration does not wait for it.
+    from modelpool.outline import UnservedModel, outline_of
+
+    try:
+        return outline_of(config, trust_remote_code)
+    except UnservedModel as error:
+        raise UnsupportedModelError("", str(error)) from error
 
 
 def read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -164,11 +193,14 @@ def _read(
     headers: Iterable[Header] | None,
 ) -> CheckpointFacts:
     config = read_config(directory, trust_remote_code)
-    text = config.get_text_config(decoder=True)
+    outline = _outline(config, trust_remote_code)
+    part = text_part(config)
+    text = part.config.get_text_config(decoder=True)
     stored = stored_as(config)
-    is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    is_tied = bool(getattr(part.config, "tie_word_embeddings", False))
     found = map(header_of, weight_files(directory)) if headers is None else headers
-    parameters = parameters_of(found, is_tied=is_tied, has_scales=stored == "int8")
+    read = parameters_of(found, is_tied=is_tied, has_scales=stored == "int8")
+    parameters = [one for one in read if part.has(one.name)]
     count = sum(one.count for one in parameters)
     loaded = _own_dtype(config, text, parameters) if dtype == "auto" else dtype
     width: float = _DTYPE_BYTES[loaded]
@@ -187,8 +219,8 @@ def _read(
         outer_bytes=taken.outer,
         read_bytes=taken.read,
         int8_read_bytes=bytes_of(is_int8=Kept("int8").is_int8(stored)).read,
-        kv_bytes_per_token=_kv_elements_per_token(text) * _DTYPE_BYTES[loaded],
-        head_dim=_head_dim(text),
+        kv_bytes_per_token=outline.kv_elements_per_token * _DTYPE_BYTES[loaded],
+        head_dims=outline.head_dims,
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
         eos_token_ids=_eos_token_ids(directory, text),
@@ -208,17 +240,6 @@ def _own_dtype(
         if tensor.dtype in _STORED_DTYPES:
             parameters[_STORED_DTYPES[tensor.dtype]] += tensor.count
     return parameters.most_common(1)[0][0] if parameters else "float32"
-
-
-def _kv_elements_per_token(config: PreTrainedConfig) -> int:
-    heads = int(config.num_attention_heads)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return 2 * int(config.num_hidden_layers) * int(kv_heads) * _head_dim(config)
-
-
-def _head_dim(config: PreTrainedConfig) -> int:
-    own = getattr(config, "head_dim", None)
-    return int(own or config.hidden_size // config.num_attention_heads)
 
 
 def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:

@@ -70,6 +70,18 @@ def resolve_source(
     return directory
 
 
+def resolve_description(
+    source: str, *, field: str, revision: str | None = None, remote_code: bool = False
+) -> Path:
+    """As `resolve_source`, without the weights of a hub repository."""
+    scheme, _, repository = source.partition(":")
+    if scheme != "hub":
+        return resolve_source(source, field=field)
+    directory = _hub(repository, revision, remote_code, field, weights=False)
+    _check_config(directory, field)
+    return directory
+
+
 def resolve_headers(
     source: str, *, field: str, revision: str | None = None, remote_code: bool = False
 ) -> tuple[Path, list[Header] | None]:
@@ -77,11 +89,10 @@ def resolve_headers(
 
     Where they are not in the local cache, the headers of their files come with the directory.
     """
+    directory = resolve_description(source, field=field, revision=revision, remote_code=remote_code)
     scheme, _, repository = source.partition(":")
     if scheme != "hub":
-        return resolve_source(source, field=field), None
-    directory = _hub(repository, revision, remote_code, field, weights=False)
-    _check_config(directory, field)
+        return directory, None
     with _hub_faults(repository, revision, field):
         if has_weights(directory):
             return directory, None

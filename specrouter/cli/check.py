@@ -54,7 +54,6 @@ def check_config(
     check_server(config.server)
     found = tuple(read_devices() if devices is None else devices)
     pool, too_large = _pool(config, found)
-    pool.check_architectures()
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
     members = _members(config, pool, read_speed)
@@ -74,6 +73,7 @@ def check_config(
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(
             *config.warnings,
+            *(f"{name!r} is left out: {reason}" for name, reason in pool.left_out.items()),
             *_pool_warnings(config, pool, members, _drafters_without_room(config, pool)),
             *_server_warnings(config.server, pool),
         ),
@@ -112,7 +112,8 @@ def _members(
 ) -> tuple[MemberReport, ...]:
     """Memory is measured once for each number of threads."""
     speed = None if read_speed is None else cache(read_speed)
-    models = [model for model in config.pool.models if not model.is_weightless]
+    models = [model for model in config.pool.models if model.name in pool.names]
+    models = [model for model in models if not model.is_weightless]
     return tuple(_member(model, pool, speed) for model in models)
 
 

@@ -79,7 +79,6 @@ class ClusterRouter:
         assert config.cluster is not None, "there is a section for it"
         self.config = config
         self.pool = ModelPool(config.pool, headers_only=True, progress=progress)
-        self.pool.check_architectures()
         self._validation = InputValidation(config, self.pool, lambda: FleetLimits(self._fleet))
         self.slo_classes = self._validation.slo_classes
         self.lanes = Lanes()

@@ -452,7 +452,6 @@ def router_without_models(
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),
         eos_token_ids=frozenset({0}),
-        check_architectures=lambda: None,
         get=lambda name: None,
     )
     monkeypatch.setattr("specrouter.router.Engine", lambda *_: engine)

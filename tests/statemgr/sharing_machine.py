@@ -140,6 +140,8 @@ class SharingMachine(RuleBasedStateMachine):
     def end(self, row: int, keep: bool) -> None:
         naive = self.rows.pop(row, None)
         if naive is not None:
+            if not keep:
+                self._note_untrusted(row)
             self.manager.free(row, keep)
             if keep and naive.salt is not None:
                 known = Known(naive.tokens, max(naive.read.values()))
@@ -156,6 +158,7 @@ class SharingMachine(RuleBasedStateMachine):
         slot = state.slots_of(row, 1)
         state.store.layer(0)[1][torch.from_numpy(slot)] = float("nan")
         del self.rows[row]
+        self._note_untrusted(row)
         self.manager.free(row, keep=True)
         if naive.salt is not None:
             other = max(length for model, length in naive.read.items() if model != name)
@@ -205,6 +208,10 @@ class SharingMachine(RuleBasedStateMachine):
             state = self.manager.state(name)
             assert state is not None
             self.rows[row].read[name] = int(state.lengths(np.array([row]))[0])
+
+    def _note_untrusted(self, row: int) -> None:
+        """A row that is not kept may be all that was left of the prefix that it took over."""
+        self.is_ample &= not self.manager.inherited(row)
 
     def _texts(self, salt: str, but: int) -> list[Known]:
         running = [

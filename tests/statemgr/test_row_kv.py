@@ -43,7 +43,7 @@ def fill(state: ModelState, row: int, count: int, seed: int) -> None:
 
 
 def parts(store: KVStore) -> list[Tensor]:
-    return [part for layer in range(store.layers) for part in store.layer(layer)]
+    return [part for layer in store.own for part in store.layer(layer)]
 
 
 def bits(state: ModelState, row: int, count: int) -> list[Tensor]:

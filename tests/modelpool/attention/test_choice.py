@@ -6,7 +6,7 @@ import pytest
 
 from modelpool.attention.choice import AttentionName, AttentionPlace, backend_for, refusal
 
-CUDA = AttentionPlace("cuda:0", "bfloat16", 128)
+CUDA = AttentionPlace("cuda:0", "bfloat16", frozenset({128}))
 CPU = replace(CUDA, device="cpu")
 
 
@@ -16,7 +16,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("asked", ["auto", "sdpa", "path"])
-@pytest.mark.parametrize("place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dim=80)])
+@pytest.mark.parametrize(
+    "place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dims=frozenset({80}))]
+)
 def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: AttentionPlace) -> None:
     assert refusal(asked, place) is None
     assert backend_for(asked, place) == ("sdpa" if asked == "auto" else asked)
@@ -25,7 +27,7 @@ def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: Atte
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_triton_runs_on_cuda(dtype: str, head_dim: int) -> None:
-    place = replace(CUDA, dtype=dtype, head_dim=head_dim)
+    place = replace(CUDA, dtype=dtype, head_dims=frozenset({head_dim}))
     assert refusal("triton", place) is None
     assert backend_for("triton", place) == "triton"
 
@@ -33,7 +35,7 @@ def test_triton_runs_on_cuda(dtype: str, head_dim: int) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_flashinfer_runs_on_cuda(dtype: str, head_dim: int) -> None:
-    place = replace(CUDA, dtype=dtype, head_dim=head_dim)
+    place = replace(CUDA, dtype=dtype, head_dims=frozenset({head_dim}))
     assert refusal("flashinfer", place) is None
     assert backend_for("flashinfer", place) == "flashinfer"
 
@@ -43,12 +45,16 @@ def test_flashinfer_runs_on_cuda(dtype: str, head_dim: int) -> None:
     [
         ("triton", CPU, "triton runs on CUDA devices, and the model is on the CPU"),
         ("triton", replace(CUDA, dtype="float64"), "no kernels for float64"),
-        ("triton", replace(CUDA, head_dim=80), "heads of 80 numbers"),
+        ("triton", replace(CUDA, head_dims=frozenset({80})), "heads of 80 numbers"),
         ("flashinfer", CPU, "flashinfer runs on CUDA devices, and the model is on the CPU"),
         ("flashinfer", replace(CUDA, dtype="float32"), "no kernels for float32, only for bfloat16"),
         ("flashinfer", replace(CUDA, dtype="float64"), "no kernels for float64"),
-        ("flashinfer", replace(CUDA, head_dim=32), "heads of 32 numbers, only of 64, 128, 256"),
-        ("flashinfer", replace(CUDA, head_dim=96), "heads of 96 numbers"),
+        (
+            "flashinfer",
+            replace(CUDA, head_dims=frozenset({32})),
+            "heads of 32 numbers, only of 64, 128, 256",
+        ),
+        ("flashinfer", replace(CUDA, head_dims=frozenset({96})), "heads of 96 numbers"),
     ],
 )
 def test_where_there_are_no_kernels_they_are_refused(

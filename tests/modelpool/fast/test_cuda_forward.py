@@ -19,8 +19,9 @@ from tests.modelpool.llama_models import (
 )
 from tests.triton_interpreter import DEVICE, needs_triton
 
-# Norms of transformers round to float32 in any precision.
-CLOSE = {torch.float32: 2e-5, torch.float64: 2e-5}
+# Norms of transformers round to float32 in any precision. Float32 sums in an order that the CPU's
+# own kernels choose: the noise that is allowed is that of the guarantees.
+CLOSE = {torch.float32: 1e-4, torch.float64: 2e-5}
 
 
 def on_device(model: Any) -> Any:

@@ -1,0 +1,90 @@
+"""TextPart: what of a checkpoint is served: all of it, or the text model of a composite.
+
+Contract: a pure function of a configuration. Composites (text beside images or sound) are an
+allow-list: of each the text model alone is loaded, by a causal class of `transformers`, and its
+weights are found under their names in the composite. What the other parts hold is never read.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+# By the composite's model type: the configuration of a causal class that computes the same for
+# text, where the text part has no such class of its own. Rotary positions in three dimensions are
+# ordinary ones where all three are equal, as they are for text.
+_COMPOSITES: Mapping[str, type[Any] | None] = {
+    "gemma3": None,
+    "gemma3n": None,
+    "gemma4": None,
+    "llama4": None,
+    "mistral3": None,
+    "qwen2_vl": Qwen2Config,
+    "qwen2_5_vl": Qwen2Config,
+    "qwen3_vl": Qwen3Config,
+    "qwen3_vl_moe": Qwen3MoeConfig,
+    "qwen3_5": None,
+    "qwen3_5_moe": None,
+}
+_MULTIMODAL_ROPE = ("mrope_section", "mrope_interleaved")
+_RENAMED: Mapping[str, str] = {
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^(model\.)?language_model\.(model\.)?": "model.",
+}
+_OTHER_PARTS = re.compile(
+    r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|audio_tower"
+    r"|embed_vision|embed_audio|vision_embedder|mtp)\."
+)
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """
+    Attributes:
+        config: of the causal class that is loaded.
+        renamed: patterns of the checkpoint's names, and what the class has in their place.
+    """
+
+    config: Any
+    is_composite: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether a weight of the checkpoint is the text model's."""
+        return not self.is_composite or _OTHER_PARTS.search(name) is None
+
+    def rename(self, name: str) -> str:
+        """The name of a weight in the text model."""
+        for pattern, replacement in self.renamed.items():
+            name = re.sub(pattern, replacement, name)
+        return name
+
+
+def text_part(config: Any) -> TextPart:
+    """The part of a model of this configuration that is served."""
+    if config.model_type not in _COMPOSITES:
+        return TextPart(config)
+    text = config.get_text_config(decoder=True)
+    if text is config:
+        return TextPart(config)
+    kind = _COMPOSITES[config.model_type]
+    text = copy.deepcopy(text) if kind is None else _as(kind, text)
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    for declared in ("dtype", "quantization_config", "compression_config"):
+        if getattr(text, declared, None) is None and getattr(config, declared, None) is not None:
+            setattr(text, declared, getattr(config, declared))
+    return TextPart(text, is_composite=True, renamed=_RENAMED)
+
+
+def _as(kind: type[Any], text: Any) -> Any:
+    """The configuration of a text model as one of another class that has all its settings."""
+    settings = {key: value for key, value in text.to_dict().items() if key != "model_type"}
+    rope = dict(settings.get("rope_parameters") or {})
+    for key in _MULTIMODAL_ROPE:
+        rope.pop(key, None)
+    if rope.get("rope_type") == "mrope":
+        rope["rope_type"] = "default"
+    return kind(**settings | {"rope_parameters": rope})

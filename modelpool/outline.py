@@ -1,0 +1,180 @@
+"""ModelOutline: what a model keeps of every token, learned from a forward without weights.
+
+Contract: the model is built on the meta device, whose tensors have shapes and no values, and reads
+a few tokens through the engine's own attention. A model that the engine cannot serve exactly is
+refused here, with the layer and the reason, before a byte of its weights is read or downloaded.
+Beside what its attention asks for, it is watched whether anything that a layer attends with depends
+on a token's place in the pack instead of its position (`PlaceTracker`): such a text would depend on
+its neighbours. That is told at any scale, also where a forward of a few tokens would compute the
+same.
+
+Not here: values. `PackedModel.wrap` compares those once the weights are there.
+"""
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from modelpool.attention.packed import (
+    ATTENTION_NAME,
+    AttentionLayer,
+    KVView,
+    OpaqueView,
+    UnsupportedAttention,
+)
+from modelpool.checkpoint.architecture import ignored_window, refusal
+from modelpool.checkpoint.text_part import text_part
+from modelpool.place_tracker import PlaceTracker
+from modelpool.probe import KVLayer, ProbeView
+
+_TOKENS = 11  # a prime, which no dimension of a model is likely to be
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    """
+    Attributes:
+        kv_layers: by layer, what it keeps of a token.
+        parameter_count: of the class that would be loaded.
+    """
+
+    kv_layers: tuple[KVLayer, ...]
+    parameter_count: int
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return sum(layer.elements_per_token for layer in self.kv_layers)
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        return frozenset(layer.head_dim for layer in self.kv_layers)
+
+
+class UnservedModel(Exception):
+    """The reason why a model cannot be served exactly."""
+
+
+def outline_of(config: Any, trust_remote_code: bool = False) -> ModelOutline:
+    """The outline of a model of this configuration, of a composite's text part.
+
+    Raises `UnservedModel`.
+    """
+    text = text_part(config).config
+    reason = refusal(text)
+    if reason is not None:
+        raise UnservedModel(reason)
+    return _outline_of(_Key(text.to_json_string(), text, trust_remote_code))
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A configuration that is compared by its text."""
+
+    text: str
+    config: Any = field(compare=False)
+    trust_remote_code: bool = False
+
+
+@lru_cache(maxsize=64)
+def _outline_of(key: _Key) -> ModelOutline:
+    try:
+        with _quiet(), torch.inference_mode():
+            model = _built(key)
+            windows, outline = _tried(model)
+    except UnsupportedAttention as error:
+        raise UnservedModel(str(error)) from error
+    except Exception as error:  # whatever a model's own code raises
+        reason = f"a trial forward without weights failed: {type(error).__name__}: {error}"
+        raise UnservedModel(reason) from error
+    ignored = ignored_window(key.config, windows)
+    if ignored is not None:
+        raise UnservedModel(ignored)
+    return outline
+
+
+def _built(key: _Key) -> PreTrainedModel:
+    """In float32 whatever its dtype: another one would be set for the whole process meanwhile."""
+    kind: Any = AutoModelForCausalLM
+    with _META:
+        model: PreTrainedModel = kind.from_config(
+            copy.deepcopy(key.config), trust_remote_code=key.trust_remote_code, dtype=torch.float32
+        )
+    model.train(False)
+    use_packed_attention(model)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("batched_mm")  # the others count tokens by expert
+    return model
+
+
+def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutline]:
+    tracker = PlaceTracker(_TOKENS)
+    view = _OutlineView(tracker)
+    view.begin(0, _TOKENS)
+    positions = torch.arange(_TOKENS, device=_META)
+    with tracker:
+        logits = model(
+            input_ids=positions.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=positions,
+            packed_kv=OpaqueView(cast(KVView, view), view.attend),
+        ).logits
+    if tracker.depends(logits):
+        raise UnsupportedAttention("its logits depend on a token's place in the pack")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return view.windows, ModelOutline(view.layers(), count)
+
+
+class _OutlineView(ProbeView):
+    """Learns shapes, and attends to nothing: what attention adds has no values here."""
+
+    def __init__(self, tracker: PlaceTracker) -> None:
+        super().__init__(_TOKENS)
+        self._tracker = tracker
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._check_places(layer, key, value)
+        with self._tracker.paused():
+            super().write(layer, key, value)
+
+    def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
+        self._check_places(layer.number, query)
+        self.windows[layer.number] = layer.window
+        value = self.read(layer.number, self.groups[0])[1]
+        return query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
+
+    def _check_places(self, layer: int, *parts: Tensor) -> None:
+        if any(map(self._tracker.depends, parts)):
+            reason = "what it attends with depends on a token's place in the pack, not its position"
+            raise UnsupportedAttention(f"layer {layer}: {reason}")
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switches a model's attention to the plug-in. Raises `UnsupportedAttention` where it stays as
+    it was: an architecture that does not dispatch its attention only warns."""
+    with _quiet():
+        model.set_attn_implementation(ATTENTION_NAME)
+    if model.config._attn_implementation != ATTENTION_NAME:
+        name = type(model).__name__
+        raise UnsupportedAttention(f"{name} does not dispatch its attention (AttentionInterface)")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' advice on a model that is only tried."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

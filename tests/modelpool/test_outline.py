@@ -1,0 +1,283 @@
+"""What a model keeps, and why it cannot be served, is known before its weights are."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    FalconConfig,
+    Gemma3nTextConfig,
+    Gemma4TextConfig,
+    Glm4MoeLiteConfig,
+    GPTBigCodeConfig,
+    GptOssConfig,
+    GraniteSWAConfig,
+    JambaConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    Mamba2Config,
+    MiMoV2FlashConfig,
+    MiniCPM3Config,
+    MptConfig,
+    NemotronConfig,
+    PreTrainedConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3NextConfig,
+    StableLmConfig,
+)
+
+from modelpool.checkpoint.footprint import read_checkpoint
+from modelpool.errors import UnsupportedModelError
+from modelpool.outline import UnservedModel, outline_of
+from modelpool.packed_model import PackedModel
+from modelpool.place_tracker import PlaceTracker
+from modelpool.pool import ModelPool
+from statemgr import KVStore
+from tests.modelpool.factories import make_tokenizer, save_llama
+
+# What the reason must name: the layer, where it is one that cannot be served.
+REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "gpt-oss": (GptOssConfig, "layer 0: its attention needs s_aux"),
+    "granite-swa": (GraniteSWAConfig, "layer 0: its attention needs s_aux"),
+    "deepseek-v3": (DeepseekV3Config, "layer 0: its keys and values differ in shape"),
+    "mimo-v2-flash": (MiMoV2FlashConfig, "layer 0: its keys and values differ in shape"),
+    "stablelm": (StableLmConfig, "layer 0: its attention is given no keyword arguments"),
+    "nemotron": (
+        lambda: NemotronConfig(num_key_value_heads=8, head_dim=128, num_hidden_layers=2),
+        "layer 0: its attention is given no keyword arguments",
+    ),
+    "llama4": (Llama4TextConfig, "layer 0 is of type chunked_attention"),
+    "llama4-full": (
+        lambda: Llama4TextConfig(layer_types=["full_attention"] * 4, num_hidden_layers=4),
+        "layer 3: what it attends with depends on a token's place in the pack",
+    ),
+    "qwen3.5": (Qwen3_5Config, "layer 0 is of type linear_attention"),
+    "qwen3.5-moe": (Qwen3_5MoeConfig, "layer 0 is of type linear_attention"),
+    "qwen3-next": (Qwen3NextConfig, "layer 0 is of type linear_attention"),
+    "jamba": (JambaConfig, ""),
+    "lfm2": (
+        lambda: Lfm2Config(layer_types=["conv", "full_attention"], num_hidden_layers=2),
+        "layer 0 is of type conv",
+    ),
+    "mamba2": (Mamba2Config, ""),
+    "bloom": (BloomConfig, "does not dispatch its attention"),
+    "mpt": (MptConfig, "does not dispatch its attention"),
+    "falcon": (FalconConfig, "does not dispatch its attention"),
+}
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+_LATENT: dict[str, Any] = {
+    **_SMALL,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+}
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_GEMMA: dict[str, Any] = {
+    **_SMALL,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 32,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 320,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+KEPT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "glm-4.7-flash": lambda: Glm4MoeLiteConfig(**_LATENT, **_EXPERTS),
+    "deepseek-v2": lambda: DeepseekV2Config(**_LATENT, **_EXPERTS, first_k_dense_replace=1),
+    "minicpm3": lambda: MiniCPM3Config(**_LATENT),
+    "gemma4": lambda: Gemma4TextConfig(**_GEMMA, global_head_dim=32, num_kv_shared_layers=0),
+    "gemma4-shared": lambda: Gemma4TextConfig(**_GEMMA, global_head_dim=32, num_kv_shared_layers=2),
+    "gemma3n": lambda: Gemma3nTextConfig(
+        **{**_GEMMA, "intermediate_size": [96] * 4},
+        num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.0] * 4,
+    ),
+    "starcoder": lambda: GPTBigCodeConfig(
+        vocab_size=320, n_embd=64, n_layer=4, n_head=4, n_positions=256, multi_query=True
+    ),
+    "llama": lambda: LlamaConfig(**_SMALL, num_key_value_heads=2),
+}
+
+
+def described(config: PreTrainedConfig, directory: Path) -> Path:
+    """A checkpoint whose weights nobody may open."""
+    config.save_pretrained(directory)
+    make_tokenizer(directory)
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(b"not to be opened")
+    return directory
+
+
+@pytest.fixture
+def closed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = Path.open
+
+    def opened(path: Path, *args: Any, **kwargs: Any) -> Any:
+        assert path.suffix != ".safetensors", "weights were opened"
+        return ordinary(path, *args, **kwargs)
+
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr("safetensors.safe_open", loaded)
+    monkeypatch.setattr("transformers.modeling_utils.safe_open", loaded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("closed_weights")
+def test_a_refusal_names_the_layer_before_weights_are_opened(name: str, tmp_path: Path) -> None:
+    make, reason = REFUSED[name]
+    path = described(make(), tmp_path)
+    with pytest.raises(UnsupportedModelError) as caught:
+        ModelPool.from_config({"target": "it", "models": [{"name": "it", "source": str(path)}]})
+    assert caught.value.field == "pool.models[0].source"
+    assert reason in caught.value.reason
+    assert "\n" not in caught.value.reason
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None:
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_config(KEPT[name](), dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    facts = read_checkpoint(tmp_path, field="pool.models[0]")
+    packed = PackedModel.wrap(name, factory.from_pretrained(tmp_path), 320)
+    store = KVStore(packed.kv_layers, slots=128)
+    assert facts.kv_bytes_per_token * 128 == store.nbytes == packed.kv_bytes_per_token * 128
+    held = {one.data_ptr(): one.numel() for one in model.state_dict().values()}
+    assert facts.parameter_count == sum(held.values())
+    outline = outline_of(AutoConfig.from_pretrained(tmp_path))
+    shapes = [(one.kv_heads, one.head_dim, one.source) for one in outline.kv_layers]
+    assert shapes == [(one.kv_heads, one.head_dim, one.source) for one in packed.kv_layers]
+    assert outline.parameter_count == packed.parameter_count
+
+
+def test_layers_that_share_keys_and_values_keep_none() -> None:
+    outline = outline_of(KEPT["gemma4-shared"]())
+    assert [one.source for one in outline.kv_layers] == [None, None, 0, 1]
+    assert outline.kv_elements_per_token == 2 * (2 * 16 + 2 * 32)
+
+
+@pytest.mark.timing
+def test_a_model_of_70_billion_parameters_is_judged_in_three_seconds() -> None:
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+    )
+    started = time.perf_counter()
+    outline = outline_of(config)
+    assert time.perf_counter() - started < 3.0
+    assert outline.parameter_count > 70e9
+    assert outline.kv_elements_per_token == 80 * 2 * 8 * 128
+
+
+def test_what_a_models_code_raises_is_a_reason_in_one_line() -> None:
+    class Odd(LlamaConfig):  # type: ignore[misc]
+        model_type = "odd"
+
+    with pytest.raises(UnservedModel, match="Odd has no causal language model"):
+        outline_of(Odd())
+
+
+# Drafters
+
+
+def test_a_drafter_that_cannot_be_served_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_llama(tmp_path / "large", layers=4)
+    save_llama(tmp_path / "small", layers=1)
+    described(GptOssConfig(vocab_size=320), tmp_path / "odd")
+    names = ("odd", "small", "large")
+    models = [{"name": name, "source": str(tmp_path / name)} for name in names]
+    pool = ModelPool.from_config({"target": "large", "models": models})
+    assert pool.names == ("small", "large")
+    assert "layer 0: its attention needs s_aux" in pool.left_out["odd"]
+    assert "'odd' is left out: pool.models[0].source: layer 0" in caplog.text
+
+
+def test_the_only_drafter_is_not_left_out_silently(tmp_path: Path) -> None:
+    save_llama(tmp_path / "large", layers=4)
+    described(GptOssConfig(vocab_size=320), tmp_path / "odd")
+    models = [{"name": name, "source": str(tmp_path / name)} for name in ("odd", "large")]
+    with pytest.raises(UnsupportedModelError, match="s_aux"):
+        ModelPool.from_config({"target": "large", "models": models})
+    models.append({"name": "ngram", "source": "ngram"})
+    assert ModelPool.from_config({"target": "large", "models": models}).names == ("ngram", "large")
+
+
+# Places in the pack
+
+
+TOKENS = 7
+
+
+def marked(forward: Callable[[Tensor], Tensor]) -> bool:
+    """Whether what `forward` makes of a pack's positions depends on places in the pack."""
+    tracker = PlaceTracker(TOKENS)
+    positions = torch.arange(TOKENS, device="meta")
+    with torch.inference_mode(), tracker:
+        return tracker.depends(forward(positions))
+
+
+def places() -> Tensor:
+    return torch.arange(TOKENS, device="meta")
+
+
+def test_what_is_computed_from_a_count_of_the_pack_is_marked() -> None:
+    values = torch.empty(TOKENS, 3, device="meta")
+    assert marked(lambda _: values * torch.log1p(places() / 8.0).unsqueeze(1))
+    assert marked(lambda _: values.clone().mul_(places().unsqueeze(1)))
+    assert marked(lambda _: torch.where(places()[:, None] > 3, values, -values))
+    assert marked(lambda _: torch.cat((values[:2], (places()[2:, None] * values[2:]))))
+    assert marked(lambda _: nn.Embedding(9, 4, device="meta")(places()))
+    assert marked(lambda _: values.cumsum(0))
+
+
+def test_what_is_computed_from_positions_is_not() -> None:
+    values = torch.empty(TOKENS, 3, device="meta")
+    assert not marked(lambda positions: values * torch.log1p(positions / 8.0).unsqueeze(1))
+    assert not marked(lambda positions: nn.Embedding(9, 4, device="meta")(positions))
+    assert not marked(lambda _: values * torch.arange(3, device="meta"))
+
+
+def test_a_counted_index_alone_marks_nothing() -> None:
+    values = torch.empty(TOKENS, 3, device="meta")
+    assert not marked(lambda _: values[places().repeat_interleave(2)])
+    assert not marked(lambda _: values.index_select(0, places()))
+    assert not marked(lambda _: torch.zeros_like(values).index_add_(0, places(), values))
