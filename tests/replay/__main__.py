@@ -6,7 +6,8 @@ what by one round of the fixed chains is lost by whoever knows all other rounds.
 what is lost now is more than was lost then by `--most-loss`; with `--same`, fewer than
 `--least-same` of all decisions have the same chain (for changes that are to change none); with
 `--regret` the mean regret is above `--most-regret`.
-`python -m tests.replay digest` is for policies in simulated time: see `tests.replay.digest`.
+`python -m tests.replay digest` and `cells` are for policies in simulated time: see
+`tests.replay.digest` and `tests.replay.cells`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.replay import digest
+from tests.replay import cells, digest
 from tests.replay.compare import Compared, Figures, decide_again, oracle_loss, switched
 from tests.replay.recording import FOLDER, SUFFIX, Recording
 
@@ -92,4 +93,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(digest.main(sys.argv[2:]) if sys.argv[1:2] == ["digest"] else main())
+    others = {"digest": digest.main, "cells": cells.main}
+    own = others.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    sys.exit(main() if own is None else own(sys.argv[2:]))

@@ -32,6 +32,7 @@ _CONFIGURED = {
     "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
     "slo": RouterPolicy("adaptive", "slo"),
     "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
+    "paper": RouterPolicy("paper", "whole"),
 }
 
 _SEEDS_OF_A_RUN = 100_000

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.replay import digest
+from tests.replay import cells, digest
 from tests.replay.digest import (
     ACCEPTANCES,
     FILE,
@@ -114,3 +114,8 @@ def test_a_policy_that_is_behind_at_a_point_fails_the_comparison_of_a_pair(
 
 def test_points_have_names() -> None:
     assert str(Job(Point("cpu", 0.65, 3), "slo").point) == "cpu/0.65/3"
+
+
+def test_the_cells_that_are_compared_are_stored() -> None:
+    assert set(cells.stored()) == set(cells.names())
+    assert all(one is not None for one in cells.stored().values())
