@@ -21,8 +21,9 @@ from examples.engines import Served, engine
 from modelpool import ModelPool
 from modelpool.config import Weights
 from specrouter.bench.conditions import cpu_name
+from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
-from specrouter.bench.rounds import Progress, measure
+from specrouter.bench.rounds import measure
 from specrouter.bench.sample import Sample
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
@@ -69,7 +70,8 @@ def _row(
         temperature=options.temperature,
         by_category=False,
     )
-    samples, _ = measure(contenders, dealt, options.rounds, f"batch {batch}", Progress())
+    with Progress() as progress:
+        samples, _ = measure(contenders, dealt, options.rounds, f"batch {batch}", progress)
     speeds = {name: [_speed(found) for found in rounds] for name, rounds in samples.items()}
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     row: dict[str, Any] = {"batch": batch, "tokens_per_s": medians}

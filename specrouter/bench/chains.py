@@ -26,10 +26,10 @@ from specrouter.bench.options import Options
 from specrouter.bench.output_file import write_outputs, writing
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.plot import check_plot, write_plot
+from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
 from specrouter.bench.reference import Checkpoint, ReferenceContender, ReferenceProcess
 from specrouter.bench.report import table
-from specrouter.bench.rounds import Progress
 from specrouter.bench.session import Session
 from specrouter.bench.trajectories import fingerprint, load_trajectories, tokenize_trajectories
 from specrouter.config import RouterConfig
@@ -46,7 +46,8 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
     if options.fresh_times:
         config = config.with_fresh_times()
     sizes = options.batches(config.engine.max_requests)
-    pool = ModelPool.from_config(config.pool)  # reads no weights
+    loading = ShownLoad(progress)
+    pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
     who = lineup(pool, options.only, options.peer is not None, options.workload is not None)
     prompts, recorded = _workload(options, config, pool)
     with ExitStack() as stack:
@@ -57,9 +58,12 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
             process = stack.enter_context(ReferenceProcess(torch.get_num_threads()))
             outside += references(pool, who, process)
         progress.note(f"loading {pool.target}")
-        router = stack.enter_context(ChainRouter.from_config(config))
+        router = stack.enter_context(ChainRouter.from_config(config, loading))
         session = Session(options, router, who, prompts, outside, progress)
-        batches = {str(batch): session.run(batch) for batch in sizes}
+        batches = {
+            str(batch): session.run(batch, f"batch {batch} ({number} of {len(sizes)})")
+            for number, batch in enumerate(sizes, 1)
+        }
         measured_under = {**session.conditions(), "recorded": recorded}
         return {"conditions": measured_under, "batches": batches}
 

@@ -27,8 +27,8 @@ from specrouter.bench.load_report import load_table
 from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.output_file import write_outputs, writing
 from specrouter.bench.plot import check_plot
+from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import Texts
-from specrouter.bench.rounds import Progress
 from specrouter.config import RouterConfig, TreesConfig
 from specrouter.router import ChainRouter
 from specrouter.sim.machine import Machine, load_machine
@@ -54,7 +54,8 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     config = _with_rows(RouterConfig.load(options.config), options.rows)
     if options.fresh_times:
         config = config.with_fresh_times()
-    pool = ModelPool.from_config(config.pool)  # reads no weights
+    loading = ShownLoad(progress)
+    pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
 
     def tokenize(text: str) -> Sequence[int]:
@@ -62,7 +63,7 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
         return ids
 
     progress.note(f"loading {pool.target}")
-    with ChainRouter.from_config(config) as router:
+    with ChainRouter.from_config(config, loading) as router:
         bench = LoadBench(OwnService(router), tokenize, texts, options, progress)
         if options.simulate is not None:
             bench.settle(points[0])

@@ -5,7 +5,6 @@ baseline latency, which is measured first: that of a request alone, on the targe
 of the TTFT are times that of a prompt alone, a line through what the shortest and the longest take.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +16,8 @@ from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import Point
 from specrouter.bench.load_report import describe
 from specrouter.bench.load_requests import Alone, RequestSource
+from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
-from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
 from specrouter.sim.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.slo.policies import BASELINES, POLICIES
@@ -30,7 +29,6 @@ _SETTLING_REQUESTS = 10
 _DEFAULT = "slo"  # with which the models are timed where only simulated policies are asked for
 _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
-_NOTE_S = 10.0  # between two lines that stay, about a run
 
 
 class PolicyService(Service, Protocol):
@@ -67,6 +65,7 @@ class LoadBench:
         if self._options.server is None and self._options.simulate is None:
             self.settle(points[0])
         self.measure_alone(points[0])
+        self._progress.expect(len(points) * self._options.rounds * len(self._options.policies))
         measured = [self._run_point(point) for point in points]
         shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
         results = zip(points, measured, strict=True)
@@ -156,9 +155,15 @@ class LoadBench:
         self._service.use(name)
         requests = self._source.requests(point, number, self.alone)
         self._warm_up(requests)
-        every_s = _NOTE_S if self._options.simulate is None else math.inf  # simulated ones fly by
-        watch = _Ticker(label, len(requests), self._progress, every_s)
+
+        def watch(elapsed_s: float, sent: int, running: int) -> None:
+            self._progress.show(
+                f"{label}: {elapsed_s:.0f} s, {sent}/{len(requests)} submitted, "
+                f"{running} running, {sent - running} finished"
+            )
+
         outcomes = replay(requests, self._service, self._clock, watch)
+        self._progress.step()
         row = figures(outcomes)
         self._progress.note(f"{label}: {_summary(row)}")
         error = next((o.answer.error for o in outcomes if o.answer.error is not None), None)
@@ -178,24 +183,6 @@ class LoadBench:
 def _at_once(request: LoadRequest) -> LoadRequest:
     """Without objectives."""
     return replace(request, at_s=0.0, objective_ms=None, e2e_ms=None, ttft_ms=None, stages=())
-
-
-class _Ticker:
-    """What a replay is at: always on a terminal, and now and then in a line that stays."""
-
-    def __init__(self, label: str, total: int, progress: Progress, every_s: float) -> None:
-        self._label, self._total, self._progress = label, total, progress
-        self._next_s = self._every_s = every_s
-
-    def __call__(self, elapsed_s: float, sent: int, running: int) -> None:
-        line = (
-            f"{self._label}: {elapsed_s:.0f} s, {sent}/{self._total} submitted, "
-            f"{running} running, {sent - running} finished"
-        )
-        self._progress.show(line)
-        if elapsed_s >= self._next_s:
-            self._progress.note(line)
-            self._next_s = elapsed_s + self._every_s
 
 
 def point_result(

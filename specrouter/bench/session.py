@@ -13,8 +13,9 @@ from specrouter.bench.contenders import Contender, OwnContender, Router
 from specrouter.bench.lineup import BEST, ON_REQUEST, SMALLEST, Lineup, chain_name
 from specrouter.bench.llama_server import LLAMA_SERVER
 from specrouter.bench.options import Options
+from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, Work, deal
-from specrouter.bench.rounds import Progress, measure
+from specrouter.bench.rounds import measure
 from specrouter.bench.sample import EngineTime, Sample
 from specrouter.bench.tuning import Shape, Tuned
 from specrouter.request.params import Chain
@@ -53,9 +54,9 @@ class Session:
             "min_distinct": options.min_distinct,
         }
 
-    def run(self, batch: int) -> dict[str, Any]:
-        """The result of one batch size, as the document has it."""
-        who, label = self._who, f"batch {batch}"
+    def run(self, batch: int, label: str) -> dict[str, Any]:
+        """The result of one batch size, as the document has it. `label`: it, to be shown."""
+        who = self._who
         tuned = self._tune(batch, label)
         aliases = {SMALLEST: who.smallest} if who.smallest else {}
         best = tuning.best_pair({c: found for c, found in tuned.items() if c in who.pairs})
@@ -111,6 +112,7 @@ class Session:
         has_trees = engine.exact == "fast" and engine.verification == "shared-noise"
         widths = self._options.widths if has_trees else (1,)
         shapes = tuning.grid(self._options.depths, widths)
+        self._progress.expect(len(wanted) * (1 + tuning.measurements(len(shapes))))
         for chain in wanted:  # loads the models, whose time is nobody's
             self._short_run(batch, label, chain, shapes[0], 0)
         tuned = tuning.tune(wanted, shapes, partial(self._short_run, batch, label))
@@ -133,6 +135,7 @@ class Session:
         turn = rung * _TUNING_BATCHES  # so that every category has its turn
         chosen = [works[(turn + i) % len(works)] for i in range(min(_TUNING_BATCHES, len(works)))]
         samples = [contender.run(work) for work in chosen]
+        self._progress.step()
         return sum(s.tokens for s in samples), sum(s.seconds for s in samples)
 
     def _static(self, chain: Chain, shape: Shape) -> OwnContender:

@@ -67,6 +67,12 @@ def tune(chains: Sequence[Chain], shapes: Sequence[Shape], measure: Measure) -> 
     }
 
 
+def measurements(shapes: int) -> int:
+    """That `tune` asks for to find a chain's best shape of so many."""
+    left = (shapes + 1) // 2
+    return shapes + (measurements(left) if left > 1 else 0)
+
+
 def best_pair(tuned: Mapping[Chain, Tuned]) -> Tuned | None:
     """The fastest chain of two models; None where there is none."""
     pairs = [found for chain, found in tuned.items() if len(chain) == 2]

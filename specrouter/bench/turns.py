@@ -16,9 +16,9 @@ import numpy as np
 from modelpool.errors import ConfigError
 from specrouter.bench.conditions import conditions
 from specrouter.bench.output_file import check_json, write_outputs
+from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import BUILT_IN
 from specrouter.bench.report import model_sizes
-from specrouter.bench.rounds import Progress
 from specrouter.bench.sample import MeasurementError
 from specrouter.config import RouterConfig
 from specrouter.request.params import SamplingParams
@@ -84,12 +84,13 @@ def bench_turns(options: TurnsOptions, progress: Progress) -> dict[str, Any]:
     """Raises `MeasurementError` where a request fails, `ConfigError` for what does not fit."""
     config = _config(options)
     progress.note(f"loading {config.pool.target}")
-    with ChainRouter.from_config(config) as router:
+    with ChainRouter.from_config(config, ShownLoad(progress)) as router:
         if router.max_request_tokens < options.longest:
             most = router.max_request_tokens
             reason = f"turns of {options.longest} tokens do not fit the models' {most}"
             raise ConfigError("--history", reason)
         turns: list[Turn] = []
+        progress.expect((1 + options.chats) * options.turns)
         for chat in range(-1, options.chats):  # the first one warms up
             found = _chat(router, options, chat, progress)
             turns += found if chat >= 0 else []
@@ -135,6 +136,7 @@ def _chat(router: ChainRouter, options: TurnsOptions, chat: int, progress: Progr
     for number in range(1, options.turns + 1):
         progress.show(f"chat {chat + 1}/{options.chats}, turn {number}")
         turn, answer = _turn(router, options, text, (chat, number))
+        progress.step()
         turns.append(turn)
         text = [*text, *answer, *draws.choice(known, options.said).tolist()]
     return turns

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specrouter.cli.arguments import complain
+
+if TYPE_CHECKING:
+    from specrouter.bench.progress import Progress
 
 
 def add_outputs(parser: argparse.ArgumentParser, drawn: str) -> None:
@@ -23,12 +26,18 @@ def add_outputs(parser: argparse.ArgumentParser, drawn: str) -> None:
     )  # fmt: skip
 
 
-def measured(measure: Callable[[], None]) -> int:
+def measured(
+    measure: Callable[[Progress], Mapping[str, Any]], write: Callable[[Mapping[str, Any]], None]
+) -> int:
+    """Measures, shows what that is at, and writes the document. Returns the exit code."""
     from specrouter.bench.output_file import FileNotWrittenError
+    from specrouter.bench.progress import Progress
     from specrouter.bench.sample import MeasurementError
 
     try:
-        measure()
+        with Progress() as progress:
+            document = measure(progress)
+        write(document)
     except MeasurementError as error:
         print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
         return 1

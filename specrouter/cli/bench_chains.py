@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 from pathlib import Path
 
 from specrouter.cli.arguments import Commands, add_config
@@ -89,7 +90,6 @@ def _bench_chains(arguments: argparse.Namespace) -> int:
     # Imports all of transformers' generation, which no other command waits for.
     from specrouter.bench.chains import bench_chains, write
     from specrouter.bench.options import RECORDED_TOKENS, Options
-    from specrouter.bench.rounds import Progress
 
     is_recorded = arguments.workload is not None
     if arguments.new_tokens is None:
@@ -98,4 +98,4 @@ def _bench_chains(arguments: argparse.Namespace) -> int:
         arguments.temperature = 0.0 if is_recorded else 1.0
     arguments.by_category |= is_recorded
     options = Options(**options_from(Options, arguments))
-    return measured(lambda: write(bench_chains(options, Progress()), options))
+    return measured(partial(bench_chains, options), partial(write, options=options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 from pathlib import Path
 
 from specrouter.cli.arguments import Commands, add_config, default_config
@@ -130,9 +131,8 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
 def _bench_load(arguments: argparse.Namespace) -> int:
     from specrouter.bench.load import bench_load, write_load
     from specrouter.bench.load_options import LoadOptions
-    from specrouter.bench.rounds import Progress
 
     if arguments.config is None and arguments.server is None and arguments.machine is None:
         arguments.config = default_config("bench-cpu.yaml")
     options = LoadOptions(**options_from(LoadOptions, arguments))
-    return measured(lambda: write_load(bench_load(options, Progress()), options))
+    return measured(partial(bench_load, options), partial(write_load, options=options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 from pathlib import Path
 
 from specrouter.cli.arguments import Commands, add_config
@@ -44,8 +45,7 @@ def add_bench_turns(what: Commands) -> None:
 
 
 def _bench_turns(arguments: argparse.Namespace) -> int:
-    from specrouter.bench.rounds import Progress
     from specrouter.bench.turns import TurnsOptions, bench_turns, write
 
     options = TurnsOptions(**options_from(TurnsOptions, arguments))
-    return measured(lambda: write(bench_turns(options, Progress()), options))
+    return measured(partial(bench_turns, options), partial(write, options=options))

@@ -31,11 +31,13 @@ def _export_gguf(arguments: argparse.Namespace) -> int:
     from modelpool.errors import ConfigError
     from modelpool.export.gguf_file import export_gguf
     from modelpool.inflate.inflate import FAULTS
+    from specrouter.bench.progress import Progress
 
     source: Path = arguments.source_dir
     out = arguments.out or Path(f"{source.resolve().name}-{arguments.type}.gguf")
     try:
-        found = export_gguf(source, out, arguments.type, arguments.pre)
+        with Progress(f"writing {out}"):
+            found = export_gguf(source, out, arguments.type, arguments.pre)
     except ConfigError:
         raise
     except FAULTS as error:

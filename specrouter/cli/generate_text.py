@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import specrouter
 from specrouter import RequestError, RequestOutput, SamplingParams, Speculation
+from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.config import RouterConfig
 from specrouter.request.objective import check_positive, joined
 
@@ -28,7 +29,9 @@ def generate_text(arguments: argparse.Namespace) -> int:
     config = _for_one_request(RouterConfig.load(arguments.config), arguments)
     if arguments.fresh_times:
         config = config.with_fresh_times()
-    with specrouter.ChainRouter.from_config(config) as router:
+    with Progress() as progress:
+        started = specrouter.ChainRouter.from_config(config, ShownLoad(progress))
+    with started as router:
         slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
         for delta in router.stream(arguments.prompt, params, speculation, slo):
             print(delta.text, end="", flush=True)

@@ -28,10 +28,12 @@ def add_inflate(commands: Commands) -> None:
 def _inflate(arguments: argparse.Namespace) -> int:
     from modelpool.errors import ConfigError
     from modelpool.inflate.inflate import FAULTS, inflate_to
+    from specrouter.bench.progress import Progress
 
     source, out = arguments.source_dir, arguments.out_dir
     try:
-        shape = inflate_to(source, out, arguments.parameters)
+        with Progress(f"inflating {source}"):
+            shape = inflate_to(source, out, arguments.parameters)
     except ConfigError:
         raise
     except FAULTS as error:

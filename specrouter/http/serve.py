@@ -16,6 +16,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TELL_S = 10.0  # between two lines of the log about a load that takes long
 _POLL_S = 0.2  # how often a signal or a failure is looked for
 _LAST_MESSAGES_S = 5.0  # for requests that were ended to be answered
 _CLOSE_S = 1  # for connections to close once their requests are answered, and cycles to end
@@ -179,8 +181,12 @@ class _Server(uvicorn.Server):
         loading = asyncio.wrap_future(
             _in_thread(lambda: _load(self._settings, self._drain, self._progress))
         )
+        told_s = time.monotonic()
         while not loading.done() and not self._signals:
             await asyncio.wait({loading}, timeout=_POLL_S)
+            if not loading.done() and time.monotonic() - told_s >= _TELL_S:
+                logger.info("%s", self._startup.message)
+                told_s = time.monotonic()
         if not loading.done():
             logger.info("stopping before the models are loaded")
             return None

@@ -41,16 +41,18 @@ class Startup:
             "stage": step.stage,
             "model": step.model,
             "elapsed_s": round(self._progress.elapsed_s, 1),
-            **error_payload(503, self._message(), code="loading"),
+            **error_payload(503, self.message, code="loading"),
         }
         return JSONResponse(body, status_code=503, headers=_RETRY_AFTER)
 
     def _refusal(self) -> Response:
         # Nobody reads the rest of a body that is still being sent.
         headers = {**_RETRY_AFTER, "Connection": "close"}
-        return error_response(503, self._message(), code="loading", headers=headers)
+        return error_response(503, self.message, code="loading", headers=headers)
 
-    def _message(self) -> str:
+    @property
+    def message(self) -> str:
+        """What is being done, and for how long."""
         step = self._progress.step
         doing = step.stage if step.model is None else f"{step.stage} {step.model}"
         return f"the service is not ready yet: {doing}, {self._progress.elapsed_s:.0f} s so far"

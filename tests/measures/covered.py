@@ -42,11 +42,13 @@ _BY_TEST: Mapping[str, Mapping[str, str]] = {
         "sweep": "test_redraw",
     },
     "specrouter/cli": {
+        "bench": "../bench/test_chains",
         "bench_figures": "../bench/redraw/test_redraw",
         "bench_chains": "../bench/test_chains",
         "bench_load": "../bench/test_load",
         "bench_turns": "../bench/test_turns",
         "check_report": "test_check",
+        "export_gguf": "../../modelpool/export/test_gguf_file",
         "generate": "test_cli",
         "generate_text": "test_cli",
         "main": "test_cli",

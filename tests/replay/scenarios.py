@@ -18,8 +18,8 @@ from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import read_arrivals, sweep
 from specrouter.bench.load_prompts import load_labelled
 from specrouter.bench.load_services import OwnService
+from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import load_prompts
-from specrouter.bench.rounds import Progress
 from specrouter.request.params import SamplingParams, Speculation
 from specrouter.router import ChainRouter
 from specrouter.routing.scheduler import candidate_chains
@@ -183,14 +183,15 @@ def load(
         temperature=stage.temperature,
     )
     tokenizer = stage.router.pool.tokenizer
-    bench = LoadBench(
-        _LabelledService(stage),
-        lambda text: tokenizer(text)["input_ids"],
-        load_labelled(prompts),
-        options,
-        Progress(),
-    )
-    found = bench.run(sweep(read_arrivals(options), options, 512))
+    with Progress() as progress:
+        bench = LoadBench(
+            _LabelledService(stage),
+            lambda text: tokenizer(text)["input_ids"],
+            load_labelled(prompts),
+            options,
+            progress,
+        )
+        found = bench.run(sweep(read_arrivals(options), options, 512))
     rows = found["points"][0]["policies"].values()
     return statistics.fmean(row["attainment"] for row in rows)
 

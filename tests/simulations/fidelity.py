@@ -28,8 +28,8 @@ from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import Point, read_arrivals, sweep
 from specrouter.bench.load_prompts import load_labelled
 from specrouter.bench.load_services import OwnService
+from specrouter.bench.progress import Progress
 from specrouter.bench.redraw.cell import ATTAINED, capacity
-from specrouter.bench.rounds import Progress
 from specrouter.config import RouterConfig
 from specrouter.profile.acceptance import blended_alpha
 from specrouter.router import ChainRouter
@@ -229,8 +229,8 @@ def main() -> None:
         ttft_slowdown=5.0, policy=tuple(asked.policy),
     )  # fmt: skip
     config = RouterConfig.load(asked.config)
-    with ChainRouter.from_config(config) as router:
-        for line in Round(router, options, Progress()).run(asked.loads):
+    with ChainRouter.from_config(config) as router, Progress() as progress:
+        for line in Round(router, options, progress).run(asked.loads):
             with asked.out.open("a") as file:
                 print(json.dumps(line), file=file)
     print(table([json.loads(line) for line in asked.out.read_text().splitlines()]))

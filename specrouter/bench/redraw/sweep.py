@@ -6,15 +6,13 @@ there already is not run. A line that was cut off when the program was stopped i
 
 import json
 import multiprocessing
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from modelpool.errors import ConfigError
+from specrouter.bench.progress import Progress
 from specrouter.bench.redraw.cell import Cell, run_cell
 
 Result = Mapping[str, Any]
@@ -36,7 +34,7 @@ def run_sweep(cells: Iterable[Cell], file: Path, processes: int) -> dict[str, Re
     try:
         with file.open("a", encoding="utf-8") as lines:
             _end_last_line(file, lines)
-            for cell, result in _run(left, len(wanted), processes):
+            for cell, result in _run(left, processes):
                 known[cell.key] = result
                 line = {"key": cell.key, "cell": _named(cell), "result": result}
                 lines.write(json.dumps(line) + "\n")
@@ -46,21 +44,22 @@ def run_sweep(cells: Iterable[Cell], file: Path, processes: int) -> dict[str, Re
     return {cell.key: known[cell.key] for cell in wanted}
 
 
-def _run(
-    cells: Sequence[Cell], total: int, processes: int
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    bar = tqdm(total=total, initial=total - len(cells), desc="figures", file=sys.stderr)
-    with bar:
-        if processes == 1 or len(cells) < 2:
-            for cell in cells:
-                yield cell, run_cell(cell)
-                bar.update()
-            return
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(min(processes, len(cells))) as pool:
-            for found in pool.imap_unordered(_pair, cells):
-                yield found
-                bar.update()
+def _run(cells: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    progress = Progress("cells of figures")
+    progress.expect(len(cells))
+    with progress:
+        for found in _results(cells, processes):
+            yield found
+            progress.step()
+
+
+def _results(cells: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    if processes == 1 or len(cells) < 2:
+        yield from map(_pair, cells)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(processes, len(cells))) as pool:
+        yield from pool.imap_unordered(_pair, cells)
 
 
 def _pair(cell: Cell) -> tuple[Cell, dict[str, Any]]:

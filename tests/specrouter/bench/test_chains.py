@@ -49,7 +49,7 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
         assert rows[chain]["efficiency"] > 0
         assert 0 < rows[chain]["control_share"] < 1
     assert "code" in document["batches"]["1"]["contenders"]["adaptive"]["over_by_category"]
-    assert "batch 2, round 1/1: off " in err
+    assert "batch 2 (2 of 2), round 1/1: off " in err
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from specrouter.bench.load_plot import running_over_time, write_load_plots
 from specrouter.bench.load_points import Point, read_arrivals, sweep
 from specrouter.bench.load_report import load_table
 from specrouter.bench.load_services import OwnService, ServerService
-from specrouter.bench.rounds import Progress
+from specrouter.bench.progress import Progress
 from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
@@ -110,7 +110,7 @@ class FakeRouter:
 def load_bench(router: FakeRouter, **options: Any) -> LoadBench:
     asked = LoadOptions(Path("x.yaml"), poisson=1.0, **options)
     texts = {"code": ["abc"]}
-    return LoadBench(OwnService(router), letters, texts, asked, Progress(io.StringIO()))
+    return LoadBench(OwnService(router), letters, texts, asked, Progress(stream=io.StringIO()))
 
 
 def point(output_tokens: int = 8) -> Point:
@@ -352,7 +352,7 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
 def test_run_against_a_server_has_one_row(server: str) -> None:
     options = LoadOptions(None, poisson=1.0, server=server)
     bench = LoadBench(
-        ServerService(server), letters, {"a": ["b"]}, options, Progress(io.StringIO())
+        ServerService(server), letters, {"a": ["b"]}, options, Progress(stream=io.StringIO())
     )
     with pytest.raises(MeasurementError, match="seed: is odd"):
         bench.run([point(6)])

@@ -6,8 +6,9 @@ import io
 
 import pytest
 
+from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Work
-from specrouter.bench.rounds import Progress, measure
+from specrouter.bench.rounds import measure
 from specrouter.bench.sample import MeasurementError, Sample
 
 LOG: list[tuple[str, int]] = []
@@ -35,7 +36,7 @@ def deal(number: int) -> list[Work]:
 
 
 def quiet() -> Progress:
-    return Progress(io.StringIO())
+    return Progress(stream=io.StringIO())
 
 
 def test_contenders_take_turns_on_each_batch() -> None:
@@ -70,7 +71,7 @@ def test_failure_after_the_warm_up_ends_the_measurement() -> None:
 
 def test_progress_away_from_a_terminal_is_a_line_per_round() -> None:
     stream = io.StringIO()
-    measure([Counting("a")], deal, 2, "batch 4", Progress(stream))
+    measure([Counting("a")], deal, 2, "batch 4", Progress(stream=stream))
     assert stream.getvalue().splitlines() == [
         "batch 4, warm-up: a 1.0 tokens/s",
         "batch 4, round 1/2: a 1.0 tokens/s",

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from specrouter.bench.tuning import Shape, Tuned, best_pair, grid, tune
+from specrouter.bench.tuning import Shape, Tuned, best_pair, grid, measurements, tune
 from specrouter.request.params import Chain
 
 SMALL: Chain = ("small", "big")
@@ -48,6 +48,13 @@ def test_half_of_the_shapes_goes_on_from_rung_to_rung() -> None:
     tune([SMALL], grid((1, 2, 3, 4, 6), (1, 2, 3)), clock)
     assert Counter(clock.rungs) == {0: 15, 1: 8, 2: 4, 3: 2}
     assert clock.runs[SMALL, Shape(3, 2)] == 4
+
+
+@pytest.mark.parametrize("shapes", range(1, 16))
+def test_so_many_measurements_are_expected_as_are_made(shapes: int) -> None:
+    clock = Clock({SMALL: Shape(3, 2), THREE: Shape(1, 1)})
+    tune([SMALL, THREE], grid((1, 2, 3, 4, 6), (1, 2, 3))[:shapes], clock)
+    assert clock.runs.total() == 2 * measurements(shapes)
 
 
 def test_single_lucky_measurement_does_not_win() -> None:

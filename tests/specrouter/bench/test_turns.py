@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from modelpool.errors import ConfigError
-from specrouter.bench.rounds import Progress
+from specrouter.bench.progress import Progress
 from specrouter.bench.turns import COLD, WARM, TurnsOptions, bench_turns, table, write
 from specrouter.cli.main import main
 

@@ -148,7 +148,7 @@ def test_bad_argument_is_one_line_that_names_it(
 def test_bad_config_is_one_line_that_names_the_field(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_: object) -> None:
+    def refuse(*_: object) -> None:
         raise ConfigError("pool.models[1].source", "no such directory")
 
     monkeypatch.setattr(ChainRouter, "from_config", refuse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -106,6 +107,24 @@ def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPa
     assert seen[0] == 503
     assert set(seen) == {503, 200}
     assert seen == sorted(seen, reverse=True)  # type: ignore[type-var]
+
+
+def test_the_log_says_what_a_long_load_is_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("specrouter.http.serve._TELL_S", 0.0)
+    caplog.set_level(logging.INFO, "specrouter.http.serve")
+
+    def load(_: object, progress: LoadProgress) -> FakeRouter:
+        progress.begin("loading", "big")
+        wait_until(lambda: "not ready yet: loading big, " in caplog.text)
+        return FakeRouter()
+
+    def act(url: str) -> None:
+        wait_until(lambda: status(f"{url}/health") == 200)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert serve_while(load, act, monkeypatch) == 0
 
 
 @pytest.mark.parametrize(

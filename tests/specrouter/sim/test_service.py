@@ -15,7 +15,7 @@ import pytest
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import Point
-from specrouter.bench.rounds import Progress
+from specrouter.bench.progress import Progress
 from specrouter.cli.main import main
 from specrouter.config import TreesConfig
 from specrouter.cycle import ChainGroup
@@ -436,7 +436,7 @@ def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
     simulated = service()
     bench = LoadBench(
         simulated, lambda text: list(text.encode()), {"a": ["abc"]}, options,
-        Progress(io.StringIO()), simulated,
+        Progress(stream=io.StringIO()), simulated,
     )  # fmt: skip
     [found] = bench.run([Point(1.0, 0.6, 1.0, tuple(poisson(4.0, 10, 30.0, 0)))])["points"]
     assert bench.alone is not None
