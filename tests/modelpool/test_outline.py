@@ -107,6 +107,7 @@ _GEMMA: dict[str, Any] = {
     "head_dim": 16,
     "sliding_window": 32,
     "hidden_size_per_layer_input": 16,
+    "global_head_dim": 32,
     "vocab_size_per_layer_input": 320,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
@@ -114,10 +115,11 @@ KEPT: dict[str, Callable[[], PreTrainedConfig]] = {
     "glm-4.7-flash": lambda: Glm4MoeLiteConfig(**_LATENT, **_EXPERTS),
     "deepseek-v2": lambda: DeepseekV2Config(**_LATENT, **_EXPERTS, first_k_dense_replace=1),
     "minicpm3": lambda: MiniCPM3Config(**_LATENT),
-    "gemma4": lambda: Gemma4TextConfig(**_GEMMA, global_head_dim=32, num_kv_shared_layers=0),
-    "gemma4-shared": lambda: Gemma4TextConfig(**_GEMMA, global_head_dim=32, num_kv_shared_layers=2),
+    "gemma4": lambda: Gemma4TextConfig(**_GEMMA, num_kv_shared_layers=0),
+    "gemma4-shared": lambda: Gemma4TextConfig(**_GEMMA, num_kv_shared_layers=2),
     "gemma3n": lambda: Gemma3nTextConfig(
-        **{**_GEMMA, "intermediate_size": [96] * 4},
+        **{key: one for key, one in _GEMMA.items() if key != "global_head_dim"}
+        | {"intermediate_size": [96] * 4},
         num_kv_shared_layers=2,
         activation_sparsity_pattern=[0.0] * 4,
     ),
@@ -207,7 +209,7 @@ def test_a_model_of_70_billion_parameters_is_judged_in_three_seconds() -> None:
 
 
 def test_what_a_models_code_raises_is_a_reason_in_one_line() -> None:
-    class Odd(LlamaConfig):  # type: ignore[misc]
+    class Odd(LlamaConfig):  # type: ignore[no-untyped-call]
         model_type = "odd"
 
     with pytest.raises(UnservedModel, match="Odd has no causal language model"):
