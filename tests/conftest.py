@@ -1,6 +1,7 @@
 """What tests of several packages share: few threads, a cache of their own, a family of models."""
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from hypothesis import HealthCheck, settings
 from tests import pure, triton_interpreter  # noqa: F401 (before anything imports Triton)
 from tests.exact.models import pool_settings, save_family
 from tests.exact.report import prepare
+from tests.kept_logging import kept_logging
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help=pure.HELP)
+    shuffle = "modules, and tests within each of them, in an order drawn from this seed"
+    parser.addoption("--shuffle", type=int, metavar="SEED", help=shuffle)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,11 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        _shuffle(items, random.Random(seed))
     if not config.getoption("--fast"):
         return
     long = [one for one in items if any(map(one.get_closest_marker, pure.LONG_MARKS))]
     config.hook.pytest_deselected(items=long)
     items[:] = [one for one in items if one not in set(long)]
+
+
+def _shuffle(items: list[pytest.Item], draws: random.Random) -> None:
+    """A module's tests stay together, and share its fixtures."""
+    modules = sorted({one.path for one in items})
+    draws.shuffle(modules)
+    draws.shuffle(items)
+    place = {path: number for number, path in enumerate(modules)}
+    items.sort(key=lambda one: place[one.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,6 +65,12 @@ def lane(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("--fast"):
             pure.skip_what_takes_long(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    with kept_logging():
         yield
 
 
