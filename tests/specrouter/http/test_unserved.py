@@ -17,7 +17,7 @@ from tests.specrouter.http.client import refusal, request
         ("POST", "/completions", "completions at /v1/completions"),
         ("POST", "/v1/embeddings", "makes text"),
         ("GET", "/v1/model", "/v1/models"),
-        ("GET", "/", "chats are at /v1/chat/completions, completions at /v1/completions"),
+        ("GET", "/v2", "chats are at /v1/chat/completions, completions at /v1/completions"),
     ],
 )
 def test_a_path_that_is_not_served_is_answered_with_what_is(
