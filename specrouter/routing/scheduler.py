@@ -100,7 +100,8 @@ class ModelChainScheduler:
             would have one evicted for another in every cycle.
 
     Raises:
-        ConfigError: for a configured chain that does not fit; names the field.
+        ConfigError: for a configured chain that does not fit, or has a model that is not there;
+            names the field.
     """
 
     def __init__(
@@ -117,6 +118,9 @@ class ModelChainScheduler:
         self.config = config
         self.target = target
         self._fit_together = cache(fit_together)
+        absent = [name for name in config.chain or () if name not in names]
+        if absent:  # the pool has left it out
+            raise ConfigError("scheduler.chain", f"{absent[0]!r} cannot be served")
         if config.chain is not None and not self.fit(config.chain):
             raise ConfigError("scheduler.chain", NO_ROOM)
         chains = candidate_chains(names, parameters, target, LONGEST_CHAIN)

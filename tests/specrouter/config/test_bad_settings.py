@@ -115,20 +115,40 @@ def test_another_tokenizer_is_refused_with_both_names(settings: Settings, tmp_pa
     assert "'target'" in str(error)
 
 
-@pytest.mark.parametrize("index", [0, 2], ids=["drafter", "target"])
-def test_an_architecture_without_the_plug_in_is_refused(
-    index: int, settings: Settings, tmp_path: Path
-) -> None:
+@pytest.fixture
+def bloom(tmp_path: Path) -> str:
+    """A checkpoint whose attention cannot be dispatched."""
     bloom = BloomForCausalLM(
         BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=1, n_head=2)
     )
     bloom.save_pretrained(str(tmp_path))
     make_tokenizer(tmp_path)
-    settings["pool"]["models"][index]["source"] = str(tmp_path)
+    return str(tmp_path)
+
+
+def test_a_target_without_the_plug_in_is_refused(settings: Settings, bloom: str) -> None:
+    settings["pool"]["models"][2]["source"] = bloom
     with pytest.raises(UnsupportedModelError) as caught:
         ChainRouter.from_config(settings)
-    assert caught.value.field.startswith(f"pool.models[{index}]")
+    assert caught.value.field == "pool.models[2].source"
     assert "Bloom" in str(caught.value)
+
+
+def test_a_drafter_without_the_plug_in_is_left_out(settings: Settings, bloom: str) -> None:
+    settings["pool"]["models"][0]["source"] = bloom
+    with ChainRouter.from_config(settings) as router:
+        assert router.pool.names == ("middle", "target")
+        assert list(router.pool.left_out) == ["small"]
+        assert router.generate([[5, 6, 7]])[0].finish_reason in ("length", "eos")
+
+
+def test_a_fixed_chain_with_a_drafter_that_is_left_out_is_refused(
+    settings: Settings, bloom: str
+) -> None:
+    settings["pool"]["models"][0]["source"] = bloom
+    settings["scheduler"] = {"policy": "static", "chain": ["small", "target"]}
+    error = _assert_refused(settings, "scheduler.chain")
+    assert "'small'" in str(error)
 
 
 def _assert_refused(settings: Settings, field: str) -> ConfigError:
