@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -41,7 +40,6 @@ from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.errors import UnsupportedModelError
 from modelpool.outline import UnservedModel, outline_of
 from modelpool.packed_model import PackedModel
-from modelpool.place_tracker import PlaceTracker
 from modelpool.pool import ModelPool
 from statemgr import KVStore
 from tests.modelpool.factories import make_tokenizer, save_llama
@@ -241,45 +239,3 @@ def test_the_only_drafter_is_not_left_out_silently(tmp_path: Path) -> None:
         ModelPool.from_config({"target": "large", "models": models})
     models.append({"name": "ngram", "source": "ngram"})
     assert ModelPool.from_config({"target": "large", "models": models}).names == ("ngram", "large")
-
-
-# Places in the pack
-
-
-TOKENS = 7
-
-
-def marked(forward: Callable[[Tensor], Tensor]) -> bool:
-    """Whether what `forward` makes of a pack's positions depends on places in the pack."""
-    tracker = PlaceTracker(TOKENS)
-    positions = torch.arange(TOKENS, device="meta")
-    with torch.inference_mode(), tracker:
-        return tracker.depends(forward(positions))
-
-
-def places() -> Tensor:
-    return torch.arange(TOKENS, device="meta")
-
-
-def test_what_is_computed_from_a_count_of_the_pack_is_marked() -> None:
-    values = torch.empty(TOKENS, 3, device="meta")
-    assert marked(lambda _: values * torch.log1p(places() / 8.0).unsqueeze(1))
-    assert marked(lambda _: values.clone().mul_(places().unsqueeze(1)))
-    assert marked(lambda _: torch.where(places()[:, None] > 3, values, -values))
-    assert marked(lambda _: torch.cat((values[:2], (places()[2:, None] * values[2:]))))
-    assert marked(lambda _: nn.Embedding(9, 4, device="meta")(places()))
-    assert marked(lambda _: values.cumsum(0))
-
-
-def test_what_is_computed_from_positions_is_not() -> None:
-    values = torch.empty(TOKENS, 3, device="meta")
-    assert not marked(lambda positions: values * torch.log1p(positions / 8.0).unsqueeze(1))
-    assert not marked(lambda positions: nn.Embedding(9, 4, device="meta")(positions))
-    assert not marked(lambda _: values * torch.arange(3, device="meta"))
-
-
-def test_a_counted_index_alone_marks_nothing() -> None:
-    values = torch.empty(TOKENS, 3, device="meta")
-    assert not marked(lambda _: values[places().repeat_interleave(2)])
-    assert not marked(lambda _: values.index_select(0, places()))
-    assert not marked(lambda _: torch.zeros_like(values).index_add_(0, places(), values))
