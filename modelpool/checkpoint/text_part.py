@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import Qwen2Config, Qwen3Config
 
 # By the composite's model type: the configuration of a causal class that computes the same for
 # text, where the text part has no such class of its own. Rotary positions in three dimensions are
@@ -25,7 +25,6 @@ _COMPOSITES: Mapping[str, type[Any] | None] = {
     "qwen2_vl": Qwen2Config,
     "qwen2_5_vl": Qwen2Config,
     "qwen3_vl": Qwen3Config,
-    "qwen3_vl_moe": Qwen3MoeConfig,
     "qwen3_5": None,
     "qwen3_5_moe": None,
 }
