@@ -17,6 +17,7 @@ from transformers import (
     Gemma3nTextConfig,
     Gemma4TextConfig,
     Glm4MoeLiteConfig,
+    GPT2Config,
     GPTBigCodeConfig,
     GptOssConfig,
     GraniteSWAConfig,
@@ -125,6 +126,9 @@ KEPT: dict[str, Callable[[], PreTrainedConfig]] = {
         vocab_size=320, n_embd=64, n_layer=4, n_head=4, n_positions=256, multi_query=True
     ),
     "llama": lambda: LlamaConfig(**_SMALL, num_key_value_heads=2),
+    "gpt2-padded": lambda: GPT2Config(
+        vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=256, pad_token_id=0
+    ),
 }
 
 
