@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from tests import pure, triton_interpreter  # noqa: F401 (before anything imports Triton)
-from tests.exact.models import pool_settings, save_family
-from tests.exact.report import prepare
+from tests import pure
 from tests.kept_logging import kept_logging
 
 
@@ -23,13 +20,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        _prepare_models()
+    slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("any-machine", slow)
+    settings.register_profile(pure.FAST_PROFILE, slow, max_examples=pure.MAX_EXAMPLES)
+    settings.load_profile(pure.FAST_PROFILE if config.getoption("--fast") else "any-machine")
+
+
+def _prepare_models() -> None:
+    """Not where workers are started, which wait meanwhile: it takes seconds to import."""
+    import torch
+
+    from tests import triton_interpreter  # noqa: F401 (before anything imports Triton)
+    from tests.exact.report import prepare
+
     # OMP_NUM_THREADS=1 is obeyed. Threads beyond the cores would only wait for each other.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     prepare(threads=max(1, min(2, torch.get_num_threads() // workers)))
-    slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("any-machine", slow)
-    settings.register_profile("fast", slow, max_examples=pure.MAX_EXAMPLES)
-    settings.load_profile("fast" if config.getoption("--fast") else "any-machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,6 +85,8 @@ def logging_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def small_family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints of three Llamas that resemble one another, weakest first, in float64."""
+    from tests.exact.models import save_family
+
     return save_family(tmp_path_factory.mktemp("family"))
 
 
@@ -86,5 +96,7 @@ def small_config(small_family: dict[str, Path]) -> dict[str, Any]:
 
     Drafters are loaded when they are used, which spares most tests most of them.
     """
+    from tests.exact.models import pool_settings
+
     engine = {"max_requests": 8, "max_model_len": 256, "prefill_chunk": 32, "preload": False}
     return {"pool": pool_settings(small_family), "engine": engine}

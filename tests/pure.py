@@ -10,10 +10,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 HELP = "skip tests that are marked slow, load a model or start a process"
 LONG_MARKS = ("slow", "gpu", "exact", "timing")
-MAX_EXAMPLES = 20  # of a property; one that asks for a number of its own gets that many
+FAST_PROFILE = "fast"
+MAX_EXAMPLES = 10  # of a property that asks for no number of its own
+
+
+def few(count: int) -> int:
+    """Of so many random cases: in the fast lane a tenth."""
+    return count // 10 if settings.get_current_profile_name() == FAST_PROFILE else count
 
 
 def skip_what_takes_long(patch: pytest.MonkeyPatch) -> None:

@@ -116,8 +116,8 @@ def untested_files(sources: Sources) -> list[str]:
         source.path.as_posix()
         for source in sources.files
         if source.path.name != "__init__.py"  # names of other files
-        and len(lines_of_code(source.text)) >= WORTH_A_TEST
         and not (sources.root / "tests" / _test_of(source.path)).is_file()
+        and len(lines_of_code(source.text)) >= WORTH_A_TEST
     ]
 
 

@@ -11,6 +11,7 @@ from processors.pack import NO_SLOT, FedTree
 from processors.rollback import RollbackProcessor
 from statemgr import ModelState, StateManager
 from tests.processors.trees import Node, Nodes, build, lineage, node_lists, path
+from tests.pure import few
 
 LAYERS = (KVLayer(torch.device("cpu"), torch.float64, 1, 1),)
 UNKNOWN = -1  # a token that the device drafted
@@ -116,7 +117,7 @@ def _row(draw: st.DrawFn) -> tuple[list[int], list[int], int, Nodes | None, set[
     return before, [*text, *draw(st.lists(st.integers(0, 2), max_size=2))], held, nodes, fed
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=few(200), deadline=None, database=None)
 @given(st.lists(_row(), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_rows_are_rolled_back_each_by_its_own_tokens(
     rows: list[tuple[list[int], list[int], int, Nodes | None, set[int]]],

@@ -23,8 +23,9 @@ from tests.processors.trees import (
     trees,
     walk,
 )
+from tests.pure import few
 
-many = settings(max_examples=150, deadline=None, database=None)
+many = settings(max_examples=few(150), deadline=None, database=None)
 
 
 def path_of(*tokens: int) -> Nodes:

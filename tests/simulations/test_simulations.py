@@ -70,6 +70,7 @@ def test_a_first_token_that_comes_too_late_is_a_miss() -> None:
     assert not problem.run(replace(_plan(1), waits_s=(1.0,))).attained.any()
 
 
+@pytest.mark.slow
 def test_the_search_is_repeatable_and_finds_what_no_plan_does_not() -> None:
     problem = _problem([20.0] * 24)
     plan, ran = climb(problem, 120, seed=1)

@@ -485,6 +485,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
     return {"conditions": conditions, **found}
 
 
+@pytest.mark.slow
 def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib")

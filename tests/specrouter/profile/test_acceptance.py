@@ -27,6 +27,7 @@ from specrouter.profile.acceptance import (
 )
 from specrouter.profile.evidence import HALF_LIFE, MEMORY
 from specrouter.request.params import MAX_TREE_TOKENS
+from tests.pure import few
 
 Floats = NDArray[np.float64]
 EASY, HARD = (0.8, 0.12, 0.05), (0.35, 0.25, 0.15)  # chances of a walked node's children
@@ -112,7 +113,7 @@ def test_a_modest_first_choice_is_worth_more_than_it_says_and_the_others_are_not
     assert worth[0] == pytest.approx([0.7, 0.2], abs=0.06)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=few(100), deadline=None, database=None)
 @given(st.integers(0, 2**32 - 1))
 def test_no_node_is_worth_more_than_its_parent(seed: int) -> None:
     rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()
@@ -124,7 +125,7 @@ def test_no_node_is_worth_more_than_its_parent(seed: int) -> None:
     assert (worth <= np.take_along_axis(above, trees.parents + 1, axis=1)).all()
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=few(100), deadline=None, database=None)
 @given(st.integers(0, 2**32 - 1))
 def test_siblings_are_worth_no_more_than_their_parent(seed: int) -> None:
     rng, estimator = np.random.default_rng(seed), AcceptanceEstimator()

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specrouter.request.detokenizer import Detokenizer
 from tests.modelpool.factories import make_tokenizer
+from tests.pure import few
 
 SPECIAL = 0
 ALPHABET = st.one_of(
@@ -116,7 +117,7 @@ def continued(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Se
 
 
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=few(150), deadline=None)
 def test_any_cut_streams_to_the_whole_text(text: str, borders: list[int]) -> None:
     shown, detok = stream(cut(text.encode(), borders))
     assert "".join(shown) == detok.text == text
@@ -124,7 +125,7 @@ def test_any_cut_streams_to_the_whole_text(text: str, borders: list[int]) -> Non
 
 
 @given(TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=few(100), deadline=None)
 def test_a_real_tokenizers_ids_stream_to_their_decoding(text: str) -> None:
     tokenizer = byte_level()
     ids = tokenizer(text)["input_ids"]
@@ -139,7 +140,7 @@ def test_a_real_tokenizers_ids_stream_to_their_decoding(text: str) -> None:
     st.lists(st.integers(0, 200), max_size=40),
     st.lists(st.text(ALPHABET, min_size=1, max_size=3), min_size=1, max_size=3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=few(150), deadline=None)
 def test_the_text_ends_before_the_first_stop_text(
     text: str, borders: list[int], stop: list[str]
 ) -> None:
@@ -152,7 +153,7 @@ def test_the_text_ends_before_the_first_stop_text(
 
 
 @given(TEXTS, st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=few(200), deadline=None)
 def test_byte_fallback_streams_to_the_decoding_of_all_ids(text: str, end: int) -> None:
     tokenizer = byte_fallback()
     ids = ids_of(tokenizer, text)
@@ -165,7 +166,7 @@ def test_byte_fallback_streams_to_the_decoding_of_all_ids(text: str, end: int) -
 
 
 @given(TEXTS, st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=few(200), deadline=None)
 def test_the_text_goes_on_after_the_prompt(text: str, border: int) -> None:
     tokenizer = byte_fallback()
     ids = ids_of(tokenizer, text)
@@ -176,7 +177,7 @@ def test_the_text_goes_on_after_the_prompt(text: str, border: int) -> None:
 
 
 @given(TEXTS, st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=few(100), deadline=None)
 def test_a_prompt_changes_nothing_where_the_decoder_drops_no_space(text: str, border: int) -> None:
     tokenizer = byte_level()
     ids = ids_of(tokenizer, text)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from specrouter.config import TreesConfig
 from specrouter.sim.machine import load_machine
 from specrouter.sim.replay import LoadRequest, Outcome, replay
@@ -33,6 +35,7 @@ def attained(outcomes: list[Outcome]) -> int:
     return sum(one.is_attained is True for one in outcomes)
 
 
+@pytest.mark.slow
 def test_one_replica_is_the_service_itself() -> None:
     alone = make()
     alone.use("slo")
@@ -65,5 +68,6 @@ def test_who_is_not_attainable_at_one_replica_is_handed_to_the_next() -> None:
     assert all(one.answer.tokens == 20 for one in found)
 
 
+@pytest.mark.slow
 def test_the_same_requests_give_the_same() -> None:
     assert run("slo", 2, coder(6.0))[0] == run("slo", 2, coder(6.0))[0]

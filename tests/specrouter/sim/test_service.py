@@ -119,6 +119,7 @@ def test_every_policy_serves_every_request_and_the_same_seeds_give_the_same(poli
     assert run(policy, load) == found
 
 
+@pytest.mark.slow
 def test_goodput_serves_more_objectives_than_selection_without_them() -> None:
     """Sixty requests of AdaServe's mix, at two rates; the objectives are its ratios."""
     attained = {"global-greedy": 0, "goodput": 0}

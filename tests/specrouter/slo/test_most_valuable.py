@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from specrouter.cycle import Candidates
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable
 from specrouter.slo.value import value
+from tests.pure import few
 from tests.specrouter.optimal_trees import ROOT, Forest, random_forest
 
 Floats = NDArray[np.float64]
@@ -44,7 +45,7 @@ def forest(seed: int) -> Forest:
     return random_forest(np.random.default_rng(seed), 4, 12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=few(150))
 @given(seed=SEEDS, most=st.integers(0, 30))
 def test_budgets_are_strict_and_parents_come_with_their_children(seed: int, most: int) -> None:
     case = forest(seed)
@@ -56,7 +57,7 @@ def test_budgets_are_strict_and_parents_come_with_their_children(seed: int, most
             assert case.candidates.worth[row, node] > 0.0
 
 
-@settings(max_examples=100)
+@settings(max_examples=few(100))
 @given(seed=SEEDS, most=st.integers(0, 20), more=st.integers(1, 20))
 def test_a_larger_budget_is_never_worth_less(seed: int, most: int, more: int) -> None:
     """Small enough that all budgets are compared."""
@@ -68,7 +69,7 @@ def test_a_larger_budget_is_never_worth_less(seed: int, most: int, more: int) ->
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=few(100))
 @given(seed=SEEDS)
 def test_the_order_of_requests_does_not_matter(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -79,7 +80,7 @@ def test_the_order_of_requests_does_not_matter(seed: int) -> None:
     assert np.array_equal(first[turn], second)
 
 
-@settings(max_examples=100)
+@settings(max_examples=few(100))
 @given(seed=SEEDS, each_ms=st.floats(0.01, 3.0))
 def test_who_has_no_objective_does_not_pay_for_the_others(seed: int, each_ms: float) -> None:
     rng = np.random.default_rng(seed)
@@ -125,7 +126,7 @@ def test_no_constant_bounds_what_costs_next_to_nothing(each_ms: float) -> None:
     assert chosen.sum() >= 1024
 
 
-@settings(max_examples=100)
+@settings(max_examples=few(100))
 @given(seed=SEEDS, roots=st.integers(1, 40), aside=st.integers(0, 5))
 def test_where_passes_are_filled_up_nodes_fill_one_or_are_all_or_none(
     seed: int, roots: int, aside: int

@@ -192,6 +192,7 @@ def test_seeds_are_averaged_and_kept() -> None:
     assert row["attained_of_seeds"] == [0.5, 0.7]
 
 
+@pytest.mark.slow
 def test_figure_3_comes_out_as_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +213,7 @@ def test_selection_is_a_small_part_of_a_cycle(tmp_path: Path) -> None:
     assert 0.0 < row["selection"] < 0.1
 
 
+@pytest.mark.slow
 def test_the_static_rows_of_table_2_are_near_what_they_were_fitted_to(tmp_path: Path) -> None:
     """Two batches at which the published rows are smooth."""
     where = ("requests=8,16", "policy=two-level,three-level")
@@ -224,6 +226,7 @@ def test_the_static_rows_of_table_2_are_near_what_they_were_fitted_to(tmp_path: 
             assert found[policy, batch] == pytest.approx(value, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_command_draws_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["bench", "figures", "adaserve-16", "--quick", "--out", str(tmp_path)]
     asked += ["--where", "policy=adaserve,slo"]

@@ -17,6 +17,7 @@ from specrouter.slo.serve.prefill_budget import (
     PrefillBudget,
     SpeculativeBudget,
 )
+from tests.pure import few
 from tests.specrouter.slo.serve.exact_execution import misses_nothing
 from tests.specrouter.slo_machines import OPT_7B
 
@@ -117,7 +118,7 @@ def cases(count: int, seed: int, grid_ms: float | None = None, tiers: int = 2) -
 
 def test_no_subset_is_larger_and_the_set_is_one_of_them() -> None:
     declining = 0
-    for case in cases(2500, seed=1):
+    for case in cases(few(2500), seed=1):
         found, best = most_admitted(*case), best_by_search(case)
         assert (found is None) == (best is None)
         if found is None or best is None:
@@ -128,11 +129,11 @@ def test_no_subset_is_larger_and_the_set_is_one_of_them() -> None:
         assert len(found) <= room.rows
         assert is_feasible(kept(prompts, found), room, budget)
         declining += 0 < best < sum(not prompt.is_running for prompt in prompts)
-    assert declining > 500, "cases that decide nothing"
+    assert declining > few(500), "cases that decide nothing"
 
 
 def test_no_subset_is_larger_where_batches_speculate() -> None:
-    for prompts, room, plain in cases(500, seed=2):
+    for prompts, room, plain in cases(few(500), seed=2):
         budget = SpeculativeBudget(plain.times, plain.tiers_ms, 0.7, plain.idle_ms)
         found = most_admitted(prompts, room, budget)
         best = next(
@@ -148,12 +149,12 @@ def test_no_subset_is_larger_where_batches_speculate() -> None:
 
 def test_an_exact_execution_of_the_set_misses_nothing() -> None:
     admitted = 0
-    for case in cases(2500, seed=3):
+    for case in cases(few(2500), seed=3):
         found = most_admitted(*case)
         if found is not None:
             assert executes(case, found)
             admitted += len(found)
-    assert admitted > 2000
+    assert admitted > few(2000)
 
 
 @pytest.mark.parametrize(("tiers", "grid_ms"), [(1, 10.0), (2, 20.0)])
@@ -161,7 +162,7 @@ def test_no_exact_execution_serves_more_where_all_times_are_whole_batches(
     tiers: int, grid_ms: float
 ) -> None:
     """Deadlines and TPOTs are multiples of the time of a batch, deadlines of every TPOT."""
-    for case in cases(700, 4, grid_ms, tiers):
+    for case in cases(few(700), 4, grid_ms, tiers):
         prompts, room, _ = case
         found = most_admitted(*case)
         best = next((len(s) for s in subsets(prompts, room) if executes(case, s)), None)

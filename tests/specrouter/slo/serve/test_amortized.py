@@ -17,6 +17,7 @@ from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.policy import slo
 from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import first_chunk
+from tests.pure import few
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 
@@ -95,7 +96,7 @@ def test_nobody_is_given_up_while_all_are_in_time(load: Load, new: list[Prompt])
 
 
 @given(loads, prompts, st.lists(st.floats(8.0, 120.0), min_size=5, max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=few(300))
 def test_all_that_are_admitted_are_in_time_together(
     load: Load, new: list[Prompt], tpots_ms: list[float]
 ) -> None:
@@ -106,7 +107,7 @@ def test_all_that_are_admitted_are_in_time_together(
 
 
 @given(prompts)
-@settings(max_examples=300)
+@settings(max_examples=few(300))
 def test_of_urgent_prompts_alone_no_larger_set_would_be_in_time(new: list[Prompt]) -> None:
     """Reading only: nobody decodes, and their outputs have no objective. Moore and Hodgson's rule
     is exact where no cycle ends between two prompts."""

@@ -115,6 +115,7 @@ def test_memory_binds_and_best_effort_requests_give_theirs_up(make: MakePolicy) 
     assert not any(job.was_admitted and job.preemptions and job.ttft_ms for job in jobs[1::3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tpots", [(40.0, 70.0), (30.0, 55.0, 90.0), (50.0,)])
 def test_tpots_need_not_be_multiples_of_each_other(tpots: tuple[float, ...]) -> None:
     jobs = arrivals(200, 8.0, seed=4)
