@@ -25,7 +25,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("http", "bench"),
     ("__init__",),
-    ("router", "sim"),
+    ("router",),
     ("cluster",),
     ("engine",),
     ("routing",),
@@ -44,12 +44,12 @@ KNOW_TORCH = {
     "engine/start_failure.py",
     "engine/worker_threads.py",
 }
-OURS = {*MAY_IMPORT, "examples", "tests", "configs", "docs"}
+OURS = {*MAY_IMPORT, "examples", "research", "tests", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
     ".ci", ".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "Makefile", "README.md",
     "configs", "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
-    "specrouter", "statemgr", "tests",
+    "research", "specrouter", "statemgr", "tests",
 }  # fmt: skip
 
 
@@ -84,6 +84,16 @@ def test_packages_import_in_one_direction(package: str) -> None:
         for path in sources(package)
         for module in imports(path)
         if top(module) in OURS - allowed
+    ]
+    assert wrong == []
+
+
+def test_the_laboratory_imports_the_product_and_no_test() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources("research")
+        for module in imports(path)
+        if top(module) in {"tests", "examples"}
     ]
     assert wrong == []
 

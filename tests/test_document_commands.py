@@ -76,7 +76,7 @@ def router() -> Iterator[ChainRouter]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a command is typed: the checkout, with files of the reader's own."""
-    for name in ("configs", "docs", "examples", "modelpool"):
+    for name in ("configs", "docs", "examples", "modelpool", "research"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name, content in OWN_FILES.items():
         if isinstance(content, Path):

@@ -24,10 +24,12 @@ from tests.specrouter.fake_router import FakeRouter
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
+EXAMPLES = sorted(
+    file for folder in ("examples", "research") for file in (ROOT / folder).rglob("*.py")
+)
 COMMANDS = (
     "serve", "check", "generate", "inflate", "export-gguf",
-    "bench chains", "bench load", "bench turns", "bench figures",
+    "bench chains", "bench load", "bench turns",
 )  # fmt: skip
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
@@ -140,7 +142,9 @@ def _options_of_checks() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=identity)
 def test_modules_that_are_run_exist(page: Path) -> None:
-    for module in re.findall(r"python -m ((?:specrouter|examples|tests)[\w.]*)", page.read_text()):
+    for module in re.findall(
+        r"python -m ((?:specrouter|examples|research|tests)[\w.]*)", page.read_text()
+    ):
         file = ROOT / module.replace(".", "/")
         assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module
 

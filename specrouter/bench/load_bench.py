@@ -18,8 +18,8 @@ from specrouter.bench.load_report import describe
 from specrouter.bench.load_requests import Alone, RequestSource
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
+from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.sample import MeasurementError
-from specrouter.sim.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.slo.policies import BASELINES, POLICIES
 
 _BASELINE_RUNS = 5
@@ -62,7 +62,7 @@ class LoadBench:
 
     def run(self, points: Sequence[Point]) -> dict[str, Any]:
         """`points` with the figures of each policy, and the `series` of the first one."""
-        if self._options.server is None and self._options.simulate is None:
+        if self._options.server is None and not self._options.is_simulated:
             self.settle(points[0])
         self.measure_alone(points[0])
         self._progress.expect(len(points) * self._options.rounds * len(self._options.policies))
@@ -75,7 +75,7 @@ class LoadBench:
         """Drafters are loaded, timed and tried before anything counts, at several loads."""
         asked = [name for name in self._options.policies if name != "target-only"]
         names = [name for name in asked if POLICIES[name].is_live]
-        if not names and self._options.simulate is None:
+        if not names and not self._options.is_simulated:
             return
         names = names or [_DEFAULT]
         requests = self._source.requests(point, 0, None)[:_SETTLING_REQUESTS]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specrouter.sim.replay import Outcome
+from specrouter.bench.replay import Outcome
 
 _PERCENTILES = (50, 95, 99)
 

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from modelpool.errors import ConfigError
 from specrouter.bench.output_file import check_json
-from specrouter.sim.text import LEAST, MOST
 from specrouter.slo.policies import POLICIES
 
 DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "adaserve", "goodput", "slo")
@@ -31,14 +30,14 @@ class LoadOptions:
         output_tokens: None takes the trace's, times `length_scale`.
         policy: None takes `DEFAULT_POLICIES`, or a server's own.
         rows: requests that run together; None takes the configuration's.
-        simulate: how often a drafter's best token is accepted, in simulated time.
-        machine: whose times that takes; None takes the measured ones of a pool.
         server: address of a running service, instead of a router in this process.
         api_key: of that service; None takes the environment's.
         plot: of the run over time; sweeps go to files beside it.
         json: "-" is stdout.
         fresh_times: models are timed anew.
     """
+
+    is_simulated: ClassVar[bool] = False  # then any policy may be asked for
 
     config: Path | None
     trace: Path | None = None
@@ -61,8 +60,6 @@ class LoadOptions:
     seed: int = 0
     rows: int | None = None
     server: str | None = None
-    simulate: float | None = None
-    machine: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
     json: Path | None = None
@@ -70,7 +67,6 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         self._check_trace()
-        self._check_simulation()
         self._check_policies()
         _check_whole("--rounds", self.rounds)
         _check_whole("--seed", self.seed, 0, 2**63)  # rounds count up from it
@@ -113,9 +109,8 @@ class LoadOptions:
             if name not in POLICIES:
                 known = ", ".join(POLICIES)
                 raise ConfigError("--policy", f"{name!r} is none of {known}")
-            if self.simulate is None and not POLICIES[name].is_live:
-                reason = f"{name!r} admits as no engine here does: give --simulate"
-                raise ConfigError("--policy", reason)
+            if not (POLICIES[name].is_live or self.is_simulated):
+                raise ConfigError("--policy", f"{name!r} admits as no engine here does")
         if self.policy is not None and len(set(self.policy)) < len(self.policy):
             raise ConfigError("--policy", "names one twice")
         if self.rows is not None:
@@ -130,18 +125,6 @@ class LoadOptions:
         for argument, value in its_own.items():
             if value is not None:
                 raise ConfigError(argument, "is the server's own: not with --server")
-
-    def _check_simulation(self) -> None:
-        if self.simulate is None:
-            if self.machine is not None:
-                raise ConfigError("--machine", "goes with --simulate")
-            return
-        if self.machine is not None and self.config is not None:
-            raise ConfigError("--machine", "not with --config")
-        if not LEAST <= self.simulate <= MOST:  # NaN is not
-            raise ConfigError("--simulate", f"must be from {LEAST} to {MOST}, not {self.simulate}")
-        if self.server is not None:
-            raise ConfigError("--simulate", "not with --server")
 
 
 def _check_whole(argument: str, value: int, least: int = 1, most: int | None = None) -> None:

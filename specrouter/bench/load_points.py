@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.errors import ConfigError
+from specrouter.bench import traces
+from specrouter.bench.dataset_lengths import poisson_of_datasets
 from specrouter.bench.load_options import LoadOptions
-from specrouter.sim import traces
-from specrouter.sim.dataset_lengths import poisson_of_datasets
-from specrouter.sim.traces import Arrival
+from specrouter.bench.traces import Arrival
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specrouter.bench.prompts import BUILT_IN, Texts, Tokenize, load_prompts
-from specrouter.sim.traces import Arrival
+from specrouter.bench.traces import Arrival
 
 # Of a trace's category, the files or categories of prompts, the best first.
 _KNOWN_AS: Mapping[str, tuple[str, ...]] = {

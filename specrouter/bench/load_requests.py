@@ -11,7 +11,7 @@ from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import Point
 from specrouter.bench.load_prompts import fill_prompts
 from specrouter.bench.prompts import Texts, Tokenize
-from specrouter.sim.replay import LoadRequest
+from specrouter.bench.replay import LoadRequest
 
 _SEEDS_OF_A_ROUND = 100_000
 

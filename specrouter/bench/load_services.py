@@ -16,12 +16,12 @@ from typing import Any, Literal, Protocol
 
 from modelpool.errors import ConfigError
 from specrouter.bench.api_key import authorize
+from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
 from specrouter.config import RouterConfig
 from specrouter.request.objective import SLO
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
-from specrouter.sim.replay import Answer, LoadRequest, Pending
 from specrouter.slo.policies import POLICIES
 
 _END_S = 60.0  # within which one that was cancelled must end

@@ -19,6 +19,19 @@ def add_bench_load(what: Commands) -> None:
         description="Open-loop replay: requests are sent at their times whatever the state of the "
         "service; policies take turns on the same ones. Prints a table for each point of a sweep.",
     )
+    add_load_arguments(parser)
+    parser.add_argument(
+        "--server", metavar="URL",
+        help="a running specrouter server, under its own configuration, instead of a router here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="of that server (default: SPECROUTER_API_KEY)"
+    )
+    parser.set_defaults(run=_bench_load, log_level=logging.WARNING)
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of a replay, whoever answers it."""
     add_config(parser, "bench-cpu.yaml", "the bundled pool with an inflated target")
     parser.set_defaults(config=None)  # to tell whether it is given
     _add_load_arrivals(parser)
@@ -27,7 +40,6 @@ def add_bench_load(what: Commands) -> None:
     _add_load_runs(parser)
     add_outputs(parser, "a run over time; of a sweep also FILE-rate.png, -urgent.png, -slo.png")
     add_fresh_times(parser)
-    parser.set_defaults(run=_bench_load, log_level=logging.WARNING)
 
 
 def _add_load_arrivals(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +109,8 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", nargs="+", metavar="P",
         help="target-only, spec-4, spec-6, spec-8, specinfer, equal-greedy, global-greedy, "
-        "adaserve, adaserve-slo-phase, slos-serve, slo, goodput; simulated also vllm, sarathi, "
-        "vllm-spec-4, vllm-spec-6, vllm-spec-8 (default: target-only spec-4 global-greedy "
-        "adaserve goodput slo)",
+        "adaserve, adaserve-slo-phase, slos-serve, slo, goodput (default: target-only spec-4 "
+        "global-greedy adaserve goodput slo)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(
@@ -109,30 +120,13 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows", type=int, metavar="N", help="requests together (default: the config's)"
     )
-    parser.add_argument(
-        "--simulate", type=float, metavar="A",
-        help="in simulated time, where nothing else runs: cycles take what this machine's measured "
-        "curves say, and a drafter's best token is accepted in the share A of cases",
-    )  # fmt: skip
-    parser.add_argument(
-        "--machine", type=Path, metavar="FILE",
-        help="simulate this machine, a file like configs/machines/adaserve-llama70b.yaml, instead "
-        "of a pool's measured times",
-    )  # fmt: skip
-    parser.add_argument(
-        "--server", metavar="URL",
-        help="a running specrouter server, under its own configuration, instead of a router here",
-    )  # fmt: skip
-    parser.add_argument(
-        "--api-key", metavar="KEY", help="of that server (default: SPECROUTER_API_KEY)"
-    )
 
 
 def _bench_load(arguments: argparse.Namespace) -> int:
     from specrouter.bench.load import bench_load, write_load
     from specrouter.bench.load_options import LoadOptions
 
-    if arguments.config is None and arguments.server is None and arguments.machine is None:
+    if arguments.config is None and arguments.server is None:
         arguments.config = default_config("bench-cpu.yaml")
     options = LoadOptions(**options_from(LoadOptions, arguments))
     return measured(partial(bench_load, options), partial(write_load, options=options))

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain
 from specrouter.cli.bench_chains import add_bench_chains
-from specrouter.cli.bench_figures import add_bench_figures
 from specrouter.cli.bench_load import add_bench_load
 from specrouter.cli.bench_turns import add_bench_turns
 from specrouter.cli.check_command import add_check
@@ -72,4 +71,3 @@ def _add_bench(commands: Commands) -> None:
     add_bench_chains(what)
     add_bench_load(what)
     add_bench_turns(what)
-    add_bench_figures(what)

@@ -10,7 +10,7 @@ from tests.measures.sources import Function, Sources
 
 LONG_FILE, LONG_FUNCTION, MANY_PARAMETERS = 300, 40, 6
 # What stands beside the rooms of the decoding service itself.
-BESIDE = {"http", "bench", "cluster", "sim", "cli"}
+BESIDE = {"http", "bench", "cluster", "cli"}
 # Files with so many lines of code or more have a test file of their own.
 WORTH_A_TEST = 40
 

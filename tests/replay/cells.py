@@ -1,6 +1,6 @@
 """`python -m tests.replay cells`: admissions, policies of papers and clusters in simulated time.
 
-Each cell is one small run of `specrouter.bench.redraw`'s machinery. `digest_cells.json` has its
+Each cell is one small run of `research.figures`'s machinery. `digest_cells.json` has its
 figures to the last digit: equal after a move of code. `--write` computes the file anew. Exit code 1
 where a figure differs.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specrouter.bench.redraw.cell import Cell, run_cell
-from specrouter.bench.redraw.cluster_cell import ClusterKind
+from research.figures.cell import Cell, run_cell
+from research.figures.cluster_cell import ClusterKind
 from specrouter.config.cluster import RoutingPolicy
 from tests.replay.simulation import load_machines, simulate
 from tests.replay.stretches import load_stretches

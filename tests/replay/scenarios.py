@@ -1,4 +1,4 @@
-"""Real runs to record: in the manner of `bench chains`, `bench load` and `examples.routing`.
+"""Real runs to record: as `bench chains`, `bench load` and `research.studies.routing` do.
 
 Whatever takes turns with fixed chains is comparable: the trees of a fixed chain are those that
 promised most for it when the adaptive policy last decided there.

@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from research.sim.machine import Machine
+from research.sim.service import SimulatedService
 from specrouter.bench.load_figures import figures
+from specrouter.bench.replay import LoadRequest, replay
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.sim.machine import Machine
-from specrouter.sim.replay import LoadRequest, replay
-from specrouter.sim.service import SimulatedService
 from specrouter.slo.policies import RouterPolicy
 from tests.replay.stretches import Arrival
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specrouter.bench.traces import Arrival
     from specrouter.cluster.dispatcher import Dispatcher
     from specrouter.cluster.router import ClusterRouter
     from specrouter.request.output import RequestOutput
-    from specrouter.sim.traces import Arrival
 
 _PROMPT, _OUTPUT = 700, 256  # tokens at most
 _VOCABULARY = (300, 2000)  # of prompts
@@ -272,9 +272,9 @@ async def _served(
 
 def requests_of(traces: Path | None, run: Run) -> list[Asked]:
     """One in a second, with lengths of Azure's conversations; drawn ones without `traces`."""
+    from research.sim.scenarios import SCENARIOS, scenario_requests
+    from specrouter.bench.traces import read_trace
     from specrouter.profile.batch_time import RooflineTime
-    from specrouter.sim.scenarios import SCENARIOS, scenario_requests
-    from specrouter.sim.traces import read_trace
 
     trace: Sequence[Arrival] = ()
     if traces is not None:

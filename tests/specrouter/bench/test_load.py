@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,8 @@ import pytest
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
 from specrouter.bench.api_key import SERVICE_VARIABLE
-from specrouter.bench.load import simulated_machine, write_load
+from specrouter.bench.dataset_lengths import DATASETS
+from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_options import DEFAULT_POLICIES, LoadOptions
 from specrouter.bench.load_plot import running_over_time, write_load_plots
@@ -26,22 +26,19 @@ from specrouter.bench.load_points import Point, read_arrivals, sweep
 from specrouter.bench.load_report import load_table
 from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.progress import Progress
+from specrouter.bench.replay import LoadRequest
 from specrouter.bench.sample import MeasurementError
+from specrouter.bench.traces import Arrival
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.http import keys
-from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
-from specrouter.sim.dataset_lengths import DATASETS
-from specrouter.sim.replay import LoadRequest
-from specrouter.sim.traces import Arrival
 from specrouter.slo.policies import POLICIES
 from specrouter.slo.tree_planner import TreePlanner, default_selection
-from tests.specrouter.sim.test_traces import ADASERVE, letters
+from tests.specrouter.bench.test_traces import ADASERVE, letters
 
 TINY = str(default_config())
 BASELINE_MS = 20.0
@@ -128,7 +125,6 @@ def test_a_name_brings_its_admission_and_one_that_no_engine_has_is_refused() -> 
     assert [one["admission"] for _, one, _ in router.used] == ["slo", "slos-serve", "fcfs"]
     with pytest.raises(ConfigError, match="'vllm' admits as no engine here does"):
         LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",))
-    LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",), simulate=0.7)
 
 
 def test_objectives_are_ratios_times_the_measured_baseline() -> None:
@@ -619,36 +615,3 @@ def test_three_requests_on_the_bundled_pool(
     assert (row["requests"], row["errors"]) == (3, 0)
     assert row["tokens_per_s"] * row["duration_s"] == pytest.approx(12)
     assert "round 1: goodput: " in err
-
-
-def test_a_simulation_of_this_machine_takes_what_serving_has_taught() -> None:
-    """Forwards, and the engine's own work around them, on the machine as slow as it is."""
-    known = PerformanceSnapshot(
-        {
-            name: TimeCurve(((1, ms), (64, 2 * ms)))
-            for name, ms in {"small": 1.0, "big": 10.0}.items()
-        },
-        {"small": 1, "big": 100},
-        stages={"cycle": TimeCurve(((1, 2.0),))},
-        machine=1.5,
-    )
-    pool = SimpleNamespace(target="big", names=("small", "big"), is_weightless=lambda _: False)
-    config = RouterConfig.load(TINY)
-    router: Any = SimpleNamespace(pool=pool, config=config, performance=lambda: known)
-    machine = simulated_machine(router)
-    assert machine.names == ("small", "big")
-    assert [machine.times[name].at(1) for name in machine.names] == [1.5, 15.0]
-    assert machine.stages["cycle"].at(1) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("asked", "admission"), [(("vllm", "goodput"), "fcfs"), (("vllm", "sarathi"), "slo")]
-)
-def test_models_are_timed_live_before_they_are_simulated(
-    asked: tuple[str, ...], admission: str
-) -> None:
-    """With the policies that an engine can run; with the default where there are none."""
-    router = FakeRouter()
-    load_bench(router, policy=asked, simulate=0.6).settle(point())
-    assert router.calls
-    assert {one["admission"] for _, one, _ in router.used} == {admission}

@@ -1,0 +1,122 @@
+"""`python -m research COMMAND`: the laboratory's commands. `--help` lists them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain, default_config
+from specrouter.cli.bench import measured, options_from
+from specrouter.cli.bench_load import add_load_arguments
+from specrouter.logs import configure_logs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    parser = Parser(prog="python -m research", description="Policies and figures of the papers.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_figures(commands)
+    _add_simulate(commands)
+    arguments = parser.parse_args(argv)
+    from modelpool.errors import ConfigError  # after the arguments, whose errors come at once
+
+    configure_logs(logging.WARNING)
+    try:
+        exit_code: int = arguments.run(arguments)
+        return exit_code
+    except ConfigError as error:
+        complain(error)
+        return BAD_INPUT
+
+
+def _add_figures(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "figures",
+        help="draw figures of the papers again, from the simulator",
+        description="Runs named policies on simulated machines whose times were published, and "
+        "writes a picture and a JSON file of each figure. Stopped, it goes on where it was.",
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME",
+        help="adaserve-8-9, adaserve-10, adaserve-11, adaserve-12, adaserve-13-14, adaserve-15, "
+        "adaserve-16, adaserve-grid, slos-serve-3, slos-serve-capacity, slos-serve-burst, "
+        "slos-serve-replicas, specrouter-table-2, cluster-scale, cluster-equal, cluster-unequal, "
+        "cluster-herd, cluster-failures, cluster-overload, streamserve-table-8 (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path("figures"), metavar="DIR",
+        help="of pictures, JSON and finished cells (default: figures)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="few cells of few requests, to see that it works"
+    )
+    parser.add_argument("--seeds", type=int, default=8, metavar="N", help="default: 8")
+    parser.add_argument(
+        "--requests", type=int, default=400, metavar="N", help="of each cell (default: 400)"
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR",
+        help="folder of AdaServe's and Azure's traces (default: arrivals are drawn)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--where", nargs="+", default=[], metavar="FIELD=VALUE",
+        help="only such cells, as in policy=vllm,slo rate=4.4 machine=adaserve-llama70b",
+    )  # fmt: skip
+    parser.set_defaults(run=_figures)
+
+
+def _figures(arguments: argparse.Namespace) -> int:
+    from research.figures.command import FigureOptions, draw_figures
+
+    draw_figures(
+        FigureOptions(
+            names=tuple(arguments.names),
+            out=arguments.out,
+            quick=arguments.quick,
+            seeds=arguments.seeds,
+            requests=arguments.requests,
+            processes=arguments.processes,
+            traces=arguments.traces,
+            where=tuple(arguments.where),
+        )
+    )
+    return 0
+
+
+def _add_simulate(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="`specrouter bench load` in simulated time",
+        description="Policies take turns on the same requests, on a machine whose cycles take what "
+        "measured or published curves say.",
+    )
+    parser.add_argument(
+        "--machine", type=Path, metavar="FILE",
+        help="a file like research/machines/adaserve-llama70b.yaml (default: a pool's measured "
+        "times)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--acceptance", type=float, default=0.75, metavar="A",
+        help="share of a drafter's best tokens that are accepted (default: 0.75)",
+    )  # fmt: skip
+    add_load_arguments(parser)
+    parser.set_defaults(run=_simulate)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from research.simulate import SimulateOptions, simulate
+    from specrouter.bench.load import write_load
+
+    if arguments.config is None and arguments.machine is None:
+        arguments.config = default_config("bench-cpu.yaml")
+    options = SimulateOptions(**options_from(SimulateOptions, arguments))
+    return measured(partial(simulate, options), partial(write_load, options=options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""ClusterJob: a request on its way through a simulated cluster, whichever replicas serve it."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from research.sim.cluster.replica import Served
+from research.sim.request import Commits
+from specrouter.bench.replay import Answer, LoadRequest
+from specrouter.cluster.endangered import Course, Escape
+from specrouter.cluster.state import RoutedRequest
+from specrouter.request.objective import Objective, OnUnattainable
+
+Offer = tuple[str, bool]  # a replica to ask, and whether it may decline
+
+
+@dataclass(eq=False)
+class ClusterJob:
+    """A `Pending`.
+
+    Attributes:
+        offers: what is tried next, of the last ranking.
+        attempt: number of the current one; news of earlier ones are not listened to.
+        place: where it is, or on its way to; None: nowhere. `served`: there, once it was taken.
+        first_place: where its first attempt was taken.
+        commits: tokens that were received in earlier attempts.
+        avoided: replicas that have failed it, and when.
+        moves: attempts that were cut off; `failures` of them count.
+        escape: where it goes on, its objective in danger; `escapes`: how often it has moved so.
+        delay_s: of an answer.
+    """
+
+    number: int
+    request: LoadRequest
+    sent_s: float
+    delay_s: float
+    on_unattainable: OnUnattainable = "best_effort"
+    offers: Iterator[Offer] = field(default_factory=lambda: iter(()))
+    attempt: int = 0
+    place: str | None = None
+    first_place: str | None = None
+    served: Served | None = None
+    commits: list[Commits] = field(default_factory=list)
+    avoided: dict[str, float] = field(default_factory=dict)
+    moves: int = 0
+    failures: int = 0
+    escape: Escape | None = None
+    escapes: int = 0
+    error: str | None = None
+    is_over: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_over
+
+    @property
+    def tokens(self) -> int:
+        """That were received before this attempt."""
+        return sum(count for _, count in self.commits)
+
+    def routed(self, number: int, now_s: float) -> RoutedRequest:
+        """As `Progress.routed` has it."""
+        asked = self.request
+        dice = random.Random(f"{asked.seed} 0 {self.attempt}")
+        return RoutedRequest(
+            number,
+            len(asked.token_ids) + self.tokens,
+            asked.new_tokens - self.tokens,
+            self.objective,
+            (now_s - self.sent_s) * 1000,
+            bool(self.commits),
+            (dice.random(), dice.random()),
+        )
+
+    @property
+    def objective(self) -> Objective | None:
+        asked = self.request
+        if not asked.has_objective:
+            return None
+        return Objective(
+            None if asked.stages else asked.objective_ms,
+            asked.ttft_ms,
+            None,
+            asked.e2e_ms,
+            asked.stages,
+            self.on_unattainable,
+        )
+
+    def course(self, now_s: float) -> Course:
+        """How far it has come where it is."""
+        assert self.served is not None, "it is somewhere"
+        came = [one for one in self.served.sent.commits if one[0] <= now_s]
+        tokens = sum(count for _, count in came)
+        asked = self.request
+        routed = RoutedRequest(
+            0,
+            len(asked.token_ids) + tokens,
+            asked.new_tokens - tokens,
+            self.objective,
+            (now_s - self.sent_s) * 1000,
+            bool(came),
+        )
+        return Course(routed, tokens, (now_s - came[0][0]) * 1000 if came else 0.0)
+
+    def cut(self, now_s: float) -> None:
+        """Leaves its replica with what was received by then."""
+        if self.served is not None:
+            self.commits = [one for one in self.served.sent.commits if one[0] <= now_s]
+        self.place = self.served = None
+        self.attempt += 1
+        self.moves += 1
+
+    def end(self, error: str | None = None) -> None:
+        self.is_over, self.error = True, error
+
+    def cancel(self) -> None:
+        if self.served is not None:
+            self.served.sent.cancel()
+        self.end("cancelled")
+
+    def answer(self) -> Answer:
+        if self.error is not None or self.served is None:
+            return Answer(None, None, 0, error=self.error or "not served")
+        found = self.served.sent.answer()
+        ttft_ms = None if found.ttft_ms is None else found.ttft_ms + 1000.0 * self.delay_s
+        return replace(found, ttft_ms=ttft_ms)

@@ -1,0 +1,254 @@
+"""SimulatedExecutor: runs a cycle's plan on a simulated machine, and says how long it took.
+
+Contract: what a plan says is done, packed as the engine packs it: drafters read what they lack, in
+chunks; each drafts step by step, intermediates and the target verify in one pass each, over all
+rows together with the chunks of prompts. A forward takes what the machine's curve says for its
+tokens; drafts and what is accepted of them are drawn (`research.sim.text`). Tokens have no value
+here, only a number.
+
+Where a machine's batches were published instead of its forwards (`Machine.batch`), a cycle takes
+what these say for the target's tokens and the steps of the longest draft.
+
+Not simulated: failures, loading, shadow evaluations, and the engine's own work beyond `stages`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from research.sim.knowledge import Knowledge
+from research.sim.machine import Machine
+from research.sim.rows import SimulatedRows
+from research.sim.text import DrawnTrees, SimulatedTexts
+from specrouter.cycle import (
+    CATCH_UP_TOKENS,
+    LEAST_CHUNK,
+    Candidates,
+    ChainGroup,
+    Commit,
+    CyclePlan,
+    CycleResult,
+    share_shortest_first,
+)
+from specrouter.profile.acceptance import JudgedTrees
+from specrouter.request.params import Chain
+from statemgr.row_groups import READING_QUERIES
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_FEW = 0.125  # of a group's rows near their ends: a cycle is as long as was predicted
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(eq=False)
+class _Draft:
+    """What a group offers the target.
+
+    Attributes:
+        rows: [B] that draft.
+        trees: of these; None: nobody does.
+        chosen: [B, W] the nodes that the target verifies.
+        kept: [B] levels that each of the models holds keys and values of, if they are accepted.
+    """
+
+    group: ChainGroup
+    rows: Ints = field(default_factory=lambda: _NONE)
+    trees: DrawnTrees | None = None
+    chosen: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=np.bool_))
+    kept: dict[str, Ints] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class SimulatedExecutor:
+    machine: Machine
+    texts: SimulatedTexts
+    rows: SimulatedRows
+    knowledge: Knowledge
+    draws: np.random.Generator
+    _ms: float = 0.0  # of the cycle so far
+    _target_tokens: int = 0  # of its pass
+
+    def run(self, plan: CyclePlan) -> tuple[CycleResult, float]:
+        """What the cycle brings, and its milliseconds."""
+        self._ms = 0.0
+        result = CycleResult()
+        self._catch_up(plan.groups, result)
+        drafts = [self._draft(group, result) for group in plan.groups]
+        _select(plan, drafts)
+        self._verify(plan, drafts)
+        for draft in drafts:
+            self._commit(draft, result)
+        self.rows.read[self.machine.target][plan.prefill_rows] += plan.prefill_counts
+        if self.machine.batch is not None:
+            steps = max((len(one.trees.levels) for one in drafts if one.trees), default=0)
+            self._ms = self.machine.batch.ms(self._target_tokens, steps)
+        return result, self._ms
+
+    def _forward(self, model: str, tokens: int, rows: Ints, times: int = 1) -> None:
+        """`times` forwards over so many tokens of these rows."""
+        attended = (tokens / len(rows) + READING_QUERIES) * float(self.rows.slots(rows).sum())
+        ms = self.machine.times[model].at(tokens, attended)
+        self._ms += times * ms
+        for _ in range(times):
+            self.knowledge.record_forward(model, tokens, attended, ms)
+
+    def _work(self, stage: str, places: int, times: int = 1) -> None:
+        """The engine's own around a forward."""
+        curve = self.machine.stages.get(stage)
+        if curve is not None:
+            self._ms += times * curve.at(places)
+
+    def _catch_up(self, groups: Sequence[ChainGroup], result: CycleResult) -> None:
+        """Drafters and intermediates read what they lack, a chunk each."""
+        chunk = max(self.machine.prefill_chunk, LEAST_CHUNK)
+        for name in self.machine.drafters:
+            parts = [group.rows for group in groups if name in group.chain[:-1]]
+            if not parts:
+                continue
+            rows = np.concatenate(parts)
+            lags = self.rows.lag(name, rows)
+            lags[(lags <= CATCH_UP_TOKENS) | (self.rows.remaining(rows) <= 1)] = 0
+            if lags.any():
+                shares = share_shortest_first(lags, chunk)
+                self._forward(name, int(shares.sum()), rows[shares > 0])
+                self.rows.read[name][rows] += shares
+                result.caught_up = True
+
+    def _draft(self, group: ChainGroup, result: CycleResult) -> _Draft:
+        """Rows that a model has not read do not draft, nor those that end with the next token."""
+        names = group.chain[:-1]
+        if not names:
+            return _Draft(group)
+        limits = self.rows.remaining(group.rows) - 1
+        is_read = np.ones(len(limits), dtype=np.bool_)
+        for name in names:
+            is_read &= self.rows.lag(name, group.rows) <= CATCH_UP_TOKENS
+        cut = group.rows[limits < group.shape.depth]
+        result.cut_rows |= set(cut.tolist())
+        result.behind_rows |= set(group.rows[(limits > 0) & ~is_read].tolist())
+        result.is_regular &= len(cut) <= _FEW * len(group.rows)
+        rows = group.rows[(limits > 0) & is_read]
+        if not len(rows):
+            return _Draft(group)
+        return self._drawn(group, rows, limits[(limits > 0) & is_read])
+
+    def _drawn(self, group: ChainGroup, rows: Ints, limits: Ints) -> _Draft:
+        """`limits`: [B] levels that the texts have room for."""
+        shape, batch, first = group.shape, len(rows), group.chain[0]
+        depth = min(shape.depth, int(limits.max()))
+        widths = (group.branching or (shape.width,) * depth)[:depth]
+        trees = self.texts.of(*group.chain[:2]).draw(
+            batch, widths, self.draws, beam=group.branching is None
+        )
+        self._forward(first, int(self.rows.lag(first, rows).sum()) + batch, rows)
+        for width in trees.levels[:-1]:
+            self._forward(first, batch * width, rows)
+        self._work("draft", batch * shape.width, depth)
+        kept = {first: np.full(batch, depth - 1)}
+        for proposer, verifier in pairwise(group.chain[1:]):
+            trees, kept = self._rescored(group, rows, trees, kept, (proposer, verifier))
+        trees = trees.within(limits)
+        return _Draft(group, rows, trees, trees.worth > 0.0, kept)
+
+    def _rescored(
+        self,
+        group: ChainGroup,
+        rows: Ints,
+        trees: DrawnTrees,
+        kept: dict[str, Ints],
+        pair: tuple[str, str],
+    ) -> tuple[DrawnTrees, dict[str, Ints]]:
+        """An intermediate verifies, and proposes to the next model: of paths what it accepted and
+        its own next token, of wider trees all nodes, by its own judgement."""
+        name, batch = pair[0], len(rows)
+        offered = trees.worth > 0.0
+        lag = int(self.rows.lag(name, rows).sum())
+        self._forward(name, lag + batch + int(offered.sum()), rows)
+        self._work("verify", batch + int(offered.sum()))
+        text, levels = self.texts.of(*pair), trees.levels
+        if max(levels) > 1:
+            after = text.draw(batch, levels, self.draws, beam=group.branching is None)
+            return after, {**kept, name: np.full(batch, len(levels))}
+        accepted = trees.walk(offered, self.draws).sum(axis=1)
+        after = text.draw(batch, (*levels, 1), self.draws).within(accepted + 1)
+        kept = {one: np.minimum(depth, accepted) for one, depth in kept.items()}
+        return after, {**kept, name: accepted}
+
+    def _verify(self, plan: CyclePlan, drafts: Sequence[_Draft]) -> None:
+        """The target's pass over all roots, drafts and chunks of prompts."""
+        target, rows = self.machine.target, [plan.prefill_rows]
+        tokens, places = int(plan.prefill_counts.sum()), 0
+        for draft in drafts:
+            group = draft.group.rows
+            rows.append(group)
+            places += len(group) + int(draft.chosen.sum())
+            tokens += int(self.rows.lag(target, group).sum())
+        self._target_tokens = tokens + places
+        self._forward(target, self._target_tokens, np.concatenate(rows))
+        self._work("verify", places)
+        is_drafted = any(len(draft.group.chain) > 1 for draft in drafts)
+        self._work("drafting" if is_drafted else "cycle", sum(map(len, rows[1:])))
+
+    def _commit(self, draft: _Draft, result: CycleResult) -> None:
+        """What was accepted of the drafts, and one more token of each row."""
+        group, rows = draft.group, self.rows
+        gained = dict.fromkeys(group.rows.tolist(), 1)
+        drafted = dict.fromkeys(gained, 0)
+        before = rows.committed[draft.rows].copy()
+        if draft.trees is not None:
+            walked = draft.trees.walk(draft.chosen, self.draws)
+            accepted = walked.sum(axis=1)
+            if self.knowledge.is_learning:
+                self._teach(draft, walked)
+            gained.update(zip(draft.rows.tolist(), (1 + accepted).tolist(), strict=True))
+            sizes = draft.chosen.sum(axis=1).tolist()
+            drafted.update(zip(draft.rows.tolist(), sizes, strict=True))
+            for name, levels in draft.kept.items():
+                rows.read[name][draft.rows] = before + np.minimum(levels, accepted)
+        rows.committed[group.rows] += np.fromiter(gained.values(), dtype=np.int64)
+        rows.read[self.machine.target][group.rows] = rows.committed[group.rows] - 1
+        alone: Chain = (self.machine.target,)
+        result.commits += [
+            Commit(row, [0] * count, group.chain if drafted[row] else alone, drafted=drafted[row])
+            for row, count in gained.items()
+        ]
+
+    def _teach(self, draft: _Draft, walked: Bools) -> None:
+        """What the verifier said of the drafts."""
+        trees, chain = draft.trees, draft.group.chain
+        assert trees is not None, "there was a draft"
+        sampled = draft.group.predicted is None or draft.group.predicted.sampled
+        with np.errstate(divide="ignore"):
+            log_probs = np.log(trees.worth)
+        depths = trees.candidates.depths
+        judged = JudgedTrees(trees.parents, depths, log_probs, draft.chosen, walked)
+        self.knowledge.record_trees((chain[:-1], chain[-1], sampled), judged)
+
+
+def _select(plan: CyclePlan, drafts: Sequence[_Draft]) -> None:
+    """Leaves the nodes to the target that the plan's selector picks, of all requests."""
+    drafted = [one for one in drafts if one.trees is not None]
+    free = [one for one in drafted if one.group.leaves_choice]
+    if plan.selector is None or not free:
+        return
+    aside = sum(int(one.chosen.sum()) for one in drafted if not one.group.leaves_choice)
+    candidates = [one.trees.candidates for one in free if one.trees is not None]
+    width = max(one.worth.shape[1] for one in candidates)
+    together = Candidates(
+        np.concatenate([_padded(one.worth, width) for one in candidates]),
+        np.concatenate([_padded(one.depths, width) for one in candidates]),
+    )
+    rows = np.concatenate([one.rows for one in free])
+    chosen, start = plan.selector(rows, together, aside), 0
+    for one in free:
+        stop = start + len(one.rows)
+        one.chosen, start = chosen[start:stop, : one.chosen.shape[1]], stop
+
+
+def _padded(values: NDArray[Any], width: int) -> NDArray[Any]:
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])))

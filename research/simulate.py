@@ -1,0 +1,128 @@
+"""`python -m research simulate`: `bench load` in simulated time, where nothing else runs.
+
+The machine is a file like those of `research/machines`, or this one: a pool's measured times. What
+is written is what `specrouter bench load` writes, policies that no engine runs included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from modelpool.errors import ConfigError
+from research.sim.machine import Machine, load_machine
+from research.sim.service import SimulatedService
+from research.sim.text import LEAST, MOST
+from specrouter.bench.conditions import conditions, request_limit
+from specrouter.bench.load import asked, with_rows
+from specrouter.bench.load_bench import LoadBench
+from specrouter.bench.load_options import LoadOptions
+from specrouter.bench.load_points import read_arrivals, sweep
+from specrouter.bench.load_prompts import load_labelled
+from specrouter.bench.load_services import OwnService
+from specrouter.bench.progress import Progress
+from specrouter.bench.prompts import Texts
+from specrouter.bench.traces import Arrival
+from specrouter.config import RouterConfig, TreesConfig
+from specrouter.router import ChainRouter
+
+_LONGEST = 1 << 20  # tokens of a request; a simulated machine has no limit of its own
+
+
+@dataclass(frozen=True)
+class SimulateOptions(LoadOptions):
+    """
+    Attributes:
+        acceptance: how often a drafter's best token is accepted.
+        machine: whose times are taken; None takes the measured ones of a pool.
+    """
+
+    is_simulated: ClassVar[bool] = True
+
+    acceptance: float = 0.75
+    machine: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.machine is not None and self.config is not None:
+            raise ConfigError("--machine", "not with --config")
+        if not LEAST <= self.acceptance <= MOST:  # NaN is not
+            reason = f"must be from {LEAST} to {MOST}, not {self.acceptance}"
+            raise ConfigError("--acceptance", reason)
+
+
+def simulate(options: SimulateOptions, progress: Progress) -> dict[str, Any]:
+    """Returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
+    texts, trace = load_labelled(options.prompts), read_arrivals(options)
+    if options.machine is not None:
+        found = _on_machine(options, options.machine, trace, texts, progress)
+    else:
+        assert options.config is not None, "the options have one of both"
+        found = _on_pool(options, options.config, trace, texts, progress)
+    found["conditions"]["simulated_acceptance"] = options.acceptance
+    return found
+
+
+def _on_pool(
+    options: SimulateOptions, file: Path, trace: Sequence[Arrival], texts: Texts, progress: Progress
+) -> dict[str, Any]:
+    """Its models are timed first."""
+    config = with_rows(RouterConfig.load(file), options.rows)
+    if options.fresh_times:
+        config = config.with_fresh_times()
+    with ChainRouter.from_config(config) as router:
+        pool = router.pool
+
+        def tokenize(text: str) -> Sequence[int]:
+            ids: Sequence[int] = pool.tokenizer(text)["input_ids"]
+            return ids
+
+        points = sweep(trace, options, request_limit(config, pool))
+        LoadBench(OwnService(router), tokenize, texts, options, progress).settle(points[0])
+        service = SimulatedService(simulated_machine(router), options.acceptance, config.trees)
+        bench = LoadBench(service, tokenize, texts, options, progress, service)
+        measured = bench.run(points)
+        rows = {"rows": config.engine.max_requests}
+        return {"conditions": {**conditions(router), **rows, **asked(options, bench)}, **measured}
+
+
+def simulated_machine(router: ChainRouter) -> Machine:
+    """The router's measured times of the target and its smallest drafter, and of its own work
+    around their forwards, on the machine as it is: what it has served so far has taught it both.
+    Raises `ConfigError`."""
+    pool, known = router.pool, router.performance()
+    drafters = [n for n in pool.names if n in known.times and n != pool.target]
+    with_weights = [name for name in drafters if not pool.is_weightless(name)]
+    if not with_weights:
+        raise ConfigError("--config", "the pool has no drafter with weights that is loaded")
+    names, engine = (with_weights[0], pool.target), router.config.engine
+    return Machine(
+        pool.target,
+        {name: known.times[name].scaled(known.machine) for name in names},
+        {name: known.parameters[name] for name in names},
+        engine.prefill_chunk,
+        engine.max_requests,
+        engine.kv_budget_tokens,
+        stages={name: curve.scaled(known.machine) for name, curve in known.stages.items()},
+    )
+
+
+def _on_machine(
+    options: SimulateOptions, file: Path, trace: Sequence[Arrival], texts: Texts, progress: Progress
+) -> dict[str, Any]:
+    """No model is loaded: a prompt's tokens are its bytes."""
+    machine = load_machine(file)
+    if options.rows is not None:
+        machine = replace(machine, max_requests=options.rows)
+    service = SimulatedService(machine, options.acceptance, TreesConfig())
+    bench = LoadBench(
+        service, lambda text: list(text.encode()), texts, options, progress, service
+    )  # fmt: skip
+    measured = bench.run(sweep(trace, options, _LONGEST))
+    elsewhere = {
+        "machine": file.name,
+        "target": machine.target,
+        "rows": machine.max_requests,
+        "cpu": "simulated",
+    }
+    return {"conditions": {**elsewhere, **asked(options, bench)}, **measured}

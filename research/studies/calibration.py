@@ -1,0 +1,171 @@
+"""How true the probabilities are that trees are selected by, and what re-scoring brings.
+
+    python -m research.studies.calibration [--config FILE] [--prompts FILE ...]
+
+For each category of prompts, from a cold start: the expected calibration error and the Brier score
+of a drafter's nodes, against the Brier score of knowing only how many are accepted (the base rate),
+over the last 2,000 nodes whose parent was accepted. Then the same nodes re-scored by an
+intermediate, and at equal budgets what both chains gain: accepted tokens per verified node, and
+tokens per second. The last line is one JSON document.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modelpool import ModelPool
+from modelpool.config import validate_config
+from specrouter import ChainRouter, SamplingParams
+from specrouter.bench.prompts import load_prompts, tokenize
+from specrouter.cli.arguments import default_config
+from specrouter.config import RouterConfig
+from specrouter.request.params import Chain
+
+_LONGEST = 200  # tokens of a prompt
+_FADED = 2000.0  # nodes, that the figures are taken over
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    config = RouterConfig.load(options.config)
+    chains = _chains(ModelPool(config.pool))
+    found = [row for chain in chains for row in _calibrations(config, chain, options)]
+    budgets = _budgets(config, chains, options)
+    print(json.dumps({"calibration": found, "budgets": budgets}))
+
+
+def _chains(pool: ModelPool) -> list[Chain]:
+    """The smallest drafter with the target, and with the largest intermediate between them."""
+    *drafters, target = (name for name in pool.names if not pool.is_weightless(name))
+    if not drafters:
+        raise SystemExit("the pool has no drafter with weights")
+    smallest, *between = drafters
+    return [(smallest, target), *([(smallest, between[-1], target)] if between else [])]
+
+
+def _calibrations(
+    config: RouterConfig, chain: Chain, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    rows = []
+    for category, prompts in load_prompts(options.prompts).items():
+        with _router(config, chain, options) as router:
+            judged, before, turn = 0.0, 0.0, 0
+            while judged < options.nodes or turn < options.turns:
+                _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
+                turn += 1
+                figures = router.calibration()[chain[:-1], chain[-1], options.temperature > 0]
+                judged += _added(before, figures.nodes)
+                before = figures.nodes
+        gain = 1.0 - figures.brier / figures.base_brier
+        rows.append(
+            {
+                "chain": list(chain),
+                "category": category,
+                "nodes": round(figures.nodes),
+                "expected_error": round(figures.expected_error, 4),
+                "brier": round(figures.brier, 4),
+                "base_brier": round(figures.base_brier, 4),
+                "below_base": round(gain, 4),
+            }
+        )
+        print(
+            f"{'>'.join(chain):40s} {category:12s} ECE {figures.expected_error:.3f}  "
+            f"Brier {figures.brier:.3f}, {gain:.0%} below the base rate's",
+            flush=True,
+        )
+    return rows
+
+
+def _added(before: float, after: float) -> float:
+    """Nodes that a turn added at least, from those that had not faded before it and after it.
+
+    A node that is added takes `nodes / _FADED` of those that are there, more and more of them.
+    """
+    return (after - before) / max(1.0 - before / _FADED, 1e-12)
+
+
+def _budgets(
+    config: RouterConfig, chains: Sequence[Chain], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Both chains at equal budgets, in turn."""
+    rows = []
+    with _router(config, chains[0], options) as router:
+        prompts = [text for found in load_prompts(options.prompts).values() for text in found[:8]]
+        for nodes in options.budgets:
+            for chain in chains:
+                settings = {"chain": chain, "depth": options.depth, "width": options.width}
+                trees = {"selection": "global-greedy", "shape": "fixed"}
+                router.set_policy("static", trees=trees, nodes=nodes, **settings)
+                _generate(router, _ids(router, prompts, 0, options.batch), 0, options)  # warm
+                before, started = router.statistics(), time.perf_counter()
+                for turn in range(options.turns):
+                    _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
+                after, seconds = router.statistics(), time.perf_counter() - started
+                passes = after.target_passes - before.target_passes
+                tokens = after.committed_tokens - before.committed_tokens
+                gained = (tokens - passes) / (passes * nodes)
+                rows.append(
+                    {
+                        "chain": list(chain),
+                        "nodes": nodes,
+                        "accepted_per_verified": round(gained, 4),
+                        "tokens_per_s": round(tokens / seconds, 2),
+                    }
+                )
+                print(
+                    f"{'>'.join(chain):40s} {nodes} nodes a request: {gained:.3f} accepted per "
+                    f"verified, {tokens / seconds:.1f} tokens/s",
+                    flush=True,
+                )
+    return rows
+
+
+def _router(config: RouterConfig, chain: Chain, options: argparse.Namespace) -> ChainRouter:
+    scheduler = {
+        "policy": "static",
+        "chain": chain,
+        "depth": options.depth,
+        "width": options.width,
+    }
+    data = config.model_dump(mode="python") | {"scheduler": scheduler}
+    return ChainRouter(validate_config(RouterConfig, data))
+
+
+def _ids(router: ChainRouter, prompts: Sequence[str], turn: int, batch: int) -> list[list[int]]:
+    texts = [prompts[(turn * batch + i) % len(prompts)] for i in range(batch)]
+    found = tokenize({"": texts}, router.pool.tokenizer, _LONGEST)[""]
+    return [list(prompt.token_ids) for prompt in found]
+
+
+def _generate(
+    router: ChainRouter, prompts: list[list[int]], turn: int, options: argparse.Namespace
+) -> None:
+    params = [
+        SamplingParams(
+            options.new_tokens, options.temperature, seed=1000 * turn + i, ignore_eos=True
+        )
+        for i in range(len(prompts))
+    ]
+    router.generate(prompts, params)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--config", type=Path, default=default_config())
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--width", type=int, default=3)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--nodes", type=int, default=4000, help="judged at least, per category")
+    parser.add_argument("--turns", type=int, default=4, help="batches at least")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[2, 4, 6])
+    return parser
+
+
+if __name__ == "__main__":
+    main()

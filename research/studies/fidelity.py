@@ -1,0 +1,240 @@
+"""Is attainment live what the simulator says, and what does admission by objectives gain?
+
+    python -m research.studies.fidelity --out FILE --loads 0.7 1.0 1.5
+
+Each call is a round. It measures what a request takes alone, and finds by simulation, on the times
+that the router knows, the capacity of first come, first served: its largest rate with 90% attained.
+That is done twice, and some requests are served at the first capacity in between: what passes of
+many requests take is known only when there were some, and a machine that works is slower than one
+that has just woken. At each load, times that capacity, the policies take turns live. Each is then
+simulated on the same requests with the same objectives, and on the times as this run has left them,
+since the machine's speed drifts. A round is a line of FILE; the table is of all lines.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from research.figures.cell import ATTAINED, capacity
+from research.sim.machine import Machine
+from research.sim.service import SimulatedService
+from research.sim.text import LEAST, MOST
+from research.simulate import simulated_machine
+from specrouter.bench.conditions import request_limit
+from specrouter.bench.load_bench import LoadBench
+from specrouter.bench.load_figures import figures
+from specrouter.bench.load_options import LoadOptions
+from specrouter.bench.load_points import Point, read_arrivals, sweep
+from specrouter.bench.load_prompts import load_labelled
+from specrouter.bench.load_services import OwnService
+from specrouter.bench.progress import Progress
+from specrouter.bench.replay import LoadRequest, Outcome, Pending
+from specrouter.config import RouterConfig
+from specrouter.profile.acceptance import blended_alpha
+from specrouter.router import ChainRouter
+
+FIRST_COME = "goodput"  # the policy that admits in the order of arrival
+AMPLE_SLACK = 0.2  # predicted, by which an objective could have been tighter
+FAR = 1.1  # times an objective
+_WARMING, _OTHER_SEEDS = 100, 1  # requests, and their round
+_PRIOR_ALPHA = 0.6  # of a drafter's best token, before it was tried
+
+
+class LoggedService(OwnService):
+    """Keeps what admission decided about each request, which the router forgets after 256."""
+
+    def __init__(self, router: ChainRouter) -> None:
+        super().__init__(router)
+        self._of = router
+        self.sent: list[int] = []  # numbers of requests, as they were sent
+        self._slack: dict[int, float] = {}  # predicted, of those admitted as attainable
+
+    def send(self, request: LoadRequest) -> Pending:
+        pending = super().send(request)
+        self.sent.append(pending.handle.request_id)  # type: ignore[attr-defined]
+        self.look()
+        return pending
+
+    def look(self) -> None:
+        records = self._of.admissions()
+        self._slack |= {one.request: one.slack for one in records if one.slack is not None}
+
+    def slack_of(self, count: int) -> list[float | None]:
+        """Of the last `count` requests that were sent; None: not admitted as attainable."""
+        self.look()
+        return [self._slack.get(number) for number in self.sent[len(self.sent) - count :]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of requests admitted with ample predicted slack: how many missed by how much.
+
+    `ended`: requests of all that got all of their tokens.
+    """
+
+    admitted: int
+    missed: int
+    far: int
+    ended: int
+
+
+def kept(slack: Sequence[float | None], outcomes: Sequence[Outcome]) -> Kept:
+    """`slack` of each, as `LoggedService.slack_of` has it."""
+    ample = [
+        one
+        for predicted, one in zip(slack, outcomes, strict=True)
+        if predicted is not None and predicted >= AMPLE_SLACK
+    ]
+    return Kept(
+        len(ample),
+        sum(one.is_attained is False for one in ample),
+        sum(overrun(one) > FAR for one in ample),
+        sum(one.answer.error is None for one in outcomes),
+    )
+
+
+def overrun(outcome: Outcome) -> float:
+    """The worst of what was taken over what was asked."""
+    asked, answer = outcome.request, outcome.answer
+    pairs = ((answer.ttft_ms, asked.ttft_ms), (answer.tpot_ms, asked.objective_ms))
+    return max((took / bound for took, bound in pairs if took and bound), default=0.0)
+
+
+class Round:
+    """A router under test, and its simulation."""
+
+    def __init__(self, router: ChainRouter, options: LoadOptions, progress: Progress) -> None:
+        self._router, self._options, self._progress = router, options, progress
+        self._texts = load_labelled(options.prompts)
+        self._service = LoggedService(router)
+        self._live = LoadBench(
+            self._service, self._tokenize, self._texts, options, progress
+        )  # fmt: skip
+
+    def run(self, loads: Sequence[float]) -> Iterator[dict[str, Any]]:
+        """A line for each load and policy."""
+        self._live.settle(self._at(1.0))
+        self._live.measure_alone(self._at(1.0))
+        warm = self._at(self._capacity())
+        warm = replace(warm, arrivals=warm.arrivals[:_WARMING])
+        self._live.run_policy(FIRST_COME, warm, _OTHER_SEEDS)
+        self._live.measure_alone(self._at(1.0))
+        served, alpha = self._capacity(), self._alpha()
+        self._progress.note(f"acceptance {alpha:.2f}; fcfs serves {served:.2f} requests/s")
+        for load in loads:
+            point = self._at(load * served)
+            found = {name: self._both(name, point) for name in self._options.policies}
+            after = self._live.measure_baseline(point)
+            assert self._live.alone is not None
+            drift = after / self._live.alone.tpot_ms
+            yield {
+                "load": load,
+                "requests_per_s": load * served,
+                "capacity_per_s": served,
+                "baseline_ms": self._live.alone.tpot_ms,
+                "baseline_after": drift,
+                "alpha": alpha,
+                "policies": found,
+            }
+
+    def _both(self, name: str, point: Point) -> dict[str, Any]:
+        live = self._live.run_policy(name, point, 0)
+        of_slack = asdict(kept(self._service.slack_of(len(live)), live))
+        simulated = self._simulated(name, point, simulated_machine(self._router), self._alpha())
+        rows = {"live": figures(live), "simulated": figures(simulated)}
+        return {each: _short(row) for each, row in rows.items()} | {"slack": of_slack}
+
+    def _simulated(self, name: str, point: Point, machine: Machine, alpha: float) -> list[Outcome]:
+        service = SimulatedService(machine, alpha, self._router.config.trees)
+        bench = LoadBench(
+            service, self._tokenize, self._texts, self._options, self._progress, service
+        )
+        bench.alone = self._live.alone
+        return bench.run_policy(name, point, 0)
+
+    def _capacity(self) -> float:
+        machine, alpha = simulated_machine(self._router), self._alpha()
+
+        def attained(rate: float) -> float:
+            outcomes = self._simulated(FIRST_COME, self._at(rate), machine, alpha)
+            return float(figures(outcomes)["attainment"])
+
+        return capacity(attained, 2.0, ATTAINED)
+
+    def _at(self, rate: float) -> Point:
+        """The same requests at any rate."""
+        options = replace(self._options, poisson=1.0, scale=(1.0 / rate,))
+        limit = request_limit(self._router.config, self._router.pool)
+        return sweep(read_arrivals(options), options, limit)[0]
+
+    def _alpha(self) -> float:
+        """How often the best token of the drafter that is simulated was accepted so far."""
+        known = self._router.performance()
+        drafter, target = simulated_machine(self._router).names
+        seen = known.trees.get(((drafter,), target, self._options.temperature > 0))
+        return min(max(blended_alpha(seen, _PRIOR_ALPHA), LEAST), MOST)
+
+    def _tokenize(self, text: str) -> Sequence[int]:
+        ids: Sequence[int] = self._router.pool.tokenizer(text)["input_ids"]
+        return ids
+
+
+def _short(row: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = ("attainment", "goodput_tokens_per_s", "tokens_per_s", "errors", "acceptance_length")
+    by_category = {kind: one["attainment"] for kind, one in row["by_category"].items()}
+    latency = {name: row[name]["p50"] for name in ("ttft_ms", "tpot_ms")}
+    return {name: row[name] for name in wanted} | {"by_category": by_category, "p50": latency}
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Medians over rounds, with the rounds behind them."""
+    found: dict[tuple[float, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for line in lines:
+        for name, row in line["policies"].items():
+            found[line["load"], name].append(row)
+    rows = [f"{'load':>5} {'policy':>9} {'live':>6} {'sim.':>6}  rounds: live/simulated"]
+    for (load, name), several in sorted(found.items()):
+        pairs = [
+            tuple(100 * one[each]["attainment"] for each in ("live", "simulated"))
+            for one in several
+        ]
+        live, simulated = (median(one) for one in zip(*pairs, strict=True))
+        each = " ".join(f"{a:.0f}/{b:.0f}" for a, b in pairs)
+        rows.append(f"{load:5.2f} {name:>9} {live:5.1f}% {simulated:5.1f}%  {each}")
+        kept_to = [
+            sum(one["slack"][key] for one in several) for key in ("admitted", "missed", "far")
+        ]
+        rows.append(
+            f"{'':15} with ample slack {kept_to[0]}, missed {kept_to[1]}, by over 10% {kept_to[2]}"
+        )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("configs/bench-cpu.yaml"))
+    parser.add_argument("--out", type=Path, required=True, help="a line is added for each load")
+    parser.add_argument("--loads", type=float, nargs="*", default=[0.7, 1.0, 1.5])
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policy", nargs="+", default=[FIRST_COME, "slo"])
+    asked = parser.parse_args()
+    options = LoadOptions(
+        asked.config, poisson=1.0, requests=asked.requests, seed=asked.seed,
+        ttft_slowdown=5.0, policy=tuple(asked.policy),
+    )  # fmt: skip
+    config = RouterConfig.load(asked.config)
+    with ChainRouter.from_config(config) as router, Progress() as progress:
+        for line in Round(router, options, progress).run(asked.loads):
+            with asked.out.open("a") as file:
+                print(json.dumps(line), file=file)
+    print(table([json.loads(line) for line in asked.out.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()

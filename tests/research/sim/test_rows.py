@@ -1,0 +1,22 @@
+"""Rows of a simulated engine: who has which, and what of their memory is reserved."""
+
+import numpy as np
+
+from research.sim.rows import SimulatedRows, slots_for
+
+
+def test_the_lowest_free_row_is_opened_empty() -> None:
+    rows = SimulatedRows(3, ("a", "b"))
+    assert [rows.open(5, 10), rows.open(6, 20)] == [0, 1]
+    rows.read["a"][:] = 4
+    assert (rows.free, rows.reserved_tokens) == (1, 30)
+    rows.close(0)
+    assert (rows.free, rows.reserved_tokens) == (2, 20)
+    assert rows.open(8, 9) == 0
+    first = np.array([0])
+    assert rows.lag("a", first).tolist() == [7]
+    assert rows.remaining(first).tolist() == [1]
+
+
+def test_slots_are_those_of_the_engine_s_layout() -> None:
+    assert slots_for(np.array([1, 120, 121])).tolist() == [128, 128, 256]

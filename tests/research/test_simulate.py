@@ -1,0 +1,98 @@
+"""`python -m research simulate`: the bench in simulated time, on a pool's measured times too."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from research.__main__ import main
+from research.simulate import SimulateOptions, simulated_machine
+from specrouter.bench.load_bench import LoadBench
+from specrouter.bench.load_points import Point
+from specrouter.bench.load_services import OwnService
+from specrouter.bench.progress import Progress
+from specrouter.bench.traces import poisson
+from specrouter.config import RouterConfig
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.profile.time_curve import TimeCurve
+from tests.research.sim.test_service import STEP_MS, service
+from tests.specrouter.bench.test_load import TINY, FakeRouter, point
+from tests.specrouter.bench.test_traces import letters
+
+
+def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
+    names = ("target-only", "goodput")
+    options = SimulateOptions(
+        Path("x.yaml"), poisson=4.0, acceptance=0.7, policy=names, requests=10
+    )
+    simulated = service()
+    bench = LoadBench(
+        simulated, lambda text: list(text.encode()), {"a": ["abc"]}, options,
+        Progress(stream=io.StringIO()), simulated,
+    )  # fmt: skip
+    [found] = bench.run([Point(1.0, 0.6, 1.0, tuple(poisson(4.0, 10, 30.0, 0)))])["points"]
+    assert bench.alone is not None
+    assert bench.alone.tpot_ms == pytest.approx(STEP_MS)
+    assert set(found["policies"]) == set(names)
+
+
+@pytest.mark.parametrize("acceptance", ["0", "0.34", "0.96", "nan", "-1"])
+def test_an_acceptance_that_no_text_has_is_refused(
+    acceptance: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--poisson", "1", "--acceptance", acceptance]) == 2
+    assert "--acceptance: must be from 0.35 to 0.95" in capsys.readouterr().err
+
+
+def test_the_command_simulates_with_the_measured_times_of_a_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    asked = ["simulate", "--config", "tiny", "--poisson", "20", "--requests", "12"]
+    asked += ["--policy", "target-only", "goodput", "--acceptance", "0.7", "--json", str(file)]
+    assert main(asked) == 0
+    assert "SIMULATED, a best token accepted in 0.70 of cases" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["conditions"]["simulated_acceptance"] == 0.7
+    assert found["points"][0]["policies"]["goodput"]["errors"] == 0
+
+
+def test_a_simulation_of_this_machine_takes_what_serving_has_taught() -> None:
+    """Forwards, and the engine's own work around them, on the machine as slow as it is."""
+    known = PerformanceSnapshot(
+        {
+            name: TimeCurve(((1, ms), (64, 2 * ms)))
+            for name, ms in {"small": 1.0, "big": 10.0}.items()
+        },
+        {"small": 1, "big": 100},
+        stages={"cycle": TimeCurve(((1, 2.0),))},
+        machine=1.5,
+    )
+    pool = SimpleNamespace(target="big", names=("small", "big"), is_weightless=lambda _: False)
+    config = RouterConfig.load(TINY)
+    router: Any = SimpleNamespace(pool=pool, config=config, performance=lambda: known)
+    machine = simulated_machine(router)
+    assert machine.names == ("small", "big")
+    assert [machine.times[name].at(1) for name in machine.names] == [1.5, 15.0]
+    assert machine.stages["cycle"].at(1) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "admission"), [(("vllm", "goodput"), "fcfs"), (("vllm", "sarathi"), "slo")]
+)
+def test_models_are_timed_live_before_they_are_simulated(
+    asked: tuple[str, ...], admission: str
+) -> None:
+    """With the policies that an engine can run; with the default where there are none."""
+    router = FakeRouter()
+    options = SimulateOptions(Path("x.yaml"), poisson=1.0, policy=asked)
+    progress = Progress(stream=io.StringIO())
+    bench = LoadBench(OwnService(router), letters, {"code": ["abc"]}, options, progress)
+    bench.settle(point())
+    assert router.calls
+    assert {one["admission"] for _, one, _ in router.used} == {admission}

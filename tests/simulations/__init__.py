@@ -1,1 +1,0 @@
-"""Questions to the simulator whose answers stand in docs/figures.md: each module is a program."""
