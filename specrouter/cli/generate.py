@@ -28,7 +28,6 @@ def add_generate(commands: Commands) -> None:
     chain.add_argument("--no-speculation", action="store_true", help="decode with the target only")
     parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
-    parser.add_argument("--inner-rounds", type=int, help=argparse.SUPPRESS)  # without effect
     _add_slo(parser)
     add_fresh_times(parser)
     parser.set_defaults(run=_generate, log_level=logging.WARNING)

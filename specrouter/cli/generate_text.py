@@ -12,7 +12,7 @@ from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.config import RouterConfig
 from specrouter.request.objective import check_positive, joined
 
-_SHAPE = ("depth", "width", "inner_rounds")  # arguments that go with a chain
+_SHAPE = ("depth", "width")  # arguments that go with a chain
 _SLO_OPTIONS = {
     "tpot_ms": "--slo-tpot-ms",
     "ttft_ms": "--slo-ttft-ms",

@@ -66,7 +66,7 @@ Stops = Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOPS)], Aft
 
 class SpeculationRequest(BaseModel):
     """A chain (weakest model first, the target last), a draft depth, and the token tree's width.
-    What is null is left open. `inner_rounds` has no effect; earlier versions had it.
+    What is null is left open.
     """
 
     model_config = ConfigDict(
@@ -79,7 +79,6 @@ class SpeculationRequest(BaseModel):
     """Tokens drafted one after another in a decoding cycle."""
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
     """Branches of the token tree on each level; depth times width is at most 64."""
-    inner_rounds: Annotated[int, Field(ge=1)] | None = None
     """Accepted and without effect; earlier versions had it."""
     reuse_outputs: bool = True
     """False: no earlier output is quoted in drafts for it, and its own is not kept for later
@@ -221,8 +220,7 @@ class RequestFields(StructureFields):
             return self.speculation
         asked = self.speculation
         chain = None if asked.chain is None else tuple(asked.chain)
-        shape = asked.depth, asked.width, asked.inner_rounds
-        return Speculation(chain, *shape, reuse_outputs=asked.reuse_outputs)
+        return Speculation(chain, asked.depth, asked.width, reuse_outputs=asked.reuse_outputs)
 
     def objective(
         self, headers: Headers, classes: Mapping[str, SLO], token_id_of: TokenIdOf

@@ -188,7 +188,6 @@ class Speculation:
             alone means no speculation.
         depth: draft tokens a cycle, 1 .. MAX_DEPTH; None takes the configured one.
         width: branches of the tree, 1 .. MAX_WIDTH, times depth at most MAX_TREE_TOKENS; or None.
-        inner_rounds: without effect, accepted for callers of earlier versions.
         prediction: what the output may resemble, as text or token ids. If wrong, it costs speed.
         reuse_outputs: it may quote its tenant's earlier outputs, and later ones its own.
     """
@@ -196,7 +195,6 @@ class Speculation:
     chain: tuple[str, ...] | None = None
     depth: int | None = None
     width: int | None = None
-    inner_rounds: int | None = None
     prediction: str | Sequence[int] | None = None
     reuse_outputs: bool = True
 
@@ -215,8 +213,6 @@ class Speculation:
             if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
                 reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
                 raise RequestError("speculation.width", reason)
-        if self.inner_rounds is not None:
-            check_int("speculation.inner_rounds", self.inner_rounds, least=1)
         if self.prediction is not None and not isinstance(self.prediction, str):
             object.__setattr__(self, "prediction", _tuple("prediction", self.prediction))
 
