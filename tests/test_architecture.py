@@ -47,7 +47,8 @@ KNOW_TORCH = {
 OURS = {*MAY_IMPORT, "examples", "research", "tests", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
-    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "Dockerfile", "LICENSE", "Makefile", "README.md",
+    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "Dockerfile", "LICENSE", "Makefile",
+    "README.md",
     "configs", "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
     "research", "specrouter", "statemgr", "tests",
 }  # fmt: skip
