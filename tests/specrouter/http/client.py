@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import httpx
@@ -17,9 +18,16 @@ from tests.specrouter.fake_router import FakeRouter
 
 Headers = Sequence[tuple[str, str]]
 
+UNASKED = FakeRouter()  # of requests that are refused before: hundreds, which share one app
+
 
 def app_of(router: FakeRouter | ChainRouter, drain: Drain | None = None) -> FastAPI:
-    return create_app(cast(ChainRouter, router), drain)
+    return _refusing() if router is UNASKED else create_app(cast(ChainRouter, router), drain)
+
+
+@cache
+def _refusing() -> FastAPI:
+    return create_app(cast(ChainRouter, UNASKED))
 
 
 def post(

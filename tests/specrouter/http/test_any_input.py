@@ -21,6 +21,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
 from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from tests.modelpool.factories import make_tokenizer
+from tests.pure import few
 from tests.specrouter.fake_router import router_without_models
 
 BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
@@ -115,7 +116,10 @@ def assert_well_answered(app: FastAPI, path: str, content: bytes) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_any_values_of_known_fields(app: FastAPI, path: str) -> None:
     @settings(
-        max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=few(60),
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
     @given(fields_of(path))
     def check(body: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from modelpool.errors import ConfigError
 from specrouter import SamplingParams, Speculation
 from specrouter.http.openai_fields import ChatRequest
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import app_of, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, app_of, post, refusal, stream_of
 
 PATH = "/v1/chat/completions"
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -367,10 +367,9 @@ def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> 
     ],
 )
 def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
-    router = FakeRouter()
-    response = post(router, {**CHAT, **fields}, PATH)
+    response = post(UNASKED, {**CHAT, **fields}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, param)
-    assert router.calls == []
+    assert UNASKED.calls == []
 
 
 @pytest.mark.parametrize(

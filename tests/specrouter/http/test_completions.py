@@ -29,7 +29,7 @@ from tests.specrouter.fake_router import (
     FakeTokenizer,
     router_without_models,
 )
-from tests.specrouter.http.client import app_of, leave, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, app_of, leave, post, refusal, stream_of
 from tests.specrouter.request.test_detokenizer import byte_fallback, id_of
 
 PATH = "/v1/completions"
@@ -605,10 +605,9 @@ def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str, st
         fields = {**fields, "stream": False}
     elif "stream" not in fields and "stream_options" not in fields:
         fields = {**fields, "stream": stream}
-    router = FakeRouter()
-    response = post(router, {**PROMPT, **fields}, PATH)
+    response = post(UNASKED, {**PROMPT, **fields}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, param)
-    assert router.calls == []
+    assert UNASKED.calls == []
 
 
 def test_what_forms_there_are_is_said_where_none_is_known() -> None:

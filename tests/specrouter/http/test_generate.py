@@ -15,7 +15,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.request_fields import MAX_STOP_CHARACTERS
 from specrouter.request.objective import Objective, SloLike
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
-from tests.specrouter.http.client import Headers, leave, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, Headers, leave, post, refusal, stream_of
 
 PATH = "/generate"
 PROMPT: dict[str, Any] = {"prompt": "def f"}
@@ -273,13 +273,12 @@ def test_a_header_that_contradicts_the_body_is_a_400_that_names_it(
 
 
 def assert_objective_refused(fields: dict[str, Any], headers: Headers, named: str) -> None:
-    router = FakeRouter()
-    response = post(router, {**PROMPT, **fields}, headers=headers)
+    response = post(UNASKED, {**PROMPT, **fields}, headers=headers)
     assert response.status_code == 400
     error = refusal(response)
     assert error["param"] == named
     assert error["message"].startswith(f"{named}: ")
-    assert router.calls == []
+    assert UNASKED.calls == []
 
 
 def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
@@ -416,13 +415,12 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_field_is_a_400_that_names_it(body: dict[str, Any], param: str, stream: bool) -> None:
-    router = FakeRouter()
-    response = post(router, {"stream": stream, **body})
+    response = post(UNASKED, {"stream": stream, **body})
     error = refusal(response)
     assert response.status_code == 400
     assert error["param"] == param
     assert param.partition("[")[0] in error["message"]
-    assert router.calls == []
+    assert UNASKED.calls == []
 
 
 @pytest.mark.parametrize(

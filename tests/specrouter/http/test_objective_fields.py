@@ -10,7 +10,7 @@ from specrouter import SLO
 from specrouter.http.objective_fields import MAX_STAGES, MAX_TOKEN_CHARACTERS
 from specrouter.request.objective import SloLike, Stage
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import Headers, post, refusal
+from tests.specrouter.http.client import UNASKED, Headers, post, refusal
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 PATHS: dict[str, dict[str, Any]] = {
@@ -114,11 +114,10 @@ FIRST = "slo.stages[0]"
     ],
 )
 def test_a_bad_objective_is_a_400_that_names_the_field(slo: Any, named: str, path: str) -> None:
-    router = FakeRouter()
-    error = refusal(post(router, {**PATHS[path], "slo": slo}, path))
+    error = refusal(post(UNASKED, {**PATHS[path], "slo": slo}, path))
     assert error["param"] == named
     assert error["message"].startswith(f"{named}: ")
-    assert router.calls == []
+    assert UNASKED.calls == []
 
 
 @pytest.mark.parametrize(
