@@ -130,7 +130,6 @@ NAMED: tuple[Family, ...] = (
     Family("ministral 3, composite", "mistral3", {"text_config": {
         "model_type": "ministral3", "rope_parameters": _LLAMA4_SCALING}}),
     _composite("qwen3_vl", {}),
-    _composite("qwen3_vl_moe", {}),
     _composite("qwen2_5_vl", {"use_sliding_window": False}),
     Family("qwen2_5_vl with windows", "qwen2_5_vl"),
     # Its temperature follows the place in a pass, not the position: nobody could serve it in packs.
