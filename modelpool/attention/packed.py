@@ -174,7 +174,8 @@ def packed_attention_forward(
     view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = AttentionLayer(number, scale, sliding_window, softcap)
-    return packed_kv.attend(view, layer, query[0]).unsqueeze(0), None
+    # As SDPA of transformers returns it: some models take a view of it.
+    return packed_kv.attend(view, layer, query[0]).unsqueeze(0).contiguous(), None
 
 
 def attend_all(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
