@@ -105,4 +105,4 @@ async def leave(router: FakeRouter, body: dict[str, Any], path: str, after_event
     while not router.open_requests:
         await asyncio.sleep(0)
     gone.set()
-    await asyncio.wait_for(answering, timeout=5)
+    await asyncio.wait_for(answering, timeout=60)

@@ -91,7 +91,7 @@ def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPa
 
     def load(_: object, progress: LoadProgress) -> FakeRouter:
         progress.begin("loading", "big")
-        assert may_load.wait(30)
+        assert may_load.wait(60)
         return FakeRouter()
 
     def act(url: str) -> None:
@@ -166,7 +166,7 @@ def test_a_signal_ends_a_service_that_still_loads(tmp_path: Path) -> None:
         try:
             wait_until(lambda: status(f"http://127.0.0.1:{port}/health") == 503)
             process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=10)
+            out, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 0

@@ -27,7 +27,7 @@ def test_a_long_text_waits_for_another_and_a_short_one_does_not() -> None:
 
     def long(number: int) -> int:
         begun.append(number)
-        assert end.wait(20)
+        assert end.wait(60)
         return number
 
     async def test(lanes: Lanes) -> None:
