@@ -21,6 +21,7 @@ from research.figures.figure import Scope, rows_of
 from research.sim.scenarios import SCENARIOS
 from specrouter.slo.policies import POLICIES
 
+pytestmark = pytest.mark.slow
 LLAMA = Cell("adaserve-llama70b", "adaserve", "vllm", 4.4, 12)
 CODER = Cell("slos-serve-opt-6.7b", "Coder", "slo", 2.0, 12, acceptance=0.7)
 
@@ -192,7 +193,6 @@ def test_seeds_are_averaged_and_kept() -> None:
     assert row["attained_of_seeds"] == [0.5, 0.7]
 
 
-@pytest.mark.slow
 def test_figure_3_comes_out_as_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +213,6 @@ def test_selection_is_a_small_part_of_a_cycle(tmp_path: Path) -> None:
     assert 0.0 < row["selection"] < 0.1
 
 
-@pytest.mark.slow
 def test_the_static_rows_of_table_2_are_near_what_they_were_fitted_to(tmp_path: Path) -> None:
     """Two batches at which the published rows are smooth."""
     where = ("requests=8,16", "policy=two-level,three-level")
@@ -226,7 +225,6 @@ def test_the_static_rows_of_table_2_are_near_what_they_were_fitted_to(tmp_path: 
             assert found[policy, batch] == pytest.approx(value, rel=0.15)
 
 
-@pytest.mark.slow
 def test_the_command_draws_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["figures", "adaserve-16", "--quick", "--out", str(tmp_path)]
     asked += ["--where", "policy=adaserve,slo"]

@@ -22,6 +22,7 @@ from specrouter.config.cluster import RoutingPolicy
 from tests.service.unequal import TellingReplica
 from tests.specrouter.slo_machines import OPT_7B
 
+pytestmark = pytest.mark.slow
 MACHINE = load_machine(MACHINES / "slos-serve-opt-6.7b.yaml")
 
 
@@ -62,7 +63,6 @@ def test_one_replica_without_delays_is_the_service_itself(policy: str) -> None:
     assert found == replay(chat(4.0, 24), alone, alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("routing", get_args(RoutingPolicy))
 def test_the_same_seeds_give_the_same(routing: RoutingPolicy) -> None:
     failures = drawn_failures(3, 10.0, 4.0, 1.0, seed=2)
@@ -180,7 +180,6 @@ def test_a_slower_replica_attains_less_and_is_sent_less() -> None:
     assert named.count("r0") > named.count("r1")
 
 
-@pytest.mark.slow
 def test_one_that_tells_a_third_of_its_times_is_found_out_and_sent_less() -> None:
     def made(told: float) -> Replica:
         return TellingReplica(service(), told=told)
