@@ -49,7 +49,8 @@ test: check  ## check, and all tests but the long ones
 	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing" $(PARALLEL)
 
 exact: install  ## the long checks of exactness, and what asserts on measured times
-	$(PYTHON) -m pytest -q -m "exact or timing"
+	$(PYTHON) -m pytest -q -m "exact and not timing" $(PARALLEL)
+	$(PYTHON) -m pytest -q -m timing
 
 gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
 	$(PYTHON) -m pytest -q -m gpu tests

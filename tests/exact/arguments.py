@@ -15,6 +15,7 @@ from tests.exact.report import few_threads, prepare
 
 MAX_MODEL_LEN = 1024
 _SHARE = "one request of so many is served over paths, by the reference, which is slow"
+_LONE_SHARE = "one request of so many is served alone, the next ones in the next arrangement"
 WEIGHTS: tuple[Weights, ...] = ("auto", "int8") if int8_refusal() is None else ("auto",)
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
@@ -22,7 +23,8 @@ BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 @dataclass(frozen=True)
 class Options:
     """`prompts` None means the prompts that are bundled with the tests. Of so many requests as
-    `reference_share` one is served where models attend over paths, by a reference that is slow."""
+    `reference_share` one is served where models attend over paths, by a reference that is slow, of
+    as many as `lone_share` where none stands beside another."""
 
     config: Path
     prompts: Path | None
@@ -30,6 +32,7 @@ class Options:
     new_tokens: int
     dtypes: tuple[str, ...]
     reference_share: int = 8
+    lone_share: int = 1
     weights: tuple[Weights, ...] = ("auto",)  # of the target
 
 
@@ -43,6 +46,7 @@ def make_parser(
     parser.add_argument("--new-tokens", type=int, default=new_tokens)
     parser.add_argument("--threads", type=int, default=few_threads())
     parser.add_argument("--reference-share", type=int, default=8, metavar="N", help=_SHARE)
+    parser.add_argument("--lone-share", type=int, default=1, metavar="N", help=_LONE_SHARE)
     if dtypes:
         parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
         offered = sorted({*dtypes, "bfloat16"})
@@ -61,6 +65,7 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> Optio
         new_tokens=given.new_tokens,
         dtypes=tuple(getattr(given, "dtypes", ())),
         reference_share=given.reference_share,
+        lone_share=given.lone_share,
         weights=tuple(getattr(given, "weights", ("auto",))),
     )
 

@@ -6,9 +6,10 @@ a target in int8 says is compared with what it says alone, and no token may diff
 neither, which such a target alone is checked in.
 """
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,13 +133,13 @@ def _run_part(
             for attention in ("sdpa", "path")
         )
         few = cases[:: options.reference_share] if over_paths else []
-        served = len(over_masks) * len(cases) + len(over_paths) * len(few)
-        progress = Progress(f"{check} {dtype} {weights}", served)
-        comparisons = serve_all(router, cases, over_masks, progress)
+        turns = [_turns(len(cases), over_masks, options.lone_share), _turns(len(few), over_paths)]
+        progress = Progress(f"{check} {dtype} {weights}", sum(map(len, itertools.chain(*turns))))
+        comparisons = serve_all(router, cases, over_masks, progress, turns[0])
         assert_whole(router)
     if over_paths:
         with open_router(options.config, dtype, max(BATCHES), weights, "path") as router:
-            comparisons += serve_all(router, few, over_paths, progress)
+            comparisons += serve_all(router, few, over_paths, progress, turns[1])
             assert_whole(router)
     margins = [
         float("inf") if oracle is None else difference_margin(oracle, difference)
@@ -147,13 +148,29 @@ def _run_part(
     return _Part(cases, comparisons, margins, oracle_s)
 
 
+def _turns(count: int, rows: Sequence[Arrangement], lone_share: int = 1) -> list[range]:
+    """The cases that each row serves. Where requests are alone it is one of so many, the next ones
+    in the next such row: a token costs several times what it costs in a batch."""
+    lone = itertools.count()
+    return [
+        range(count)
+        if row.batch > 1
+        else range(next(lone) % min(lone_share, count), count, lone_share)
+        for row in rows
+    ]
+
+
 def serve_all(
-    router: ChainRouter, cases: Sequence[Case], rows: Sequence[Arrangement], progress: Progress
+    router: ChainRouter,
+    cases: Sequence[Case],
+    rows: Sequence[Arrangement],
+    progress: Progress,
+    turns: Iterable[Sequence[int] | None] = itertools.repeat(None),
 ) -> list[Comparison]:
-    """The cases under every row."""
+    """The cases under every row, or of each row's turn those alone."""
     comparisons = list[Comparison]()
-    for row in rows:
-        comparisons.append(compare(router, cases, row, progress))
+    for row, which in zip(rows, turns, strict=False):
+        comparisons.append(compare(router, cases, row, progress, which))
         progress.note = f"{len(all_divergences(comparisons))} differ, last {row}"
     return comparisons
 

@@ -81,18 +81,22 @@ def compare(
     cases: Sequence[Case],
     arrangement: Arrangement,
     on_done: Callable[[], None] = lambda: None,
+    which: Sequence[int] | None = None,
 ) -> Comparison:
-    """Keeps `arrangement.batch` requests in flight until all cases are judged."""
+    """Keeps `arrangement.batch` requests in flight until all cases are judged.
 
-    def judge_one(index: int, case: Case) -> _Judged:
+    `which`: indices of the cases that are; None: all.
+    """
+
+    def judge_one(index: int) -> _Judged:
         asked = arrangement.speculation_of(index), arrangement.slo_of(index)
-        judged = _judge(router, case, arrangement, *asked)
+        judged = _judge(router, cases[index], arrangement, *asked)
         on_done()
         return judged
 
     with arrangement.routing(router):
         with ThreadPoolExecutor(arrangement.batch) as clients:
-            results = list(clients.map(judge_one, range(len(cases)), cases))
+            results = list(clients.map(judge_one, range(len(cases)) if which is None else which))
         decided = frozenset(record.decision.route for record in router.decisions())
     metrics = [output.metrics for result in results for output in result.outputs]
     chains = [(chain, cycles) for each in metrics for chain, cycles in each.chains.items()]

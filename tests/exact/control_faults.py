@@ -434,6 +434,16 @@ class Service:
         }
         return ChainRouter.from_config({"pool": pool, "engine": engine})
 
+    @functools.cached_property
+    def called(self) -> list[Target]:
+        """The functions that a burst calls at all."""
+        faults = [Fault(target, "once", strikes=10**9) for target in find_functions()]
+        with ExitStack() as stack:
+            for fault in faults:
+                stack.enter_context(fault.armed())
+            self._serve()
+        return [fault.target for fault in faults if fault.calls]
+
     def reopen(self) -> None:
         self.close()
         self.router = self._open()
@@ -573,16 +583,6 @@ class ControlFaultCheck:
         }
 
 
-def called(service: Service, targets: Sequence[Target]) -> list[Target]:
-    """Those that a burst calls at all."""
-    faults = [Fault(target, "once", strikes=10**9) for target in targets]
-    with ExitStack() as stack:
-        for fault in faults:
-            stack.enter_context(fault.armed())
-        service._serve()
-    return [fault.target for fault in faults if fault.calls]
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--part", type=int, default=0, help="of --parts, from 0")
@@ -600,7 +600,7 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     with TemporaryDirectory() as directory, slow_target():
         service = Service(save_family(Path(directory), noise=0.02), options.texts)
-        every = called(service, [one for one in find_functions() if options.only in one.name])
+        every = [one for one in service.called if options.only in one.name]
         runs = [(one, mode) for one in every for mode in options.mode or MODES]
         runs = runs[options.part :: options.parts]
         check, progress = ControlFaultCheck(service), Progress("control faults", len(runs))

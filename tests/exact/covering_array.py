@@ -6,6 +6,7 @@ objectives, which policy admits them, whether they may use the prefix cache, wha
 with, and how the target keeps its weights, are settings of all. In int8 they attend by SDPA.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Sequence
@@ -46,6 +47,19 @@ def covering_array(
     weights: Sequence[Weights] = ("auto",),
 ) -> list[Arrangement]:
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
+    settings = modes, batches, depths, widths, attentions, weights
+    return list(_covering_array(*map(tuple, settings)))
+
+
+@functools.cache  # a check asks for each of its dtypes
+def _covering_array(
+    modes: tuple[Mode, ...],
+    batches: tuple[int, ...],
+    depths: tuple[int, ...],
+    widths: tuple[int, ...],
+    attentions: tuple[BackendName, ...],
+    weights: tuple[Weights, ...],
+) -> tuple[Arrangement, ...]:
     shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
         Arrangement(mode, batch, *shape, urgent, trees, admission, cached, attention, kept)
@@ -75,7 +89,7 @@ def covering_array(
         best = max(range(len(candidates)), key=lambda index: (pairs[index] & missing).bit_count())
         rows.append(candidates[best])
         missing &= ~pairs[best]
-    return rows
+    return tuple(rows)
 
 
 def pairs_of(row: Arrangement) -> set[Pair]:

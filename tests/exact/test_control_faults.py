@@ -18,7 +18,6 @@ from tests.exact.control_faults import (
     Fault,
     Service,
     Target,
-    called,
     find_functions,
     slow_target,
     without_numbers,
@@ -80,7 +79,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def test_some_hundred_functions_are_found_and_called(service: Service) -> None:
     every = find_functions()
     assert SAMPLE.keys() <= {one.name for one in every}
-    names = {one.name for one in called(service, every)}
+    names = {one.name for one in service.called}
     assert len(names) > 400
     assert SAMPLE.keys() <= names
 
@@ -109,7 +108,7 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
     service: Service, part: int
 ) -> None:
     check = ControlFaultCheck(service)
-    runs = [(one, mode) for one in called(service, find_functions()) for mode in MODES]
+    runs = [(one, mode) for one in service.called for mode in MODES]
     for target, mode in runs[part::PARTS]:
         check.play(target, mode, seed=0)
     assert check.failures == []
@@ -120,7 +119,7 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
 def test_nor_does_a_fault_of_the_small_form_of_quoting(tmp_path: Path, service: Service) -> None:
     texts = Service(save_family(tmp_path, noise=0.02), "ngram")
     check = ControlFaultCheck(texts)
-    for target in called(texts, find_functions()):
+    for target in texts.called:
         for mode in MODES if target.name.startswith("statemgr.ngram_table") else ():
             check.play(target, mode, seed=0)
     texts.close()
