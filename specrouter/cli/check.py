@@ -17,6 +17,7 @@ from modelpool import ModelPool
 from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
+from modelpool.progress import LoadProgress
 from specrouter.cli.check_report import (
     CheckReport,
     DeviceReport,
@@ -42,18 +43,20 @@ def check_config(
     config: RouterConfig,
     devices: Sequence[DeviceInfo] | None = None,
     read_speed: ReadSpeed | None = None,
+    progress: LoadProgress | None = None,
 ) -> CheckReport:
     """
     Args:
         devices: what to place on; by default this machine's devices.
         read_speed: of the CPU's memory; without it nothing is said of what that permits.
+        progress: told what is downloaded or made.
 
     Raises:
         ConfigError: names the setting that cannot be served.
     """
     check_server(config.server)
     found = tuple(read_devices() if devices is None else devices)
-    pool, too_large = _pool(config, found)
+    pool, too_large = _pool(config, found, progress)
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
     members = _members(config, pool, read_speed)
@@ -81,7 +84,7 @@ def check_config(
 
 
 def _pool(
-    config: RouterConfig, devices: Sequence[DeviceInfo]
+    config: RouterConfig, devices: Sequence[DeviceInfo], progress: LoadProgress | None
 ) -> tuple[ModelPool, DoesNotFitError | None]:
     """The pool; where the target fits nowhere, as it would be placed with room for everything."""
     pool = partial(
@@ -89,6 +92,7 @@ def _pool(
         config.pool,
         kv_tokens=config.engine.kv_limit or config.engine.kv_tokens,
         headers_only=True,
+        progress=progress,
     )
     try:
         return pool(devices=devices), None

@@ -27,13 +27,15 @@ def _check(arguments: argparse.Namespace) -> int:
     # Imports the models' own code, which other commands do when they load them.
     from modelpool.errors import ConfigError
     from modelpool.fast.memory_speed import read_bytes_per_s
-    from specrouter.bench.progress import Progress
+    from specrouter.bench.progress import Progress, ShownLoad
     from specrouter.cli.check import check_config
 
     try:
         asked = read_asked(arguments)
-        with asked.naming_arguments(), Progress("checking the configuration and its models"):
-            report = check_config(asked.config, read_speed=read_bytes_per_s)
+        with asked.naming_arguments(), Progress("checking the models") as progress:
+            report = check_config(
+                asked.config, read_speed=read_bytes_per_s, progress=ShownLoad(progress)
+            )
     except ConfigError as error:
         if arguments.json:
             fault = {"field": error.field, "reason": error.reason}

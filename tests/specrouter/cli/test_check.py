@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
+from modelpool.progress import LoadProgress
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.arguments import default_config
 from specrouter.cli.check import check_config
@@ -363,6 +364,12 @@ def test_hub_models_are_counted_without_their_weights(
         model["source"] = f"hub:org/{model['name']}"
     assert check(settings, cpu(room)) == here
     assert here.fits == (room > 1000)
+
+
+def test_who_waits_is_told_which_model_is_looked_at(settings: Settings) -> None:
+    progress = LoadProgress()
+    check_config(RouterConfig.load(settings), (cpu(8 * GIB),), progress=progress)
+    assert progress.step.model in {model["name"] for model in settings["pool"]["models"]}
 
 
 # The command
