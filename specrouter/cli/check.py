@@ -76,7 +76,6 @@ def check_config(
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(
             *config.warnings,
-            *(f"{name!r} is left out: {reason}" for name, reason in pool.left_out.items()),
             *_pool_warnings(config, pool, members, _drafters_without_room(config, pool)),
             *_server_warnings(config.server, pool),
         ),
@@ -215,6 +214,8 @@ def _pool_warnings(
     members: Sequence[MemberReport],
     unusable: Collection[str],
 ) -> Iterator[str]:
+    for name, reason in pool.left_out.items():
+        yield f"{name!r} is left out: {reason}"
     for member in members:
         for warning in (pool.placement(member.name).warning, pool.plan(member.name).warning):
             if warning:
