@@ -133,7 +133,10 @@ def _run_part(
             for attention in ("sdpa", "path")
         )
         few = cases[:: options.reference_share] if over_paths else []
-        turns = [_turns(len(cases), over_masks, options.lone_share), _turns(len(few), over_paths)]
+        turns = [
+            turns_of(len(cases), over_masks, options.lone_share),
+            turns_of(len(few), over_paths),
+        ]
         progress = Progress(f"{check} {dtype} {weights}", sum(map(len, itertools.chain(*turns))))
         comparisons = serve_all(router, cases, over_masks, progress, turns[0])
         assert_whole(router)
@@ -148,7 +151,7 @@ def _run_part(
     return _Part(cases, comparisons, margins, oracle_s)
 
 
-def _turns(count: int, rows: Sequence[Arrangement], lone_share: int = 1) -> list[range]:
+def turns_of(count: int, rows: Sequence[Arrangement], lone_share: int = 1) -> list[range]:
     """The cases that each row serves. Where requests are alone it is one of so many, the next ones
     in the next such row: a token costs several times what it costs in a batch."""
     lone = itertools.count()

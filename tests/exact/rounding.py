@@ -18,6 +18,7 @@ from modelpool.config import Weights
 from specrouter import ChainRouter, SamplingParams
 from tests.exact.arguments import Options, load_token_prompts, make_parser, open_router, parse
 from tests.exact.arrangement import Arrangement, Mode
+from tests.exact.array_check import turns_of
 from tests.exact.comparison import (
     Case,
     Comparison,
@@ -61,7 +62,7 @@ def _allowed(dtype: str, weights: Weights, width: int) -> float:
 def _check(options: Options, dtype: str, weights: Weights) -> dict[str, Any]:
     with open_router(options.config, dtype, max(BATCHES), weights) as router:
         cases = _make_cases(router, options)
-        comparisons = _serve_all(router, cases)
+        comparisons = _serve_all(router, cases, options.lone_share)
         assert_whole(router)
     return {
         "by_width": {width: _totals(comparisons, width) for width in WIDTHS},
@@ -86,7 +87,9 @@ def _make_cases(router: ChainRouter, options: Options) -> list[Case]:
     return cases
 
 
-def _serve_all(router: ChainRouter, cases: Sequence[Case]) -> list[tuple[Arrangement, Comparison]]:
+def _serve_all(
+    router: ChainRouter, cases: Sequence[Case], lone_share: int
+) -> list[tuple[Arrangement, Comparison]]:
     """Off beside others, then the weakest, the strongest and the longest chain of models."""
     pool = router.pool
     drafters = [n for n in pool.names if n != pool.target and not pool.is_weightless(n)]
@@ -99,10 +102,11 @@ def _serve_all(router: ChainRouter, cases: Sequence[Case]) -> list[tuple[Arrange
         for width in WIDTHS
         for batch in BATCHES
     ]
-    progress = Progress("rounding", len(rows) * len(cases))
+    turns = turns_of(len(cases), rows, lone_share)
+    progress = Progress("rounding", sum(map(len, turns)))
     comparisons = list[tuple[Arrangement, Comparison]]()
-    for row in rows:
-        comparisons.append((row, compare(router, cases, row, progress)))
+    for row, which in zip(rows, turns, strict=True):
+        comparisons.append((row, compare(router, cases, row, progress, which)))
         count = len(all_divergences(comparison for _, comparison in comparisons))
         progress.note = f"{count} diverge, last {row}"
     return comparisons

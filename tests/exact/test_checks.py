@@ -10,22 +10,29 @@ import pytest
 
 from modelpool.fast.cpu import computes_in
 from tests.exact import breadth, distribution, faults, greedy, rounding, seeded
+from tests.exact.array_check import DTYPES
+from tests.exact.faults import BURSTS
 
 pytestmark = pytest.mark.exact
+LONE = ("--lone-share", "4")  # a fourth of the requests in each arrangement, in turn
 
 
 @pytest.fixture
 def prompts() -> list[str]:
     folder = os.environ.get("SPECROUTER_PROMPTS")
-    return ["--prompts", folder] if folder else []
+    return [*LONE, *(["--prompts", folder] if folder else [])]
 
 
-def test_greedy_tokens_are_those_of_generate(prompts: list[str]) -> None:
-    assert greedy.main(prompts) == 0
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_tokens_are_those_of_generate(dtype: str, prompts: list[str]) -> None:
+    assert greedy.main([*prompts, "--dtypes", dtype]) == 0
 
 
-def test_seeded_tokens_do_not_depend_on_how_a_request_is_served(prompts: list[str]) -> None:
-    assert seeded.main(prompts) == 0
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_seeded_tokens_do_not_depend_on_how_a_request_is_served(
+    dtype: str, prompts: list[str]
+) -> None:
+    assert seeded.main([*prompts, "--dtypes", dtype]) == 0
 
 
 def test_seeded_tokens_follow_the_processed_distribution() -> None:
@@ -47,5 +54,7 @@ def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
     assert breadth.main(prompts) == 0
 
 
-def test_faults_never_change_an_output() -> None:
-    assert faults.main([]) == 0
+@pytest.mark.parametrize("half", range(2))
+def test_faults_never_change_an_output(half: int) -> None:
+    runs = 1_000
+    assert faults.main(["--runs", f"{runs}", "--first-lifetime", f"{half * runs // BURSTS}"]) == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from tests.exact.arrangement import (
     longest_chain,
     policies_of,
 )
-from tests.exact.array_check import coverage, is_honest, make_cases, serve_all
+from tests.exact.array_check import coverage, is_honest, make_cases, serve_all, turns_of
 from tests.exact.chi_square import fit_p_value, independence_p_value
 from tests.exact.comparison import all_divergences, assert_whole, first_difference
 from tests.exact.covering_array import covering_array, pairs_of
@@ -151,6 +152,16 @@ def test_kinds_of_weights_meet_every_other_setting() -> None:
 
 def test_covering_array_is_much_shorter_than_the_product() -> None:
     assert len(covering_array(MODES)) <= 4 * len(MODES) + len(SELECTIONS) * len(SHAPES)
+
+
+def test_requests_that_are_served_alone_come_in_turn_under_every_arrangement() -> None:
+    rows = covering_array(MODES)
+    turns = turns_of(16, rows, 4)
+    alone = [which for row, which in zip(rows, turns, strict=True) if row.batch == 1]
+    assert all(len(which) == 4 for which in alone)
+    assert Counter(itertools.chain(*alone[:4])) == dict.fromkeys(range(16), 1)
+    assert {len(w) for row, w in zip(rows, turns, strict=True) if row.batch > 1} == {16}
+    assert all(turns_of(2, rows, 4)), "each serves one at least"
 
 
 def test_modes_without_a_chain_have_no_tree() -> None:
