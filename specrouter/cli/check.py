@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
@@ -69,10 +70,7 @@ def check_config(
         members=members,
         weightless=tuple(name for name in pool.names if pool.is_weightless(name)),
         devices=reports,
-        slo_classes={
-            name: one.model_dump(mode="json", exclude_defaults=True)
-            for name, one in config.slo_classes.items()
-        },
+        slo_classes=_classes(config),
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(
             *config.warnings,
@@ -80,6 +78,13 @@ def check_config(
             *_server_warnings(config.server, pool),
         ),
     )
+
+
+def _classes(config: RouterConfig) -> dict[str, Any]:
+    return {
+        name: one.model_dump(mode="json", exclude_defaults=True)
+        for name, one in config.slo_classes.items()
+    }
 
 
 def _pool(
