@@ -170,8 +170,8 @@ def log_shares(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
     -inf of what is excluded, even where everything is; NaN where `values` are.
     """
     wide = scores if scores.dtype == torch.float64 else scores.float()
-    shares = wide.log_softmax(dim=-1).gather(1, ids).double()
-    return torch.where(values > -math.inf, shares.clamp_(max=0.0), values)
+    shares = wide.log_softmax(dim=-1).gather(1, ids)
+    return torch.where(values > -math.inf, shares, values).double().clamp_(max=0.0)
 
 
 def log_total(scores: Tensor) -> Tensor:
