@@ -53,16 +53,16 @@ exact: install  ## the long checks of exactness, and what asserts on measured ti
 	$(PYTHON) -m pytest -q -m timing
 
 gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
-	$(PYTHON) -m pytest -q -m gpu tests
+	$(PYTHON) -m pytest -q -m gpu
 	$(PYTHON) -m pytest -q tests/modelpool/attention tests/modelpool/fast/test_cuda_forward.py \
 		tests/processors/test_choice_kernels.py tests/processors/test_fused_sampler.py
 
 measures: install  ## the code's shape in figures, beside their goals
-	$(PYTHON) -m tests.measures
+	$(PYTHON) -m checks.measures
 
 replay: install  ## recorded decisions decided again, and some policies in simulated time
-	$(PYTHON) -m tests.replay
-	$(PYTHON) -m tests.replay digest --part few
+	$(PYTHON) -m checks.replay
+	$(PYTHON) -m checks.replay digest --part few
 
 bench: install  ## tokens per second of every chain
 	$(PYTHON) -m specrouter bench chains
@@ -74,28 +74,28 @@ bench-load: install  ## latency and goodput under Poisson arrivals
 # `make clients CLUSTER=replicas`, or `pair`, asks a cluster. Continuous integration lets a machine
 # pass on which Ray cannot be installed; who asks for `make cluster-test` is told by its failure.
 clients: install  ## clients of others against a running service
-	$(PYTHON) -m tests.service.clients $(if $(CLUSTER),--cluster $(CLUSTER))
+	$(PYTHON) -m checks.service.clients $(if $(CLUSTER),--cluster $(CLUSTER))
 
 fuzz: install  ## any request against a running service
-	$(PYTHON) -m tests.service.fuzz
+	$(PYTHON) -m checks.service.fuzz
 
 attack: install  ## what is hostile or too large against a running service, and damaged files
-	$(PYTHON) -m tests.service.attack
+	$(PYTHON) -m checks.service.attack
 
 soak: install  ## a long run of the service
-	$(PYTHON) -m tests.service.soak
+	$(PYTHON) -m checks.service.soak
 
 cluster-test: install  ## replicas on Ray, killed and restarted, in an environment of its own
-	$(PYTHON) -m tests.service.replicas $(CLUSTER_TEST)
+	$(PYTHON) -m checks.service.replicas $(CLUSTER_TEST)
 
 structures: install  ## structured outputs under load
-	$(PYTHON) -m tests.service.structures
+	$(PYTHON) -m checks.service.structures
 
 streaming: install  ## what a streamed token costs
-	$(PYTHON) -m tests.service.streaming
+	$(PYTHON) -m checks.service.streaming
 
 wheel-check: install  ## the built wheel serves in an environment of its own
-	$(PYTHON) -m tests.wheel_check
+	$(PYTHON) -m checks.wheel_check
 
 clean:  ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -136,14 +136,14 @@ def _options_of_examples() -> set[str]:
 
 
 def _options_of_checks() -> set[str]:
-    files = (ROOT / "tests" / "exact").glob("*.py")
+    files = (ROOT / "checks" / "exact").glob("*.py")
     return {option for file in files for option in _OPTION.findall(file.read_text())}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identity)
 def test_modules_that_are_run_exist(page: Path) -> None:
     for module in re.findall(
-        r"python -m ((?:specrouter|examples|research|tests)[\w.]*)", page.read_text()
+        r"python -m ((?:specrouter|examples|research|tests|checks)[\w.]*)", page.read_text()
     ):
         file = ROOT / module.replace(".", "/")
         assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from checks.exact.control_faults import Fault, Target, find_functions, without_numbers
 from processors.acceptance_rule import AcceptanceRule
 from processors.contexts import Contexts
 from processors.drafts import DraftResult
@@ -28,7 +29,6 @@ from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
 from processors.verify import _places
 from processors.verify_result import VerifierForward, VerifyResult
-from tests.exact.control_faults import Fault, Target, find_functions, without_numbers
 from tests.processors.verification import path_tree
 
 pytestmark = pytest.mark.slow

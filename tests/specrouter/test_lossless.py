@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrouter import ChainRouter, SamplingParams
-from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import (
+from checks.exact.arguments import open_oracle
+from checks.exact.arrangement import (
     OBJECTIVES,
     SELECTIONS,
     SHAPES,
@@ -22,22 +21,23 @@ from tests.exact.arrangement import (
     modes_of,
     policies_of,
 )
-from tests.exact.array_check import make_cases
-from tests.exact.comparison import Case, all_divergences, assert_whole, compare, resume
-from tests.exact.covering_array import covering_array
-from tests.exact.distribution import (
+from checks.exact.array_check import make_cases
+from checks.exact.comparison import Case, all_divergences, assert_whole, compare, resume
+from checks.exact.covering_array import covering_array
+from checks.exact.distribution import (
     failed_tests,
     open_small_router,
     rejection_p_values,
     stream_p_values,
 )
-from tests.exact.faults import Family, FaultCheck
-from tests.exact.greedy import greedy_params
-from tests.exact.models import NAMES, SAVERS, pool_settings, save_family
-from tests.exact.oracle import Oracle
-from tests.exact.report import Progress
-from tests.exact.seeded import seeded_params
-from tests.exact.settings import COUNT
+from checks.exact.faults import Family, FaultCheck
+from checks.exact.greedy import greedy_params
+from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
+from checks.exact.oracle import Oracle
+from checks.exact.report import Progress
+from checks.exact.seeded import seeded_params
+from checks.exact.settings import COUNT
+from specrouter import ChainRouter, SamplingParams
 
 NEW_TOKENS = 12
 REQUESTS = COUNT + 6  # each sampled setting once, the others greedy

@@ -9,11 +9,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, SamplingParams, Speculation, Structure
 from specrouter.execution import drafting_thread
 from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.request.params import Chain
-from tests.exact.comparison import assert_whole
 from tests.modelpool.two_devices import cpu_as_two_devices
 from tests.specrouter.faults import PATIENCE_S, Faults
 

@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 
+from checks.exact.comparison import assert_whole
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
 from processors.noise import NoiseBank
@@ -45,7 +46,6 @@ from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.objective import SloLike
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
-from tests.exact.comparison import assert_whole
 from tests.specrouter.faults import PATIENCE_S, Faults, wait_until
 
 Settings = dict[str, Any]

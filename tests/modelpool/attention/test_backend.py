@@ -50,7 +50,7 @@ def test_trees_give_the_texts_of_masks(
     architecture: str, backend: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
-    from tests.exact.models import pool_settings, save_family
+    from checks.exact.models import pool_settings, save_family
 
     family = save_family(tmp_path, architecture)
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}

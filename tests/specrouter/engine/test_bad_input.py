@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from checks.exact.comparison import assert_whole
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams, Speculation
 from specrouter.engine.context_limit import ContextLengthError
-from tests.exact.comparison import assert_whole
 from tests.modelpool.factories import VOCAB_SIZE
 
 Settings = dict[str, Any]

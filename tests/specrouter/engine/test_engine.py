@@ -1,6 +1,6 @@
 """The step: whatever in the control plane fails, requests get their tokens from the target.
 
-Faults of every function, one after the other: `tests.exact.control_faults`.
+Faults of every function, one after the other: `checks.exact.control_faults`.
 """
 
 import dataclasses

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from checks.exact.models import NAMES
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RouterConfig, SamplingParams, Speculation
 from specrouter.engine.output_file import FIELD
-from tests.exact.models import NAMES
 
 PROMPT = [17, 230, 41, 5, 88, 131]
 NEW = 40

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from checks.exact.models import NAMES
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
-from tests.exact.models import NAMES
 
 PROMPT = [17, 230, 41]
 NEW = 40

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from checks.exact.comparison import assert_whole
+from checks.exact.preemption import preempting, preempting_router
+from checks.exact.seeded import seeded_params
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation, Structure
 from specrouter.engine.engine import Engine
 from specrouter.engine.policies import admission_of
@@ -17,9 +20,6 @@ from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, fcfs
 from specrouter.view import EngineView
-from tests.exact.comparison import assert_whole
-from tests.exact.preemption import preempting, preempting_router
-from tests.exact.seeded import seeded_params
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
 
 NEW = 20

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from checks.exact.comparison import assert_whole
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
 from specrouter.config import RouterConfig
-from tests.exact.comparison import assert_whole
 
 NEW = 12
 CHAIN = ("small", "middle", "target")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, UnavailableError
 from specrouter.engine.engine import Engine
-from tests.exact.comparison import assert_whole
 from tests.specrouter.faults import Faults
 
 Settings = dict[str, Any]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
-from tests.exact.comparison import assert_whole
 
 PROMPT = [5, 17, 300, 42, 9, 5, 17, 300]
 SAMPLED = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.0, seed=7)

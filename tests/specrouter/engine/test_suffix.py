@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from checks.exact.models import NAMES
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
-from tests.exact.models import NAMES
 
 PROMPT = [17, 230, 41, 5, 88, 131]
 NEW = 60

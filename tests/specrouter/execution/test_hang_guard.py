@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from checks.exact.comparison import assert_whole
+from checks.exact.models import pool_settings, save_family
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.bench.bare_forward import time_forward
 from specrouter.engine import watchdog
 from specrouter.execution.hang_guard import Abandoned, HangGuard
-from tests.exact.comparison import assert_whole
-from tests.exact.models import pool_settings, save_family
 from tests.specrouter.faults import PATIENCE_S, Faults, seem_endless, wait_until
 
 ENGINE = {"max_requests": 4, "max_model_len": 128, "preload": False}

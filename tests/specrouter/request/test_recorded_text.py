@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from checks.exact.models import NAMES
 from processors.grammar import Path, allows
 from specrouter import (
     ChainRouter,
@@ -19,7 +20,6 @@ from specrouter import (
     Structure,
 )
 from specrouter.request.recorded_text import RecordedText
-from tests.exact.models import NAMES
 
 SIZE = 300  # ids
 PROMPT = [17, 230, 41]

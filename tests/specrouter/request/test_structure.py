@@ -18,11 +18,8 @@ import torch
 from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from processors.grammar import Bits, GrammarError, Path
-from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
-from specrouter.request.grammar import GrammarCompiler, RowGrammar
-from tests.exact.arguments import open_oracle
-from tests.exact.arrangement import (
+from checks.exact.arguments import open_oracle
+from checks.exact.arrangement import (
     SELECTIONS,
     SHAPES,
     Arrangement,
@@ -31,11 +28,14 @@ from tests.exact.arrangement import (
     modes_of,
     policies_of,
 )
-from tests.exact.chi_square import fit_p_value
-from tests.exact.comparison import Case, all_divergences, assert_whole, compare
-from tests.exact.models import NAMES, pool_settings, save_family
-from tests.exact.oracle import Oracle
-from tests.exact.structures import SCHEMA, STRUCTURES, Reference
+from checks.exact.chi_square import fit_p_value
+from checks.exact.comparison import Case, all_divergences, assert_whole, compare
+from checks.exact.models import NAMES, pool_settings, save_family
+from checks.exact.oracle import Oracle
+from checks.exact.structures import SCHEMA, STRUCTURES, Reference
+from processors.grammar import Bits, GrammarError, Path
+from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
+from specrouter.request.grammar import GrammarCompiler, RowGrammar
 
 KINDS = pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.kind)
 PROMPTS = ((17, 230, 41), (5, 301, 64, 99, 12), (250, 1))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checks.service.unequal import TellingReplica
 from research.sim.cluster.cluster import ClusterSettings, SimulatedCluster
 from research.sim.cluster.failures import NO_DELAYS, Failure, drawn_failures
 from research.sim.cluster.pair import SimulatedPair, Transfer
@@ -19,7 +20,6 @@ from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
 from specrouter.config.cluster import RoutingPolicy
-from tests.service.unequal import TellingReplica
 from tests.specrouter.slo_machines import OPT_7B
 
 pytestmark = pytest.mark.slow

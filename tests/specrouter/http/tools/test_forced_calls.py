@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from checks.exact.models import NAMES
 from specrouter import ChainRouter
 from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import FORMATS
 from specrouter.http.tools.tool_use import asked_tools
 from specrouter.request.structure import Structure
-from tests.exact.models import NAMES
 from tests.specrouter.http.client import post, refusal, stream_of
 
 PATH = "/v1/chat/completions"

@@ -1,0 +1,231 @@
+"""One set of requests under every row of the covering array, per dtype.
+
+Contract: in float64 no token may differ from the oracle. In float32 a difference is allowed only
+where the oracle itself hardly decides (margin below 1e-4), and at most once in 100,000 tokens. What
+a target in int8 says is compared with what it says alone, and no token may differ: in bfloat16
+neither, which such a target alone is checked in.
+"""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checks.exact.arguments import Options, load_token_prompts, open_oracle, open_router
+from checks.exact.arrangement import Arrangement, Mode, modes_of, policies_of
+from checks.exact.comparison import (
+    Case,
+    Comparison,
+    Divergence,
+    Route,
+    all_divergences,
+    assert_whole,
+    compare,
+    own_case,
+)
+from checks.exact.covering_array import BATCHES, covering_array
+from checks.exact.oracle import Oracle
+from checks.exact.report import Progress, finish
+from modelpool.config import Weights
+from specrouter import ChainRouter, SamplingParams
+
+DTYPES = ("float64", "float32")
+HONEST_MARGIN = 1e-4
+TOKENS_PER_DIFFERENCE = 100_000
+_SHOWN = 5  # examples of differences in the report
+
+ParamsOf = Callable[[int], SamplingParams]  # of the request's index
+
+
+def run_array_check(check: str, options: Options, params_of: ParamsOf) -> int:
+    """Runs, prints the figures, returns the exit code."""
+    if "bfloat16" in options.dtypes and "auto" in options.weights:
+        raise SystemExit("--dtypes bfloat16 goes with --weights int8: other sums round")
+    started = time.monotonic()
+    figures = {dtype: _run_dtype(check, options, params_of, dtype) for dtype in options.dtypes}
+    passed = all(figure["passed"] for figure in figures.values())
+    return finish(check, passed, started, {"dtypes": figures})
+
+
+def make_cases(
+    oracle: Oracle, prompts: Sequence[tuple[int, ...]], params_of: ParamsOf
+) -> list[Case]:
+    """Each prompt with its parameters and its reference."""
+    settings = [params_of(index) for index in range(len(prompts))]
+    return [
+        Case(prompt, params, oracle.tokens(prompt, params))
+        for prompt, params in zip(prompts, settings, strict=True)
+    ]
+
+
+def difference_margin(oracle: Oracle, difference: Divergence) -> float:
+    """How nearly the oracle would have chosen what was given; infinite for a wrong length."""
+    if difference.expected is None or difference.got is None:
+        return float("inf")
+    case = difference.case
+    choice = oracle.choice_after(case.prompt, difference.prefix, case.params)
+    return choice.margin(difference.got)
+
+
+def is_honest(dtype: str, tokens: int, margins: Sequence[float]) -> bool:
+    """Whether these differences are what `dtype` excuses."""
+    if dtype == "float64":
+        return not margins
+    allowed = tokens // TOKENS_PER_DIFFERENCE
+    return len(margins) <= allowed and all(margin < HONEST_MARGIN for margin in margins)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What was served with one kind of weights. `margins`: of its differences."""
+
+    cases: Sequence[Case]
+    comparisons: Sequence[Comparison]
+    margins: Sequence[float]
+    oracle_s: float
+
+
+def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) -> dict[str, Any]:
+    parts = [_run_part(check, options, params_of, dtype, kept) for kept in options.weights]
+    comparisons = [comparison for part in parts for comparison in part.comparisons]
+    differences = all_divergences(comparisons)
+    margins = [margin for part in parts for margin in part.margins]
+    tokens = sum(comparison.tokens for comparison in comparisons)
+    return {
+        "passed": is_honest(dtype, tokens, margins),
+        "arrangements": len(comparisons),
+        "requests": len(parts[0].cases),
+        "tokens": tokens,
+        "tokens_in_int8": sum(c.tokens for c in comparisons if c.arrangement.weights == "int8"),
+        "differences": len(differences),
+        "largest_margin": max(margins, default=0.0),
+        "ended_by_eos": sum(_ended_early(case) for part in parts for case in part.cases),
+        "cycles": sum(comparison.cycles for comparison in comparisons),
+        "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
+        "cached_tokens": sum(comparison.cached for comparison in comparisons),
+        "tokens_over_paths": sum(
+            one.tokens for one in comparisons if one.arrangement.attention == "path"
+        ),
+        "coverage": coverage(comparisons),
+        "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
+        "oracle_seconds": round(sum(part.oracle_s for part in parts), 1),
+    }
+
+
+def _run_part(
+    check: str, options: Options, params_of: ParamsOf, dtype: str, weights: Weights
+) -> _Part:
+    """The rows of the covering array with such weights; in int8 the references are its own."""
+    with open_router(options.config, dtype, max(BATCHES), weights) as router:
+        began = time.monotonic()
+        prompts = load_token_prompts(router, options)
+        oracle = open_oracle(router, dtype) if weights == "auto" else None
+        if oracle is None:
+            cases = [own_case(router, prompt, params_of(i)) for i, prompt in enumerate(prompts)]
+        else:
+            cases = make_cases(oracle, prompts, params_of)
+        oracle_s = time.monotonic() - began
+        every = covering_array([*modes_of(router), *policies_of(router)], weights=options.weights)
+        over_masks, over_paths = (
+            [row for row in every if (row.weights, row.attention) == (weights, attention)]
+            for attention in ("sdpa", "path")
+        )
+        few = cases[:: options.reference_share] if over_paths else []
+        turns = [
+            turns_of(len(cases), over_masks, options.lone_share),
+            turns_of(len(few), over_paths),
+        ]
+        progress = Progress(f"{check} {dtype} {weights}", sum(map(len, itertools.chain(*turns))))
+        comparisons = serve_all(router, cases, over_masks, progress, turns[0])
+        assert_whole(router)
+    if over_paths:
+        with open_router(options.config, dtype, max(BATCHES), weights, "path") as router:
+            comparisons += serve_all(router, few, over_paths, progress, turns[1])
+            assert_whole(router)
+    margins = [
+        float("inf") if oracle is None else difference_margin(oracle, difference)
+        for difference in all_divergences(comparisons)
+    ]
+    return _Part(cases, comparisons, margins, oracle_s)
+
+
+def turns_of(count: int, rows: Sequence[Arrangement], lone_share: int = 1) -> list[range]:
+    """The cases that each row serves. Where requests are alone it is one of so many, the next ones
+    in the next such row: a token costs several times what it costs in a batch."""
+    lone = itertools.count()
+    return [
+        range(count)
+        if row.batch > 1
+        else range(next(lone) % min(lone_share, count), count, lone_share)
+        for row in rows
+    ]
+
+
+def serve_all(
+    router: ChainRouter,
+    cases: Sequence[Case],
+    rows: Sequence[Arrangement],
+    progress: Progress,
+    turns: Iterable[Sequence[int] | None] = itertools.repeat(None),
+) -> list[Comparison]:
+    """The cases under every row, or of each row's turn those alone."""
+    comparisons = list[Comparison]()
+    for row, which in zip(rows, turns, strict=False):
+        comparisons.append(compare(router, cases, row, progress, which))
+        progress.note = f"{len(all_divergences(comparisons))} differ, last {row}"
+    return comparisons
+
+
+def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """What was served how: by policy, by what was set of its trees, and what policies decided."""
+    by_mode: dict[str, Counter[str]] = {}
+    by_trees: dict[str, Counter[str]] = {}
+    decided = set[Route]()
+    for each in comparisons:
+        figures = {"tokens": each.tokens, "cycles": each.cycles, "speculated": each.speculated}
+        for count in (
+            by_mode.setdefault(_label(each.arrangement.mode), Counter()),
+            *(
+                by_trees.setdefault(f"{name} {value}", Counter())
+                for name, value in each.arrangement.trees
+            ),
+        ):
+            count.update({"arrangements": 1, **figures})
+        decided |= each.decided
+    return {
+        "by_mode": {mode: dict(count) for mode, count in by_mode.items()},
+        "by_trees": {trees: dict(count) for trees, count in sorted(by_trees.items())},
+        "with_objectives": _objectives(comparisons),
+        "routes_decided": len(decided),
+    }
+
+
+def _objectives(comparisons: Sequence[Comparison]) -> dict[str, int]:
+    """Requests with an objective: in how many arrangements, and what became of them."""
+    arrangements = sum(each.arrangement.urgent for each in comparisons)
+    attained = sum(each.attained[0] for each in comparisons)
+    missed = sum(each.attained[1] for each in comparisons)
+    return {"arrangements": arrangements, "attained": attained, "missed": missed}
+
+
+def _label(mode: Mode) -> str:
+    """Chains that are asked for by name count by their length."""
+    return f"chains of {len(mode)}" if isinstance(mode, tuple) else str(mode)
+
+
+def _ended_early(case: Case) -> bool:
+    return len(case.reference) < case.params.max_new_tokens
+
+
+def _describe(difference: Divergence, margin: float) -> dict[str, object]:
+    return {
+        "arrangement": str(difference.arrangement),
+        "prompt_tokens": len(difference.case.prompt),
+        "position": difference.position,
+        "expected": difference.expected,
+        "got": difference.got,
+        "margin": margin,
+        "params": str(difference.case.params),
+    }

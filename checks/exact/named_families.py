@@ -1,0 +1,139 @@
+"""The families that people run: all but one must be served exactly, by every check.
+
+Their layers, shapes and scales are those of released checkpoints, made small.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from checks.exact.small_configs import HEAD_DIM, HIDDEN, SCALE_FROM, Family
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_WINDOWS_IN_TURN = {"layer_types": [_SLIDING, _FULL] * 2}
+_EVERY_LAYER = {"layer_types": [_FULL] * 4}
+
+# Gemma 4. E2B and E4B: layers that share keys and values, embeddings of each layer, wide MLPs.
+_GEMMA4_E2B = {
+    **_WINDOWS_IN_TURN,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 30.0,
+}
+# Heads and their sizes differ by the kind of layer, and in one kind values are keys.
+_GEMMA4_31B = {
+    **_WINDOWS_IN_TURN,
+    "hidden_size_per_layer_input": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA4_26B = {
+    **_GEMMA4_31B,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": HIDDEN // 2,
+}
+_GEMMA3N = {
+    **_WINDOWS_IN_TURN,
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": SCALE_FROM,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": SCALE_FROM,
+}
+_LLAMA4_SCALING = {**_YARN, "llama_4_scaling_beta": 0.5}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.1 * step for step in range(HEAD_DIM * 3 // 8)],
+    "long_factor": [2.0 + step for step in range(HEAD_DIM * 3 // 8)],
+    "original_max_position_embeddings": 64,
+}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 8.0,
+}
+
+
+def _composite(kind: str, text: Mapping[str, Any], **beside: Any) -> Family:
+    return Family(f"{kind}, composite", kind, {"text_config": text, **beside})
+
+
+NAMED: tuple[Family, ...] = (
+    Family("llama 3", "llama", {"rope_parameters": _LLAMA3_ROPE}),
+    Family("mistral 7b", "mistral"),
+    Family("qwen2.5", "qwen2", {"use_sliding_window": False, "rope_parameters": _YARN}),
+    Family("qwen2 with windows", "qwen2"),
+    Family("qwen3 8b", "qwen3", {"use_sliding_window": False}),
+    Family("gemma 1", "gemma"),
+    Family("gemma 2 9b", "gemma2", _WINDOWS_IN_TURN),
+    Family("gemma 3 text", "gemma3_text", _WINDOWS_IN_TURN),
+    Family("ministral 8b", "ministral", _WINDOWS_IN_TURN),
+    Family("ministral 3 text", "ministral3", {"rope_parameters": _LLAMA4_SCALING}),
+    Family("glm-4", "glm4"),
+    Family("smollm 3", "smollm3", {"no_rope_layers": [1, 1, 1, 0], "use_sliding_window": False}),
+    Family("granite 3", "granite", _GRANITE),
+    Family("granite 4 micro", "granitemoehybrid", {**_GRANITE, **_EVERY_LAYER,
+                                                   "num_local_experts": 0}),
+    Family("olmo 2", "olmo2"),
+    Family("olmo 3", "olmo3", _WINDOWS_IN_TURN),
+    Family("command r", "cohere"),
+    Family("command a", "cohere2", _WINDOWS_IN_TURN),
+    Family("exaone 4", "exaone4", _WINDOWS_IN_TURN),
+    Family("phi-2", "phi"),
+    Family("phi-4-mini", "phi3", {"rope_parameters": _LONGROPE, "sliding_window": None}),
+    Family("starcoder 1", "gpt_bigcode"),
+    Family("starcoder 2", "starcoder2"),
+    Family("seed-oss 36b", "seed_oss"),
+    Family("hunyuan dense", "hunyuan_v1_dense"),
+    Family("ernie 4.5 dense", "ernie4_5"),
+    Family("apertus 8b", "apertus"),
+    Family("pythia", "gpt_neox"),
+    Family("opt 1.3b", "opt"),
+    Family("gpt-2", "gpt2"),
+    # Mixtures of experts
+    Family("qwen3 30b-a3b", "qwen3_moe", {"use_sliding_window": False}),
+    Family("qwen1.5 moe", "qwen2_moe", {"use_sliding_window": False}),
+    Family("mixtral 8x7b", "mixtral"),
+    Family("glm-4.5", "glm4_moe"),
+    Family("minimax m2", "minimax_m2"),
+    Family("olmoe 1b-7b", "olmoe"),
+    Family("phi-3.5-moe", "phimoe", {"sliding_window": None}),
+    # Gemma 4 and 3n, as text models and with what they see and hear
+    Family("gemma 4 e2b", "gemma4_text", _GEMMA4_E2B),
+    Family("gemma 4 31b", "gemma4_text", _GEMMA4_31B),
+    Family("gemma 4 26b-a4b", "gemma4_text", _GEMMA4_26B),
+    _composite("gemma4", _GEMMA4_E2B),
+    Family("gemma 4 31b, composite", "gemma4", {"text_config": _GEMMA4_31B, "audio_config": None}),
+    Family("gemma 4 26b-a4b, composite", "gemma4", {"text_config": _GEMMA4_26B,
+                                                    "audio_config": None}),
+    Family("gemma 3n text", "gemma3n_text", _GEMMA3N),
+    Family("gemma 3n, composite", "gemma3n_text", _GEMMA3N, inside="gemma3n"),
+    # Other composites
+    _composite("gemma3", _WINDOWS_IN_TURN),
+    _composite("mistral3", {"sliding_window": None}),
+    Family("ministral 3, composite", "mistral3", {"text_config": {
+        "model_type": "ministral3", "rope_parameters": _LLAMA4_SCALING}}),
+    _composite("qwen3_vl", {}),
+    _composite("qwen2_5_vl", {"use_sliding_window": False}),
+    Family("qwen2_5_vl with windows", "qwen2_5_vl"),
+    # Its temperature follows the place in a pass, not the position: nobody could serve it in packs.
+    *(Family(f"llama 4, tuned from {start}", "llama4_text", {
+        **_EVERY_LAYER, "no_rope_layers": [1, 1, 1, 0], "floor_scale": start}, expected="refused")
+      for start in (SCALE_FROM // 5, SCALE_FROM)),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""The long checks at full size (`make exact`).
+
+They use the bundled pool and the bundled prompts; set SPECROUTER_PROMPTS to a folder of JSONL
+files to use others.
+"""
+
+import os
+
+import pytest
+
+from checks.exact import breadth, distribution, faults, greedy, rounding, seeded
+from checks.exact.array_check import DTYPES
+from checks.exact.faults import BURSTS
+from modelpool.fast.cpu import computes_in
+
+pytestmark = pytest.mark.exact
+LONE = ("--lone-share", "4")  # a fourth of the requests in each arrangement, in turn
+
+
+@pytest.fixture
+def prompts() -> list[str]:
+    folder = os.environ.get("SPECROUTER_PROMPTS")
+    return [*LONE, *(["--prompts", folder] if folder else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_tokens_are_those_of_generate(dtype: str, prompts: list[str]) -> None:
+    assert greedy.main([*prompts, "--dtypes", dtype]) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_seeded_tokens_do_not_depend_on_how_a_request_is_served(
+    dtype: str, prompts: list[str]
+) -> None:
+    assert seeded.main([*prompts, "--dtypes", dtype]) == 0
+
+
+def test_seeded_tokens_follow_the_processed_distribution() -> None:
+    assert distribution.main([]) == 0
+
+
+def test_rejection_follows_the_processed_distribution() -> None:
+    assert distribution.main(["--verification", "rejection"]) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rounding_seldom_parts_from_target_only_decoding(dtype: str, prompts: list[str]) -> None:
+    if not computes_in(dtype):
+        pytest.skip(f"this CPU emulates {dtype}, in which bits depend on the pack")
+    assert rounding.main([*prompts, "--dtypes", dtype]) == 0
+
+
+def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
+    assert breadth.main(prompts) == 0
+
+
+@pytest.mark.parametrize("half", range(2))
+def test_faults_never_change_an_output(half: int) -> None:
+    runs = 1_000
+    assert faults.main(["--runs", f"{runs}", "--first-lifetime", f"{half * runs // BURSTS}"]) == 0

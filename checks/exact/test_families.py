@@ -1,0 +1,123 @@
+"""Every class of transformers that writes texts is served exactly or refused, and is told apart."""
+
+from typing import Any
+
+import pytest
+
+from checks.exact import families
+from checks.exact.families import Verdict, judge, quiet, run, table_of
+from checks.exact.named_families import NAMED
+from checks.exact.small_configs import LAYERS, SCALE_FROM, WINDOW, Family, swept
+from modelpool import ModelPool
+
+SMALL = Family("small", "gpt_bigcode")
+
+
+def verdict_of(family: Family, is_thorough: bool = False) -> Verdict:
+    with quiet():
+        return judge(family, is_thorough)
+
+
+# What is promised
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("family", NAMED, ids=lambda family: family.name)
+def test_a_named_family_passes_every_check_or_is_refused(family: Family) -> None:
+    verdict = verdict_of(family, is_thorough=True)
+    assert verdict.status == family.expected, verdict.reason
+    if family.expected == "exact":
+        assert verdict.distinct > 30, "texts that hardly vary show little"
+        assert verdict.depends > 8, "texts that depend on their last tokens alone show little"
+        assert verdict.checks == 14
+    else:
+        assert verdict.before_weights
+
+
+@pytest.mark.exact
+def test_no_class_says_what_generate_does_not_or_ends_in_a_traceback() -> None:
+    verdicts = run(families.families_of([], "all")[len(NAMED) :])
+    wrong = [one for one in verdicts if one.status in ("WRONG", "FAULT")]
+    assert not wrong, table_of(wrong)
+    not_built = [one for one in verdicts if one.status == "not built"]
+    assert len(not_built) < 0.1 * len(verdicts), table_of(not_built)
+    assert sum(one.status == "exact" for one in verdicts) > 40
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("llama 4, tuned from 40", "layer 3"), ("llama 4, tuned from 8", "layer 3")]
+)
+def test_a_temperature_by_place_is_refused_before_weights(name: str, layer: str) -> None:
+    [family] = [family for family in NAMED if family.name == name]
+    verdict = verdict_of(family)
+    assert (verdict.status, verdict.before_weights) == ("refused", True)
+    assert layer in verdict.reason
+
+
+# The check itself
+
+
+def test_a_family_is_served_and_compared() -> None:
+    verdict = verdict_of(SMALL)
+    assert (verdict.status, verdict.reason, verdict.checks) == ("exact", "", 2)
+    assert verdict.accepted > 10
+    assert verdict.distinct > 30
+    assert verdict.depends > 8
+
+
+def test_another_text_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(model: Any, prompt: tuple[int, ...], count: int, use_cache: bool = True) -> Any:
+        return tuple(range(100, 100 + count))
+
+    monkeypatch.setattr(families, "generated", other)
+    verdict = verdict_of(SMALL)
+    assert verdict.status == "WRONG"
+    assert "off, batch of 4: prompt of 5 tokens, token 0" in verdict.reason
+
+
+def test_a_traceback_is_a_fault_and_a_class_that_fails_is_not_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise LookupError("no such layer")
+
+    monkeypatch.setattr(ModelPool, "from_config", fail)
+    verdict = verdict_of(SMALL)
+    assert verdict.status == "FAULT"
+    assert verdict.reason.startswith("LookupError: no such layer (test_families.py:")
+    monkeypatch.setattr(families, "random_model", fail)
+    assert verdict_of(SMALL).status == "not built"
+
+
+@pytest.mark.parametrize(("status", "code"), [("exact", 0), ("refused", 1), ("WRONG", 1)])
+def test_the_command_fails_where_a_named_family_is_not_as_expected(
+    status: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(families, "judge", lambda family, _: Verdict(family.name, status))
+    assert families.main(["gpt-2"]) == code
+    assert f"1 {status}" in capsys.readouterr().out
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(SystemExit, match="no family nobody"):
+        families.families_of(["nobody"], "all")
+
+
+# Small configurations
+
+
+def test_a_small_configuration_does_early_what_it_does_at_a_length() -> None:
+    scaled = Family("scaled", "ministral3").config()
+    assert scaled.rope_parameters["original_max_position_embeddings"] == SCALE_FROM
+    tuned = Family("tuned", "llama4_text").config()
+    assert (tuned.floor_scale, tuned.attention_chunk_size) == (SCALE_FROM, WINDOW)
+    windowed = Family("windowed", "gemma3_text").config()
+    assert windowed.sliding_window == WINDOW
+    assert windowed.layer_types == ["sliding_attention", "full_attention"] * (LAYERS // 2)
+
+
+def test_what_other_layers_hide_is_swept_too() -> None:
+    names = {family.name for family in swept()}
+    assert {"llama4_text", "llama4_text, full attention", "qwen3_5_text, full attention"} <= names
+    assert "llama, full attention" not in names
+    assert len(names) > 280

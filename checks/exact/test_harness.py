@@ -1,0 +1,451 @@
+"""The checks themselves: they must accept what is right and notice what is wrong."""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from checks.exact import noise, seeded
+from checks.exact.arguments import open_oracle
+from checks.exact.arrangement import (
+    ATTENTIONS,
+    OBJECTIVES,
+    SELECTIONS,
+    SHAPES,
+    Arrangement,
+    Mixed,
+    Mode,
+    Routed,
+    chains,
+    longest_chain,
+    policies_of,
+)
+from checks.exact.array_check import coverage, is_honest, make_cases, serve_all, turns_of
+from checks.exact.chi_square import fit_p_value, independence_p_value
+from checks.exact.comparison import all_divergences, assert_whole, first_difference
+from checks.exact.covering_array import covering_array, pairs_of
+from checks.exact.greedy import greedy_params
+from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
+from checks.exact.oracle import Choice, Oracle, cut_distance, process
+from checks.exact.prompts import encode, load_prompts
+from checks.exact.report import Progress
+from checks.exact.seeded import seeded_params
+from checks.exact.settings import COUNT, TEMPERATURES, edits, warpers
+from checks.exact.structures import STRUCTURES
+from specrouter import ChainRouter, SamplingParams
+from tests.modelpool.factories import VOCAB_SIZE, save_llama
+
+CHAINS: list[Mode] = [("a", "t"), ("b", "t"), ("a", "b", "t")]
+TREES: list[Mode] = [*CHAINS, Routed("paper"), Routed("static", ("a", "b", "t"))]
+SHAPELESS: list[Mode] = [
+    "off",
+    "adaptive",
+    Routed("adaptive"),
+    Routed("target-only"),
+    Mixed(("off", None), Routed("adaptive")),
+]
+MODES = [*SHAPELESS, *TREES]
+PROMPT = (5, 6, 7, 8)
+ENDLESS = SamplingParams(max_new_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Oracle]:
+    found = dict[str, Oracle]()
+    for architecture in SAVERS:
+        path = save_family(tmp_path_factory.mktemp(architecture), architecture)["target"]
+        found[architecture] = Oracle(
+            path, "float64", vocab_size=VOCAB_SIZE, eos_token_ids=frozenset([0])
+        )
+    return found
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+# Arrangements
+
+
+def test_covering_array_covers_every_pair_of_settings() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for mode, batch in itertools.product(MODES, (1, 4, 16)):
+        assert (("mode", mode), ("batch", batch)) in covered
+    for mode, depth in itertools.product(TREES, (1, 4, 7)):
+        assert (("mode", mode), ("depth", depth)) in covered
+    for mode, width in itertools.product(TREES, (1, 2, 4)):
+        assert (("mode", mode), ("width", width)) in covered
+    for one, other in itertools.product((1, 4, 16), (1, 4, 7)):
+        assert (("batch", one), ("depth", other)) in covered
+    for one, other in itertools.product((1, 4, 16), (1, 2, 4)):
+        assert (("batch", one), ("width", other)) in covered
+    for one, other in itertools.product((1, 4, 7), (1, 2, 4)):
+        assert (("depth", one), ("width", other)) in covered
+
+
+def test_policies_that_choose_nodes_meet_every_selection_and_shape() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    open_modes = {row.mode for row in rows if row.trees}
+    assert open_modes == {
+        Routed("adaptive"),
+        Routed("static", ("a", "b", "t")),
+        Mixed(("off", None), Routed("adaptive")),
+    }
+    for mode, selection, shape in itertools.product(open_modes, SELECTIONS, SHAPES):
+        assert (("mode", mode), ("selection", selection)) in covered
+        assert (("mode", mode), ("shape", shape)) in covered
+        assert (("shape", shape), ("selection", selection)) in covered
+    budgeted = {dict(row.trees)["selection"] for row in rows if "budget_tokens" in dict(row.trees)}
+    assert budgeted == {"slo", "global-greedy", "equal-greedy"}
+
+
+def test_every_mode_meets_requests_with_objectives_and_without() -> None:
+    covered = {pair for row in covering_array(MODES) for pair in pairs_of(row)}
+    for mode, urgent in itertools.product(MODES, (True, False)):
+        assert (("mode", mode), ("urgent", urgent)) in covered
+
+
+def test_every_setting_meets_masks_and_paths() -> None:
+    rows = covering_array(MODES)
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for attention in ATTENTIONS:
+        for name, values in (("mode", MODES), ("batch", (1, 4, 16)), ("cached", (True, False))):
+            assert all(((name, value), ("attention", attention)) in covered for value in values)
+        for name, size in itertools.product(("depth", "width"), (1, 4)):
+            assert (("attention", attention), (name, size)) in covered
+    assert {str(row).endswith("attention path") for row in rows} == {True, False}
+
+
+def test_objectives_go_to_requests_in_turn() -> None:
+    urgent = Arrangement("adaptive", 4, urgent=True)
+    asked = [urgent.slo_of(index) for index in range(2 * len(OBJECTIVES))]
+    assert asked == [*OBJECTIVES, *OBJECTIVES]
+    assert None in OBJECTIVES
+    assert Arrangement("adaptive", 4).slo_of(1) is None
+
+
+def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
+    rows = covering_array(MODES, depths=(4, 16), widths=(4, 8))
+    assert all(row.depth * row.width <= 64 for row in rows if row.depth and row.width)
+    assert any((row.depth, row.width) == (16, 4) for row in rows)
+
+
+def test_kinds_of_weights_meet_every_other_setting() -> None:
+    rows = covering_array(MODES, weights=("auto", "int8"))
+    covered = {pair for row in rows for pair in pairs_of(row)}
+    for mode in MODES:
+        for weights in ("auto", "int8"):
+            assert any({("mode", mode), ("weights", weights)} == set(pair) for pair in covered)
+    assert sum(row.weights == "int8" for row in rows) >= len(MODES)
+    assert "weights int8" in str(next(row for row in rows if row.weights == "int8"))
+
+
+def test_covering_array_is_much_shorter_than_the_product() -> None:
+    assert len(covering_array(MODES)) <= 4 * len(MODES) + len(SELECTIONS) * len(SHAPES)
+
+
+def test_requests_that_are_served_alone_come_in_turn_under_every_arrangement() -> None:
+    rows = covering_array(MODES)
+    turns = turns_of(16, rows, 4)
+    alone = [which for row, which in zip(rows, turns, strict=True) if row.batch == 1]
+    assert all(len(which) == 4 for which in alone)
+    assert Counter(itertools.chain(*alone[:4])) == dict.fromkeys(range(16), 1)
+    assert {len(w) for row, w in zip(rows, turns, strict=True) if row.batch > 1} == {16}
+    assert all(turns_of(2, rows, 4)), "each serves one at least"
+
+
+def test_modes_without_a_chain_have_no_tree() -> None:
+    rows = covering_array(MODES)
+    assert all((row.depth is row.width is None) == (row.mode in SHAPELESS) for row in rows)
+    assert Arrangement("off", 1).speculation == "off"
+    assert Arrangement("adaptive", 1).speculation is None
+    assert Arrangement(Routed("paper"), 1).speculation is None
+
+
+def test_mixed_requests_take_the_overrides_in_turn() -> None:
+    mixed = Arrangement(Mixed(("off", None), Routed("paper")), 4)
+    assert [mixed.speculation_of(index) for index in range(3)] == ["off", None, "off"]
+    assert mixed.policy is not None
+    assert mixed.policy["policy"] == "paper"
+
+
+@pytest.fixture(scope="module")
+def small_router(small_family: dict[str, Path]) -> Iterator[ChainRouter]:
+    pool = pool_settings(small_family)
+    pool["models"].append({"name": "ngram", "source": "ngram"})
+    engine = {"max_requests": 8, "max_model_len": 64, "prefill_chunk": 16, "preload": False}
+    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
+        yield router
+
+
+def test_a_policy_lasts_as_long_as_its_arrangement(small_router: ChainRouter) -> None:
+    static = Arrangement(Routed("static", longest_chain(small_router)), 1, depth=2)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    with static.routing(small_router):
+        inside = small_router.generate([PROMPT], params)[0]
+        assert {record.decision.shape.depth for record in small_router.decisions()} == {2}
+    assert ("ngram", "small", "middle", "target") in inside.metrics.chains
+    assert not any(record.decision.shape.depth == 2 for record in small_router.decisions())
+
+
+def test_small_requests_under_every_policy(small_router: ChainRouter) -> None:
+    oracle = open_oracle(small_router, "float64")
+    params = [
+        SamplingParams(max_new_tokens=12, temperature=index % 2, seed=index, ignore_eos=True)
+        for index in range(len(OBJECTIVES))
+    ]
+    prompts = [(*PROMPT, index) for index in range(len(params))]
+    cases = make_cases(oracle, prompts, params.__getitem__)
+    modes = ["adaptive", *policies_of(small_router)]
+    rows = covering_array([*modes, NAMES], (4,), (1, 4), (1, 3), attentions=("sdpa",))
+    progress = Progress("small", len(rows) * len(cases))
+    comparisons = serve_all(small_router, cases, rows, progress)
+    assert not all_divergences(comparisons)
+    covered = coverage(comparisons)
+    assert set(covered["by_mode"]) == {"chains of 3", *map(str, modes)}
+    assert set(covered["by_trees"]) >= {f"selection {name}" for name in SELECTIONS}
+    assert set(covered["by_trees"]) >= {f"shape {name}" for name in SHAPES}
+    objectives = covered["with_objectives"]
+    assert objectives["attained"] > 0
+    assert objectives["missed"] > 0
+    assert_whole(small_router)
+
+
+def test_chains_never_put_models_of_equal_size_behind_each_other() -> None:
+    sizes = {"code": 1, "math": 1, "middle": 3, "target": 8}
+    found = chains(list(sizes), "target", sizes.__getitem__)
+    assert ("code", "middle", "target") in found
+    assert ("math", "middle", "target") in found
+    assert not any({"code", "math"} <= set(chain) for chain in found)
+    assert len(found) == 5
+
+
+def test_a_drafter_without_weights_only_ever_stands_first() -> None:
+    sizes = {"ngram": 0, "middle": 3, "target": 8}
+    assert chains(list(sizes), "target", sizes.__getitem__) == [
+        ("ngram", "target"),
+        ("middle", "target"),
+        ("ngram", "middle", "target"),
+    ]
+
+
+def test_every_pair_of_options_meets_and_does_not() -> None:
+    options = [{*warpers(i), *edits(i, 8)} - {"temperature", "stop_token_ids"} for i in range(6)]
+    names = set.union(*options)
+    assert len(names) == 10
+    for one, other in itertools.combinations(names, 2):
+        assert {(one in chosen, other in chosen) for chosen in options} == {
+            *itertools.product((True, False), repeat=2)
+        }
+    for name, temperature in itertools.product(names, TEMPERATURES):
+        chosen = [i for i in range(COUNT) if warpers(i)["temperature"] == temperature]
+        assert {name in {*warpers(i), *edits(i, 8)} for i in chosen} == {True, False}
+
+
+def test_a_quarter_of_the_requests_have_structures_and_the_others_all_settings() -> None:
+    for params_of in (greedy_params, seeded_params):
+        params = [params_of(index, 8) for index in range(2 * COUNT * 4 // 3)]
+        formed = [one.structure for one in params if one.structure is not None]
+        assert len(formed) == len(params) // 4
+        assert set(formed) == set(STRUCTURES)
+        assert not any(one.min_tokens for one in params if one.structure is not None)
+    plain = [one for one in params if one.structure is None]
+    assert [one.temperature for one in plain] == [
+        warpers(turn)["temperature"] for turn in range(2 * COUNT)
+    ]
+    assert {one.ignore_eos for one in plain} == {True, False}
+
+
+# Oracle
+
+
+@pytest.mark.parametrize("architecture", SAVERS)
+def test_steps_of_the_oracle_equal_generate(oracles: dict[str, Oracle], architecture: str) -> None:
+    oracle = oracles[architecture]
+    stepped = tuple(choice.token for choice in oracle.choices(PROMPT, ENDLESS))
+    assert stepped == oracle.generate(PROMPT, ENDLESS)
+    assert len(set(stepped)) > 5, "a model that repeats itself tests little"
+
+
+def test_the_oracle_stops_after_a_stop_id(oracles: dict[str, Oracle]) -> None:
+    oracle = oracles["llama"]
+    whole = oracle.tokens(PROMPT, ENDLESS)
+    params = dataclasses.replace(ENDLESS, stop_token_ids=(whole[7],))
+    end = whole.index(whole[7]) + 1
+    assert oracle.tokens(PROMPT, params) == whole[:end]
+    assert tuple(choice.token for choice in oracle.choices(PROMPT, params)) == whole[:end]
+
+
+def test_ignored_eos_does_not_end_a_reference(oracles: dict[str, Oracle]) -> None:
+    oracle = oracles["llama"]
+    whole = oracle.tokens(PROMPT, ENDLESS)
+    ending = Oracle.__new__(Oracle)
+    vars(ending).update(vars(oracle), eos_token_ids=frozenset([whole[4]]))
+    assert ending.tokens(PROMPT, ENDLESS) == whole
+    until_eos = dataclasses.replace(ENDLESS, ignore_eos=False)
+    assert ending.tokens(PROMPT, until_eos) == whole[: whole.index(whole[4]) + 1]
+
+
+def test_padding_ids_are_never_chosen(tmp_path: Path) -> None:
+    path = save_llama(tmp_path, vocab_size=VOCAB_SIZE + 64)
+    oracle = Oracle(path, "float64", vocab_size=40, eos_token_ids=frozenset())
+    tokens = oracle.generate(PROMPT, ENDLESS)
+    assert max(tokens) < 40
+    assert tokens == tuple(choice.token for choice in oracle.choices(PROMPT, ENDLESS))
+
+
+def test_a_choice_after_a_prefix_is_the_choice_made_on_the_way(oracles: dict[str, Oracle]) -> None:
+    params = SamplingParams(max_new_tokens=12, temperature=1.0, top_p=0.9, seed=3, ignore_eos=True)
+    tokens = oracles["qwen3"].tokens(PROMPT, params)
+    for position, token in enumerate(tokens):
+        choice = oracles["qwen3"].choice_after(PROMPT, tokens[:position], params)
+        assert choice.token == token
+
+
+def test_seeds_and_positions_change_the_choice(oracles: dict[str, Oracle]) -> None:
+    outputs = {
+        oracles["gpt2"].tokens(PROMPT, SamplingParams(temperature=1.0, seed=s, max_new_tokens=8))
+        for s in range(8)
+    }
+    assert len(outputs) == 8
+
+
+def test_margin_of_a_cut_token_is_its_distance_from_the_cut() -> None:
+    logits = torch.tensor([2.0, 1.0, 1.0 - 1e-6, -3.0], dtype=torch.float64)
+    params = SamplingParams(temperature=1.0, top_k=2, seed=0)
+    scores = process(logits.unsqueeze(0), params)[0]
+    choice = Choice(0, logits, scores, params)
+    assert scores[2] == -torch.inf
+    assert choice.margin(2) == pytest.approx(1e-6)
+    assert choice.margin(3) > 0.9
+    assert choice.top_two_margin() == pytest.approx(1.0)
+
+
+def test_cut_distance_of_top_p_is_in_probability() -> None:
+    logits = torch.tensor([0.6, 0.2999, 0.1001], dtype=torch.float64).log()
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+    assert cut_distance(logits, params, 2) == pytest.approx(0.0001)
+    assert cut_distance(logits, params, 1) == pytest.approx(0.3)
+
+
+# Comparison
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "position"),
+    [((1, 2), (1, 2), None), ((1, 3), (1, 2), 1), ((1,), (1, 2), 1), ((1, 2, 3), (1, 2), 2)],
+)
+def test_first_difference(
+    got: tuple[int, ...], expected: tuple[int, ...], position: int | None
+) -> None:
+    assert first_difference(got, expected) == position
+
+
+def test_only_float32_excuses_differences_that_are_rare_and_narrow() -> None:
+    assert is_honest("float64", 10, [])
+    assert not is_honest("float64", 10**9, [1e-12])
+    assert is_honest("float32", 100_000, [1e-5])
+    assert not is_honest("float32", 100_000, [1e-5, 1e-5])
+    assert not is_honest("float32", 99_999, [1e-5])
+    assert not is_honest("float32", 100_000, [1e-3])
+
+
+# Statistics
+
+
+def test_chi_square_accepts_draws_from_the_distribution(rng: np.random.Generator) -> None:
+    p = rng.dirichlet(np.full(300, 0.2))
+    p_values = [fit_p_value(rng.multinomial(20_000, p), p) for _ in range(200)]
+    assert min(p_values) > 1e-4
+    assert 0.4 < float(np.mean(p_values)) < 0.6
+
+
+def test_chi_square_notices_a_slightly_other_distribution(rng: np.random.Generator) -> None:
+    p = rng.dirichlet(np.full(300, 0.2))
+    tempered = p**0.9 / (p**0.9).sum()
+    assert fit_p_value(rng.multinomial(20_000, tempered), p) < 0.001
+
+
+def test_chi_square_notices_the_impossible() -> None:
+    assert fit_p_value(np.array([1000, 1]), np.array([1.0, 0.0])) == 0.0
+
+
+def test_independence_notices_shared_noise(rng: np.random.Generator) -> None:
+    p, q = rng.dirichlet(np.full(50, 0.5), size=2)
+    drawn = rng.gumbel(size=(20_000, 50))
+    first, second = (drawn + np.log(p)).argmax(1), (drawn + np.log(q)).argmax(1)
+    assert independence_p_value(first, second, p, q) < 1e-6
+    fresh = (rng.gumbel(size=(20_000, 50)) + np.log(q)).argmax(1)
+    assert independence_p_value(first, fresh, p, q) > 0.001
+
+
+def _keyed_by_sum(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed + position).gumbel(size=vocab_size)
+
+
+def _keyed_by_low_bits(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    return np.random.default_rng([seed % 2**32, position]).gumbel(size=vocab_size)
+
+
+@pytest.mark.parametrize("faulty", [_keyed_by_sum, _keyed_by_low_bits])
+def test_noise_with_structure_is_noticed(monkeypatch: pytest.MonkeyPatch, faulty: object) -> None:
+    monkeypatch.setattr(noise, "gumbel", faulty)
+    assert min(noise.noise_p_values(1500).values()) == 0.0
+
+
+def test_the_noise_is_gumbel_and_without_structure() -> None:
+    p_values = noise.noise_p_values(3000)
+    assert min(p_values.values()) > 0.001 / len(p_values)
+
+
+# Models and prompts
+
+
+@pytest.mark.parametrize("architecture", SAVERS)
+def test_a_family_grows_and_its_members_agree_now_and_then(
+    tmp_path: Path, architecture: str
+) -> None:
+    paths = save_family(tmp_path, architecture)
+    models = [
+        Oracle(path, "float64", vocab_size=VOCAB_SIZE, eos_token_ids=frozenset()).model
+        for path in paths.values()
+    ]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    assert sizes == sorted(set(sizes))
+    tokens = torch.randint(VOCAB_SIZE, (4, 50), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        small, _, target = (model(tokens).logits.argmax(-1) for model in models)
+    assert 0.2 < (small == target).double().mean() < 0.9
+
+
+def _categories(folder: Path | None, count: int) -> Iterator[str]:
+    return (prompt.category for prompt in load_prompts(folder, count))
+
+
+def test_prompts_come_from_all_categories_in_turn(tmp_path: Path) -> None:
+    lines = [f'{{"id": "{i}", "category": "{c}", "prompt": "x"}}' for i, c in enumerate("aaab")]
+    (tmp_path / "some.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert "".join(_categories(tmp_path, 10)) == "abaa"
+    assert len(set(_categories(None, 6))) == 6
+
+
+def test_long_prompts_are_cut(small_family: dict[str, Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(small_family["target"]))
+    lengths = [len(tokens) for tokens in encode(load_prompts(None, 16), tokenizer, 20)]
+    assert max(lengths) == 20
+    assert min(lengths) == 1
+
+
+def test_only_a_target_in_int8_is_checked_in_bfloat16() -> None:
+    with pytest.raises(SystemExit, match="goes with --weights int8"):
+        seeded.main(["--dtypes", "bfloat16", "--weights", "auto"])

@@ -1,0 +1,72 @@
+"""A target in int8 says what it says alone, however it is served."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from checks.exact.arguments import BUNDLED_CONFIG, open_router
+from checks.exact.arrangement import Arrangement
+from checks.exact.comparison import all_divergences, assert_whole, compare, own_case
+from checks.exact.greedy import greedy_params
+from checks.exact.models import NAMES, pool_settings, save_family
+from checks.exact.prompts import encode, load_prompts
+from checks.exact.seeded import seeded_params
+from modelpool.config import Weights
+from modelpool.fast.cpu import int8_refusal
+from specrouter import RouterConfig, SamplingParams
+
+pytestmark = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+NEW = 12
+BUNDLED = ("tiny-1m", "tiny-8m")
+
+
+def rows(chain: tuple[str, ...], weights: Weights) -> list[Arrangement]:
+    return [
+        Arrangement("off", 8, weights=weights),
+        Arrangement(chain, 1, depth=4, width=1, weights=weights),
+        Arrangement(chain, 8, depth=4, width=3, weights=weights),
+        Arrangement("adaptive", 8, cached=False, weights=weights),
+    ]
+
+
+def check(
+    config: dict[str, Any], dtype: str, chain: tuple[str, ...], weights: Weights = "int8"
+) -> None:
+    with open_router(config, dtype, 8, weights) as router:
+        kept = router.pool.plan(router.pool.target).weights
+        assert kept == ("plain" if weights == "auto" else weights)
+        prompts = encode(load_prompts(None, 8), router.pool.tokenizer, 100)
+        params: list[SamplingParams] = [
+            *(greedy_params(index, NEW) for index in range(len(prompts))),
+            *(seeded_params(index, NEW) for index in range(len(prompts))),
+        ]
+        cases = [own_case(router, p, q) for p, q in zip([*prompts] * 2, params, strict=True)]
+        comparisons = [compare(router, cases, row) for row in rows(chain, weights)]
+        assert_whole(router)
+    assert all_divergences(comparisons) == []
+    assert sum(each.speculated for each in comparisons) > 20
+
+
+def test_a_family_in_float64_is_served_to_the_token(tmp_path: Path) -> None:
+    pool = pool_settings(save_family(tmp_path))
+    check(RouterConfig.load({"pool": pool}).model_dump(), "float64", NAMES)
+
+
+def test_a_target_is_served_to_the_token_whatever_its_twin_drafts(tmp_path: Path) -> None:
+    """Three models: the twin drafts alone, and stands between the target and a small one."""
+    paths = save_family(tmp_path)
+    pool = pool_settings({name: paths[name] for name in ("small", "target")})
+    pool["models"].append({"name": "twin", "source": "quantised:target"})
+    config = RouterConfig.load({"pool": pool}).model_dump()
+    for chain in (("twin", "target"), ("small", "twin", "target")):
+        check(config, "float64", chain, weights="auto")
+
+
+def test_the_bundled_target_is_served_to_the_token() -> None:
+    """In float32, in which attention's rounding can hardly move a level."""
+    config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
+    models = config["pool"]["models"]
+    config["pool"]["models"] = [one for one in models if one["name"] in BUNDLED]
+    check(config, "float32", BUNDLED)

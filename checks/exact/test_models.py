@@ -1,0 +1,97 @@
+"""Families of every architecture: like enough to draft for one another, and served exactly."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
+from modelpool.packed_model import PackedModel
+from specrouter import ChainRouter, SamplingParams, Speculation
+from tests.modelpool.factories import SLIDING_WINDOW, VOCAB_SIZE
+
+PADDED = ("llama", "gpt-neox", "phi", "gemma2")  # tied, untied, with a biased output, capped
+PADDING = (24, 0, 7)
+NEW_TOKENS = 16
+PROMPTS = [
+    tuple(np.random.default_rng(row).integers(0, VOCAB_SIZE, length).tolist())
+    for row, length in enumerate((1, 5, 3 * SLIDING_WINDOW))
+]
+
+
+def load(path: Path) -> PreTrainedModel:
+    """As any program would; where there is no SDPA, its softmax is in float32."""
+    return cast(Any, AutoModelForCausalLM).from_pretrained(str(path)).eval()  # type: ignore[no-any-return]
+
+
+def greedy(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """What `transformers` itself continues with, padding left out."""
+    inputs = torch.tensor([prompt])
+    output: Tensor = cast(Any, model).generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        do_sample=False,
+        max_new_tokens=count,
+        eos_token_id=None,
+        pad_token_id=0,
+        suppress_tokens=list(range(VOCAB_SIZE, model.config.vocab_size)) or None,
+    )
+    return tuple(output[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("architecture", SAVERS)
+def test_members_agree_often_but_not_always(architecture: str, tmp_path: Path) -> None:
+    paths = save_family(tmp_path, architecture, noise=0.05)
+    models = [load(path) for path in paths.values()]
+    assert [model.config.num_hidden_layers for model in models] == [1, 2, 3]
+    contexts = torch.randint(VOCAB_SIZE, (4, 50), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        small, middle, target = (model(contexts).logits.argmax(-1) for model in models)
+    for weaker, stronger in ((small, middle), (middle, target)):
+        assert 0.3 < (weaker == stronger).double().mean() < 0.95
+    assert 0.25 < (small == target).double().mean() < 0.9
+    assert (target == contexts).double().mean() < 0.1, "a token predicts itself"
+    assert len(target.unique()) > 20
+    texts = [set(greedy(models[-1], prompt, 24)) for prompt in PROMPTS]
+    assert min(len(text) for text in texts) > 2
+    assert len(set.union(*texts)) > 12
+
+
+@pytest.mark.parametrize("architecture", PADDED)
+def test_padding_is_cut_from_every_member(architecture: str, tmp_path: Path) -> None:
+    paths = save_family(tmp_path, architecture, padding=PADDING)
+    contexts = torch.randint(VOCAB_SIZE, (1, 50), generator=torch.Generator().manual_seed(1))
+    for path, rows in zip(paths.values(), PADDING, strict=True):
+        model = load(path)
+        assert model.config.vocab_size == VOCAB_SIZE + rows
+        with torch.inference_mode():
+            best = model(contexts).logits.argmax(-1)
+        assert (best >= VOCAB_SIZE).any() == (rows > 0), "padding that is never best tests nothing"
+        assert PackedModel.wrap(path.name, model, VOCAB_SIZE).vocab_size == VOCAB_SIZE
+
+
+@pytest.mark.parametrize("architecture", PADDED)
+def test_a_padded_family_serves_the_tokens_of_its_target(architecture: str, tmp_path: Path) -> None:
+    paths = save_family(tmp_path, architecture, padding=PADDING)
+    target = load(paths["target"])
+    wanted = [greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    settings = {
+        "pool": pool_settings(paths),
+        "engine": {"max_requests": 4, "max_model_len": 64, "prefill_chunk": 16, "preload": False},
+    }
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    seeded = SamplingParams(
+        max_new_tokens=NEW_TOKENS, ignore_eos=True, temperature=1.5, top_k=0, seed=5
+    )
+    chain = Speculation(chain=NAMES, depth=3)
+    with ChainRouter.from_config(settings) as router:
+        served = router.generate(PROMPTS, params, speculation=chain)
+        drafted = router.generate(PROMPTS, seeded, speculation=chain)
+        alone = router.generate(PROMPTS, seeded, speculation="off")
+    assert [tuple(output.token_ids) for output in served] == wanted
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in alone]
+    assert all(max(output.token_ids) < VOCAB_SIZE for output in (*served, *drafted))

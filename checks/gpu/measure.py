@@ -1,0 +1,158 @@
+"""What a GPU should answer first: bits and times of matrix products and of whole forwards.
+
+    python -m checks.gpu.measure gemm forward [--dry]
+
+Prints Markdown tables, for docs/benchmarks.md, and one JSON document as the last line. `--dry`:
+tiny shapes, on a CPU if need be, to see that it runs.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from modelpool.fast.cuda_forward import CudaForward
+from modelpool.fast.graph_runner import CudaGraphs
+from modelpool.fast.layer_reference import LayerKernels, reference_kernels
+from modelpool.packed_model import PackedModel
+from statemgr import ModelState
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+REPEATS = 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocab: int
+
+
+SHAPES = {
+    "Qwen2.5-0.5B": Shape(896, 24, 14, 2, 4864, 151936),
+    "Qwen2.5-7B": Shape(3584, 28, 28, 4, 18944, 152064),
+}
+TINY = {"tiny": Shape(64, 2, 4, 2, 96, 512)}
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Of a call that is waited for."""
+    found = []
+    for _ in range(REPEATS + 3):
+        started = time.perf_counter()
+        run()
+        if ON_GPU:
+            torch.cuda.synchronize()
+        found.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(found[3:])
+
+
+def gemm(shapes: dict[str, Shape], tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """For which numbers of tokens the first has the bits that it has alone, and what they take."""
+    rows = []
+    for name, shape in shapes.items():
+        dim = shape.hidden // shape.heads
+        sizes = {
+            "qkv": ((shape.heads + 2 * shape.kv_heads) * dim, shape.hidden),
+            "gate_up": (2 * shape.mlp, shape.hidden),
+            "down": (shape.hidden, shape.mlp),
+            "head": (shape.vocab, shape.hidden),
+        }
+        for part, (outputs, inputs) in sizes.items():
+            weight = torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE)
+            x = torch.randn(max(tokens), inputs, device=DEVICE, dtype=DTYPE)
+            alone = F.linear(x[:1], weight)[0]
+            packs = {count: x[:count] for count in tokens}
+            equal = [m for m, one in packs.items() if torch.equal(F.linear(one, weight)[0], alone)]
+            ms = {m: median_ms(partial(F.linear, one, weight)) for m, one in packs.items()}
+            shown = {count: round(one, 4) for count, one in ms.items()}
+            rows.append({"model": name, "part": part, "same bits": equal, "ms": shown})
+    return rows
+
+
+def forward(shapes: dict[str, Shape], tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """A random model's forward over one row after 512 tokens: eagerly, and as a graph."""
+    rows = []
+    for name, shape in shapes.items():
+        packed, eager, graphed = _forwards(shape)
+        for count in tokens:
+            pack = _pack(packed, count)
+            row: dict[str, Any] = {"model": name, "tokens": count}
+            for kind, run in (("eager ms", eager), ("graph ms", graphed)):
+                if run is not None:
+                    row[kind] = round(median_ms(partial(run, *pack)), 3)
+            rows.append(row)
+        del packed, eager, graphed
+    return rows
+
+
+def _forwards(shape: Shape) -> tuple[PackedModel, CudaForward, CudaForward | None]:
+    config = Qwen2Config(
+        hidden_size=shape.hidden, num_hidden_layers=shape.layers, vocab_size=shape.vocab,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp, max_position_embeddings=2048, pad_token_id=None,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    factory: Any = AutoModelForCausalLM
+    with torch.device(DEVICE):
+        model = factory.from_config(config, dtype=DTYPE).eval().requires_grad_(False)
+    packed = PackedModel.wrap("random", model, shape.vocab)
+    if not ON_GPU:
+        return packed, CudaForward(packed, reference_kernels()), None
+    from modelpool.attention.path_kernels import path_attention
+    from modelpool.fast.layer_kernels import gated, rotate_and_write
+
+    kernels = LayerKernels(rotate_and_write, path_attention, gated)
+    return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
+
+
+def _pack(packed: PackedModel, count: int) -> tuple[Tensor, Tensor, Any, Tensor]:
+    before, row = 512, np.array([0])
+    state = ModelState(packed.kv_layers, 1, 1024 + count, canonical=True)
+    past = np.arange(before)
+    state.append(row, np.array([before]), past, past)
+    positions = before + np.arange(count)
+    slots = state.append(row, np.array([count]), positions, positions)
+    view = state.view(row, np.array([count]), positions, slots)
+    tokens = torch.arange(count, device=DEVICE)
+    return tokens, torch.from_numpy(positions).to(DEVICE), view, tokens
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names)] + [[str(row[name]) for name in names] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str]) -> None:
+    is_dry = "--dry" in arguments
+    shapes, tokens = (TINY, (1, 4)) if is_dry else (SHAPES, (1, 2, 4, 8, 16, 32, 64, 128, 256))
+    stages = {"gemm": gemm, "forward": forward}
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if ON_GPU else "cpu",
+    }
+    for stage in [one for one in arguments if one in stages]:
+        found[stage] = stages[stage](shapes, tokens)
+        print(f"\n{stage} on {found['device']}, torch {found['torch']}\n\n{_table(found[stage])}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

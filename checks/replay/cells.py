@@ -1,0 +1,122 @@
+"""`python -m checks.replay cells`: admissions, policies of papers and clusters in simulated time.
+
+Each cell is one small run of `research.figures`'s machinery. `digest_cells.json` has its
+figures to the last digit: equal after a move of code. `--write` computes the file anew. Exit code 1
+where a figure differs.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from checks.replay.simulation import load_machines, simulate
+from checks.replay.stretches import load_stretches
+from research.figures.cell import Cell, run_cell
+from research.figures.cluster_cell import ClusterKind
+from specrouter.config.cluster import RoutingPolicy
+
+FILE = Path(__file__).parent / "digest_cells.json"
+_LLAMA, _OPT = "adaserve-llama70b", "slos-serve-opt-6.7b"
+_OF_PAPERS = (
+    "slo",
+    "slos-serve",
+    "specustream",
+    "specustream-fixed",
+    "adaserve",
+    "adaserve-slo-phase",
+    "equal-greedy",
+    "specinfer",
+    "vllm-spec-4",
+    "sarathi",
+)
+_ROUTING: tuple[RoutingPolicy, ...] = ("slo", "flowguard", "join-shortest", "p2c", "round-robin")
+_REQUESTS = 120
+
+
+def cells() -> dict[str, Cell]:
+    """By name."""
+    found: dict[str, Cell] = {}
+    for policy in _OF_PAPERS:
+        found[f"adaserve {policy}"] = Cell(_LLAMA, "adaserve", policy, 6.0, _REQUESTS)
+        found[f"Mixed {policy}"] = Cell(_OPT, "Mixed", policy, 6.0, _REQUESTS)
+    for scenario in ("Coder", "ToolLLM", "Reasoning"):
+        requests = 20 if scenario == "Reasoning" else 60
+        for policy in ("slo", "slos-serve"):
+            found[f"{scenario} {policy}"] = Cell(_OPT, scenario, policy, 2.0, requests)
+    for routing in _ROUTING:
+        for policy in ("slo", "goodput"):
+            name = f"replicas {routing} {policy}"
+            found[name] = Cell(
+                _LLAMA, "adaserve", policy, 6.0, 160, replicas=3, routing=routing, measure="routing"
+            )
+    failing = ClusterKind("failing", slow=2.0, mean_up_s=20.0)
+    pair = ClusterKind("pair", kv_ms_per_token=0.01)
+    others: tuple[tuple[ClusterKind, str, RoutingPolicy], ...] = (
+        (failing, "slo", "slo"),
+        (pair, "slo", "slo"),
+        (pair, "specustream", "flowguard-printed"),
+    )
+    for kind, policy, routing in others:
+        found[f"{kind.name} {routing} {policy}"] = Cell(
+            _LLAMA, "adaserve", policy, 4.0, 160,
+            replicas=2, routing=routing, cluster=kind, measure="routing",
+        )  # fmt: skip
+    found["overload"] = Cell(
+        _LLAMA, "adaserve", "slo", 4.0, 160,
+        replicas=2, routing="slo", cluster=ClusterKind(max_waiting=16), measure="overload",
+    )  # fmt: skip
+    return found
+
+
+def figures_of(name: str) -> tuple[str, Any]:
+    """Of a cell, as JSON has them; `paper MACHINE`: of SpecRouter's own formula."""
+    if name.startswith("paper "):
+        machine = load_machines()[name.removeprefix("paper ")]
+        return name, simulate(machine, 0.75, load_stretches()[9], "paper", 0).to_json()
+    found = json.loads(json.dumps(run_cell(cells()[name])))
+    found.pop("load", None)  # a curve to look at
+    return name, found
+
+
+def names() -> list[str]:
+    return [*cells(), *(f"paper {machine}" for machine in load_machines())]
+
+
+def compute(chosen: Sequence[str], processes: int) -> dict[str, Any]:
+    bar = tqdm(total=len(chosen), desc="cells", file=sys.stderr)
+    found: dict[str, Any] = {}
+    with multiprocessing.get_context("spawn").Pool(processes) as pool, bar:
+        for name, figures in pool.imap_unordered(figures_of, chosen):
+            found[name] = figures
+            bar.update()
+    return found
+
+
+def stored() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m checks.replay cells")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    options = parser.parse_args(arguments)
+    found = compute(names(), options.jobs)
+    if options.write:
+        lines = [f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)]
+        FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        return 0
+    before = stored()
+    wrong = sorted(name for name in {*found, *before} if found.get(name) != before.get(name))
+    for name in wrong:
+        print(f"{name}: {before.get(name)} became {found.get(name)}")
+    print(json.dumps({"ok": not wrong, "compared": len(found), "differ": len(wrong)}))
+    return 1 if wrong else 0

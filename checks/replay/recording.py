@@ -1,0 +1,148 @@
+"""Recordings: facts in their order, and what they are of. One compact file each.
+
+Format: `numpy.savez` under LZMA; one array for each field of each kind of fact, numbers split into
+planes of their bytes, which packs better. `header` is a JSON document.
+"""
+
+import io
+import json
+import lzma
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from checks.replay.facts import SCHEMA, Arrays, Fact
+
+FOLDER = Path(__file__).parent / "recordings"
+SUFFIX = ".npz.xz"
+_KINDS = tuple(SCHEMA)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run. `chain`: of a policy that does not choose; `batch` None: it varies."""
+
+    policy: str
+    chain: tuple[str, ...] | None = None
+    batch: int | None = None
+    kind: str = "mixed"  # of text
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a phase with a fixed chain has measured."""
+
+    phase: int
+    tokens: int
+    ms: float
+
+
+@dataclass
+class Recording:
+    """`about`: names and parameters of the models, the target, the command, and where it ran.
+
+    `schedulers`: settings of each that was asked; see `checks.replay.adapter`.
+    """
+
+    name: str
+    about: dict[str, Any] = field(default_factory=dict)
+    schedulers: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+
+    @property
+    def decisions(self) -> int:
+        return sum(fact.kind == "decision" for fact in self.facts)
+
+    def save(self, folder: Path = FOLDER) -> Path:
+        header = {
+            "about": self.about,
+            "schedulers": self.schedulers,
+            "phases": [asdict(phase) for phase in self.phases],
+            "rounds": [asdict(one) for one in self.rounds],
+        }
+        arrays: Arrays = {
+            "header": np.frombuffer(json.dumps(header).encode(), dtype="u1"),
+            "order": np.array([_KINDS.index(fact.kind) for fact in self.facts], dtype="u1"),
+        }
+        for kind, columns in SCHEMA.items():
+            those = [fact for fact in self.facts if fact.kind == kind]
+            for name, column in columns.items():
+                packed = column.pack([fact[name] for fact in those]) if those else {}
+                for part, array in packed.items():
+                    arrays[f"{kind}.{name}{part}:{array.dtype.str}"] = _planes(array)
+        file = io.BytesIO()
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        path = folder / f"{self.name}{SUFFIX}"
+        path.write_bytes(lzma.compress(file.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> "Recording":
+        with np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        header = json.loads(arrays.pop("header").tobytes())
+        order = arrays.pop("order").tolist()
+        plain = dict(_joined(name, array) for name, array in arrays.items())
+        facts = {kind: iter(_facts(kind, plain)) for kind in SCHEMA}
+        phases = [
+            Phase(**{**each, "chain": each["chain"] and tuple(each["chain"])})
+            for each in header["phases"]
+        ]
+        return cls(
+            path.name.removesuffix(SUFFIX),
+            header["about"],
+            header["schedulers"],
+            phases,
+            [Round(**each) for each in header["rounds"]],
+            [next(facts[_KINDS[index]]) for index in order],
+        )
+
+
+def _facts(kind: str, arrays: Mapping[str, NDArray[Any]]) -> list[Fact]:
+    fields: dict[str, list[Any]] = {}
+    for name, column in SCHEMA[kind].items():
+        prefix = f"{kind}.{name}"
+        parts = {
+            key.removeprefix(prefix): array
+            for key, array in arrays.items()
+            if key == prefix or key.startswith(f"{prefix}.")
+        }
+        if not parts:
+            return []
+        fields[name] = column.unpack(parts)
+    if not fields:
+        return _Endless(kind)
+    return [
+        Fact(kind, dict(zip(fields, values, strict=True)))
+        for values in zip(*fields.values(), strict=True)
+    ]
+
+
+class _Endless(list[Fact]):
+    """As many facts of a kind without fields as are asked for."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __iter__(self) -> Any:
+        while True:
+            yield Fact(self._kind, {})
+
+
+def _planes(array: NDArray[Any]) -> NDArray[Any]:
+    """[bytes of a number, ...]"""
+    flat = np.ascontiguousarray(array)
+    planes = flat.view("u1").reshape(*flat.shape, flat.dtype.itemsize)
+    return np.ascontiguousarray(np.moveaxis(planes, -1, 0))
+
+
+def _joined(name: str, planes: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    plain, _, dtype = name.rpartition(":")
+    together = np.ascontiguousarray(np.moveaxis(planes, 0, -1))
+    return plain, together.view(dtype).reshape(together.shape[:-1])

@@ -1,0 +1,143 @@
+"""Decisions of a recorded run, decided again by the code of this tree; and that a loss is seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checks.replay.__main__ import main
+from checks.replay.adapter import Answer, Decider
+from checks.replay.compare import Compared, Figures, Measured, decide_again, loss, oracle_loss
+from checks.replay.facts import SCHEMA, Fact, rounded
+from checks.replay.recording import FOLDER, SUFFIX, Phase, Recording, Round
+
+SMALL = "cpu-chains"
+MOST = 80  # decisions
+MOST_BYTES = 4_000_000
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return Recording.load(FOLDER / f"{SMALL}{SUFFIX}")
+
+
+class Broken(Decider):
+    """Always the target alone."""
+
+    def decide(self, view: Any, question: Fact, current: Any | None) -> Answer:
+        answer = super().decide(view, question, current)
+        chain, *shape = answer.route
+        return Answer((chain[-1:], *shape), answer.reason, answer.state)  # type: ignore[arg-type]
+
+
+def test_no_more_is_lost_than_by_the_recorded_decisions(recording: Recording) -> None:
+    figures = Figures.of(decide_again(recording, most=MOST))
+    assert figures.scored > MOST / 4
+    assert figures.loss_now <= figures.loss + 0.01
+
+
+def test_a_broken_scheduler_is_caught(recording: Recording) -> None:
+    figures = Figures.of(decide_again(recording, most=MOST, decider_of=Broken))
+    assert figures.loss_now > figures.loss + 0.01
+    assert figures.same_chain < 0.95
+
+
+def test_the_oracle_loses_what_rounds_differ_by() -> None:
+    phases = [Phase("static", ("a", "b"), 1, "code"), Phase("static", ("b",), 1, "code")]
+    steady = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0))] * 2
+    assert oracle_loss(Recording("same", {}, [], phases, steady, [])) == 0.0
+    # Who is best in one round is worst in the other: the oracle chooses wrongly both times.
+    swapped = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0), (0, 20.0), (1, 10.0))]
+    assert oracle_loss(Recording("swapped", {}, [], phases, swapped, [])) == 0.5
+    assert oracle_loss(Recording("once", {}, [], phases, steady[:2], [])) is None
+
+
+def test_recordings_stay_small() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.glob(f"*{SUFFIX}")) < MOST_BYTES
+
+
+def test_the_command_says_so_in_its_exit_code_and_its_last_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([SMALL, "--first", "10"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["recordings"]["total"]["decisions"] == 10
+    assert main([SMALL, "--first", "10", "--same", "--least-same", "1.01"]) == 1
+    assert main(["no-such-recording"]) == 2
+
+
+def filled(kind: str) -> Fact:
+    """A fact of any kind, with something in every field."""
+    values: dict[str, Any] = {}
+    for name, column in SCHEMA[kind].items():
+        label = type(column).__name__
+        if label == "Name":
+            values[name] = ["a", 1, None]
+        elif label == "Number":
+            values[name] = 1
+        else:
+            values[name] = np.zeros((1,) * column.ndim)  # type: ignore[attr-defined]
+    return rounded(kind, **values)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    phases, rounds = [Phase("static", ("a", "b"), 4, "code"), Phase("adaptive")], [Round(0, 9, 2.0)]
+    facts = [filled(kind) for kind in (*SCHEMA, *sorted(SCHEMA))]
+    saved = Recording("all", {"target": "b"}, [{"x": 1}], phases, rounds, facts)
+    loaded = Recording.load(saved.save(tmp_path))
+    assert (loaded.name, loaded.about, loaded.schedulers) == ("all", {"target": "b"}, [{"x": 1}])
+    assert (loaded.phases, loaded.rounds) == (phases, rounds)
+    assert [fact.kind for fact in loaded.facts] == [fact.kind for fact in facts]
+    for one, other in zip(loaded.facts, facts, strict=True):
+        assert one.values.keys() == other.values.keys()
+        for name, value in other.values.items():
+            np.testing.assert_array_equal(one[name], value)
+
+
+def test_rounding_twice_changes_nothing() -> None:
+    values = {"stated": np.array([[0.1234567, 0.01]]), "accepted": np.array([[True, False]])}
+    once = rounded("choices", key=[["a"], 1, "b", True], **values)
+    assert once["stated"][0, 0] == pytest.approx(0.1234567, rel=1e-3)
+    twice = rounded("choices", **once.values)
+    np.testing.assert_array_equal(once["stated"], twice["stated"])
+
+
+def test_padding_and_small_probabilities_survive() -> None:
+    column = SCHEMA["trees"]["log_probs"]
+    given = np.array([[0.0, -0.5, -7.01, -np.inf]])
+    np.testing.assert_allclose(column.rounded(given), given, atol=1 / 32)
+
+
+def test_a_chain_brings_the_median_of_its_rounds_at_about_the_same_batch() -> None:
+    phases = [Phase("static", ("t",), 4, "code"), Phase("static", ("d", "t"), 4, "code")]
+    rounds = [Round(0, 10, 10.0), Round(1, 20, 10.0), Round(1, 30, 10.0), Round(1, 90, 10.0)]
+    measured = Measured.of(Recording("r", phases=phases, rounds=rounds))
+    rates = measured.at(Phase("adaptive", None, 4, "code"), 5)
+    assert rates == {("t",): 1.0, ("d", "t"): 3.0}
+    assert loss(rates, ("t",)) == pytest.approx(2 / 3)
+    assert loss(rates, ("d", "t")) == 0.0
+    assert loss(rates, ("e", "t")) is None
+    assert measured.at(Phase("adaptive", None, 4, "code"), 6) is None
+    assert measured.at(Phase("adaptive", None, 4, "prose"), 4) is None
+
+
+def test_means_are_over_what_is_scored_and_shares_over_everything() -> None:
+    one, other = (("t",), 1, 1, 0, 1), (("d", "t"), 3, 1, 2, 1)
+    wide = (("d", "t"), 3, 2, 2, 1)
+    figures = Figures.of(
+        [
+            Compared(one, one, 0.2, 0.5),
+            Compared(one, other, 0.4, 0.5),
+            Compared(other, wide, None, None),
+            Compared(other, one, None, None),
+        ]
+    )
+    assert (figures.decisions, figures.scored) == (4, 2)
+    assert (figures.same_chain, figures.same_route) == (0.5, 0.25)
+    assert figures.regret == pytest.approx(0.2)
+    assert figures.loss_now == pytest.approx(0.3)
+    assert figures.loss == 0.5

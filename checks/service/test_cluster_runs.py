@@ -1,0 +1,82 @@
+"""What a run of requests is, and when a refused caller was told the truth."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from checks.service import cluster_runs
+from checks.service.cluster_load import Site
+from checks.service.cluster_runs import Alone, Asked, Run, Served, load, requests_of, retries
+from tests.specrouter.cluster.links import Cluster
+
+OUTPUT: Any = None  # of no account here
+
+
+def served(sent_s: float, prompt: int, told_s: float | None = None) -> Served:
+    return Served(Asked(sent_s, (300,) * prompt, 8, 0), sent_s, OUTPUT, told_s)
+
+
+def test_the_true_wait_ends_when_a_prompt_no_shorter_is_taken() -> None:
+    found = retries(
+        [served(1.0, 50, told_s=2.0), served(2.0, 10), served(4.5, 60), served(5.0, 50)]
+    )
+    assert (found.told_s, found.true_s) == ([2.0], [3.5])
+    assert found.within_2 == 1.0
+
+
+def test_a_refusal_after_which_none_was_taken_is_not_judged() -> None:
+    found = retries([served(1.0, 50, told_s=2.0), served(0.5, 60), served(4.5, 10)])
+    assert found.told_s == []
+
+
+def test_a_wait_below_a_second_cannot_be_told() -> None:
+    found = retries([served(1.0, 50, told_s=1.0), served(1.1, 50), served(1.2, 50, told_s=3.0)])
+    assert found.true_s == [1.0]
+
+
+def test_lengths_are_cut_and_a_seed_gives_one_list() -> None:
+    run = Run("slo", 1.0, 50, 3)
+    asked = requests_of(None, run)
+    assert asked == requests_of(None, run)
+    assert max(len(one.prompt) for one in asked) == 700
+    assert max(one.tokens for one in asked) == 256
+    assert asked[-1].at_s == pytest.approx(49.0)
+
+
+def test_load_is_times_what_the_replicas_would_serve_one_at_a_time() -> None:
+    """Twice the time for everything, half the rate; and objectives are of the fast one."""
+    fast, slow = Alone(0.1, 10.0, (10.0, 16.0)), Alone(0.2, 20.0, (20.0, 32.0))
+    arguments: Any = SimpleNamespace(traces=None)
+    one, two = (Site(OUTPUT, arguments, (fast, each)) for each in (fast, slow))
+    run = Run("slo", 0.5, 20, 0)
+    assert one.rate(run) * 0.75 == pytest.approx(two.rate(run))
+    assert fast.rate([Asked(0.0, (300,) * 500, 95, 0)]) == pytest.approx(1.0)
+    assert two.objective(Asked(0.0, (300,) * 100, 8, 0)) == pytest.approx((250.0, 50.0))
+
+
+def test_figures_are_of_the_run_and_its_replicas(
+    small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may take for ever attains its objective; whoever may take no time is refused."""
+    for name, each in (("_PROMPT", 20), ("_OUTPUT", 3), ("_VOCABULARY", (5, 200))):
+        monkeypatch.setattr(cluster_runs, name, each)
+    run = Run("round-robin", 1.0, 4, 0)
+    asked = [Asked(0.0, one.prompt, one.tokens, one.seed) for one in requests_of(None, run)]
+    patient, rejects = {"silence_s": 30.0}, Run("slo", 1.0, 4, 0, rejects=True)
+    with Cluster(small_config, resume=patient, routing={"stale_s": 30.0}) as cluster:
+        router = cluster.router
+        found = asyncio.run(cluster_runs.alone(router, asked))
+        easy = asyncio.run(load(router, asked, run, lambda _: (1e6, 1e6)))
+        hard = asyncio.run(load(router, asked, rejects, lambda _: (1e-3, 1e-3)))
+    assert {name: one.tpot_ms > 0 < one.prefill_ms for name, one in found.items()} == {
+        "a-0": True,
+        "a-1": True,
+    }
+    assert (easy["requests"], easy["attained"], easy["refused"]) == (4, 1.0, 0)
+    assert {name: each["requests"] for name, each in easy["replicas"].items()} == {
+        "a-0": 2,
+        "a-1": 2,
+    }
+    assert (hard["attained"], hard["refused"], hard["replicas"]) == (0.0, 4, {})
