@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     texts = [
         _completion(client, model, options.max_tokens, speculation) for speculation in (None, "off")
     ]
-    equal = "the same text" if texts[0] == texts[1] else "another text: see docs/benchmarks.md"
+    equal = "the same text" if texts[0] == texts[1] else "another text: see docs/results.md"
     print(f"\nspeculation off, same seed: {equal}")
     return 0
 

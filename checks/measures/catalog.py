@@ -74,7 +74,7 @@ def _decisions(sources: Sources) -> list[Measure]:
     files = [str(one.path) for one in decision_code.decision_files(sources)]
     lines, code = "lines of decision code, no comments", "the same, no blank lines or docstrings"
     later = "much of it is of later policies: SLOs-Serve's, and SpecuStream with its 8 constants"
-    kept = "what is left has a test that states what it is for, or a figure in docs/log.md"
+    kept = "what is left has a test that states what it is for, or a figure in docs/design.md"
     tables = "tables of sizes and shapes, and AdaServe's published settings, are half of them"
     return [
         Measure(lines, 5677, found.lines, 3500, f"{later}; {kept}", files),

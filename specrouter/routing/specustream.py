@@ -9,7 +9,7 @@ For a constant rate a they settle at a/2, which is no volatility, and a volatile
 drafts, against the text. `acceptances` keeps the rates themselves, so that the flow's magnitude is
 the mean acceptance rate: high and stable means deep. Equations 15 and 16 let the recent throughput
 grow without bound; Algorithm 4, which takes the measured one, is what is built. More in
-docs/decisions.md.
+docs/design.md.
 
 Pure: what a request's flow was comes in with the view, and goes out with the plan.
 """

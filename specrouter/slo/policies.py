@@ -7,7 +7,7 @@ ablation without objectives, and also the rule that vLLM merged in 2026; it is t
 baselines, so it is kept as strong as it can be.
 
 Sources: AdaServe (EuroSys '26), sections 5.2, 6.1 and 6.3; SLOs-Serve (arXiv 2504.08784), section
-6; what is not in the texts: docs/decisions.md.
+6; what is not in the texts: docs/design.md.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ one machine: by rising deadline, and where one is too many, the longest is left 
 
 How requests decode is the planner's to choose, which sees objectives and trees, unless only the
 strict batches keep all in time: then they are kept to whole. Pure.
-Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/decisions.md.
+Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/design.md.
 """
 
 import math

@@ -8,7 +8,7 @@ looser tiers take part in some of them only (Algorithm 2).
 `SpeculativeBudget`: batches in which every request verifies as many tokens as suit its tier, so
 that they may take longer than a TPOT and read more (section 3.2.3, Appendix D).
 
-Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/decisions.md.
+Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.md.
 """
 
 from collections.abc import Iterator, Sequence
