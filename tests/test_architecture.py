@@ -47,8 +47,8 @@ KNOW_TORCH = {
 OURS = {*MAY_IMPORT, "examples", "research", "tests", "checks", "conftest", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
-    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "Dockerfile", "LICENSE", "Makefile",
-    "README.md", "checks", "conftest.py",
+    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile",
+    "LICENSE", "Makefile", "README.md", "checks", "conftest.py",
     "configs", "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
     "research", "specrouter", "statemgr", "tests",
 }  # fmt: skip

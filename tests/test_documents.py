@@ -22,7 +22,12 @@ from specrouter.http.openai_fields import ChatRequest, CompletionRequest
 from tests.specrouter.fake_router import FakeRouter
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "research").glob("*.md")),
+]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 EXAMPLES = sorted(
     file for folder in ("examples", "research") for file in (ROOT / folder).rglob("*.py")
