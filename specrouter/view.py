@@ -8,6 +8,7 @@ of what it decided in this one goes out with its plan as `Standing`, and comes b
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,20 +67,6 @@ class InUse:
 
 
 @dataclass(frozen=True)
-class Flow:
-    """What SpecuStream remembers of a request.
-
-    Attributes:
-        vector: the last values, circularly; empty before the first.
-        updates: so far; `drafts`: of the request, at the last one.
-    """
-
-    vector: tuple[float, ...] = ()
-    updates: int = 0
-    drafts: int = 0
-
-
-@dataclass(frozen=True)
 class Standing:
     """What earlier cycles left behind for the next decision.
 
@@ -87,14 +74,14 @@ class Standing:
         waited: cycles in a row that requests have sat out, by id.
         foreseen: predictions for chains that requests name, with the cycle they were made in.
         evaluated_at: cycle of the last shadow evaluation.
-        flows: by id, where requests set their own depths (`specrouter.routing.specustream`).
+        memories: of a policy that gives each request a depth of its own, by id.
     """
 
     in_use: Mapping[Override, InUse] = field(default_factory=dict)
     waited: Mapping[int, int] = field(default_factory=dict)
     foreseen: Mapping[tuple[object, ...], tuple[int, Option]] = field(default_factory=dict)
     evaluated_at: int = -1
-    flows: Mapping[int, Flow] = field(default_factory=dict)
+    memories: Mapping[int, Any] = field(default_factory=dict)
 
     def chain(self, key: Override) -> Chain | None:
         """In use for requests of a key; None before their first decision."""

@@ -8,12 +8,13 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+import research.policies  # noqa: F401 (registers the published policies)
 from modelpool.attention.choice import BackendName
 from modelpool.config import Weights
 from specrouter import SLO, ChainRouter, Speculation
-from specrouter.config import AdmissionName, Policy, Selection, TreesConfig
+from specrouter.config.policies import CHAIN_POLICIES, NODE_SELECTIONS
 from specrouter.request.objective import SloLike
 
 Chain = tuple[str, ...]
@@ -22,8 +23,7 @@ Trees = tuple[tuple[str, str | int], ...]  # settings of the section `trees`, by
 
 # Backends that run on a CPU: what they attend over differs, masks over slots or paths.
 ATTENTIONS: tuple[BackendName, ...] = ("sdpa", "path")
-SELECTIONS: tuple[str, ...] = get_args(Selection)
-SHAPES: tuple[str, ...] = get_args(TreesConfig.model_fields["shape"].annotation)
+SELECTIONS = NODE_SELECTIONS.names  # the published ones too: research.policies is imported
 # What is asked of requests in turn: nothing, what is always given and what never can be, what only
 # speculation can give, and a first token. Their number shares no factor with that of `_mixtures`.
 OBJECTIVES: tuple[SloLike, ...] = (
@@ -39,7 +39,7 @@ OBJECTIVES: tuple[SloLike, ...] = (
 class Routed:
     """A policy that requests are left to. `nodes` None: it decides, or verifies whole trees."""
 
-    policy: Policy
+    policy: str
     chain: Chain | None = None
     nodes: int | None = None
 
@@ -82,7 +82,7 @@ class Arrangement:
     width: int | None = None
     urgent: bool = False
     trees: Trees = ()
-    admission: AdmissionName = "fcfs"
+    admission: str = "fcfs"
     cached: bool = True
     attention: BackendName = "sdpa"
     weights: Weights = "auto"
@@ -185,15 +185,10 @@ def _policies(router: ChainRouter) -> list[Routed]:
     longest = longest_chain(router)
     with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
     return [
-        Routed("adaptive"),
-        Routed("paper"),
-        Routed("ssd-smallest"),
+        *(Routed(name) for name in CHAIN_POLICIES.names if name != "static"),
         Routed("static", longest[-2:]),
         Routed("static", with_weights),
         Routed("static", with_weights, nodes=3),
-        Routed("target-only"),
-        Routed("specustream"),
-        Routed("specustream-fixed"),
     ]
 
 

@@ -10,12 +10,10 @@ import functools
 import itertools
 import math
 from collections.abc import Hashable, Sequence
-from typing import get_args
 
 from checks.exact.arrangement import (
     ATTENTIONS,
     SELECTIONS,
-    SHAPES,
     Arrangement,
     Mixed,
     Mode,
@@ -24,7 +22,7 @@ from checks.exact.arrangement import (
 )
 from modelpool.attention.choice import BackendName
 from modelpool.config import Weights
-from specrouter.config import AdmissionName
+from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.request.params import MAX_TREE_TOKENS
 
 BATCHES = (1, 4, 16)
@@ -32,7 +30,7 @@ DEPTHS = (1, 4, 7)
 WIDTHS = (1, 2, 4)
 # Of all requests, roots and prompts included: fewer than a large batch has roots, and plenty.
 BUDGETS_TOKENS = (6, 48)
-_BUDGETED = ("slo", "global-greedy", "equal-greedy")
+_BUDGETED = ("adaserve", "global-greedy", "equal-greedy")
 _SELECTIVE = ("adaptive", "static")  # policies; the others verify what they draft
 
 Pair = tuple[Hashable, Hashable]
@@ -68,7 +66,7 @@ def _covering_array(
         for shape in _shapes(mode, shapes)
         for urgent in (True, False)
         for trees in _trees(mode)
-        for admission in get_args(AdmissionName)
+        for admission in ADMISSION_POLICIES.names
         for cached in (True, False)
         for attention in attentions
         for kept in weights
@@ -110,21 +108,18 @@ def settings_of(row: Arrangement) -> list[Pair]:
 def _shapes(mode: Mode, trees: Sequence[tuple[int, int]]) -> list[tuple[int | None, int | None]]:
     """Depth and width with which the mode can be asked for."""
     chain = mode.chain if isinstance(mode, Routed) else mode if isinstance(mode, tuple) else None
-    if chain is None and not (
-        isinstance(mode, Routed) and mode.policy in ("paper", "ssd-smallest")
-    ):
+    if chain is None and not (isinstance(mode, Routed) and mode.policy in ("paper", "smallest")):
         return [(None, None)]
     return list(trees)
 
 
 def _trees(mode: Mode) -> list[Trees]:
-    """Shapes, selections and budgets between which the mode leaves the choice."""
+    """Selections and budgets between which the mode leaves the choice."""
     routed = mode.routed if isinstance(mode, Mixed) else mode
     if not isinstance(routed, Routed) or routed.policy not in _SELECTIVE or routed.nodes:
         return [()]
     return [
-        (("shape", shape), ("selection", selection), *budget)
-        for shape in SHAPES
+        (("selection", selection), *budget)
         for selection in SELECTIONS
         for budget in _budgets(selection)
     ]

@@ -34,7 +34,7 @@ from specrouter import ChainRouter, RequestOutput
 from specrouter.request.params import Chain
 
 BURSTS = 20  # of one router's lifetime
-POLICIES = ("paper", "static", "ssd-smallest", "target-only")
+POLICIES = ("paper", "static", "smallest", "target-only")
 _CASES = 60  # requests that the bursts of one family draw from
 _TARGET_FAULTS = 0.05  # of the bursts
 _SHOWN = 5

@@ -9,7 +9,7 @@ import numpy as np
 
 from specrouter import ChainRouter
 from specrouter.engine.engine import Engine
-from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.admission import Admission, Admit
 from specrouter.view import EngineView
 
 
@@ -20,7 +20,7 @@ class RandomPreemption:
     Pure but for `count`, of the rows that were taken.
     """
 
-    policy: AdmissionPolicy
+    policy: Admit
     share: float
     count: int = field(default=0, compare=False)
 

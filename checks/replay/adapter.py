@@ -16,7 +16,8 @@ from specrouter.profile.cycle_times import Workload
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
-from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.routing.chain_policy import Models
+from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import ChainDecision
 
 _GONE = ("inner_rounds", "groups")

@@ -20,7 +20,6 @@ from checks.replay.simulation import load_machines, simulate
 from checks.replay.stretches import load_stretches
 from research.figures.cell import Cell, run_cell
 from research.figures.cluster_cell import ClusterKind
-from specrouter.config.cluster import RoutingPolicy
 
 FILE = Path(__file__).parent / "digest_cells.json"
 _LLAMA, _OPT = "adaserve-llama70b", "slos-serve-opt-6.7b"
@@ -36,7 +35,7 @@ _OF_PAPERS = (
     "vllm-spec-4",
     "sarathi",
 )
-_ROUTING: tuple[RoutingPolicy, ...] = ("slo", "flowguard", "join-shortest", "p2c", "round-robin")
+_ROUTING: tuple[str, ...] = ("slo", "flowguard", "join-shortest", "p2c", "round-robin")
 _REQUESTS = 120
 
 
@@ -58,7 +57,7 @@ def cells() -> dict[str, Cell]:
             )
     failing = ClusterKind("failing", slow=2.0, mean_up_s=20.0)
     pair = ClusterKind("pair", kv_ms_per_token=0.01)
-    others: tuple[tuple[ClusterKind, str, RoutingPolicy], ...] = (
+    others: tuple[tuple[ClusterKind, str, str], ...] = (
         (failing, "slo", "slo"),
         (pair, "slo", "slo"),
         (pair, "specustream", "flowguard-printed"),

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from checks.replay.stretches import Arrival
+from research.policies.adaserve import AdaServe, EqualGreedy
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from specrouter.bench.load_figures import figures
 from specrouter.bench.replay import LoadRequest, replay
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.slo.policies import RouterPolicy
 
 MACHINES_FILE = Path(__file__).parent / "machines.json"
 POLICIES = (
@@ -29,10 +29,9 @@ POLICIES = (
 DEFAULT, FORMER_DEFAULT = "goodput", "costmodel"
 # Selections that a configuration may ask for, with the scheduler's own chains and budgets.
 _CONFIGURED = {
-    "equal-greedy": RouterPolicy("adaptive", "equal-greedy"),
-    "slo": RouterPolicy("adaptive", "slo"),
-    "adaserve": RouterPolicy("adaptive", "slo", "adaserve"),
-    "paper": RouterPolicy("paper", "whole"),
+    "equal-greedy": EqualGreedy(reshapes=False),
+    "slo": AdaServe(reshapes=False),
+    "adaserve": AdaServe(),
 }
 
 _SEEDS_OF_A_RUN = 100_000
@@ -119,7 +118,8 @@ def simulate(
 ) -> Result:
     """One stretch under one policy. The seed draws acceptances, and nothing else."""
     service = SimulatedService(machine.machine(free_drafter_prefill), acceptance, TreesConfig())
-    service.use(_CONFIGURED.get(policy, policy))
+    selection = _CONFIGURED.get(policy)
+    service.use("goodput" if selection else policy, selection)
     found = figures(replay(machine.requests(stretch, seed), service, service))
     return Result(
         found["requests"],

@@ -25,7 +25,8 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import Mode, Pair, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_regression import TimeRegression as TimeEstimator
 from specrouter.request.params import Chain
-from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.routing.chain_policy import Models
+from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
 _MOST_ROWS = 8  # of a cycle whose trees are told: they are most of what a recording holds

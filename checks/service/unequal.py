@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import get_args
 
 from checks.service.cluster_runs import Alone, Run, requests_of
 from checks.service.service import tiny_pool
@@ -29,13 +28,13 @@ from specrouter import ChainRouter, RouterConfig, SamplingParams
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.cluster.state import ReplicaState
 from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
-from specrouter.config.cluster import RoutingPolicy
+from specrouter.config.policies import REPLICA_POLICIES
 from specrouter.profile.time_curve import TimeCurve
 
 _ROWS, _ACCEPTANCE, _SLOW = 8, 0.3, 2.0
 _SLACK, _MORE_MS = 5.0, 200.0  # objectives, as live
 _PROMPT, _OUTPUT = 400, 100  # tokens of a request alone
-_POLICIES: tuple[RoutingPolicy, ...] = ("round-robin", "flowguard", "slo")
+_POLICIES: tuple[str, ...] = ("round-robin", "flowguard", "slo")
 
 
 @dataclass(eq=False)
@@ -83,7 +82,7 @@ class Unequal:
             for one, ms in zip(asked, ttft_ms, strict=True)
         ]
 
-    def cluster(self, policy: RoutingPolicy) -> SimulatedCluster:
+    def cluster(self, policy: str) -> SimulatedCluster:
         """That requests move when their objective is in danger is part of `slo`, as live."""
         resume = ResumeConfig(endangered=1 if policy == "slo" else 0)
         makes = {
@@ -123,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="checks.service.unequal", description=__doc__)
     parser.add_argument("--loads", nargs="+", type=float, default=[2.0, 2.8, 3.6])
     policies = parser.add_argument("--policies", nargs="+", default=list(_POLICIES))
-    policies.choices = get_args(RoutingPolicy)
+    policies.choices = REPLICA_POLICIES.names
     parser.add_argument("--told", nargs=2, type=float, default=[0.65, 0.65])
     parser.add_argument("--row-ms", type=float, default=2.0)
     parser.add_argument("--requests", type=int, default=200)

@@ -30,7 +30,6 @@ from specrouter.bench.load_figures import figures
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.bench.traces import Arrival
 from specrouter.config import TreesConfig
-from specrouter.config.cluster import RoutingPolicy
 
 ATTAINED = 0.9  # of requests, that capacity asks for
 PRECISION = 0.02  # of a capacity
@@ -64,7 +63,7 @@ class Cell:
     replicas: int = 1
     attained: float = ATTAINED
     traces: str | None = None
-    routing: RoutingPolicy | None = None
+    routing: str | None = None
     cluster: ClusterKind = WHOLE
 
     @property

@@ -7,12 +7,11 @@ from dataclasses import replace
 from research.figures.cell import Cell
 from research.figures.cluster_cell import ClusterKind
 from research.figures.figure import Axis, Figure, Scope
-from specrouter.config.cluster import RoutingPolicy
 
 _OPT = "slos-serve-opt-6.7b"
 _ACCEPTANCE = 0.7
 _CAPACITY = (("capacity", "capacity of each, requests/s at 90% attained"),)
-_ROUTING: tuple[RoutingPolicy, ...] = (
+_ROUTING: tuple[str, ...] = (
     "slo", "flowguard", "flowguard-printed", "round-robin", "join-shortest", "p2c"
 )  # fmt: skip
 _ASSUMED = (
@@ -27,7 +26,7 @@ _NIXL_GB_S, _STORE_GB_S = 200.0, 0.87  # NVLink; an object store that takes 60 m
 
 def _cells(
     scope: Scope,
-    policies: Sequence[RoutingPolicy],
+    policies: Sequence[str],
     replicas: Sequence[int],
     kind: ClusterKind | None = None,
 ) -> list[Cell]:
@@ -91,7 +90,7 @@ def _ablation(scope: Scope) -> list[Cell]:
     nixl, store = (_KV_BYTES / bandwidth / 1e6 for bandwidth in (_NIXL_GB_S, _STORE_GB_S))
     pair, slow = ClusterKind("", kv_ms_per_token=nixl), ClusterKind("", kv_ms_per_token=store)
     whole = ClusterKind("")
-    variants: list[tuple[str, str, RoutingPolicy, ClusterKind, int]] = [
+    variants: list[tuple[str, str, str, ClusterKind, int]] = [
         ("full", "specustream", "flowguard-printed", pair, 2),
         ("object store in the place of NIXL", "specustream", "flowguard-printed", slow, 2),
         ("fixed depth", "spec-4", "flowguard-printed", pair, 2),

@@ -16,7 +16,6 @@ from research.sim.service import SimulatedService
 from specrouter.bench.load_figures import figures
 from specrouter.bench.replay import Outcome
 from specrouter.config import ResumeConfig, RoutingConfig
-from specrouter.config.cluster import RoutingPolicy
 
 _REFUSALS = ("refused", "no replica is ready")  # 503
 OVERLOAD = 4.0  # times the capacity
@@ -46,7 +45,7 @@ class ClusterKind:
 
     def cluster(
         self,
-        policy: RoutingPolicy,
+        policy: str,
         replicas: int,
         make: Callable[[float], SimulatedService],
         seed: int,

@@ -9,12 +9,12 @@ import numpy as np
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from research.sim.text import SimulatedText
+from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import LoadRequest, replay
 from specrouter.config import TreesConfig
 from specrouter.profile.batch_time import RooflineTime
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.routing.planner import Plan
-from specrouter.slo.policies import RouterPolicy
 
 _UNIT_MS = 100.0
 _TOKENS = 6  # in a unit
@@ -102,16 +102,20 @@ def speed_up(machine: Machine, policy: str, batch: int, seed: int) -> dict[str, 
     smallest, *_, target = machine.names
     chains = {"two-level": (smallest, target), "three-level": machine.names}
     chosen = {
-        name: RouterPolicy("static", "whole", "fixed", {"chain": chain, "depth": 4, "width": 1})
+        name: NamedPolicy(
+            chains="static",
+            selection="whole",
+            settings={"chain": chain, "depth": 4, "width": 1},
+        )
         for name, chain in chains.items()
     }
-    chosen["paths"] = RouterPolicy("adaptive", "goodput", settings={"width": 1})
+    chosen["paths"] = NamedPolicy(chains="adaptive", selection="goodput", settings={"width": 1})
     requests = [
         LoadRequest(0.0, "batch", (0,) * _BATCH_PROMPT, _BATCH_TOKENS, 1.0, seed * 1000 + place)
         for place in range(batch)
     ]
 
-    def duration_s(used: str | RouterPolicy) -> float:
+    def duration_s(used: str | NamedPolicy) -> float:
         service = SimulatedService(machine, 0.5, TreesConfig())
         service.use(used)
         return max(one.end_s for one in replay(requests, service, service))

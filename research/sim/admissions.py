@@ -2,26 +2,26 @@
 
 from collections.abc import Callable, Mapping
 
+from research.policies.slos_serve import slos_serve
+from research.sim.baseline_admission import decode_first, prefill_first
 from research.sim.machine import Machine
 from research.sim.text import SimulatedTexts
-from specrouter.config import AdmissionName, EngineConfig
-from specrouter.slo.admission import AdmissionPolicy, fcfs
-from specrouter.slo.baseline_admission import decode_first, prefill_first
-from specrouter.slo.policies import BaselineAdmission
+from specrouter.config import EngineConfig
+from specrouter.slo.admission import Admit, fcfs
 from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
-from specrouter.slo.serve.policy import PacingOf, slo, slos_serve
+from specrouter.slo.serve.policy import PacingOf, by_objectives
 from specrouter.view import LEAST_PACE_MARGIN
 
 VLLM_TOKENS = 2048  # of prompts that vLLM reads in a batch, its default at the time
 
 
 def admission_of(
-    name: AdmissionName | BaselineAdmission,
+    name: str,
     machine: Machine,
     texts: SimulatedTexts,
     batch_tokens: int | None = None,
-) -> AdmissionPolicy:
+) -> Admit:
     """`batch_tokens`: of Sarathi-Serve's batches; None: the machine's chunk."""
     chunk = machine.prefill_chunk
 
@@ -32,12 +32,12 @@ def admission_of(
         pacing = _pacing(machine, texts)
         return lambda view: pacing
 
-    made: Mapping[AdmissionName | BaselineAdmission, Callable[[], AdmissionPolicy]] = {
+    made: Mapping[str, Callable[[], Admit]] = {
         "fcfs": lambda: fcfs(chunk),
         "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
         "decode-first": lambda: decode_first(batch_tokens or chunk),
-        "slos-serve": lambda: slos_serve(paced(), chunk),
-        "slo": lambda: slo(amortized(paced(), chunk, machine.batch is None), chunk),
+        "research.policies:SLOS_SERVE": lambda: slos_serve(paced(), chunk),
+        "slo": lambda: by_objectives(amortized(paced(), chunk, machine.batch is None), chunk),
     }
     return made[name]()
 

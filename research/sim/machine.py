@@ -8,7 +8,6 @@ from pathlib import Path
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from modelpool.errors import ConfigError
-from specrouter.config import TreesConfig
 from specrouter.config.strict import Strict
 from specrouter.config.yaml_file import read_mapping
 from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime, RooflineTime, Term
@@ -19,6 +18,17 @@ MACHINES = Path(__file__).resolve().parent.parent / "machines"  # whose times we
 _ARROW = ">"  # in a file, between who proposes and who verifies
 _STEPS = 8  # of drafting, over which a step's share of a batch's time is taken
 _DECODING = 32  # requests that decode then
+
+
+class AdaserveBounds(Strict):
+    """What was published of AdaServe's trees: `budget_tokens` of the verifier, and attributes of
+    `research.policies.adaserve.AdaServeTrees`."""
+
+    budget_tokens: int | None = Field(default=None, ge=1)
+    drafter_tokens: int | None = Field(default=None, ge=1)
+    max_depth: int | None = Field(default=None, ge=1)
+    min_depth: int | None = Field(default=None, ge=1)
+    max_width: int | None = Field(default=None, ge=1)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Machine:
     stages: Mapping[str, TimeCurve] = field(default_factory=dict)
     free_drafter_prefill: bool = False
     batch: RooflineTime | None = None
-    trees: TreesConfig = field(default_factory=TreesConfig)
+    trees: AdaserveBounds = field(default_factory=AdaserveBounds)
 
     @property
     def batch_times(self) -> BatchTime:
@@ -115,7 +125,7 @@ class _MachineFile(Strict):
     batch_terms: k1, k2, b of SLOs-Serve's form, in milliseconds, in the place of all points.
     kv_tokens: memory, or else `kv_memory_gb`, 10^9 bytes beside the weights, over
         `kv_bytes_per_token`, of all models that keep keys and values together.
-    adaserve: settings of AdaServe's trees, as in `trees` of a configuration.
+    adaserve: budget and bounds of AdaServe's trees.
     """
 
     target: _Model
@@ -129,7 +139,7 @@ class _MachineFile(Strict):
     kv_memory_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     acceptance: dict[str, float] = Field(default_factory=dict)
     free_drafter_prefill: bool = False
-    adaserve: TreesConfig = Field(default_factory=TreesConfig)
+    adaserve: AdaserveBounds = Field(default_factory=AdaserveBounds)
 
     @model_validator(mode="after")
     def _models_are_told_once(self) -> "_MachineFile":

@@ -8,14 +8,11 @@ is best effort where it came first. Source: SLOs-Serve (arXiv 2504.08784), secti
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from research.sim.handover import after_arrival, hand_over
 from research.sim.request import SimulatedRequest
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest
-from specrouter.slo.policies import POLICIES
-from specrouter.slo.serve.handover import after_arrival, hand_over
 from specrouter.view import EngineView, RequestView
-
-_BY_OBJECTIVES = ("slos-serve", "slo")  # admissions that say no
 
 
 @dataclass
@@ -36,7 +33,7 @@ class Replicas:
         for one in self._replicas:
             one.use(policy)
         self._turn = 0
-        self._by_objectives = POLICIES[policy].admission in _BY_OBJECTIVES
+        self._by_objectives = policy in ("slos-serve", "slo")  # admissions that say no
 
     def send(self, request: LoadRequest) -> SimulatedRequest:
         first, self._turn = self._turn, (self._turn + 1) % self.count

@@ -10,11 +10,14 @@ The same requests, seeds and policy give the same figures, whatever ran before.
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
+from typing import Any
 
 import numpy as np
 
+from research.policies.adaserve import AdaServeTrees
+from research.policies.named import POLICIES
 from research.sim.admissions import admission_of
 from research.sim.executor import SimulatedExecutor
 from research.sim.knowledge import Knowledge, Known
@@ -23,13 +26,15 @@ from research.sim.request import Commits, SimulatedRequest
 from research.sim.rows import SimulatedRows
 from research.sim.text import SimulatedTexts
 from research.sim.view_builder import SimulatedViews
+from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import LoadRequest
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
+from specrouter.config.policies import NODE_SELECTIONS
 from specrouter.engine.policies import Policy, planner_of
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.planner import Plan, Planner
-from specrouter.slo.admission import Admission, AdmissionPolicy
-from specrouter.slo.policies import POLICIES, RouterPolicy
+from specrouter.slo.admission import Admission, Admit
+from specrouter.slo.node_selection import NodeSelection
 from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView
 
@@ -59,7 +64,7 @@ class SimulatedService:
     machine: Machine
     acceptance: float
     trees: TreesConfig
-    admission: AdmissionPolicy | None = None
+    admission: Admit | None = None
     knowledge: Callable[[Machine, SimulatedTexts], Knowledge] = Known
     watch: Watch | None = None
     batch_tokens: int | None = None
@@ -74,17 +79,24 @@ class SimulatedService:
 
     # The service
 
-    def use(self, policy: str | RouterPolicy) -> None:
-        """One of `POLICIES`, from now on, and by an engine that has seen nothing before."""
+    def use(self, policy: str | NamedPolicy, selection: NodeSelection | None = None) -> None:
+        """One of `POLICIES`, from now on, and by an engine that has seen nothing before.
+
+        `selection`: instead of the policy's own.
+        """
         assert not self._unfinished, "no policy is changed while requests run"
         chosen = POLICIES[policy] if isinstance(policy, str) else policy
         machine = self.machine
-        config = SchedulerConfig.model_validate({"policy": chosen.policy, **chosen.settings})
-        published = machine.trees.model_dump(exclude_unset=True) if chosen.is_published else {}
-        changed = {**published, "selection": chosen.selection, "shape": chosen.shape}
+        config = SchedulerConfig.model_validate({"policy": chosen.chains, **chosen.settings})
+        picks: NodeSelection = selection or NODE_SELECTIONS.find(chosen.selection)
+        changed: dict[str, Any] = {"selection": chosen.selection}
+        if isinstance(picks, AdaServeTrees):  # under the budget and bounds that were published
+            published = machine.trees.model_dump(exclude_unset=True)
+            changed |= {key: published.pop(key) for key in ("budget_tokens",) if key in published}
+            picks = replace(picks, **published)
         key = config, self.trees.model_copy(update=changed)
         engine = EngineConfig(prefill_chunk=machine.prefill_chunk)
-        self._policy = Policy(key, planner_of(engine, machine, machine.parameters, key))
+        self._policy = Policy(key, planner_of(engine, machine, machine.parameters, key, picks))
         texts = SimulatedTexts(self.acceptance, machine.acceptance)
         self._admission = self.admission or admission_of(
             chosen.admission, machine, texts, self.batch_tokens

@@ -97,7 +97,7 @@ def _budgets(
         for nodes in options.budgets:
             for chain in chains:
                 settings = {"chain": chain, "depth": options.depth, "width": options.width}
-                trees = {"selection": "global-greedy", "shape": "fixed"}
+                trees = {"selection": "global-greedy"}
                 router.set_policy("static", trees=trees, nodes=nodes, **settings)
                 _generate(router, _ids(router, prompts, 0, options.batch), 0, options)  # warm
                 before, started = router.statistics(), time.perf_counter()

@@ -163,11 +163,7 @@ def _decoding(
 def _spent(
     router: ChainRouter, chain: Chain, way: Way, batch: int, options: argparse.Namespace
 ) -> EngineTime:
-    trees = {
-        "selection": "global-greedy",
-        "shape": "fixed",
-        "budget_tokens": batch + way.nodes,
-    }
+    trees = {"selection": "global-greedy", "budget_tokens": batch + way.nodes}
     router.set_policy("static", trees, chain=chain, depth=way.depth, width=options.width)
     begin = router.statistics().cycles + options.warm_up  # drafters read the texts
     before = _statistics(router, begin)

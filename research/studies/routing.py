@@ -1,7 +1,7 @@
 """Can the router be trusted to choose? `python -m research.studies.routing CHECK [options]`.
 
 - `stationary`: one kind of text, from a cold start; after 300 generated tokens `adaptive` runs
-  alternately with `ssd-tuned`, whose pair, depth and width a sweep has found for that text.
+  alternately with `tuned`, whose pair, depth and width a sweep has found for that text.
 - `shift`: a stream that goes from code to mathematics to prose; `adaptive` against every chain.
 - `predict`: predicted against measured time per token, for every chain after 500 tokens.
 - `random`: `adaptive` against target-only with drafters whose weights are random.

@@ -8,15 +8,18 @@ baseline latency; figure 16, the first phase of selection attains about 80%, bot
 """
 
 import argparse
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from research.figures.cell import machine_of
+from research.policies.adaserve import ADASERVE, ADASERVE_SLO_PHASE
 from research.sim.adaserve_load import URGENT_RATIO, AdaserveLoad
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import replay
 from specrouter.config import TreesConfig
+from specrouter.slo.node_selection import NodeSelection
 
 RATE = 4.0
 SHARE = 0.6  # of urgent requests, the paper's
@@ -26,11 +29,15 @@ ACCEPTANCES, C1, C2 = (0.65, 0.75, 0.85), (0, 4, 8), (0, 1, 2)
 
 
 def attained(
-    machine: Machine, policy: str, acceptance: float, trees: TreesConfig, load: AdaserveLoad
+    machine: Machine,
+    policy: str,
+    acceptance: float,
+    load: AdaserveLoad,
+    selection: NodeSelection | None = None,
 ) -> float:
     """Share of requests in time."""
-    service = SimulatedService(machine, acceptance, trees)
-    service.use(policy)
+    service = SimulatedService(machine, acceptance, TreesConfig())
+    service.use(policy, selection)
     requests = load.requests_for(machine.times[machine.target].at(1))
     return sum(one.is_attained is True for one in replay(requests, service, service)) / len(
         requests
@@ -53,14 +60,15 @@ def main() -> None:
         return AdaserveLoad(RATE, asked.requests, asked.seed, SHARE, scale, traces=asked.traces)
 
     for scale in SCALES:
-        found = attained(machine, "vllm", _NO_MATTER, TreesConfig(), load(scale))
+        found = attained(machine, "vllm", _NO_MATTER, load(scale))
         print(f"vllm at {scale}: {found:.1%}", flush=True)
     for acceptance, c1, c2 in product(asked.acceptances, asked.c1, asked.c2):
-        trees = TreesConfig(c1=c1, c2=c2)
-        shares = [
-            f"{policy} {attained(machine, policy, acceptance, trees, load(URGENT_RATIO)):.1%}"
-            for policy in ("adaserve-slo-phase", "adaserve")
-        ]
+        urgent = load(URGENT_RATIO)
+        shares = []
+        for policy, trees in (("adaserve-slo-phase", ADASERVE_SLO_PHASE), ("adaserve", ADASERVE)):
+            selection = replace(trees, c1=c1, c2=c2)
+            found = attained(machine, policy, acceptance, urgent, selection)
+            shares.append(f"{policy} {found:.1%}")
         print(f"acceptance {acceptance}, c1 {c1}, c2 {c2}: {', '.join(shares)}", flush=True)
 
 

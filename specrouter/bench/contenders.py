@@ -21,6 +21,7 @@ from specrouter.bench.sample import (
     distinct_share,
 )
 from specrouter.config import RouterConfig
+from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
@@ -43,9 +44,6 @@ class Router(Protocol):
     def statistics(self) -> EngineStatistics: ...
 
     def run_idle(self, function: Callable[[], Any]) -> Any: ...
-
-
-_LEARNING = ("adaptive", "paper")
 
 
 class Contender(Protocol):
@@ -82,7 +80,8 @@ class OwnContender:
         prompts = [prompt.token_ids for prompt in work.prompts]
         self._router.set_policy(self._policy, **self._settings)
         # What other contenders do would teach the adaptive one for nothing.
-        self._router.set_learning(self._speculation is None and self._policy in _LEARNING)
+        learns = self._speculation is None and CHAIN_POLICIES.find(self._policy).learns
+        self._router.set_learning(learns)
         before = self._router.statistics()
         started = time.perf_counter()
         outputs = self._router.generate(prompts, params, self._speculation)

@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench.llama_server import LLAMA_SERVER
+from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import candidate_chains
 
 _ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
-SMALLEST, BEST = "ssd-smallest", "ssd-tuned"
-POLICIES = ("paper", "adaptive")
-ON_REQUEST = ("specustream", "specustream-fixed")  # take part only where they are named
+SMALLEST, BEST, ADAPTIVE = "smallest", "tuned", "adaptive"
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """`chains`: static ones that are measured; `pairs`: the chains of two models that ssd-tuned
-    is the best of, where it is asked for. `smallest`: the chain of ssd-smallest, likewise."""
+    """Attributes:
+    chains: static ones that are measured.
+    pairs: chains of two models that `tuned` is the best of; empty where it is not asked for.
+    smallest: the chain of that policy, where it is asked for.
+    policies: that choose chains, one's own among them.
+    """
 
     has_transformers: bool
     assistants: tuple[str, ...]
@@ -55,20 +58,24 @@ def lineup(
     # To `transformers` a twin is the target once more: it reads the same checkpoint.
     others = [chain[0] for chain in with_models if chain[0] != pool.config.twin]
     assisted = {} if is_recorded else {f"assisted:{name}": name for name in others}
-    known = ["off", *POLICIES, *assisted, *map(chain_name, chains)]
+    known = ["off", ADAPTIVE, *assisted, *map(chain_name, chains)]
     known += ["transformers"] * (not is_recorded)
     known += ["static"] * bool(chains) + ["assisted"] * bool(assisted)
     known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs)
     known += ["peer", LLAMA_SERVER] * has_peer
     wanted = set(known if only is None else only)
-    known += ON_REQUEST
-    for name in sorted(wanted.difference(known)):
-        raise ConfigError("--only", f"{name!r} is none of {', '.join(known)}")
+    own = sorted(wanted.difference(known))
+    for name in own:
+        try:
+            CHAIN_POLICIES.find(name)
+        except ValueError as error:
+            reason = f"{name!r} is none of {', '.join(known)}: {error}"
+            raise ConfigError("--only", reason) from error
     return Lineup(
         "transformers" in wanted,
         tuple(m for name, m in assisted.items() if wanted & {name, "assisted"}),
         tuple(c for c in chains if wanted & {chain_name(c), "static"}),
         pairs if BEST in wanted else (),
         with_models[0] if SMALLEST in wanted and with_models else None,
-        tuple(policy for policy in (*POLICIES, *ON_REQUEST) if policy in wanted),
+        (*((ADAPTIVE,) if ADAPTIVE in wanted else ()), *own),
     )

@@ -16,11 +16,11 @@ from specrouter.bench.load_options import LoadOptions
 from specrouter.bench.load_points import Point
 from specrouter.bench.load_report import describe
 from specrouter.bench.load_requests import Alone, RequestSource
+from specrouter.bench.named_policies import BASELINES, POLICIES
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.sample import MeasurementError
-from specrouter.slo.policies import BASELINES, POLICIES
 
 _BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32

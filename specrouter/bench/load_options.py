@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from modelpool.errors import ConfigError
+from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.output_file import check_json
-from specrouter.slo.policies import POLICIES
 
 DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "adaserve", "goodput", "slo")
 

@@ -16,13 +16,13 @@ from typing import Any, Literal, Protocol
 
 from modelpool.errors import ConfigError
 from specrouter.bench.api_key import authorize
+from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
 from specrouter.config import RouterConfig
 from specrouter.request.objective import SLO
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
-from specrouter.slo.policies import POLICIES
 
 _END_S = 60.0  # within which one that was cancelled must end
 _SILENCE_S = 600.0  # of a server between two events
@@ -73,12 +73,12 @@ class OwnService:
         """One of `POLICIES`, from now on. Raises `ConfigError`."""
         chosen = POLICIES[policy]
         configured = self._router.config.trees.model_dump(exclude_unset=True)
-        trees = {**configured, "selection": chosen.selection, "shape": chosen.shape}
+        trees = {**configured, "selection": chosen.selection}
         self._router.set_policy(
-            chosen.policy, trees=trees, admission=chosen.admission, **chosen.settings
+            chosen.chains, trees=trees, admission=chosen.admission, **chosen.settings
         )
         # What runs without drafters would teach the others for nothing.
-        self._router.set_learning(chosen.policy != "target-only")
+        self._router.set_learning(chosen.chains != "target-only")
 
     def send(self, request: LoadRequest) -> Pending:
         params = SamplingParams(

@@ -63,7 +63,7 @@ def _bars(
 ) -> dict[str, Mapping[str, float]]:
     """By the name in the legend. Target-only is left out: it would be 1 everywhere.
 
-    What is called ssd-tuned may be another chain at another batch size, so that has a bar of its
+    What is called tuned may be another chain at another batch size, so that has a bar of its
     own; a chain has one too unless it would say the same, or was measured for that alone.
     """
     rows = result["contenders"]

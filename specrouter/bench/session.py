@@ -10,7 +10,7 @@ from specrouter.bench import figures, tuning
 from specrouter.bench.bare_forward import BareForwards
 from specrouter.bench.conditions import conditions
 from specrouter.bench.contenders import Contender, OwnContender, Router
-from specrouter.bench.lineup import BEST, ON_REQUEST, SMALLEST, Lineup, chain_name
+from specrouter.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup, chain_name
 from specrouter.bench.llama_server import LLAMA_SERVER
 from specrouter.bench.options import Options
 from specrouter.bench.progress import Progress
@@ -156,8 +156,9 @@ class Session:
         options = self._options
         known = {**samples, **{alias: samples[name] for alias, name in aliases.items()}}
         possible = (
-            *("off", "transformers", SMALLEST, BEST, "paper"),
-            *(*ON_REQUEST, "peer", LLAMA_SERVER),
+            *("off", "transformers", SMALLEST, BEST),
+            *(name for name in self._who.policies if name != ADAPTIVE),
+            *("peer", LLAMA_SERVER),
         )
         bases = [base for base in possible if base in known]
         works = self._deal(batch)(0)

@@ -68,9 +68,9 @@ def _add_bench_work(parser: argparse.ArgumentParser) -> None:
 def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
-        help="transformers, assisted, assisted:DRAFTER, static, A>B>C, ssd-smallest, ssd-tuned, "
-        "paper, adaptive, and by name alone specustream, specustream-fixed; the target alone (off) "
-        "always takes part",
+        help="transformers, assisted, assisted:DRAFTER, static, A>B>C, smallest, tuned, adaptive, "
+        "or a chain policy of one's own (package.module:NAME); the target alone (off) always takes "
+        "part",
     )  # fmt: skip
     for name, values in (("depths", [1, 2, 3, 4, 6]), ("widths", [1, 2, 3])):
         shown = " ".join(map(str, values))

@@ -2,6 +2,9 @@
 
 Contract: pure: `(request, views, settings) -> Ranking`. Views are of replicas that may be chosen,
 at least one, in the configuration's order. Every ranking holds the terms that decided.
+
+To write another one, make a `ReplicaPolicy` of such a function, and name it in a configuration:
+`cluster.routing.policy: my_package.my_module:MY_POLICY`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +15,7 @@ from specrouter.cluster.admission import Attainability, at_view
 from specrouter.cluster.flowguard import WorkerMetrics
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 from specrouter.config import RoutingConfig
-from specrouter.config.cluster import RoutingPolicy
+from specrouter.config.policies import REPLICA_POLICIES
 
 _CLOSE = 0.1  # of an objective: what predictions are off by, so more says nothing
 
@@ -33,10 +36,19 @@ class RoutingSettings:
         return cls(config.weights, config.overload, longest_queue)
 
 
-def rank(
-    policy: RoutingPolicy, request: RoutedRequest, views: Views, settings: RoutingSettings
-) -> Ranking:
-    return _POLICIES[policy](request, views, settings)
+@dataclass(frozen=True)
+class ReplicaPolicy:
+    """Attributes:
+    rank: puts the replicas in order, best first.
+    """
+
+    rank: Callable[[RoutedRequest, Views, RoutingSettings], Ranking]
+
+
+def rank(policy: str, request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    """By the policy of this name."""
+    found: ReplicaPolicy = REPLICA_POLICIES.find(policy)
+    return found.rank(request, views, settings)
 
 
 def _round_robin(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
@@ -65,30 +77,15 @@ def _flowguard(request: RoutedRequest, views: Views, settings: RoutingSettings) 
             view.state,
             max(0, _requests(view) - view.state.rows, view.state.waiting),
             min(_requests(view), view.state.rows),
-            _hit_rate(request, view),
+            hit_rate(request, view),
             settings.longest_queue,
         )
         for view in views
     ]
-    return _guarded(views, workers, settings)
+    return guarded(views, workers, settings)
 
 
-def _flowguard_printed(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """Metrics as old as they are; the queue alone is read at each choice (Algorithm 2)."""
-    workers = [
-        flowguard.metrics_of(
-            view.told,
-            view.state.waiting,
-            view.told.running,
-            _hit_rate(request, view),
-            settings.longest_queue,
-        )
-        for view in views
-    ]
-    return _guarded(views, workers, settings)
-
-
-def _guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSettings) -> Ranking:
+def guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSettings) -> Ranking:
     places = flowguard.ranked(workers, settings.weights, settings.overload)
     terms = {
         view.name: {
@@ -150,7 +147,7 @@ def _loads(views: Views) -> Terms:
     return {view.name: {"requests": _requests(view)} for view in views}
 
 
-def _hit_rate(request: RoutedRequest, view: ReplicaView) -> float:
+def hit_rate(request: RoutedRequest, view: ReplicaView) -> float:
     return min(1.0, view.matched_tokens / max(1, request.prompt_tokens))
 
 
@@ -165,11 +162,8 @@ def _in_turn(number: int, names: Sequence[str]) -> tuple[str, ...]:
     return (*names[first:], *names[:first])
 
 
-_POLICIES: Mapping[str, Callable[[RoutedRequest, Views, RoutingSettings], Ranking]] = {
-    "slo": _slo,
-    "flowguard": _flowguard,
-    "flowguard-printed": _flowguard_printed,
-    "round-robin": _round_robin,
-    "join-shortest": _join_shortest,
-    "p2c": _p2c,
-}
+SLO = ReplicaPolicy(_slo)
+FLOWGUARD = ReplicaPolicy(_flowguard)
+ROUND_ROBIN = ReplicaPolicy(_round_robin)
+JOIN_SHORTEST = ReplicaPolicy(_join_shortest)
+P2C = ReplicaPolicy(_p2c)

@@ -5,12 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from modelpool.errors import ConfigError
+from specrouter.config.policies import REPLICA_POLICIES
 from specrouter.config.strict import Strict
-
-RoutingPolicy = Literal[
-    "slo", "flowguard", "flowguard-printed", "round-robin", "join-shortest", "p2c"
-]
-
 
 Transport = Literal["auto", "object-store", "nixl"]
 
@@ -89,8 +85,8 @@ class RoutingConfig(Strict):
     Attributes:
         policy: `slo`: one that can attain its objective, by the replica's own measured times;
             `flowguard`: StreamServe's score, of the states that replicas told last;
-            `flowguard-printed`: of states that are told every `metrics_s` only, as published;
-            `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
+            `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random;
+            or one's own, as `package.module:NAME`.
         weights: of FlowGuard's score: cache hits, free memory, an empty queue, idle rows.
         overload: from which on FlowGuard leaves a replica out: its share of reserved memory plus
             twice its queue's share of `server.max_waiting`.
@@ -100,12 +96,18 @@ class RoutingConfig(Strict):
             where it asked for that.
     """
 
-    policy: RoutingPolicy = "slo"
+    policy: str = "slo"
     weights: tuple[float, float, float, float] = (0.4, 0.1, 0.3, 0.2)
     overload: float = Field(default=0.85, gt=0, allow_inf_nan=False)
     metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)
     stale_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
     hops: int = Field(default=3, ge=0)
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_registered(cls, policy: str) -> str:
+        REPLICA_POLICIES.find(policy)
+        return policy
 
     @field_validator("weights")
     @classmethod

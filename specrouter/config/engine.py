@@ -2,14 +2,13 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from modelpool.errors import ConfigError
 from modelpool.kv_memory import KVMemory
+from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
-
-AdmissionName = Literal["fcfs", "slos-serve", "slo"]
 
 _KV_BLOCK = 128  # tokens: `statemgr.row_groups.KV_QUANTUM`
 
@@ -43,8 +42,7 @@ class EngineConfig(Strict):
         admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
             request has an objective; else requests whose objectives are attainable come first, in
             time for all whom it admits, and take rows back from those without, which go on later
-            with the same text; `slos-serve`: the same as published, which asks once about each
-            request and lets others wait as long as need be.
+            with the same text; or one's own, as `package.module:NAME`.
         verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
             text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
             distribution, but the text of a seed depends on the chains.
@@ -74,7 +72,7 @@ class EngineConfig(Strict):
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
     output_store_file: str | None = None
-    admission: AdmissionName = "slo"
+    admission: str = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
@@ -82,6 +80,12 @@ class EngineConfig(Strict):
     overlap_drafting: bool = False
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
+
+    @field_validator("admission")
+    @classmethod
+    def _admission_is_registered(cls, admission: str) -> str:
+        ADMISSION_POLICIES.find(admission)
+        return admission
 
     @model_validator(mode="after")
     def _kv_memory_is_some(self) -> "EngineConfig":

@@ -6,16 +6,43 @@ Contract: pure. What it does not know is left as it is, for validation to judge.
 from collections.abc import Mapping
 from typing import Any
 
+_ADASERVE = "AdaServe's trees are research.policies.adaserve:AdaServe, which has such attributes"
+
 # (section, key) -> what to do instead.
 _WITHOUT_EFFECT: Mapping[tuple[str, str], str] = {
     ("scheduler", "inner_rounds"): "an intermediate model judges each draft once",
     ("scheduler", "groups"): "requests that decode together share one chain",
+    ("trees", "shape"): _ADASERVE,
+    ("trees", "n_max_share"): _ADASERVE,
+    ("trees", "latency_margin"): _ADASERVE,
+    ("trees", "root_credit"): _ADASERVE,
+    ("trees", "order"): _ADASERVE,
+    ("trees", "max_depth"): _ADASERVE,
+    ("trees", "min_depth"): _ADASERVE,
+    ("trees", "max_width"): _ADASERVE,
+    ("trees", "drafter_tokens"): _ADASERVE,
+    ("trees", "c1"): _ADASERVE,
+    ("trees", "c2"): _ADASERVE,
 }
-# (section, key) -> new value by old one.
-_RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("scheduler", "policy"): {"ssd-tuned": "static"},
-    ("trees", "selection"): {"costmodel": "goodput"},
-    ("trees", "shape"): {"costmodel": "adaptive", "adaserve-v1": "adaserve"},
+# Path of a key -> new value by old one.
+_RENAMED_VALUES: Mapping[tuple[str, ...], Mapping[str, str]] = {
+    ("scheduler", "policy"): {
+        "ssd-tuned": "static",
+        "ssd-smallest": "smallest",
+        "paper": "research.policies:PAPER",
+        "specustream": "research.policies:SPECUSTREAM",
+        "specustream-fixed": "research.policies:SPECUSTREAM_FIXED",
+    },
+    ("trees", "selection"): {
+        "costmodel": "goodput",
+        "slo": "research.policies:ADASERVE",
+        "slo-phase": "research.policies:ADASERVE_SLO_PHASE",
+        "equal-greedy": "research.policies:EQUAL_GREEDY",
+    },
+    ("engine", "admission"): {"slos-serve": "research.policies:SLOS_SERVE"},
+    ("cluster", "routing", "policy"): {
+        "flowguard-printed": "research.policies:FLOWGUARD_PRINTED",
+    },
 }
 
 
@@ -30,10 +57,21 @@ def in_new_spelling(settings: Mapping[Any, Any]) -> tuple[dict[Any, Any], tuple[
         if isinstance(given, Mapping) and key in given:
             result[section] = {name: value for name, value in given.items() if name != key}
             lines.append(f"{section}.{key} has no effect any more, remove it: {instead}")
-    for (section, key), names in _RENAMED_VALUES.items():
-        given = result.get(section)
-        old = given.get(key) if isinstance(given, Mapping) else None
-        if isinstance(given, Mapping) and isinstance(old, str) and old in names:
-            result[section] = {**given, key: names[old]}
-            lines.append(f"{section}.{key}: {old} is now called {names[old]}")
+    for path, names in _RENAMED_VALUES.items():
+        old = _value_at(result, path)
+        if isinstance(old, str) and old in names:
+            result = _with_value(result, path, names[old])
+            lines.append(f"{'.'.join(path)}: {old} is now called {names[old]}")
     return result, tuple(lines)
+
+
+def _value_at(settings: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        settings = settings.get(key) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def _with_value(settings: Mapping[Any, Any], path: tuple[str, ...], value: str) -> dict[Any, Any]:
+    first, *rest = path
+    inner = _with_value(settings[first], tuple(rest), value) if rest else value
+    return {**settings, first: inner}

@@ -35,9 +35,9 @@ class RouterConfig(Strict):
     """
 
     pool: PoolConfig
-    scheduler: SchedulerConfig = SchedulerConfig()
-    trees: TreesConfig = TreesConfig()
-    engine: EngineConfig = EngineConfig()
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    trees: TreesConfig = Field(default_factory=TreesConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
     server: ServerConfig = ServerConfig()
     slo_classes: dict[str, SloConfig] = Field(default_factory=dict)  # by the name to ask for
 

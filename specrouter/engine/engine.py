@@ -16,7 +16,6 @@ from modelpool.config import SUFFIX
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import (
     TREE_SLOTS,
-    AdmissionName,
     EngineConfig,
     RouterConfig,
     SchedulerConfig,
@@ -32,7 +31,7 @@ from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.output_file import output_file_of
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, target_alone
-from specrouter.engine.policies import PolicyRegistry, with_exact_trees
+from specrouter.engine.policies import PoliciesInUse, with_exact_trees
 from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
@@ -52,9 +51,9 @@ from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
+from specrouter.routing.chain_policy import Models
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.planner import Plan
-from specrouter.routing.scheduler import Models
 from specrouter.slo.admission import Admission
 from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, Standing
@@ -111,7 +110,7 @@ class Engine:
         plan = pool.plan(pool.target)
         exact = with_exact_trees(engine, plan.dtype, plan.weights)
         self._planning = CyclePlanning(
-            PolicyRegistry(exact, pool, parameters, (config.scheduler, config.trees)),
+            PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees)),
             self._view,
             PlanCheck(pool.names, pool.target, weightless, engine.most_batch_tokens),
             self._faults,
@@ -241,9 +240,9 @@ class Engine:
             assert self._manager.free_rows == self._manager.rows - len(self._book.running)
 
     def set_policy(
-        self, config: SchedulerConfig, trees: TreesConfig, admission: AdmissionName | None = None
+        self, config: SchedulerConfig, trees: TreesConfig, admission: str | None = None
     ) -> None:
-        """Routes by another policy from now on; what was learned stays. See `PolicyRegistry`."""
+        """Routes by another policy from now on; what was learned stays. See `PoliciesInUse`."""
         with self._stepping:
             self._planning.policies.use((config, trees), admission)
 

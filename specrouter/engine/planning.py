@@ -14,7 +14,7 @@ import numpy as np
 
 from specrouter.cycle import ChainGroup, DraftShape, Ints
 from specrouter.engine.plan_check import PlanCheck, PlanError
-from specrouter.engine.policies import PolicyRegistry
+from specrouter.engine.policies import PoliciesInUse
 from specrouter.engine.quarantine import BackOff
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.running import RunningRequest
@@ -48,7 +48,7 @@ class CyclePlanning:
 
     def __init__(
         self,
-        policies: PolicyRegistry,
+        policies: PoliciesInUse,
         view_of: ViewOf,
         check: PlanCheck,
         faults: FaultGuard,

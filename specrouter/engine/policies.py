@@ -8,15 +8,15 @@ from math import prod
 from typing import Protocol
 
 from modelpool.config import KeptWeights
-from specrouter.config import AdmissionName, EngineConfig, SchedulerConfig, TreesConfig
+from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
+from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import put_away
 from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
-from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
-from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
-from specrouter.slo.serve.policy import slo, slos_serve
-from specrouter.slo.tree_planner import TreePlanner, default_selection
+from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.node_selection import NodeSelection
+from specrouter.slo.tree_planner import TreePlanner, selection_of
 from specrouter.view import EngineView, Standing
 
 PolicyKey = tuple[SchedulerConfig, TreesConfig]
@@ -67,13 +67,20 @@ def with_exact_trees(engine: EngineConfig, dtype: str, weights: KeptWeights) -> 
 
 
 def planner_of(
-    engine: EngineConfig, models: Models, parameters: Mapping[str, int], key: PolicyKey
+    engine: EngineConfig,
+    models: Models,
+    parameters: Mapping[str, int],
+    key: PolicyKey,
+    selection: NodeSelection | None = None,
 ) -> Planner:
-    """Of one policy, for requests that run and for simulated ones."""
+    """Of one policy, for requests that run and for simulated ones.
+
+    `selection`: instead of the one that `key` names.
+    """
     config, trees = key
     strict = engine.exact == "strict"
-    shapes = TreePlanner(trees, default_selection(config), strict)
-    if shapes.branching is not None:  # SpecInfer's tree is of one size
+    shapes = TreePlanner(trees, selection or selection_of(trees, config), strict)
+    if shapes.branching is not None:  # trees of one size
         depth = len(shapes.branching)
         config = config.model_copy(update={"depth": depth, "width": prod(shapes.branching)})
     # Rejection sampling has no trees, and only a path's slots are laid out as without one.
@@ -84,25 +91,14 @@ def planner_of(
         models.target,
         only_paths=strict,
         rejection=engine.verification == "rejection",
-        whole_trees=shapes.selection == "whole",
+        whole_trees=shapes.selection.takes_whole_trees,
         fit_together=models.fit_together,
     )
     return Planner(scheduler, shapes, engine.prefill_chunk)
 
 
-def admission_of(name: AdmissionName, engine: EngineConfig, target: str) -> AdmissionPolicy:
-    """By the times that a view's snapshot has of the target."""
-    chunk = engine.prefill_chunk
-    if name == "fcfs":
-        return fcfs(chunk)
-    pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
-    if name == "slos-serve":
-        return slos_serve(pacing, chunk, tells_slack=True)
-    return slo(amortized(pacing, chunk), chunk, tells_slack=True)
-
-
-class PolicyRegistry:
-    """Of the policies used so far.
+class PoliciesInUse:
+    """The policies used so far.
 
     Attributes:
         current: plans; `admits`: gives rows, and says what each reads.
@@ -119,7 +115,7 @@ class PolicyRegistry:
         self._known = {key: self.current}
         self._admit(engine.admission)
 
-    def use(self, key: PolicyKey, admission: AdmissionName | None = None) -> None:
+    def use(self, key: PolicyKey, admission: str | None = None) -> None:
         """From now on. What a policy decided before is decided anew when it is its turn again.
 
         `admission` None: the configured one.
@@ -135,11 +131,12 @@ class PolicyRegistry:
     @property
     def preempts(self) -> bool:
         """Whether rows may be taken back."""
-        return self.admission != "fcfs"
+        return self._admission.preempts
 
-    def _admit(self, admission: AdmissionName) -> None:
+    def _admit(self, admission: str) -> None:
         self.admission = admission
-        self.admits = admission_of(admission, self._engine, self._pool.target)
+        self._admission: AdmissionPolicy = ADMISSION_POLICIES.find(admission)
+        self.admits = self._admission.for_engine(self._engine, self._pool.target)
 
     def _planner(self, key: PolicyKey) -> Planner:
         return planner_of(self._engine, self._pool, self._parameters, key)

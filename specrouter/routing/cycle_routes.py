@@ -18,14 +18,15 @@ from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
+from specrouter.routing.chain_policy import DEFAULT_DEPTH, Models, RequestDepth
 from specrouter.routing.cycle_budget import cut_to_budget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
 from specrouter.routing.route import Asked, Prefill, Route, by_what_they_ask, nodes_of, route_ms
-from specrouter.routing.scheduler import FIXED_DEPTH, ModelChainScheduler, Models
-from specrouter.routing.specustream import Speculating, micro_batch
+from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import Beside
-from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
+from specrouter.slo.node_selection import Progress
+from specrouter.slo.tree_planner import TreePlanner, cycle_cost
 from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
 
@@ -49,7 +50,7 @@ class CycleRoutes:
     requests: Mapping[int, RequestView]  # that decode, by row
     progress: Progress  # of the same
     admission: Admission
-    adapted: Mapping[int, Speculating] | None = None  # by id, where requests set their own depths
+    depths: Mapping[int, RequestDepth] | None = None  # by id, where each request has its own
     members: dict[Route, list[int]] = field(default_factory=dict)
     predicted: dict[Route, Option] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
@@ -122,8 +123,8 @@ class CycleRoutes:
         if not isinstance(override, Speculation) or not self.scheduler.fit(chain, held):
             return Route((self.scheduler.target,))
         limits = self.scheduler.limits((override.depth, override.width))
-        depth = limits.depth or FIXED_DEPTH
-        hard = self.scheduler.config.policy == "paper"
+        depth = limits.depth or DEFAULT_DEPTH
+        hard = self.scheduler.policy.hard_rejection
         # Who names a chain gets its trees whole, unless a selection was configured.
         is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
         whole = is_open or self._is_whole(chain, hard)
@@ -160,17 +161,19 @@ class CycleRoutes:
     def _deepest(self, request: int) -> int | None:
         """Levels that may be drafted for a request, by id; None: as many as are promised."""
         cap = self.admission.depths.get(request)
-        if self.adapted is None:
+        if self.depths is None:
             return cap
-        levels = self.adapted[request].levels
+        levels = self.depths[request].levels
         return levels if cap is None else min(cap, levels)
 
     def _at_once(self, option: Option, requests: Mapping[int, RequestView]) -> list[int]:
-        """The rows of a group that draft in this cycle; where they come in micro-batches, those
+        """The rows of a group that draft in this cycle; where not all may draft together, those
         that have waited longest. The others sit out."""
-        if self.adapted is None or len(option.chain) == 1:
+        if self.depths is None or len(option.chain) == 1:
             return list(requests)
-        rows = micro_batch(self.adapted, requests, self.view.standing.waited)
+        waited = self.view.standing.waited
+        order = sorted(requests, key=lambda row: -waited.get(requests[row].id, 0))
+        rows = sorted(order[: min(self.depths[one.id].together for one in requests.values())])
         self.waiting |= requests.keys() - set(rows)
         return rows
 
@@ -188,7 +191,7 @@ class CycleRoutes:
             min(shape.width, limits.width or shape.width),
         )
         quotes = None  # what of it is not worth its time is not verified
-        if self.trees.selection == "goodput" and cap is None:
+        if self.trees.selection.takes_quotations and cap is None:
             quotes = self.scheduler.quoter(option.chain, decision, key, self.view.available)
         return Route(
             option.chain,
@@ -207,7 +210,7 @@ class CycleRoutes:
         return form if fits else None
 
     def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
-        return len(chain) == 1 or hard_rejection or self.trees.selection == "whole"
+        return len(chain) == 1 or hard_rejection or self.trees.selection.takes_whole_trees
 
     def _spare_chain(self, decision: ChainDecision, models: Models) -> Chain | None:
         """The best chain that could draft at once for requests in need: their cycle is no time to

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import Mode
 from specrouter.routing.catch_up import CycleCatchUp
+from specrouter.routing.chain_policy import Models
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import (
     SCHEDULED,
     ChainDecision,
@@ -90,7 +91,7 @@ class CycleDecisions:
 
     def _is_due(self, in_use: InUse, requests: int, others: int, models: Models) -> bool:
         cycle = self.view.cycle
-        if self.scheduler.decides_every_cycle:
+        if self.scheduler.policy.decides_every_cycle:
             return True
         if not self.scheduler.may_use(in_use.decision.chain, models):
             return True

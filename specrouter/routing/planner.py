@@ -29,7 +29,8 @@ from specrouter.routing.route import Prefill
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.routing.shadow_policy import next_shadow_evaluation
 from specrouter.slo.admission import Admission
-from specrouter.slo.tree_planner import Progress, TreePlanner, cycle_cost
+from specrouter.slo.node_selection import Progress
+from specrouter.slo.tree_planner import TreePlanner, cycle_cost
 from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
 
 Ints = NDArray[np.int64]
@@ -112,7 +113,7 @@ class Planner:
             requests,
             progress_of(requests, view.standing.waited),
             admission,
-            None if self.scheduler.stream is None else self.scheduler.stream.adapted(view),
+            self.scheduler.policy.depths(view),
         )
         routes.find()
         return routes
@@ -124,7 +125,7 @@ class Planner:
             return None
         decision = main.decision
         routed = {row: one for row, one in routes.requests.items() if one.override is None}
-        if decision.predicted is None or not routed or self.scheduler.config.policy != "adaptive":
+        if decision.predicted is None or not routed or not self.scheduler.policy.evaluates:
             return None
         workload = workload_of(list(routed.values()))
         return next_shadow_evaluation(
@@ -221,8 +222,8 @@ def _standing(
         if row in routes.waiting
     }
     evaluated_at = view.standing.evaluated_at if evaluation is None else view.cycle
-    flows = {each: one.flow for each, one in (routes.adapted or {}).items()}
-    return Standing(routes.decisions.in_use, waited, routes.foreseen, evaluated_at, flows)
+    memories = {each: one.memory for each, one in (routes.depths or {}).items()}
+    return Standing(routes.decisions.in_use, waited, routes.foreseen, evaluated_at, memories)
 
 
 def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) -> Progress:

@@ -1,66 +1,29 @@
 """ModelChainScheduler: which chain of models drafts and verifies next, and with what trees.
 
-A chain runs from the drafter through intermediate verifiers to the target. The scheduler predicts
-for every candidate, with every shape of tree, the effective time of a committed token and takes
-the least (SpecRouter, section 4.2, Equation 7, Algorithm 1). The target alone is always a
-candidate, so a chain that does not pay is not used.
-
-- `adaptive`: measured curves T(n) and learned acceptances over chain x depth x width x nodes
-  (`prediction`), and hysteresis.
-- `paper`: the published formula: every level costs W times the model's time, one moving average,
-  and the acceptance rate is a function of the similarity alone; hard rejection; decided in every
-  cycle.
-- `specustream`: the smallest drafter or a configured chain; each request sets its own depth
-  (`specrouter.routing.specustream`).
-- `static`: one configured chain. `ssd-smallest`: the smallest drafter and the target.
-  `target-only`: no speculation.
+A chain runs from the drafter through intermediate verifiers to the target. The scheduler keeps the
+chains that a pool allows; which of them is used, a policy decides (`routing.chain_policy`,
+`routing.adaptive`).
 
 Decisions are pure functions of a snapshot: no clock, no randomness, no tensors.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 from modelpool.errors import ConfigError
 from specrouter.config import SchedulerConfig
-from specrouter.config.scheduler import STREAMED
+from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.paper_prediction import predict_paper
-from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
+from specrouter.profile.prediction import Limits, OptionGrid, target_only
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.specustream import MOST_DEPTH, SpecuStream
-from specrouter.slo.tree_shape import fitting_width
+from specrouter.routing.chain_policy import ChainPolicy, Models, Situation
 from specrouter.view import SCHEDULED, ChainDecision, Override
 
 LONGEST_CHAIN = 3  # models of one that is chosen; one that somebody names may be longer
-# Of longer chains than pairs, those are looked at that begin with one of so many drafters, whose
-# pairs promise most, and go on with one of so many intermediates that the target accepts most of.
-_PROMISING = 4
 NO_ROOM = "pool.max_loaded_models or pool.memory_limit_mb leaves no room for its models at once"
-FIXED_DEPTH = 4  # of policies that do not choose it, where the configuration is silent
-# What is in use is kept unless something else promises to be faster by this factor: predictions
-# jitter, and a change of chain costs the catching up of a drafter.
-_HYSTERESIS = 0.96
-_WORTH_IT = 0.97  # of target-only's time: what speculation must promise to be worth its risk
-# What a model must promise that never ran: to load it takes seconds, and to read all prompts.
-_WORTH_LOADING = 0.9
-
-
-@dataclass(frozen=True)
-class Models:
-    """Which models requests may be routed through.
-
-    Attributes:
-        available: that may be used; the target always may.
-        held: that other requests of the cycle draft with, beside which a chain must have room.
-    """
-
-    available: Collection[str]
-    held: frozenset[str] = frozenset()
 
 
 def candidate_chains(
@@ -116,6 +79,7 @@ class ModelChainScheduler:
         fit_together: Callable[[Collection[str]], bool] = lambda names: True,
     ) -> None:
         self.config = config
+        self.policy: ChainPolicy = CHAIN_POLICIES.find(config.policy)
         self.target = target
         self._fit_together = cache(fit_together)
         absent = [name for name in config.chain or () if name not in names]
@@ -146,43 +110,16 @@ class ModelChainScheduler:
             current: what is in use, for hysteresis.
             asked: depth and width of the requests' override; None takes the configured ones.
         """
-        policy = self.config.policy
         limits = self.limits(asked)
-        if policy == "adaptive":
-            return self._adaptive(snapshot, workload, models, current, limits)
-        deep = limits.depth or (FIXED_DEPTH if self.stream is None else MOST_DEPTH)
-        fixed = ChainDecision(
-            (self.target,),
-            DraftShape(deep, fitting_width(deep, limits.width or 1), limits.nodes or 0),
+        now = Situation(
+            snapshot=snapshot, workload=workload, models=models, limits=limits, current=current
         )
-        if policy == "target-only":
-            return fixed
-        if policy == "paper":
-            return self._paper(snapshot, models, replace(fixed, hard_rejection=True))
-        chain = self.config.chain or self._smallest_pair()
-        return replace(fixed, chain=self._usable(chain, models))
-
-    @property
-    def decides_every_cycle(self) -> bool:
-        """As published, nothing is kept from one cycle to the next."""
-        return self.config.policy == "paper"
-
-    @property
-    def stream(self) -> SpecuStream | None:
-        """Of policies by which each request sets its own depth."""
-        if self.config.policy not in STREAMED:
-            return None
-        return SpecuStream("deltas" if self.config.policy == "specustream" else "acceptances")
+        return self.policy.choose(self, now)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The models that the policy may choose beside the target, weakest first."""
-        if self.config.policy == "target-only":
-            chains: tuple[Chain, ...] = ()
-        elif self.config.policy in ("adaptive", "paper"):
-            chains = self.candidates
-        else:
-            chains = (self.config.chain or self._smallest_pair(),)
+        chains = self.policy.chains(self)
         names = dict.fromkeys(name for chain in chains for name in chain)
         return tuple(name for name in names if name != self.target)
 
@@ -195,93 +132,6 @@ class ModelChainScheduler:
             None if self.verifies_whole else config.nodes,
             whole_trees=self._whole_trees,
         )
-
-    def _paper(
-        self,
-        snapshot: PerformanceSnapshot,
-        models: Models,
-        fixed: ChainDecision,
-    ) -> ChainDecision:
-        predicted = {
-            chain: predict_paper(chain, snapshot, fixed.shape.depth)
-            for chain in self._reachable(models)
-        }
-        best = min(predicted, key=lambda chain: predicted[chain])
-        return replace(fixed, chain=best, predicted_ms=predicted, reason="least by Equation 7")
-
-    def _adaptive(
-        self,
-        snapshot: PerformanceSnapshot,
-        workload: Workload,
-        models: Models,
-        current: ChainDecision | None,
-        limits: Limits,
-    ) -> ChainDecision:
-        alone = target_only(snapshot, workload, self.target)
-        grids = self._grids(snapshot, workload, models, current, limits)
-        ranked = sorted(
-            (alone, *(grid.best() for grid in grids.values())),
-            key=lambda option: option.ms_per_token,
-        )
-        promised = _WORTH_LOADING * alone.ms_per_token
-        best = next(o for o in ranked if o.ms_per_token <= promised or _has_run(o.chain, snapshot))
-        kept = None if current is None else _kept(current, alone, grids)
-        if current is None:
-            reason = "first decision"
-        elif kept is None:
-            reason = f"{'>'.join(current.chain)} {self._fate(current.chain, grids, models)}"
-        elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
-            best, reason = kept, "kept: nothing is faster by 4%"
-        else:
-            gain = kept.ms_per_token / best.ms_per_token - 1.0
-            reason = f"faster by {gain:.0%} than {'>'.join(kept.chain)}"
-        if best is not alone and best.ms_per_token > _WORTH_IT * alone.ms_per_token:
-            best, reason = alone, "speculation promises next to nothing"
-        return ChainDecision(
-            best.chain,
-            best.shape,
-            reason=reason,
-            predicted=best,
-            alternatives=tuple(option for option in ranked if option.chain != best.chain),
-            predicted_ms={option.chain: option.ms_per_token for option in ranked},
-            grids=grids,
-        )
-
-    def _fate(self, chain: Chain, grids: Collection[Chain], models: Models) -> str:
-        """Why what was in use cannot be kept."""
-        if chain in grids:
-            return "can have other trees now"
-        fits = self.fit(chain, models.held)
-        return "is not available" if fits else "has no room beside what others draft with"
-
-    def _grids(
-        self,
-        snapshot: PerformanceSnapshot,
-        workload: Workload,
-        models: Models,
-        current: ChainDecision | None,
-        limits: Limits,
-    ) -> dict[Chain, OptionGrid]:
-        """Of the chains that draft and are worth a look."""
-        found: dict[Chain, OptionGrid] = {}
-
-        def look_at(chains: Iterable[Chain]) -> None:
-            found.update((c, OptionGrid(c, snapshot, workload, limits)) for c in chains)
-
-        def promise(name: str) -> float:
-            return float(found[name, self.target].ms_per_token.min())
-
-        def disagreement(name: str) -> float:
-            return -acceptance_rate((name,), self.target, snapshot, workload.sampled)
-
-        reachable = self._reachable(models)
-        look_at(chain for chain in reachable if len(chain) == 2)
-        longer = [c for c in reachable if len(c) > 2]
-        first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]
-        then = sorted(dict.fromkeys(c[1] for c in longer), key=disagreement)[:_PROMISING]
-        in_use = None if current is None else current.chain
-        look_at(c for c in longer if c == in_use or (c[0] in first and c[1] in then))
-        return found
 
     def predict(
         self,
@@ -328,32 +178,17 @@ class ModelChainScheduler:
         able = all(name in models.available or name == self.target for name in chain)
         return able and (len(chain) == 1 or self.fit(chain, models.held))
 
-    def _reachable(self, models: Models) -> list[Chain]:
+    def reachable(self, models: Models) -> list[Chain]:
         return [chain for chain in self.candidates if self.may_use(chain, models)]
 
-    def _smallest_pair(self) -> Chain:
+    def smallest_pair(self) -> Chain:
         """The smallest drafter that has weights; the target alone in a pool without one."""
         pairs = [
             chain for chain in self.candidates if len(chain) == 2 and self._parameters[chain[0]]
         ]
         return min(pairs, key=lambda chain: self._parameters[chain[0]], default=(self.target,))
 
-    def _usable(self, chain: Chain, models: Models) -> Chain:
+    def usable(self, chain: Chain, models: Models) -> Chain:
         """What of a configured chain may be used."""
         able = tuple(name for name in chain if name in models.available or name == self.target)
         return able if self.may_use(able, models) else (self.target,)
-
-
-def _has_run(chain: Chain, snapshot: PerformanceSnapshot) -> bool:
-    """Whether the time of all drafting models is known; the n-gram drafter is no model."""
-    return all(name in snapshot.times or not snapshot.parameters[name] for name in chain[:-1])
-
-
-def _kept(
-    current: ChainDecision, alone: Option, grids: Mapping[Chain, OptionGrid]
-) -> Option | None:
-    """What is predicted now of what is in use, if it may still be used."""
-    if current.chain == alone.chain:
-        return alone
-    grid = grids.get(current.chain)
-    return None if grid is None or current.predicted is None else grid.like(current.predicted)

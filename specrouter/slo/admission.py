@@ -1,8 +1,11 @@
 """Admission: which waiting requests are given rows, and how many prompt tokens each request reads.
 
-`fcfs`, the default: in the order of their keys (arrival, moved by priority) while there are rows
+`fcfs`: in the order of their keys (arrival, moved by priority) while there are rows
 and KV memory, and a fixed chunk of prompt tokens a cycle, shared in the order of admission. Nobody
 overtakes a request that waits for memory.
+
+To write another one, subclass `AdmissionPolicy`, override `for_engine`, and name an instance of it
+in a configuration: `engine.admission: my_package.my_module:MY_ADMISSION`.
 
 Pure: `(EngineView) -> Admission`.
 """
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from processors import share_chunk
+from specrouter.config import EngineConfig
 from specrouter.view import EngineView, RequestView
 
 
@@ -60,10 +64,30 @@ class Admission:
         return not (self.budget_nodes is None and self.budget_ms is None)
 
 
-AdmissionPolicy = Callable[[EngineView], Admission]
+Admit = Callable[[EngineView], Admission]
 
 
-def fcfs(prefill_chunk: int) -> AdmissionPolicy:
+class AdmissionPolicy:
+    """Attributes:
+    preempts: running requests may lose their rows to others.
+    """
+
+    preempts: bool = False
+
+    def for_engine(self, engine: EngineConfig, target: str) -> Admit:
+        """What decides in an engine of this configuration, whose target has this name."""
+        raise NotImplementedError
+
+
+class _Fcfs(AdmissionPolicy):
+    def for_engine(self, engine: EngineConfig, target: str) -> Admit:
+        return fcfs(engine.prefill_chunk)
+
+
+FCFS = _Fcfs()
+
+
+def fcfs(prefill_chunk: int) -> Admit:
     """Args: `prefill_chunk`: prompt tokens that the target reads in a cycle at most."""
 
     def policy(view: EngineView) -> Admission:

@@ -1,4 +1,4 @@
-"""Which drafted nodes the target verifies: AdaServe's selection phases and what it is compared to.
+"""Which drafted nodes the target verifies: by what they are worth, under one budget.
 
 Every selection takes, of each request, the first so many nodes in falling worth. A node is never
 worth more than its parent and ties go to the shallower node, so the parent comes first and what is
@@ -6,15 +6,13 @@ chosen are trees: parents need not be known here. Worth is the chance that a nod
 verifier's walk, so a tree's worths sum to its expected accepted tokens (AdaServe, EuroSys '26,
 Theorem 3.1), and the likeliest nodes are the best ones (Appendix C).
 
-Budgets count nodes without the roots and are strict. The loops of Algorithm 2 run while B >= 0,
-which spends one token more than its budget constraint (Equation 1) allows; ours run while B > 0.
+Budgets count nodes without the roots and are strict.
 
 Pure functions over all requests at once. How many nodes may be spent, what a cycle takes and what
 worth is come from elsewhere.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +25,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-Order = Literal["neediest", "easiest"]  # whose objective is served first
 _BUDGETS = 24  # that are compared
 
 
@@ -69,67 +66,6 @@ class CycleCost:
         return replace(self, ms=self.ms[aside:], filled=filled)
 
 
-def needed_tokens(
-    decode_ms: Floats,
-    decoded_tokens: Ints,
-    tpot_ms: Floats,
-    cycle_ms: float,
-    margin: float = 1.05,
-) -> Floats:
-    """[B] tokens that a request must gain in this cycle to keep its objective.
-
-    `A(r) = (l + margin * t_spec) / t_TPOT - o` (AdaServe, section 3; the margin is its code's).
-    Time lost raises A, tokens won lower it, below 0 for who is ahead. Without an objective it is
-    -inf.
-
-    Args:
-        decode_ms: [B] l, since the request's first token.
-        decoded_tokens: [B] o, won in that time.
-        tpot_ms: [B] t_TPOT, above 0; NaN for requests without an objective.
-        cycle_ms: t_spec, what the cycle will take.
-    """
-    needed = (decode_ms + margin * cycle_ms) / tpot_ms - decoded_tokens
-    return np.where(np.isnan(tpot_ms), -np.inf, needed)
-
-
-def slo_customized(
-    candidates: Candidates,
-    needs: Floats,
-    budget_nodes: int,
-    n_max: int,
-    depth: int,
-    root_credit: float = 1.0,
-    order: Order = "neediest",
-    most: int = MAX_TREE_TOKENS,
-    fills: bool = True,
-) -> Bools:
-    """[B, W] objectives first, then the likeliest of all: both selection phases of Algorithm 2.
-
-    First each request in turn takes its best nodes until its expected tokens reach
-    `min(need, depth + 1)`, its tree has `n_max` nodes or the budget is spent; then the rest of the
-    budget goes to the best nodes of all requests. For given needs and `n_max` a larger budget only
-    adds nodes. Where `n_max` grows with the budget, only their number never falls.
-
-    Args:
-        needs: [B] of `needed_tokens`; -inf (or NaN) takes no part in the first phase.
-        budget_nodes: of all requests, roots excluded; below 0 counts as 0.
-        n_max: nodes of a tree in the first phase, its root included: the paper's |T| < n_max.
-        depth: drafted levels; a cycle commits at most one token more.
-        root_credit: tokens that a root counts for: 1 in Algorithm 2, 0 in Figure 5.
-        order: "neediest" as in the paper's text, "easiest" as in its code; ties to the lower row.
-        most: nodes of one tree, in both phases.
-        fills: False leaves the second phase out: AdaServe's ablation.
-    """
-    limits = np.minimum(candidates.counts, most)
-    sums = _running_sums(candidates.gains, root_credit)
-    wanted = _nodes_towards(sums, np.minimum(needs, depth + 1.0)[None])
-    wanted = np.minimum(np.minimum(wanted, max(n_max - 1, 0)), limits)
-    turns = np.argsort(needs if order == "easiest" else -needs, kind="stable")
-    budgets = np.array([budget_nodes])
-    taken = _in_turn(wanted, turns, budgets)
-    return candidates.best((_filled(candidates, taken, budgets, most) if fills else taken)[0])
-
-
 def most_valuable(
     candidates: Candidates, rates: Floats, cost: CycleCost, most: int = MAX_TREE_TOKENS
 ) -> Bools:
@@ -145,16 +81,16 @@ def most_valuable(
         rates: [B] of `needed_rates`.
     """
     batch, free = len(rates), rates == 0.0
-    sums = _running_sums(candidates.gains[:, :most], 1.0)
+    sums = running_sums(candidates.gains[:, :most])
     limits = np.minimum(candidates.counts, most)
     budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())), cost.filled)
     ms = cost.ms[budgets][:, None]  # [G, 1]
     helped = attainable(rates, sums[:, -1] / ms)
     taken = np.zeros(helped.shape, dtype=np.int64)
     if not free.all():
-        wanted = np.minimum(_nodes_towards(sums, helped * ms), limits)
-        taken = _in_turn(wanted, np.argsort(rates, kind="stable"), budgets)
-    taken = _filled(candidates, taken, budgets, most)
+        wanted = np.minimum(nodes_towards(sums, helped * ms), limits)
+        taken = in_turn(wanted, np.argsort(rates, kind="stable"), budgets)
+    taken = topped_up(candidates, taken, budgets, most)
     tokens = sums[np.arange(batch), taken]
     total = value(tokens, helped, ms).sum(axis=1)
     if free.any() and not free.all():
@@ -170,19 +106,7 @@ def global_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TRE
     A larger budget only adds nodes. Ties go to the shallower, then to the lower row and index.
     """
     none = np.zeros((1, len(candidates.counts)), dtype=np.int64)
-    return candidates.best(_filled(candidates, none, np.array([budget_nodes]), most)[0])
-
-
-def equal_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TREE_TOKENS) -> Bools:
-    """[B, W] the same number of nodes for every request, each its best: AdaServe's ablation.
-
-    What cannot be shared evenly goes to the first rows, one node each; what a request cannot use
-    is not spent. A larger budget only adds nodes.
-    """
-    requests = len(candidates.worth)
-    share, rest = divmod(budget_nodes, max(requests, 1))
-    shares = share + (np.arange(requests) < rest)
-    return candidates.best(np.minimum(np.minimum(shares, candidates.counts), most))
+    return candidates.best(topped_up(candidates, none, np.array([budget_nodes]), most)[0])
 
 
 def whole(candidates: Candidates, most: int = MAX_TREE_TOKENS) -> Bools:
@@ -190,19 +114,19 @@ def whole(candidates: Candidates, most: int = MAX_TREE_TOKENS) -> Bools:
     return candidates.best(np.minimum(candidates.counts, most))
 
 
-def _running_sums(gains: Floats, root_credit: float) -> Floats:
+def running_sums(gains: Floats, root_credit: float = 1.0) -> Floats:
     """[B, M + 1] tokens that a row's best nodes bring, none of them to all."""
     root = np.full((len(gains), 1), root_credit)
     return np.cumsum(np.concatenate((root, gains), axis=1), axis=1)
 
 
-def _nodes_towards(sums: Floats, goals: Floats) -> Ints:
+def nodes_towards(sums: Floats, goals: Floats) -> Ints:
     """[G, B] how many of a row's best nodes it takes until `goals` [G, B] tokens are expected."""
     nodes: Ints = (sums < goals[:, :, None]).sum(axis=2)
     return nodes
 
 
-def _in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
+def in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
     """[G, B] what each row gets of each budget when rows take what they want [G, B] in turn."""
     queue = wanted[:, turns]
     before = np.cumsum(queue, axis=1) - queue
@@ -211,7 +135,7 @@ def _in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
     return taken
 
 
-def _filled(candidates: Candidates, taken: Ints, budgets: Ints, most: int) -> Ints:
+def topped_up(candidates: Candidates, taken: Ints, budgets: Ints, most: int) -> Ints:
     """[G, B] nodes of each row once what is left of each budget goes to the best of all rows."""
     gains, levels = candidates.gains[:, :most], candidates.levels[:, :most]
     most_nodes = max(0, int(budgets.max()))

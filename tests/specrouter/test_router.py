@@ -1179,7 +1179,7 @@ def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> Non
         for policy, settings, chains in (
             ("target-only", {}, {("target",)}),
             ("static", {"chain": ["small", "middle", "target"]}, {CHAIN.chain, ("target",)}),
-            ("ssd-smallest", {"depth": 2}, {("small", "target"), ("target",)}),
+            ("smallest", {"depth": 2}, {("small", "target"), ("target",)}),
             (
                 "static",
                 {"chain": ["middle", "target"], "depth": 3, "width": 2},

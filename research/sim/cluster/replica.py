@@ -15,7 +15,7 @@ from specrouter.cluster.replica import batches
 from specrouter.cluster.state import ReplicaState
 from specrouter.engine.admission_queue import AdmissionPace, waiting_time_s
 from specrouter.profile.cycle_times import Workload
-from specrouter.routing.scheduler import Models
+from specrouter.routing.chain_policy import Models
 
 _UNBOUNDED = 1 << 40  # KV tokens of a machine without a bound
 

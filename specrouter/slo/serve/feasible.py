@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specrouter.request.output import Feasible
-from specrouter.slo.admission import AdmissionPolicy
+from specrouter.slo.admission import Admit
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Pacing
 from specrouter.view import EngineView, RequestView
@@ -17,7 +17,7 @@ from specrouter.view import EngineView, RequestView
 MOST_TOLD = 4
 
 
-def earliest_feasible(policy: AdmissionPolicy, view: EngineView, request: RequestView) -> Feasible:
+def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> Feasible:
     """What the policy would admit a request with that came now, and alone: its own TPOT or the
     least that is feasible, and the least TTFT beside that; to 5%."""
 

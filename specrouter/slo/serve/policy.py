@@ -1,19 +1,19 @@
-"""The admission policies: `slos_serve`, as published, and `slo`, ours.
+"""Admission by objectives: the policy `slo`, and what SLOs-Serve's own is made of.
 
-Both admit by the dynamic program, read prompts by deadline in chunks of the size that each batch
-leaves, decode each tier at its pace, and give what is left to requests without objectives, which
-lose row and KV, but no tokens, to those that have some.
+Requests are admitted by the dynamic program. Prompts are read by deadline, in chunks of the size
+that each batch leaves. Each tier decodes at its pace. What is left goes to requests without
+objectives, which lose their rows, but no tokens, to those that have some.
 
-`slos_serve` chooses once among those that came: who is declined then is best effort for good. `slo`
-asks again as long as a request could attain its objective, reads a prompt that cannot wait at once
-where that can be made good (`amortized`), leaves it to the planner how requests decode, whose trees
-answer to the same objectives, and lets nobody starve: of the best-effort requests that are older
-than `patience_ms` the oldest comes first. Nobody else is admitted until it has its row; then it
-decodes a token in every batch, or reads at least an eighth of one. So it ends, at the latest, when
-`patience_ms` have passed, those that ran then have ended, its prompt was read in chunks of an
-eighth of a batch and its output in as many batches as it has tokens; and then the next one comes.
+`slo` asks again as long as a request could attain its objective, where SLOs-Serve declines once and
+for good. It reads a prompt that cannot wait at once where that can be made good (`amortized`), and
+leaves it to the planner how requests decode. It lets no request starve: of the best-effort requests
+that are older than `patience_ms` the oldest comes first. No other one is admitted until it has its
+row; then it decodes a token in every batch, or reads at least an eighth of one. So it ends, at the
+latest, when `patience_ms` have passed, those that ran then have ended, its prompt was read in
+chunks of an eighth of a batch and its output in as many batches as it has tokens; and then the next
+one comes.
 
-Without any objective both decide as `fcfs` does.
+Without any objective it decides as `fcfs` does.
 
 Pure: `(EngineView) -> Admission`. Source: SLOs-Serve (arXiv 2504.08784), sections 3 and 4.1.
 """
@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
+from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.bounds import bounded
 from specrouter.slo.serve.feasible import MOST_TOLD, slack_of
 from specrouter.slo.serve.load import Load
@@ -39,35 +39,20 @@ _SHARE = 8  # of a batch, of which a promoted prompt reads one
 _LEAST_CHUNK = 16
 
 
-def slos_serve(
-    pacing_of: PacingOf, prefill_chunk: int, tells_slack: bool = False
-) -> AdmissionPolicy:
-    """As published.
-
-    Args:
-        prefill_chunk: of `fcfs`, where nobody has an objective.
-        tells_slack: of those whom it admits, which takes milliseconds each.
-    """
-    return _policy(pacing_of, prefill_chunk, math.inf, True, tells_slack)
-
-
-def slo(
+def by_objectives(
     pacing_of: PacingOf,
     prefill_chunk: int,
+    *,
     patience_ms: float = 30_000.0,
+    is_final: bool = False,
     tells_slack: bool = False,
-) -> AdmissionPolicy:
-    """Ours. `patience_ms`: after which a best-effort request is promoted."""
-    return _policy(pacing_of, prefill_chunk, patience_ms, False, tells_slack)
-
-
-def _policy(
-    pacing_of: PacingOf,
-    prefill_chunk: int,
-    patience_ms: float,
-    is_final: bool,
-    tells_slack: bool,
-) -> AdmissionPolicy:
+) -> Admit:
+    """Args:
+    prefill_chunk: of `fcfs`, where no request has an objective.
+    patience_ms: after which a best-effort request comes first.
+    is_final: a request whose objective cannot be attained when it comes is best effort for good.
+    tells_slack: of those that it admits, which takes milliseconds each.
+    """
     without_objectives = fcfs(prefill_chunk)
     # Promoted prompts together leave half of what a cycle reads, however little that is.
     least_chunk = max(1, min(_LEAST_CHUNK, prefill_chunk // _SHARE))

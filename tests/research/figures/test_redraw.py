@@ -18,8 +18,8 @@ from research.figures.cell import Cell, capacity, in_system, outcomes_of, run_ce
 from research.figures.cluster_cell import ClusterKind
 from research.figures.command import CELLS, FigureOptions, draw_figures
 from research.figures.figure import Scope, rows_of
+from research.policies.named import POLICIES
 from research.sim.scenarios import SCENARIOS
-from specrouter.slo.policies import POLICIES
 
 pytestmark = pytest.mark.slow
 LLAMA = Cell("adaserve-llama70b", "adaserve", "vllm", 4.4, 12)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from research.policies.named import POLICIES
 from research.sim.knowledge import Learned
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
@@ -21,7 +22,6 @@ from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.objective import Stage
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission, fcfs
-from specrouter.slo.policies import POLICIES
 from specrouter.view import EngineView
 
 # A cycle's view, admission, the view with those who came, and the plan.

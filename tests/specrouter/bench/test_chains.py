@@ -29,7 +29,7 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
     prompts.write_text('{"prompt": "def f(x):"}\n')
     chain = "tiny-1m>tiny-8m"
     options = ["--rounds=1", "--new-tokens=4", "--batch", "1", "2", "--prompts", str(prompts)]
-    options += ["--only", "off", "ssd-smallest", "adaptive", "--depths", "2", "--widths", "1"]
+    options += ["--only", "off", "smallest", "adaptive", "--depths", "2", "--widths", "1"]
     files = [f"--plot={tmp_path / 'plot.png'}", f"--json={tmp_path / 'figures.json'}"]
     assert bench(*options, *files) == 0
     out, err = capsys.readouterr()
@@ -42,7 +42,7 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
     for batch in document["batches"].values():
         rows = batch["contenders"]
         assert list(rows) == ["off", chain, "adaptive"]
-        assert batch["aliases"] == {"ssd-smallest": chain}
+        assert batch["aliases"] == {"smallest": chain}
         assert batch["shapes"] == {chain: {"depth": 2, "width": 1}}
         assert rows["off"]["acceptance_length"] == pytest.approx(1.0)
         assert rows["off"]["over"]["off"]["median"] == pytest.approx(1.0)

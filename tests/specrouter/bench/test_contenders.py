@@ -333,7 +333,7 @@ def test_a_twin_stands_in_chains_and_assists_nobody() -> None:
 
 
 def test_smallest_drafter_is_a_model(tiny: ModelPool) -> None:
-    assert lineup(tiny, ["ssd-smallest"], has_peer=False).smallest == ("tiny-1m", "tiny-8m")
+    assert lineup(tiny, ["smallest"], has_peer=False).smallest == ("tiny-1m", "tiny-8m")
 
 
 def test_only_what_is_asked_for_takes_part(tiny: ModelPool) -> None:
@@ -350,7 +350,7 @@ def test_published_policies_take_part_where_they_are_named(tiny: ModelPool) -> N
 
 
 def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:
-    who = lineup(tiny, ["ssd-tuned"], has_peer=False)
+    who = lineup(tiny, ["tuned"], has_peer=False)
     assert who.chains == ()
     assert len(who.pairs) == 4
 

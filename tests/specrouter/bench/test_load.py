@@ -42,7 +42,7 @@ from tests.specrouter.bench.test_traces import ADASERVE, letters
 
 TINY = str(default_config())
 BASELINE_MS = 20.0
-TPOT_MS = {"ssd-smallest": 25.0, "target-only": 30.0, "adaptive": 10.0}
+TPOT_MS = {"smallest": 25.0, "target-only": 30.0, "adaptive": 10.0}
 
 
 def bench(*options: str) -> int:

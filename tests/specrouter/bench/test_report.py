@@ -37,7 +37,7 @@ def row(speed: float, **more: Any) -> dict[str, Any]:
 def batch(best: str, *chains: str) -> dict[str, Any]:
     rows = {name: row(2.0, control_share=0.125, efficiency=0.8) for name in chains}
     return {
-        "aliases": {"ssd-tuned": best},
+        "aliases": {"tuned": best},
         "shapes": {name: {"depth": 4, "width": 2} for name in chains},
         "left_out": {},
         "contenders": {"off": row(1.0), **rows, "adaptive": row(2.5)},
@@ -68,9 +68,9 @@ def test_table_has_every_contender_of_every_batch() -> None:
     assert [line for line in lines if line.startswith("batch")] == ["batch 1", "batch 4"]
     adaptive = next(line for line in lines if line.startswith("adaptive"))
     assert adaptive.split()[1:6] == ["25.0", "2.50", "2.50", "2.25-2.75", "3.00"]
-    tuned = next(line for line in lines if line.startswith("a>big (ssd-tuned)"))
+    tuned = next(line for line in lines if line.startswith("a>big (tuned)"))
     assert tuned.split()[-2:] == ["12%", "80%"]
-    assert "  a>big (ssd-tuned): depth 4, width 2" in lines
+    assert "  a>big (tuned): depth 4, width 2" in lines
 
 
 def test_table_has_the_speeds_by_category() -> None:
@@ -109,9 +109,9 @@ def test_plot_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     axes = seen[0].axes[0]
     for part in ("big 201.9M (inflated)", "A processor, threads: 2", "bfloat16", "temperature 1"):
         assert part in axes.get_title()
-    # a>big is measured at batch 1 only, where it is ssd-tuned; target-only is the line at 1.
+    # a>big is measured at batch 1 only, where it is tuned; target-only is the line at 1.
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert sorted(names) == ["adaptive", "b>big", "ssd-tuned"]
+    assert sorted(names) == ["adaptive", "b>big", "tuned"]
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers
                if hasattr(bars, "patches")}  # fmt: skip
     assert heights["adaptive"] == [2.5, 2.5]

@@ -154,7 +154,7 @@ def test_a_missing_pool_is_named() -> None:
     [
         {"policy": "static"},
         {"chain": ["small", "big"]},
-        {"policy": "ssd-smallest", "chain": ["small", "big"]},
+        {"policy": "smallest", "chain": ["small", "big"]},
     ],
 )
 def test_a_chain_and_the_policies_that_need_one_go_together(scheduler: Settings) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import DraftShape
-from specrouter.engine.policies import PolicyRegistry, with_exact_trees
+from specrouter.engine.policies import PoliciesInUse, with_exact_trees
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import INTERVAL
 from specrouter.routing.planner import Plan
@@ -21,11 +21,11 @@ ADAPTIVE = SchedulerConfig(), TreesConfig()
 ALONE = SchedulerConfig(policy="target-only"), TreesConfig()
 
 
-def registry(engine: EngineConfig | None = None) -> PolicyRegistry:
+def registry(engine: EngineConfig | None = None) -> PoliciesInUse:
     pool: Any = SimpleNamespace(
         names=tuple(PARAMETERS), target="big", fit_together=lambda names: True
     )
-    return PolicyRegistry(engine or EngineConfig(), pool, PARAMETERS, ADAPTIVE)
+    return PoliciesInUse(engine or EngineConfig(), pool, PARAMETERS, ADAPTIVE)
 
 
 def plan_of(cycle: int) -> Plan:

@@ -42,7 +42,7 @@ def ready(router: ChainRouter) -> set[str]:
     [
         ({"policy": "adaptive"}, {"small", "middle", "target"}),
         ({"policy": "paper"}, {"small", "middle", "target"}),
-        ({"policy": "ssd-smallest"}, {"small", "target"}),
+        ({"policy": "smallest"}, {"small", "target"}),
         ({"policy": "static", "chain": ["middle", "target"]}, {"middle", "target"}),
         ({"policy": "target-only"}, {"target"}),
     ],

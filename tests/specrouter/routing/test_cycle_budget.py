@@ -27,10 +27,10 @@ HOW: dict[str, dict[str, Any]] = {
     "adaptive, whole": {"trees": {"selection": "whole"}},
     "global-greedy": {"trees": {"selection": "global-greedy"}},
     "adaserve": {"trees": {"selection": "slo", "shape": "adaserve"}},
-    "static tree": {"policy": "ssd-smallest", "trees": {"shape": "static", "selection": "whole"}},
+    "static tree": {"policy": "smallest", "trees": {"shape": "static", "selection": "whole"}},
     "paper": {"policy": "paper"},
     "a chain of three": {"policy": "static", "chain": TRIPLE, "depth": 5, "width": 2},
-    "spec-8": {"policy": "ssd-smallest", "depth": 8, "width": 1},
+    "spec-8": {"policy": "smallest", "depth": 8, "width": 1},
 }
 OVERRIDES: tuple[SpeculationOverride, ...] = (
     None,

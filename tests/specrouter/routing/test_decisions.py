@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from specrouter.config import SchedulerConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.catch_up import CycleCatchUp
+from specrouter.routing.chain_policy import Models
 from specrouter.routing.decisions import (
     INTERVAL,
     CycleDecisions,
@@ -16,7 +17,7 @@ from specrouter.routing.decisions import (
     rows_of_mode,
     workload_of,
 )
-from specrouter.routing.scheduler import ModelChainScheduler, Models
+from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
 from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS, flat, rising, snapshot
 

@@ -652,7 +652,7 @@ def test_requests_of_the_scheduler_draft_with_what_there_is_room_for() -> None:
     assert reason == "small>big has no room beside what others draft with"
     policies: list[dict[str, Any]] = [
         {"policy": "static", "chain": PAIR},
-        {"policy": "ssd-smallest"},
+        {"policy": "smallest"},
     ]
     for policy in policies:
         fixed = Planned(Request(), most_models=2, **policy)
@@ -1061,7 +1061,7 @@ def test_only_goodput_lets_requests_sit_out(settings: dict[str, Any]) -> None:
         (Speculation(chain=PAIR), {}),
         (None, {"policy": "static", "chain": PAIR}),
         (None, {"policy": "target-only"}),
-        (None, {"policy": "ssd-smallest"}),
+        (None, {"policy": "smallest"}),
         (None, {"trees": {"selection": "whole"}}),
         ("off", {"trees": {"selection": "slo"}}),
     ],

@@ -240,7 +240,7 @@ def limited(most: int, policy: str = "adaptive", **settings: Any) -> ModelChainS
 def test_chains_whose_members_have_no_room_at_once_are_no_candidates() -> None:
     assert set(limited(2).candidates) == {ALONE, PAIR, TWIN, ("middle", "big")}
     assert limited(1).candidates == (ALONE,)
-    assert limited(1, "ssd-smallest").choose(snapshot({}), ONE, Models(ALL)).chain == ALONE
+    assert limited(1, "smallest").choose(snapshot({}), ONE, Models(ALL)).chain == ALONE
     assert TRIPLE in limited(3).candidates
     assert TRIPLE not in limited(2).choose(two_pairs(0.1), ONE, Models(ALL)).predicted_ms
 
@@ -303,9 +303,9 @@ def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> No
 
 
 def test_the_smallest_drafter_has_weights() -> None:
-    assert choose(snapshot({}), "ssd-smallest").chain == PAIR
+    assert choose(snapshot({}), "smallest").chain == PAIR
     names, sizes = ("ngram", "middle", "big"), {"ngram": 0, "middle": 100, "big": 1000}
-    config = SchedulerConfig(policy="ssd-smallest")
+    config = SchedulerConfig(policy="smallest")
 
     def chain(*members: str) -> Chain:
         smallest = ModelChainScheduler(config, members, sizes, "big")
@@ -313,7 +313,7 @@ def test_the_smallest_drafter_has_weights() -> None:
 
     assert chain(*names) == ("middle", "big")
     assert chain("ngram", "big") == ALONE
-    assert choose(snapshot({}), "ssd-smallest", available=frozenset()).chain == ALONE
+    assert choose(snapshot({}), "smallest", available=frozenset()).chain == ALONE
 
 
 def test_the_target_only_policy_never_speculates() -> None:
@@ -341,7 +341,7 @@ def test_the_paper_policy_takes_the_least_of_its_formula_and_rejects_hard() -> N
 # What a caller or the configuration fixes
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "paper", "static", "ssd-smallest"])
+@pytest.mark.parametrize("policy", ["adaptive", "paper", "static", "smallest"])
 def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) -> None:
     known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
     chain = PAIR if policy == "static" else None

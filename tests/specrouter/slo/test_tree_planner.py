@@ -404,7 +404,7 @@ def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
         ({"policy": "static", "chain": PAIR}, "whole"),
         ({"policy": "static", "chain": PAIR, "nodes": 3}, "global-greedy"),
         ({"policy": "paper"}, "whole"),
-        ({"policy": "ssd-smallest"}, "whole"),
+        ({"policy": "smallest"}, "whole"),
     ],
 )
 def test_policies_that_fix_their_trees_verify_them(

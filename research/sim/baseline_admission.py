@@ -8,11 +8,11 @@ Sarathi-Serve (OSDI '24), Algorithm 3; both as SLOs-Serve (arXiv 2504.08784), se
 configures them.
 """
 
-from specrouter.slo.admission import Admission, AdmissionPolicy, those_that_fit
+from specrouter.slo.admission import Admission, Admit, those_that_fit
 from specrouter.view import EngineView
 
 
-def prefill_first(batch_tokens: int) -> AdmissionPolicy:
+def prefill_first(batch_tokens: int) -> Admit:
     """Whole prompts, as many as fit in `batch_tokens`, at least one; nobody decodes meanwhile."""
 
     def policy(view: EngineView) -> Admission:
@@ -40,7 +40,7 @@ def prefill_first(batch_tokens: int) -> AdmissionPolicy:
     return policy
 
 
-def decode_first(batch_tokens: int) -> AdmissionPolicy:
+def decode_first(batch_tokens: int) -> Admit:
     """A token for each that decodes, and chunks of prompts in what is left of `batch_tokens`."""
 
     def policy(view: EngineView) -> Admission:

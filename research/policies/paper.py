@@ -1,4 +1,9 @@
-"""Equation 7 of SpecRouter as it was published, for the policy `paper`."""
+"""The policy `paper`: SpecRouter's chains as they were published.
+
+Every level costs W times the model's time, which is one moving average; the acceptance rate is a
+function of the similarity alone; intermediates pass on only what they accepted; the chain is chosen
+in every cycle. Source: SpecRouter, section 4.2, Equation 7, Algorithm 1; section 4.3.
+"""
 
 from itertools import pairwise
 
@@ -6,6 +11,26 @@ from specrouter.profile.acceptance import UNTRIED_ALPHA, similarity_to_acceptanc
 from specrouter.profile.cycle_times import curve_of
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
+from specrouter.routing.chain_policy import Candidates, ChainPolicy, Situation
+from specrouter.view import ChainDecision
+
+
+class Paper(ChainPolicy):
+    learns = hard_rejection = decides_every_cycle = True
+
+    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+        shape = self.shape(now.limits)
+        predicted = {
+            chain: predict_paper(chain, now.snapshot, shape.depth)
+            for chain in pool.reachable(now.models)
+        }
+        best = min(predicted, key=lambda chain: predicted[chain])
+        return ChainDecision(
+            best, shape, hard_rejection=True, predicted_ms=predicted, reason="least by Equation 7"
+        )
+
+
+PAPER = Paper()
 
 
 def predict_paper(chain: Chain, snapshot: PerformanceSnapshot, depth: int) -> float:

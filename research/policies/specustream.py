@@ -9,17 +9,19 @@ For a constant rate a they settle at a/2, which is no volatility, and a volatile
 drafts, against the text. `acceptances` keeps the rates themselves, so that the flow's magnitude is
 the mean acceptance rate: high and stable means deep. Equations 15 and 16 let the recent throughput
 grow without bound; Algorithm 4, which takes the measured one, is what is built. More in
-docs/design.md.
+research/FIGURES.md.
 
 Pure: what a request's flow was comes in with the view, and goes out with the plan.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specrouter.view import EngineView, Flow, RequestView
+from specrouter.request.params import Chain
+from specrouter.routing.chain_policy import Candidates, ChainPolicy, RequestDepth, Situation
+from specrouter.view import ChainDecision, EngineView, RequestView
 
 HISTORY = 10  # h: of the flow vector
 _BASE_DEPTH = 5  # d_base
@@ -31,45 +33,55 @@ _MICRO_BATCH_TOKENS = 16 * 5  # Equation 14
 
 
 @dataclass(frozen=True)
-class Speculating:
-    """Of a request in one cycle. `depth`: before rounding; `micro_batch`: requests that may draft
-    at once with trees of that depth."""
+class Flow:
+    """What is remembered of a request.
 
-    depth: float
-    flow: Flow
+    Attributes:
+        vector: the last values, circularly; empty before the first.
+        updates: so far; `drafts`: of the request, at the last one.
+    """
 
-    @property
-    def levels(self) -> int:
-        return round(self.depth)
-
-    @property
-    def micro_batch(self) -> int:
-        return max(1, math.floor(_MICRO_BATCH_TOKENS / self.depth))
+    vector: tuple[float, ...] = ()
+    updates: int = 0
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
-class SpecuStream:
-    """`remembers`: what the flow vector holds; `deltas` is as printed."""
+class SpecuStream(ChainPolicy):
+    """The smallest drafter, or `scheduler.chain`; each request sets its own depth.
+
+    `remembers`: what the flow vector holds; `deltas` is as printed.
+    """
 
     remembers: Literal["deltas", "acceptances"] = "deltas"
+    learns = takes_chain = drafts_paths = True
+    default_depth = 20  # of the chain; `depths` says how much of it is used
 
-    def adapted(self, view: EngineView) -> dict[int, Speculating]:
+    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+        chain = pool.config.chain or pool.smallest_pair()
+        return ChainDecision(pool.usable(chain, now.models), self.shape(now.limits))
+
+    def chains(self, pool: Candidates) -> Sequence[Chain]:
+        return (pool.config.chain or pool.smallest_pair(),)
+
+    def depths(self, view: EngineView) -> dict[int, RequestDepth]:
         """By id, of the running requests."""
         rows = len(view.running) + view.free_rows
         load, tokens_per_s = len(view.running) / max(rows, 1), throughput(view)
         return {
-            one.id: self._adapted(one, view.standing.flows, load, tokens_per_s)
+            one.id: self._adapted(one, view.standing.memories, load, tokens_per_s)
             for one in view.running
         }
 
     def _adapted(
         self, request: RequestView, flows: Mapping[int, Flow], load: float, tokens_per_s: float
-    ) -> Speculating:
+    ) -> RequestDepth:
         flow = flows.get(request.id, Flow())
         if request.drafts > flow.drafts:  # news: of more than one draft the last is known
             flow = self.updated(flow, request.acceptance, request.drafts)
         depth = self.depth(flow, request.acceptance, load, tokens_per_s)
-        return Speculating(depth, flow)
+        together = max(1, math.floor(_MICRO_BATCH_TOKENS / depth))
+        return RequestDepth(levels=round(depth), together=together, memory=flow)
 
     def updated(self, flow: Flow, acceptance: float, drafts: int) -> Flow:
         """Equation 8. `drafts`: of the request so far."""
@@ -87,22 +99,10 @@ class SpecuStream:
         return min(max(depth, LEAST_DEPTH), MOST_DEPTH)
 
 
-def micro_batch(
-    adapted: Mapping[int, Speculating],
-    requests: Mapping[int, RequestView],
-    waited: Mapping[int, int],
-) -> list[int]:
-    """The rows of requests that draft equally deep that do so in this cycle: who has sat out most
-    cycles in a row comes first.
-
-    Args:
-        adapted: by id; `requests`: by row; `waited`: cycles by id.
-    """
-    order = sorted(requests, key=lambda row: -waited.get(requests[row].id, 0))
-    most = min(adapted[one.id].micro_batch for one in requests.values())
-    return sorted(order[:most])
-
-
 def throughput(view: EngineView) -> float:
     """Tokens/s of the requests that decode, each in its current stage; 0.0 before their first."""
     return sum(one.decoded / one.decode_ms * 1000 for one in view.running if one.decode_ms > 0.0)
+
+
+SPECUSTREAM = SpecuStream("deltas")
+SPECUSTREAM_FIXED = SpecuStream("acceptances")

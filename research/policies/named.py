@@ -1,0 +1,50 @@
+"""The named policies of the papers, beside those that `bench load` knows.
+
+Those of papers are as published. `vllm*` and `sarathi` are simulated only.
+
+Sources: AdaServe (EuroSys '26), sections 5.2, 6.1 and 6.3; SLOs-Serve (arXiv 2504.08784), section
+6; StreamServe (arXiv 2604.09562), section 3.5; SpecRouter, section 4.2.
+"""
+
+from dataclasses import replace
+
+from specrouter.bench import named_policies
+from specrouter.bench.named_policies import NamedPolicy, fixed_depth
+from specrouter.slo.serve.prefill_budget import MOST_SPECULATED
+
+
+def _simulated(policy: NamedPolicy, admission: str) -> NamedPolicy:
+    return replace(policy, admission=admission, is_live=False)
+
+
+def _published(name: str) -> str:
+    return f"research.policies:{name}"
+
+
+_PREFILL_FIRST, _DECODE_FIRST = "prefill-first", "decode-first"  # research.sim.baseline_admission
+_ALONE = named_policies.BASELINES["target-only"]
+
+BASELINES: dict[str, NamedPolicy] = {
+    **named_policies.BASELINES,
+    "vllm": _simulated(_ALONE, _PREFILL_FIRST),
+    "sarathi": _simulated(_ALONE, _DECODE_FIRST),
+    "vllm-spec-4": _simulated(fixed_depth(4), _PREFILL_FIRST),
+    "vllm-spec-6": _simulated(fixed_depth(6), _PREFILL_FIRST),
+    "vllm-spec-8": _simulated(fixed_depth(8), _PREFILL_FIRST),
+    # Always speculate, the first with SpecInfer's tree, the second with those of Equations 8 and 9.
+    "specinfer": NamedPolicy(chains="smallest", selection=_published("SPECINFER")),
+    "equal-greedy": NamedPolicy(chains="smallest", selection=_published("EQUAL_GREEDY")),
+}
+POLICIES: dict[str, NamedPolicy] = {
+    **BASELINES,
+    **named_policies.POLICIES,
+    "paper": NamedPolicy(chains=_published("PAPER"), selection="whole"),
+    "adaserve": NamedPolicy(chains="smallest", selection=_published("ADASERVE")),
+    "adaserve-slo-phase": NamedPolicy(
+        chains="smallest", selection=_published("ADASERVE_SLO_PHASE")
+    ),
+    # As deep as any tier may speculate; admission says how deep each does.
+    "slos-serve": replace(fixed_depth(MOST_SPECULATED - 1), admission=_published("SLOS_SERVE")),
+    "specustream": NamedPolicy(chains=_published("SPECUSTREAM"), selection="whole"),
+    "specustream-fixed": NamedPolicy(chains=_published("SPECUSTREAM_FIXED"), selection="whole"),
+}

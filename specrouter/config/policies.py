@@ -1,0 +1,42 @@
+"""The policies that a configuration may name, by the key that names them."""
+
+from specrouter.registry import Registry
+
+CHAIN_POLICIES = Registry(
+    "chain policy",
+    "specrouter.routing.chain_policy:ChainPolicy",
+    {
+        "adaptive": "specrouter.routing.adaptive:ADAPTIVE",
+        "static": "specrouter.routing.chain_policy:STATIC",
+        "smallest": "specrouter.routing.chain_policy:SMALLEST",
+        "target-only": "specrouter.routing.chain_policy:TARGET_ONLY",
+    },
+)
+NODE_SELECTIONS = Registry(
+    "node selection",
+    "specrouter.slo.node_selection:NodeSelection",
+    {
+        "goodput": "specrouter.slo.node_selection:GOODPUT",
+        "global-greedy": "specrouter.slo.node_selection:GLOBAL_GREEDY",
+        "whole": "specrouter.slo.node_selection:WHOLE",
+    },
+)
+ADMISSION_POLICIES = Registry(
+    "admission policy",
+    "specrouter.slo.admission:AdmissionPolicy",
+    {
+        "slo": "specrouter.slo.serve.slo_admission:SLO",
+        "fcfs": "specrouter.slo.admission:FCFS",
+    },
+)
+REPLICA_POLICIES = Registry(
+    "replica policy",
+    "specrouter.cluster.policy:ReplicaPolicy",
+    {
+        "slo": "specrouter.cluster.policy:SLO",
+        "flowguard": "specrouter.cluster.policy:FLOWGUARD",
+        "join-shortest": "specrouter.cluster.policy:JOIN_SHORTEST",
+        "p2c": "specrouter.cluster.policy:P2C",
+        "round-robin": "specrouter.cluster.policy:ROUND_ROBIN",
+    },
+)

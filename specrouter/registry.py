@@ -1,0 +1,70 @@
+"""Registry: policies of one kind by name, those that come with SpecRouter and one's own.
+
+A policy that comes with SpecRouter is imported when it is first asked for. One's own is registered
+in Python (`register`), or named `package.module:NAME` in a configuration file (`find`), which
+imports it in every process that reads the configuration, replicas included. Requests cannot name
+policies.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+
+class Registry:
+    """Args:
+    kind: what the policies are, for messages, such as "chain policy".
+    base: "module:Class" that each is an instance of.
+    built_in: "module:NAME" by name.
+    """
+
+    def __init__(self, kind: str, base: str, built_in: Mapping[str, str]) -> None:
+        self._kind = kind
+        self._base = base
+        self._built_in = built_in
+        self._found: dict[str, Any] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that are registered, built-in ones first."""
+        return tuple(dict.fromkeys((*self._built_in, *self._found)))
+
+    def register(self, name: str, policy: Any) -> None:
+        """Makes `policy` known as `name`, which may replace an earlier one of one's own.
+
+        Raises:
+            ValueError: `name` is a built-in policy's.
+            TypeError: it is no policy of this kind.
+        """
+        if name in self._built_in:
+            raise ValueError(f"{name!r} is a {self._kind} that comes with SpecRouter")
+        self._found[name] = self._checked(name, policy)
+
+    def find(self, name: str) -> Any:
+        """The policy of this name, or of `package.module:NAME`, which is imported.
+
+        Raises:
+            ValueError: there is none, or it cannot be imported.
+        """
+        if name not in self._found:
+            address = self._built_in.get(name, name)
+            module, colon, attribute = address.partition(":")
+            if not (colon and module and attribute):
+                raise ValueError(
+                    f"no {self._kind} {name!r}; there are {', '.join(self.names)}, and one's own as"
+                    " package.module:NAME"
+                )
+            self._found[name] = self._imported(name, module, attribute)
+        return self._found[name]
+
+    def _imported(self, name: str, module: str, attribute: str) -> Any:
+        try:
+            return self._checked(name, getattr(import_module(module), attribute))
+        except Exception as error:  # what an import runs may fail in any way
+            raise ValueError(f"{self._kind} {name!r}: {type(error).__name__}: {error}") from error
+
+    def _checked(self, name: str, policy: Any) -> Any:
+        module, _, base = self._base.partition(":")
+        if not isinstance(policy, getattr(import_module(module), base)):
+            raise TypeError(f"{name!r} must be an instance of {module}.{base}")
+        return policy

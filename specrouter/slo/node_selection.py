@@ -1,0 +1,131 @@
+"""NodeSelection: what a policy for nodes is, and those that come with SpecRouter.
+
+A selection picks, of the trees that were drafted in a cycle, the nodes that the target verifies. To
+write one, subclass `NodeSelection`, override `selector`, and name an instance of it in a
+configuration: `trees.selection: my_package.my_module:MY_SELECTION`.
+
+Contract: pure. The selector that is returned is good for one cycle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrouter.cycle import Candidates, DraftShape, TreeSelector
+from specrouter.profile.time_curve import ForwardTimes
+from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
+from specrouter.slo.value import needed_rates
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """How far the decoding requests have come, and what they have to attain, [B] each."""
+
+    rows: Ints  # ascending
+    decode_ms: Floats  # since the first token
+    decoded: Ints  # tokens after the first
+    waited: Ints  # cycles in a row that they have sat out
+    tpot_ms: Floats  # NaN without an objective
+    rates: Floats  # tokens per ms that are needed, see `needed_rates`
+
+    @classmethod
+    def made(
+        cls,
+        rows: Ints,
+        decode_ms: Floats,
+        decoded: Ints,
+        remaining: Ints,
+        waited: Ints,
+        tpot_ms: Floats,
+    ) -> Progress:
+        """With the rates that follow. `remaining`: tokens that each may still gain."""
+        rates = needed_rates(decode_ms, decoded, remaining, tpot_ms)
+        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates)
+
+    def at(self, rows: Ints) -> Ints:
+        return np.searchsorted(self.rows, rows)
+
+    def of(self, rows: Ints) -> Progress:
+        """Of some of the requests; `rows` ascending."""
+        if len(rows) == len(self.rows):
+            return self
+        at = self.at(rows)
+        return Progress(*(getattr(self, one.name)[at] for one in fields(self)))
+
+
+class NodeSelection:
+    """Attributes:
+    takes_whole_trees: all that is drafted is verified, so drafts are no larger than what pays.
+    takes_quotations: drafts may be lengthened by quotations of earlier text, because nodes that are
+        not worth their time are not verified.
+    plans_cycles: who drafts in a cycle, and with which trees, is chosen by what its requests still
+        need for their objectives.
+    branching: the branches of every node, level by level, where trees have a fixed form.
+    reshapes: `shape` says how large drafts are, whatever the chain policy chose.
+    """
+
+    takes_whole_trees: bool = False
+    takes_quotations: bool = False
+    plans_cycles: bool = False
+    branching: tuple[int, ...] | None = None
+    reshapes: bool = False
+
+    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        """Picks the nodes of one cycle.
+
+        Args:
+            progress: of the requests that decode.
+            cost: milliseconds of the cycle, by verified nodes.
+            budget_nodes: of all requests together, without their roots.
+        """
+        raise NotImplementedError
+
+    def shape(self, target: ForwardTimes, requests: int, budget_tokens: int | None) -> DraftShape:
+        """Of the drafts of so many requests, where the selection `reshapes`."""
+        raise NotImplementedError
+
+
+class _Goodput(NodeSelection):
+    """The budget that brings most tokens in time, objectives first; see `most_valuable`."""
+
+    takes_quotations = plans_cycles = True
+
+    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return partial(self._select, progress, cost)
+
+    @staticmethod
+    def _select(
+        progress: Progress, cost: CycleCost, rows: Ints, candidates: Candidates, aside: int
+    ) -> Bools:
+        return most_valuable(candidates, progress.rates[progress.at(rows)], cost.beside(aside))
+
+
+class _GlobalGreedy(NodeSelection):
+    """The likeliest nodes of all requests, without objectives."""
+
+    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return lambda rows, candidates, aside: global_greedy(
+            candidates, max(0, budget_nodes - aside)
+        )
+
+
+class Whole(NodeSelection):
+    """All nodes."""
+
+    takes_whole_trees = True
+
+    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return lambda rows, candidates, aside: whole(candidates)
+
+
+GOODPUT = _Goodput()
+GLOBAL_GREEDY = _GlobalGreedy()
+WHOLE = Whole()
