@@ -12,6 +12,7 @@ from pathlib import Path
 from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain, default_config
 from specrouter.cli.bench import measured, options_from
 from specrouter.cli.bench_load import add_load_arguments
+from specrouter.cli.serve import add_serve, serve_asked
 from specrouter.logs import configure_logs
 
 
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_figures(commands)
     _add_simulate(commands)
+    _add_serve(commands)
     arguments = parser.parse_args(argv)
     from modelpool.errors import ConfigError  # after the arguments, whose errors come at once
 
@@ -116,6 +118,26 @@ def _simulate(arguments: argparse.Namespace) -> int:
         arguments.config = default_config("bench-cpu.yaml")
     options = SimulateOptions(**options_from(SimulateOptions, arguments))
     return measured(partial(simulate, options), partial(write_load, options=options))
+
+
+def _add_serve(commands: Commands) -> None:
+    parser = add_serve(commands)
+    parser.description = "`specrouter serve`, with published policies."
+    parser.add_argument(
+        "--policy", nargs="+", required=True, metavar="NAME",
+        help="paper, adaserve, adaserve-slo-phase, equal-greedy, specinfer, slos-serve, "
+        "specustream, specustream-fixed, flowguard-printed (with a cluster), or one that `bench "
+        "load` knows; flowguard-printed goes together with another one",
+    )  # fmt: skip
+    parser.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from research.policies.named import settings_of
+
+    # What is asked for by itself comes last, and counts.
+    arguments.settings = [*settings_of(arguments.policy), *arguments.settings]
+    return serve_asked(arguments)
 
 
 if __name__ == "__main__":

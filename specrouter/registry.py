@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from modelpool.errors import ConfigError
+
 
 class Registry:
     """Args:
@@ -44,16 +46,15 @@ class Registry:
         """The policy of this name, or of `package.module:NAME`, which is imported.
 
         Raises:
-            ValueError: there is none, or it cannot be imported.
+            ConfigError: there is none, or it cannot be imported; its field is left to the caller.
         """
         if name not in self._found:
             address = self._built_in.get(name, name)
             module, colon, attribute = address.partition(":")
             if not (colon and module and attribute):
-                raise ValueError(
-                    f"no {self._kind} {name!r}; there are {', '.join(self.names)}, and one's own as"
-                    " package.module:NAME"
-                )
+                known = ", ".join(self.names)
+                reason = f"no {self._kind} {name!r}; there are {known}, and one's own"
+                raise ConfigError("", f"{reason} as package.module:NAME")
             self._found[name] = self._imported(name, module, attribute)
         return self._found[name]
 
@@ -61,7 +62,8 @@ class Registry:
         try:
             return self._checked(name, getattr(import_module(module), attribute))
         except Exception as error:  # what an import runs may fail in any way
-            raise ValueError(f"{self._kind} {name!r}: {type(error).__name__}: {error}") from error
+            reason = f"{self._kind} {name!r}: {type(error).__name__}: {error}"
+            raise ConfigError("", reason) from error
 
     def _checked(self, name: str, policy: Any) -> Any:
         module, _, base = self._base.partition(":")

@@ -6,7 +6,10 @@ Sources: AdaServe (EuroSys '26), sections 5.2, 6.1 and 6.3; SLOs-Serve (arXiv 25
 6; StreamServe (arXiv 2604.09562), section 3.5; SpecRouter, section 4.2.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+from modelpool.errors import ConfigError
 
 from specrouter.bench import named_policies
 from specrouter.bench.named_policies import NamedPolicy, fixed_depth
@@ -48,3 +51,25 @@ POLICIES: dict[str, NamedPolicy] = {
     "specustream": NamedPolicy(chains=_published("SPECUSTREAM"), selection="whole"),
     "specustream-fixed": NamedPolicy(chains=_published("SPECUSTREAM_FIXED"), selection="whole"),
 }
+# Which replica a request goes to, in a scenario with a cluster.
+ROUTING = {"flowguard-printed": _published("FLOWGUARD_PRINTED")}
+
+
+def settings_of(names: Sequence[str]) -> Iterator[str]:
+    """What `--set` is given for a policy of each kind, as KEY=VALUE.
+
+    Raises:
+        ConfigError: a name is unknown, or can only be simulated.
+    """
+    for name in names:
+        if name in ROUTING:
+            yield f"cluster.routing.policy={ROUTING[name]}"
+            continue
+        chosen = POLICIES.get(name)
+        if chosen is None or not chosen.is_live:
+            live = [each for each, one in POLICIES.items() if one.is_live]
+            raise ConfigError("--policy", f"{name!r} is none of {', '.join((*live, *ROUTING))}")
+        yield f"scheduler.policy={chosen.chains}"
+        yield f"trees.selection={chosen.selection}"
+        yield f"engine.admission={chosen.admission}"
+        yield from (f"scheduler.{key}={value}" for key, value in chosen.settings.items())

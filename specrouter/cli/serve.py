@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from specrouter.cli.arguments import Commands, complain
+from specrouter.cli.arguments import Commands, Parser, complain
 from specrouter.cli.target import add_fresh_times, add_target, read_asked
 
 logger = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _ENGINE_FAILED = 3
 
 
-def add_serve(commands: Commands) -> None:
+def add_serve(commands: Commands) -> Parser:
     parser = commands.add_parser(
         "serve",
         help="answer HTTP requests until Ctrl-C",
@@ -36,10 +36,11 @@ def add_serve(commands: Commands) -> None:
         "--log-format", choices=("text", "json"), help="of the log (default: the config's, text)"
     )
     add_fresh_times(parser)
-    parser.set_defaults(run=_serve, log_level=None)  # its format is in the configuration
+    parser.set_defaults(run=serve_asked, log_level=None)  # its format is in the configuration
+    return parser
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def serve_asked(arguments: argparse.Namespace) -> int:
     from specrouter.http.keys import network_warnings
     from specrouter.http.serve import EngineFailureError, StoppedWhileLoadingError, serve
     from specrouter.logs import configure_logs
