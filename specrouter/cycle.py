@@ -51,6 +51,16 @@ class Candidates:
         counts: Ints = (self.worth > 0).sum(axis=1)
         return counts
 
+    @classmethod
+    def together(cls, parts: "Sequence[Candidates]") -> "Candidates":
+        """Those of several groups one after the other, as wide as the widest."""
+        width = max(one.worth.shape[1] for one in parts)
+        worth, depths = (
+            [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in arrays]
+            for arrays in ([one.worth for one in parts], [one.depths for one in parts])
+        )
+        return cls(np.concatenate(worth), np.concatenate(depths))
+
     def best(self, counts: Ints) -> Bools:
         """[B, W] the first `counts[i]` nodes of row i in `order`; none below 0."""
         chosen = np.zeros(self.worth.shape, dtype=np.bool_)
@@ -74,6 +84,23 @@ class DraftShape:
 # Of the candidate trees of rows [B], where so many nodes of other trees are verified beside them:
 # what the target verifies, [B, W].
 TreeSelector = Callable[[Ints, Candidates, int], Bools]
+
+
+def select_nodes(
+    selector: TreeSelector, rows: Sequence[Ints], parts: Sequence[Candidates], aside: int
+) -> list[Bools]:
+    """What the target verifies of each group, [B, W]: a selector looks at all groups at once.
+
+    Args:
+        rows: [B] of each group; `parts`: its candidates.
+        aside: nodes of other trees that are verified beside them.
+    """
+    chosen = selector(np.concatenate(rows), Candidates.together(parts), aside)
+    ends = np.cumsum([len(one) for one in rows])
+    return [
+        chosen[end - len(own) : end, : part.worth.shape[1]]
+        for own, part, end in zip(rows, parts, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

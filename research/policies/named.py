@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from modelpool.errors import ConfigError
-
 from specrouter.bench import named_policies
 from specrouter.bench.named_policies import NamedPolicy, fixed_depth
 from specrouter.slo.serve.prefill_budget import MOST_SPECULATED

@@ -15,7 +15,6 @@ Not simulated: failures, loading, shadow evaluations, and the engine's own work 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +26,11 @@ from research.sim.text import DrawnTrees, SimulatedTexts
 from specrouter.cycle import (
     CATCH_UP_TOKENS,
     LEAST_CHUNK,
-    Candidates,
     ChainGroup,
     Commit,
     CyclePlan,
     CycleResult,
+    select_nodes,
     share_shortest_first,
 )
 from specrouter.profile.acceptance import JudgedTrees
@@ -238,17 +237,6 @@ def _select(plan: CyclePlan, drafts: Sequence[_Draft]) -> None:
         return
     aside = sum(int(one.chosen.sum()) for one in drafted if not one.group.leaves_choice)
     candidates = [one.trees.candidates for one in free if one.trees is not None]
-    width = max(one.worth.shape[1] for one in candidates)
-    together = Candidates(
-        np.concatenate([_padded(one.worth, width) for one in candidates]),
-        np.concatenate([_padded(one.depths, width) for one in candidates]),
-    )
-    rows = np.concatenate([one.rows for one in free])
-    chosen, start = plan.selector(rows, together, aside), 0
-    for one in free:
-        stop = start + len(one.rows)
-        one.chosen, start = chosen[start:stop, : one.chosen.shape[1]], stop
-
-
-def _padded(values: NDArray[Any], width: int) -> NDArray[Any]:
-    return np.pad(values, ((0, 0), (0, width - values.shape[1])))
+    chosen = select_nodes(plan.selector, [one.rows for one in free], candidates, aside)
+    for one, own in zip(free, chosen, strict=True):
+        one.chosen = own

@@ -12,6 +12,7 @@ from typing import Protocol
 from research.sim.machine import Machine
 from research.sim.text import SimulatedTexts, gain_over_law, learned
 from specrouter.cycle import CyclePlan, CycleResult
+from specrouter.engine.view_builder import SNAPSHOT_CYCLES
 from specrouter.profile.acceptance import JudgedTrees, TreeAcceptance
 from specrouter.profile.learning import learn_cycle
 from specrouter.profile.profiler import PerformanceProfiler
@@ -26,7 +27,6 @@ from specrouter.profile.time_regression import TimeRegression, TimeSample
 
 _MODES = (False, True)  # of sampling
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # of the forwards that are profiled
-_SNAPSHOT_CYCLES = 3  # that a snapshot is good for, as the engine's
 
 
 class Knowledge(Protocol):
@@ -76,7 +76,7 @@ class Learned:
         self._known = self._profiler.snapshot()
 
     def snapshot(self) -> PerformanceSnapshot:
-        if self._cycles % _SNAPSHOT_CYCLES == 0:
+        if self._cycles % SNAPSHOT_CYCLES == 0:
             self._known = self._profiler.snapshot()
         return self._known
 

@@ -71,8 +71,12 @@ class SimulatedRequest:
 
     @property
     def has_objective(self) -> bool:
-        """That may still be attained."""
-        return self.request.has_objective and not self.is_declined
+        """Whether it came with one."""
+        return self.request.has_objective
+
+    @property
+    def admission_key(self) -> float:
+        return self.sent_s
 
     def cancel(self) -> None:
         self.is_cancelled = True

@@ -8,10 +8,9 @@ but for chance, so it says nothing of how true predictions are on a real machine
 The same requests, seeds and policy give the same figures, whatever ran before.
 """
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import LoadRequest
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import NODE_SELECTIONS
+from specrouter.engine.admission_queue import AdmissionQueue
 from specrouter.engine.policies import Policy, planner_of
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.planner import Plan, Planner
@@ -38,7 +38,6 @@ from specrouter.slo.node_selection import NodeSelection
 from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView
 
-_WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 _NOT_SENT = -1  # id of a request that is only shown
 
 # What each cycle was decided from, and what was decided.
@@ -74,7 +73,7 @@ class SimulatedService:
 
     def __post_init__(self) -> None:
         self._running: dict[int, SimulatedRequest] = {}  # by row, in the order of admission
-        self._waiting: list[SimulatedRequest] = []  # by arrival
+        self._waiting = AdmissionQueue[SimulatedRequest]()
         self.use("target-only")
 
     # The service
@@ -109,7 +108,7 @@ class SimulatedService:
         self._executor = SimulatedExecutor(machine, texts, rows, knowledge, draws)
         self._margin = PaceMargin()
         self._views = SimulatedViews(machine, rows, self._margin)
-        self._running, self._waiting = {}, []
+        self._running, self._waiting = {}, AdmissionQueue()
         self._cycle, self._is_stuck = 0, False
 
     @property
@@ -147,7 +146,7 @@ class SimulatedService:
         if budget is not None and sent.reserve_tokens > budget:
             sent.refusal = f"needs {sent.reserve_tokens} KV tokens of {budget}"
         else:
-            insort(self._waiting, sent, key=lambda one: one.sent_s)
+            self._waiting.push(sent)
             self._is_stuck = False
         return sent
 
@@ -158,7 +157,7 @@ class SimulatedService:
             self._cycle,
             self._now_s,
             {row: one for row, one in self._running.items() if not one.is_done},
-            [one for one in self._waiting if not one.is_done],
+            self.waiting,
             self._knowledge.snapshot(),
             self._policy.standing,
         )
@@ -207,7 +206,8 @@ class SimulatedService:
 
     @property
     def waiting(self) -> list[SimulatedRequest]:
-        return [one for one in self._waiting if not one.is_done]
+        """In their order."""
+        return [one for one in self._waiting.first_of(len(self._waiting)) if not one.is_done]
 
     @property
     def reserved_tokens(self) -> int:
@@ -247,8 +247,7 @@ class SimulatedService:
             del self._running[row]
             if request.is_promised and not request.is_cancelled:
                 self._margin.note(kept=request.kept_pace)
-        if any(one.is_done for one in self._waiting):
-            self._waiting = [one for one in self._waiting if not one.is_done]
+        self._waiting.take_out(lambda one: one.is_done)
 
     def _view(self) -> EngineView:
         """Of a new cycle. Who waits is in it though no row is free: one may be taken back."""
@@ -257,17 +256,10 @@ class SimulatedService:
             self._cycle,
             self._free_s,
             self._running,
-            self._shown(),
+            self._waiting.shown(),
             self._knowledge.snapshot(),
             self._policy.standing,
         )
-
-    def _shown(self) -> list[SimulatedRequest]:
-        """As the engine's queue shows them."""
-        first = self._waiting[:_WAITING_SHOWN]
-        asking = islice((one for one in self._waiting if one.has_objective), _WAITING_SHOWN)
-        seen = {one.id for one in first}
-        return [*first, *(one for one in asking if one.id not in seen)]
 
     def _admit(self, view: EngineView, admission: Admission) -> EngineView:
         """Gives requests their rows; takes back those of others, who keep their tokens."""
@@ -283,7 +275,7 @@ class SimulatedService:
             self._rows.close(request.row)
             del self._running[request.row]
             request.row = None
-            insort(self._waiting, request, key=lambda one: one.sent_s)
+            self._waiting.push(request)
         placed: dict[int, int] = {}
         for each in admission.admitted:
             request = by_id[each]
@@ -292,8 +284,8 @@ class SimulatedService:
             request.is_promised |= each in admission.promised
             self._rows.read[self.machine.target][row] = request.kv_tokens
             request.row, request.kv_tokens = row, 0  # a row that is taken back loses them
+            self._waiting.remove(request)
             self._running[row] = request
         budget = self.machine.kv_tokens
         assert budget is None or self._rows.reserved_tokens <= budget, "beyond the memory"
-        self._waiting = [one for one in self._waiting if one.row is None]
         return view.without(admission.preempted).admitted(placed)

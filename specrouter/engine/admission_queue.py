@@ -7,27 +7,43 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
-from specrouter.request.running import RunningRequest
+WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 
 
-def _asks(request: RunningRequest) -> bool:
+class Waiting(Protocol):
+    """A request that waits; `has_objective`: it came with one."""
+
+    is_declined: bool
+
+    @property
+    def admission_key(self) -> float: ...
+
+    @property
+    def has_objective(self) -> bool: ...
+
+
+RequestT = TypeVar("RequestT", bound=Waiting)
+
+
+def _asks(request: Waiting) -> bool:
     """Has it an objective that may still be attained?"""
-    return request.objective is not None and not request.is_declined
+    return request.has_objective and not request.is_declined
 
 
-class AdmissionQueue:
+class AdmissionQueue(Generic[RequestT]):
     """Belongs to the engine's thread; its length may be asked for anywhere."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, RunningRequest]] = []
+        self._heap: list[tuple[float, int, RequestT]] = []
         self._arrivals = itertools.count()
         self._objectives = 0  # requests that came with one and wait
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def __iter__(self) -> Iterator[RunningRequest]:
+    def __iter__(self) -> Iterator[RequestT]:
         """The first one first, all others in no order."""
         return (request for *_, request in self._heap)
 
@@ -36,18 +52,18 @@ class AdmissionQueue:
         """Does anybody wait who came with an objective?"""
         return self._objectives > 0
 
-    def push(self, request: RunningRequest) -> None:
-        self._objectives += request.objective is not None
+    def push(self, request: RequestT) -> None:
+        self._objectives += request.has_objective
         heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
 
     def first_of(
-        self, count: int, those: Callable[[RunningRequest], bool] = lambda request: True
-    ) -> list[RunningRequest]:
+        self, count: int, those: Callable[[RequestT], bool] = lambda request: True
+    ) -> list[RequestT]:
         """At most so many, in their order."""
         found = (item for item in self._heap if those(item[-1]))
         return [request for *_, request in heapq.nsmallest(count, found)]
 
-    def shown(self, count: int) -> list[RunningRequest]:
+    def shown(self, count: int = WAITING_SHOWN) -> list[RequestT]:
         """The first, in their order, and behind them whoever else is among the first that have
         objectives: many without any in front do not hide them from admission."""
         first = self.first_of(count)
@@ -57,16 +73,16 @@ class AdmissionQueue:
         asking = self.first_of(count, _asks)
         return [*first, *(request for request in asking if id(request) not in seen)]
 
-    def remove(self, request: RunningRequest) -> None:
+    def remove(self, request: RequestT) -> None:
         if self._heap[0][-1] is request:
             heapq.heappop(self._heap)
-            self._objectives -= request.objective is not None
+            self._objectives -= request.has_objective
         else:
             self.take_out(lambda waiting: waiting is request)
 
-    def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
+    def take_out(self, leaves: Callable[[RequestT], bool]) -> list[RequestT]:
         """Those that leave without having been admitted."""
-        out, staying = list[RunningRequest](), list[tuple[float, int, RunningRequest]]()
+        out, staying = list[RequestT](), list[tuple[float, int, RequestT]]()
         for item in self._heap:
             if leaves(item[-1]):
                 out.append(item[-1])
@@ -75,7 +91,7 @@ class AdmissionQueue:
         if out:
             heapq.heapify(staying)
             self._heap = staying
-            self._objectives -= sum(request.objective is not None for request in out)
+            self._objectives -= sum(request.has_objective for request in out)
         return out
 
 

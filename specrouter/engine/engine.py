@@ -23,7 +23,7 @@ from specrouter.config import (
 )
 from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_log import AdmissionRecord
-from specrouter.engine.admission_queue import waiting_time_s
+from specrouter.engine.admission_queue import WAITING_SHOWN, waiting_time_s
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.engine_state import EngineState
@@ -60,8 +60,6 @@ from specrouter.view import EngineView, Standing
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
-
-_WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 
 
 class Engine:
@@ -303,9 +301,9 @@ class Engine:
         has_row = len(book.running) < self._manager.rows
         with self._faults.part("planning"):
             has_row |= self._planning.policies.preempts and book.has_objectives
-        first = list(itertools.islice(book.waiting, _WAITING_SHOWN if has_row else 0))
+        first = list(itertools.islice(book.waiting, WAITING_SHOWN if has_row else 0))
         with self._faults.part("planning"):  # else as they stand in the queue, its first one first
-            first = book.waiting.shown(_WAITING_SHOWN) if has_row else []
+            first = book.waiting.shown() if has_row else []
         waiting = {request.handle.request_id: request for request in first}
         admission = None
         with self._faults.part("planning"):

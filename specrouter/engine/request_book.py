@@ -41,7 +41,7 @@ class RequestBook:
     lengths: OutputLengths = field(default_factory=OutputLengths)
     admissions: AdmissionLog = field(default_factory=AdmissionLog)
     prefixes: PrefixLog = field(default_factory=PrefixLog)
-    waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
+    waiting: AdmissionQueue[RunningRequest] = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
     margin: PaceMargin = field(default_factory=PaceMargin)

@@ -16,7 +16,7 @@ from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import StateManager, TokenChain
 
-_SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
+SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
 _NOTHING = Objective(None, None)
 
 
@@ -80,7 +80,7 @@ class ViewBuilder:
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
         """After a shadow evaluation there is news."""
         known, age = self._snapshot, cycle - self._snapshot_cycle
-        if known is None or age >= _SNAPSHOT_CYCLES or standing.evaluated_at == cycle - 1:
+        if known is None or age >= SNAPSHOT_CYCLES or standing.evaluated_at == cycle - 1:
             known = self._snapshot = self._profiler.snapshot()
             self._output_tokens = self._lengths.quantiles()
             self._snapshot_cycle = cycle

@@ -7,13 +7,12 @@ the draft was.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from processors import DraftRequest, DraftResult, TokenTree
-from specrouter.cycle import Candidates, ChainGroup, ModelFailure, TreeSelector
+from specrouter.cycle import Candidates, ChainGroup, ModelFailure, TreeSelector, select_nodes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -77,33 +76,18 @@ def leave_selected(
     free = [one for one in drafted if one[0].group.leaves_choice]
     if selector is None or not free:
         return
-    trees = [result.tree for _, result in free]
-    candidates, rows = _candidates(trees, [accept_prob(draft, r.tree) for draft, r in free])
+    parts = [_candidates(result.tree, accept_prob(draft, result.tree)) for draft, result in free]
     whole = [result.tree for draft, result in drafted if not draft.group.leaves_choice]
-    chosen = selector(rows, candidates, sum(int(tree.sizes.sum()) for tree in whole))
-    start = 0
-    for draft, result in free:
-        tree = result.tree
-        own = chosen[start : start + len(tree.rows), : tree.tokens.shape[1]]
-        start += len(tree.rows)
-        if not tree.holds_parents(own):
+    aside = sum(int(tree.sizes.sum()) for tree in whole)
+    rows = [result.tree.rows for _, result in free]
+    for (draft, result), own in zip(free, select_nodes(selector, rows, parts, aside), strict=True):
+        if not result.tree.holds_parents(own):
             raise ValueError("the selection has nodes without their parents")
         draft.selected = own
-        draft.result = replace(result, tree=tree.keep(own))
+        draft.result = replace(result, tree=result.tree.keep(own))
 
 
-def _candidates(
-    trees: Sequence[TokenTree], accept_probs: Sequence[Floats]
-) -> tuple[Candidates, Ints]:
-    """Trees one after the other, as wide as the widest, and their rows."""
-    width = max(tree.tokens.shape[1] for tree in trees)
-
-    def stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1]))) for p in parts])
-
-    rows, worth = np.concatenate([tree.rows for tree in trees]), stacked(accept_probs)
-    if not np.isfinite(worth).all():
+def _candidates(tree: TokenTree, accept_prob: Floats) -> Candidates:
+    if not np.isfinite(accept_prob).all():
         raise ValueError("how likely nodes are accepted is no number")
-    return Candidates(worth, stacked([tree.depths for tree in trees])), rows
+    return Candidates(accept_prob, tree.depths)

@@ -94,6 +94,11 @@ class RunningRequest:
         return replace(self.spec, generated=tuple(self._tokens), params=params)
 
     @property
+    def has_objective(self) -> bool:
+        """Whether it came with one."""
+        return self.objective is not None
+
+    @property
     def has_begun(self) -> bool:
         """Whether its caller has seen a token, of this attempt or of one before."""
         return bool(self.produced_tokens or self.spec.arrivals)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 
 
-def queue_of(keys: list[float], asking: Collection[int] = ()) -> tuple[AdmissionQueue, list[Any]]:
+def queue_of(
+    keys: list[float], asking: Collection[int] = ()
+) -> tuple[AdmissionQueue[Any], list[Any]]:
     """`asking`: places of those that have an objective."""
-    queue = AdmissionQueue()
+    queue = AdmissionQueue[Any]()
     requests = [
-        SimpleNamespace(
-            admission_key=key, objective="any" if place in asking else None, is_declined=False
-        )
+        SimpleNamespace(admission_key=key, has_objective=place in asking, is_declined=False)
         for place, key in enumerate(keys)
     ]
     for request in requests:
-        queue.push(cast(Any, request))
+        queue.push(request)
     return queue, requests
 
 
-def drained(queue: AdmissionQueue) -> list[Any]:
+def drained(queue: AdmissionQueue[Any]) -> list[Any]:
     found = []
     while queue:
         [first] = queue.first_of(1)
@@ -70,10 +70,10 @@ def test_the_queue_knows_whether_anybody_asks(waiting: list[tuple[float, bool, b
     queue, requests = queue_of(keys, asking)
     leaving = {id(requests[place]) for place, (*_, leaves) in enumerate(waiting) if leaves}
     queue.take_out(lambda request: id(request) in leaving)
-    assert queue.has_objectives is any(one.objective is not None for one in queue)
+    assert queue.has_objectives is any(one.has_objective for one in queue)
     while queue:
         queue.remove(queue.first_of(1)[0])
-        assert queue.has_objectives is any(one.objective is not None for one in queue)
+        assert queue.has_objectives is any(one.has_objective for one in queue)
 
 
 def test_the_pace_is_that_of_requests_that_end_while_others_wait() -> None:

@@ -63,6 +63,7 @@ class Request:
         self.spec: Any = name
         self.continuation: Any = name
         self.objective = None
+        self.has_objective = False
         self.is_declined = self.rejects = self.is_promised = self.finished = False
         self.handle = Handle(number)
         self.row: int | None = None
@@ -137,7 +138,7 @@ def test_one_that_no_row_can_be_found_for_ends_alone() -> None:
 def test_a_row_is_free_again_whatever_failed_after_it_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def odd(queue: AdmissionQueue, request: Any) -> None:
+    def odd(queue: AdmissionQueue[Any], request: Any) -> None:
         raise IndexError
 
     book, (first,) = book_of("a")
