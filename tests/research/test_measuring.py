@@ -19,10 +19,8 @@ from research.studies import (
     drafter_speed,
     int8_quality,
     int8_speed,
-    quoting_ceiling,
     token_profile,
 )
-from specrouter.bench.prompts import BenchPrompt
 from specrouter.profile.calibration import Calibration
 from specrouter.scenarios import scenario_folder
 
@@ -95,29 +93,6 @@ def test_the_speed_with_a_drafter_is_told_of_all_recorded_rounds(
 def test_a_pool_without_the_drafter_is_not_measured() -> None:
     with pytest.raises(SystemExit, match="the pool has no twin"):
         drafter_speed.main(["--drafter", "twin", "--rounds", "1"])
-
-
-def test_what_quotations_could_bring_is_counted_pass_by_pass() -> None:
-    phrase = list(range(20))
-    # The text changes one token of what it quotes: there the drafter goes on, if there is one.
-    one = BenchPrompt("edits", "", tuple(phrase * 3), (*phrase[:8], 30, *phrase[9:]))
-    costs = quoting_ceiling.Costs(20.0, 1.0, 0.5, 0.1)
-    right = quoting_ceiling.Drafter([0.9] * 20, [True] * 20)
-    tallies = {}
-    for name, drafter, with_tails in (
-        ("alone", None, False),
-        ("beside", right, False),
-        ("tails", right, True),
-    ):
-        tally = tallies[name] = quoting_ceiling.Tally()
-        quoting_ceiling.Replay(one, 64, Calibration(), costs).run(drafter, with_tails, tally)
-        assert tally.tokens == len(one.recorded)
-        assert tally.ms >= 20.0 * tally.passes
-    assert tallies["tails"].passes < tallies["beside"].passes < tallies["alone"].passes
-    wrong = quoting_ceiling.Drafter([0.9] * 20, [False] * 20)
-    tally = quoting_ceiling.Tally()
-    quoting_ceiling.Replay(one, 64, Calibration(), costs).run(wrong, True, tally)
-    assert tally.passes >= tallies["alone"].passes, "it takes the place of short quotations"
 
 
 @pytest.mark.parametrize("weights", ["auto", pytest.param("int8", marks=needs_int8)])
