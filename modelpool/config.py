@@ -71,32 +71,28 @@ class ModelConfig(BaseModel):
     """One member of the pool.
 
     Attributes:
-        name: to ask for it by, in chains; without spaces, ">" and ",".
-        source: `bundled:NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
-            `hub:ORG/NAME`; `quantised:TARGET`: the target's twin, its weights in int8, to draft
-            for it or to stand between it and a smaller drafter, on the CPU; or no model: `suffix`
-            drafts what followed the same tokens, however many, in the request's own text and in its
-            tenant's earlier outputs, `ngram` what followed at most four in the request's own text.
-        dtype: "auto" is the checkpoint's, except for a half-precision member that runs on the CPU
-            and is faster in float32: if it has fewer than 8M parameters and is not the target, or
-            if the CPU has no kernels for its dtype (bfloat16 wants AVX-512 or better, float16 more
-            than that) and there is memory for twice the bytes. A drafter's dtype never changes
-            the output.
-        weights: of the linear layers. `auto` is the checkpoint's (compressed-tensors W8A8 is read
-            as it is), `int8` quantises them when the model is loaded: half the bytes of bfloat16,
-            and another text. On the CPU alone; one that cannot sum int8 exactly (no VNNI) keeps
-            them plain, with a warning.
-        device: "auto" (by free memory, the largest model first), "cpu", "cuda" or "cuda:N".
-        threads: CPU threads of its forwards. By default 1 for a member of fewer than 4M
-            parameters that is not the target and runs on the CPU, else torch's setting when the
-            pool is made.
+        name: the name in chains, and of the target for clients; without spaces, ">" and ",".
+        source: `hub:ORG/NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
+            `bundled:NAME`; `quantised:TARGET`: the target with int8 weights, on the CPU. Without a
+            model: `suffix` quotes the request's text and its tenant's earlier outputs, `ngram` the
+            request's text by contexts of at most four tokens.
+        dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
+            parameters and where the CPU has no kernels for a half precision (bfloat16 needs
+            AVX-512), if there is memory.
+        weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8);
+            `int8` quantises at load, which changes the text. CPU only; one without VNNI keeps plain
+            weights, with a warning.
+        device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or
+            `cuda:N`.
+        threads: CPU threads of its forwards. By default 1 for a drafter of fewer than 4M
+            parameters, else torch's setting.
         attention: as `pool.attention`, for this member.
-        tensor_parallel: devices that share each layer: 1, and more are refused. A model that is too
-            large for one device is spread over several by whole layers (`device: auto` or `cuda`).
-        inflate_to: at least so many parameters. The member is then the source, a Llama, inflated:
-            the same function at a real model's cost (`modelpool.inflate`), kept in the cache.
+        tensor_parallel: must be 1. A model too large for one device is spread by whole layers
+            (`device: auto` or `cuda`).
+        inflate_to: at least so many parameters: the source, a Llama, is inflated to the same
+            function at a larger model's cost.
         pinned: never evicted when idle.
-        revision: of a hub repository: a branch, a tag or a commit.
+        revision: branch, tag or commit of a hub repository.
         trust_remote_code: runs the repository's own Python code: only for sources that you trust.
     """
 
@@ -154,18 +150,14 @@ class PoolConfig(BaseModel):
 
     Attributes:
         target: the name of the model whose output is served.
-        models: the target, and the models that may draft for it, all with the same tokenizer.
-        max_loaded_models: past it, idle models are evicted, the least recently used first.
-        memory_limit_mb: the same for weights and KV of the loaded models, all devices together.
-        pack_weights: lays out linear weights once where that is faster: on the CPU, bfloat16 with
-            the same bits, and large float32 layers, whose last bit may change but no longer depends
-            on what is computed beside it.
-        attention: the kernels that attend: `sdpa` (PyTorch's, on any device), `path` (plain PyTorch
-            on any device, slow: what `triton` is held against), or on CUDA, where none has run yet,
-            `triton` (each node of a tree has the bits of the same token decoded alone, and tokens
-            are chosen by kernels, too) or `flashinfer` (flashinfer-python; bfloat16 and float16,
-            heads of 64, 128 or 256 numbers; the last bits depend on what is computed beside a row;
-            128 MiB a model beside what is accounted). `auto` is `sdpa`.
+        models: the target and its drafters, all with the same tokenizer.
+        max_loaded_models: beyond it, idle models are evicted, the least recently used first.
+        memory_limit_mb: the same, for weights and KV of the loaded models on all devices.
+        pack_weights: lays out linear weights where that is faster on the CPU; the last bit of large
+            float32 layers may change.
+        attention: kernels. `auto` is `sdpa`, PyTorch's, on any device; `path`: plain PyTorch, slow,
+            to compare with. On CUDA, where neither has run: `triton`, `flashinfer` (half precision,
+            head sizes 64, 128, 256; last bits depend on the batch).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

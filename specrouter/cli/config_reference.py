@@ -23,12 +23,11 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m specrouter.cli.config_reference`, from the classes that check the file. -->
 
-One YAML file per scenario, given with `--config`; without it, the bundled family is served
-(`configs/tiny.yaml`), and `specrouter bench` measures `configs/bench-cpu.yaml`. Keys are strict: an
-unknown one is an error that names it, and suggests the nearest known one; one that is there twice
-is an error, too. Relative paths count from the folder that the command runs in, not from the
-file's. Only `pool` is required. `specrouter check` says what is wrong with a file, and what memory
-its models would take, without loading them.
+One YAML file per scenario, given with `--config`. The default is the bundled family
+(`configs/tiny.yaml`), for `specrouter bench` it is `configs/bench-cpu.yaml`. Only `pool` is
+required. An unknown or repeated key is an error that names it. Relative paths count from the
+working directory. `specrouter check` says what is wrong with a file and what memory its models
+take. Which values to choose: [tuning.md](tuning.md).
 
 ```yaml
 pool:
@@ -43,20 +42,35 @@ slo_classes:
   interactive: {tpot_ms: 50, ttft_ms: 1000}
 ```
 
-`configs/` has ready ones, and `--config` takes their names as well (`--config qwen3`):
-[Qwen2.5](../configs/qwen2.5.yaml), [Qwen3](../configs/qwen3.yaml),
-[Llama 3](../configs/llama3.yaml), [the pool of SpecRouter's paper](../configs/llama2-paper.yaml),
-[the bundled family](../configs/tiny.yaml), [the same with a smaller drafter of those that have no
-weights](../configs/tiny-ngram.yaml), [a pool with the cost ratios of real models, for benchmarks on
-a CPU](../configs/bench-cpu.yaml), [the same with the target in
-int8](../configs/bench-cpu-int8.yaml) or [with drafters that know one kind of text
-each](../configs/bench-specialists.yaml), and the bundled family as [two
-replicas](../configs/cluster-tiny.yaml) and as [a stream pair](../configs/cluster-pair-tiny.yaml).
-Which values to choose is the subject of [tuning.md](tuning.md).
+`--config` also takes the name of a bundled file. Released models with their small siblings:
+[qwen2.5](../configs/qwen2.5.yaml), [qwen3](../configs/qwen3.yaml),
+[llama3](../configs/llama3.yaml), [llama2-paper](../configs/llama2-paper.yaml) (the pool of
+SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),
+[tiny-ngram](../configs/tiny-ngram.yaml), as two replicas
+[cluster-tiny](../configs/cluster-tiny.yaml), as a stream pair
+[cluster-pair-tiny](../configs/cluster-pair-tiny.yaml). Inflated targets for benchmarks:
+[bench-cpu](../configs/bench-cpu.yaml), in int8
+[bench-cpu-int8](../configs/bench-cpu-int8.yaml), with specialised drafters
+[bench-specialists](../configs/bench-specialists.yaml).
 
-Outside of the file: `SPECROUTER_API_KEY` (a key beside `server.api_keys`), `SPECROUTER_CACHE` (the
-folder for measured times and inflated models, by default `$XDG_CACHE_HOME/specrouter`, else
-`~/.cache/specrouter`; it may be deleted), and the hub's own `HF_HOME` and `HF_HUB_OFFLINE`.
+## Environment variables
+
+| variable | meaning |
+|---|---|
+| `SPECROUTER_API_KEY` | of `serve`: a key beside `server.api_keys`; of `cluster` and \
+`bench load --server`: the key to send |
+| `SPECROUTER_CACHE` | folder for measured times and inflated models; by default \
+`$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter` |
+| `OPENAI_API_KEY` | of `bench chains --peer`: the key to send |
+| `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` | the hub's: its cache folder; 1 for downloaded models \
+only; the token for gated models |
+| `OMP_NUM_THREADS` | CPU threads of PyTorch, and so of the target |
+| `CUDA_VISIBLE_DEVICES` | GPUs that may be used |
+| `RAY_AUTH_MODE`, `RAY_AUTH_TOKEN` | Ray's access control; the mode is `token` unless set |
+| `RAY_SERVE_THROUGHPUT_OPTIMIZED` | 1 unless set |
+| `RAY_SERVE_ENABLE_DIRECT_INGRESS`, `RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO`, \
+`RAY_ENABLE_AUTO_CONNECT`, `RAY_USAGE_STATS_ENABLED`, `RAY_worker_niceness` | 0 unless set |
+| `PIP_EXTRA_INDEX_URL` | of `make serve`: where `pip` finds PyTorch's CPU build |
 """
 
 _ATTRIBUTE = re.compile(r"    (\w+(?:, \w+)*): (.*)")
@@ -89,24 +103,34 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
     meanings = attribute_meanings(model)
     properties = model.model_json_schema()["properties"]
     rows = [
-        _row(path, name, field, properties[name], meanings[name])
-        for name, field in model.model_fields.items()
+        _row(path, model, name, properties[name], meanings[name]) for name in model.model_fields
     ]
     yield "\n".join([f"## {path or 'The file'}", "", summary, "", _HEADER, *rows, ""])
     for name, field in model.model_fields.items():
         held = _held_model(field.annotation)
-        if held is not None:
+        if held is not None and name == _first_with(held, model):
             yield from _sections(_place(path, name, field), held)
 
 
-def _row(path: str, name: str, field: FieldInfo, schema: Mapping[str, Any], meaning: str) -> str:
-    if _held_model(field.annotation) is None:
+def _row(
+    path: str, model: type[BaseModel], name: str, schema: Mapping[str, Any], meaning: str
+) -> str:
+    field = model.model_fields[name]
+    held = _held_model(field.annotation)
+    if held is None:
         kind = _type(schema)
     else:
-        place = _place(path, name, field)
+        described = _first_with(held, model)
+        place = _place(path, described, model.model_fields[described])
         kind = f"[{place}](#{re.sub(r'[^a-z_]', '', place.lower())})"
     cells = (f"`{name}`", kind, _default(field), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _first_with(held: type[BaseModel], model: type[BaseModel]) -> str:
+    """The key of `model` whose section describes `held`; others that hold it refer to that."""
+    fields = model.model_fields.items()
+    return next(name for name, field in fields if _held_model(field.annotation) is held)
 
 
 def _place(path: str, name: str, field: FieldInfo) -> str:

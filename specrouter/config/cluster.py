@@ -17,10 +17,10 @@ class ReplicaConfig(Strict):
     """Replicas of one kind. They serve the same pool and the same target as all others.
 
     Attributes:
-        name: of the replica; of several, each gets a number behind it.
-        count: of replicas.
-        threads: of each, on a CPU.
-        device: of all its models, such as `cuda:1`; none: as in `pool`.
+        name: the replica's name; with a count above 1, numbered.
+        count: number of replicas.
+        threads: CPU threads of each.
+        device: device of all its models, such as `cuda:1`; by default as in `pool`.
         engine: keys of the section `engine` that differ here, such as `max_requests`.
     """
 
@@ -42,8 +42,8 @@ class HalfConfig(Strict):
     """A process of a pair. It serves the same pool and the same target as all others.
 
     Attributes:
-        threads: on a CPU.
-        device: of all its models, such as `cuda:1`; none: as in `pool`.
+        threads: CPU threads.
+        device: device of all its models, such as `cuda:1`; by default as in `pool`.
         engine: keys of the section `engine` that differ here, such as `max_requests`.
     """
 
@@ -61,9 +61,9 @@ class PairConfig(Strict):
     """A stream pair: one process reads prompts, another one goes on from what was read.
 
     Attributes:
-        name: of the pair; its halves are called `NAME-prefill` and `NAME-decode`.
-        prefill: reads prompts, and chooses the first token.
-        decode: goes on from there.
+        name: the pair's name; its halves are `NAME-prefill` and `NAME-decode`.
+        prefill: reads prompts and chooses the first token.
+        decode: generates the rest.
     """
 
     name: str = Field(pattern=_NAME)
@@ -83,17 +83,17 @@ class RoutingConfig(Strict):
     """Which replica a request goes to.
 
     Attributes:
-        policy: `slo`: one that can attain its objective, by the replica's own measured times;
-            `flowguard`: StreamServe's score, of the states that replicas told last;
+        policy: `slo`: a replica that can attain the objective, by its own measured times;
+            `flowguard`: StreamServe's score, from states and what was sent since;
             `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random;
             or one's own, as `package.module:NAME`.
-        weights: of FlowGuard's score: cache hits, free memory, an empty queue, idle rows.
-        overload: from which on FlowGuard leaves a replica out: its share of reserved memory plus
-            twice its queue's share of `server.max_waiting`.
-        metrics_s: how often replicas tell their state.
-        stale_s: a replica that has told nothing for so long is not chosen.
-        hops: replicas that may decline a request before it is served without a promise, or refused
-            where it asked for that.
+        weights: weights of FlowGuard's score: cache hits, free memory, empty queue, idle rows.
+        overload: share of reserved memory plus twice the queue's share of `server.max_waiting` from
+            which FlowGuard leaves a replica out.
+        metrics_s: seconds between the states that replicas report.
+        stale_s: seconds without news after which a replica is not chosen.
+        hops: replicas that may decline a request before it is served without a promise, or
+            rejected.
     """
 
     policy: str = "slo"
@@ -123,12 +123,10 @@ class ResumeConfig(Strict):
     """When a request goes on at another replica, with the same text.
 
     Attributes:
-        limit: failures of replicas that a request survives; moves because a replica is emptied do
-            not count.
-        silence_s: after which a replica that tells nothing is taken for dead, and its requests go
-            on elsewhere.
-        endangered: times that a request may go on elsewhere because it would miss its objective
-            where it is, and attain it there.
+        limit: failures of replicas that a request survives.
+        silence_s: seconds without news after which a replica is taken for dead and its requests
+            move.
+        endangered: times that a request may move to attain its objective.
     """
 
     limit: int = Field(default=3, ge=0)
@@ -140,14 +138,15 @@ class ClusterConfig(Strict):
     """Replicas on Ray Serve; needs the extra `cluster` (`pip install 'specrouter[cluster]'`).
 
     Attributes:
-        address: `local` starts Ray on this machine, reachable from it alone; `auto` joins the one
-            that runs here; else the address of one.
-        replicas: of the pool; none only where there are pairs.
-        pairs: of processes, of which one reads prompts and the other one decodes.
-        routing: which of them a request goes to.
-        resume: when it moves to another one.
-        transport: how keys and values get from one half of a pair to the other: `object-store`:
-            Ray's, in place within a machine; `nixl`: not built in yet; `auto`: `object-store`.
+        address: `local` starts Ray on this machine; `auto` joins the Ray that runs here; else the
+            address of one.
+        replicas: whole engines.
+        pairs: engines of two processes, one reading prompts and one decoding. At least one replica
+            or pair is needed.
+        routing: which replica a request goes to.
+        resume: when a request moves to another replica.
+        transport: how keys and values move within a pair: `object-store` (`auto`), Ray's; `nixl` is
+            not built in.
     """
 
     address: str = "local"

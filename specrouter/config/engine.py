@@ -20,48 +20,38 @@ class EngineConfig(Strict):
     """Limits of what runs together.
 
     Attributes:
-        max_requests: rows, that is, requests that run at the same time; others wait.
-        max_model_len: the most tokens of a request, prompt and output.
-        prefill_chunk: prompt tokens that the target reads beside the decoding requests of a cycle,
-            and that each drafter reads of texts it has not seen.
-        kv_budget_tokens: the most tokens that all running requests may reserve together; others
-            wait. It saves no memory, and is not given beside `kv_memory`.
-        kv_memory: what the keys and values of all models together take: a share of all memory of
-            the target's device (0.3 or "30%"), or an amount ("8GiB"). Requests reserve what they
-            may need of it, in blocks of 128 tokens, and wait while there is none; what is left
-            keeps prefixes. By default there is room for `max_requests` requests of
+        max_requests: requests that run at the same time (rows); others wait.
+        max_model_len: the most tokens of a request, prompt and output. KV memory follows from it.
+        prefill_chunk: prompt tokens that the target reads in a cycle beside decoding, and that each
+            drafter reads of a text it has not seen.
+        kv_budget_tokens: tokens that running requests may reserve together; others wait. It saves
+            no memory, and excludes `kv_memory`.
+        kv_memory: memory for keys and values of all models: a share of the target's device (0.3 or
+            "30%"), or an amount ("8GiB"). By default there is room for `max_requests` requests of
             `max_model_len` tokens.
-        prefix_cache: what requests have read is kept for others that begin with the same tokens,
-            while nobody else needs its memory.
-        output_store_tokens: of earlier outputs, which a drafter with `source: suffix` may quote for
-            requests of the same tenant only (API key or `cache_salt`); the oldest make room. A
-            token takes about 0.3 KB. 0 keeps none.
-        output_store_file: where they are written when the service ends, and read from when it
-            starts, by tenant, readable by the service's user only; by default they end with it. It
-            needs a model of the pool with `source: suffix`, and no `cluster`.
-        admission: `fcfs`: first come, first served, moved by priority; `slo`: the same where no
-            request has an objective; else requests whose objectives are attainable come first, in
-            time for all whom it admits, and take rows back from those without, which go on later
-            with the same text; or one's own, as `package.module:NAME`.
-        verification: `shared-noise`: every model chooses with the same noise, so a seed gives one
-            text whatever drafts for it; `rejection`: Leviathan's rule, trees of width 1, exact in
-            distribution, but the text of a seed depends on the chains.
-        exact: `strict` keeps trees at width 1, so that the target's cache and its forwards' shapes
-            are as they would be without branches; it matters in bfloat16 and float16 only, and is
-            always so for a target in float32 whose weights are in int8.
-        preload: loads and times the drafters that the policy may choose before the first request is
-            taken, while there is room for them; otherwise each is when it is first used, while the
-            requests that run wait for it.
-        fresh_times: measures the models' times at the start, instead of those that an earlier start
-            has kept: for a machine that was busy then.
-        overlap_drafting: where all models of a chain but the target are on other devices, half of
-            the requests draft while the target verifies the other half. A cycle then has two passes
-            of the target instead of one, so it pays where a pass over half the requests takes
-            clearly less time; texts are the same.
-        hang_timeout_s: after so many seconds in one forward, a model other than the target is given
-            up; its cycle goes on without it.
-        step_timeout_s: after so many seconds in one cycle, models that are loaded in it included,
-            the engine counts as stuck: every request ends with an error, and the service stops.
+        prefix_cache: keeps what requests have read for others that begin with the same tokens, in
+            memory that no request has reserved.
+        output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for
+            requests of the same tenant (API key or `cache_salt`); about 0.3 KB each; 0 keeps none.
+        output_store_file: keeps these outputs between runs, readable by the service's user only;
+            not with `cluster`.
+        admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
+            objectives can be attained come first, and take rows from those without; without
+            objectives the same as `fcfs`; or one's own, as `package.module:NAME`.
+        verification: `shared-noise`: a seed gives one text whatever drafts; `rejection`:
+            Leviathan's rule, exact in distribution, but a seed's text depends on the chains, and
+            trees have width 1.
+        exact: `strict` keeps trees at width 1, which can matter in bfloat16 and float16; a float32
+            target with int8 weights is always strict.
+        preload: loads and times drafters before the first request, while there is room; otherwise
+            at their first use, for which running requests wait.
+        fresh_times: measures the models' times at the start instead of using kept ones.
+        overlap_drafting: where all drafters of a chain are on other devices than the target, half
+            of the requests draft while the target verifies the other half, in two target passes a
+            cycle.
+        hang_timeout_s: seconds in one forward after which a drafter is given up.
+        step_timeout_s: seconds in one cycle, loading included, after which every request ends with
+            an error and the service stops.
     """
 
     max_requests: int = Field(default=32, ge=1, le=1024)

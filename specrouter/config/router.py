@@ -27,11 +27,11 @@ class RouterConfig(Strict):
     Attributes:
         pool: the models.
         scheduler: how chains are chosen.
-        trees: how large drafts are, and what of them is verified.
+        trees: how large drafts are, and which draft tokens are verified.
         engine: limits of what runs together.
         server: the HTTP service.
-        slo_classes: names for objectives, for requests to ask for.
-        cluster: replicas in processes of their own; none: one engine, in this process.
+        slo_classes: named objectives, for requests to ask for.
+        cluster: replicas in processes of their own; without it, one engine in this process.
     """
 
     pool: PoolConfig

@@ -12,16 +12,15 @@ class SchedulerConfig(Strict):
     """How chains and trees are chosen.
 
     Attributes:
-        policy: `adaptive`: measured times and acceptances decide; `static`: always `chain`, such as
-            the best one that `specrouter bench chains` finds; `smallest`: the smallest drafter and
-            the target; `target-only`: no speculation; or one's own, as `package.module:NAME`.
-        depth: levels of the drafted token trees. Left out, `adaptive` chooses it, and the other
-            policies take 4.
-        width: branches on each level; times the depth at most 64. Left out, `adaptive` chooses it,
-            and the other policies take 1.
-        nodes: of a request's tree, in the mean, that the target verifies: the most probable ones.
-            Left out, `adaptive` chooses it, and the other policies verify whole trees.
-        chain: of `static`: names, weakest first, the target last.
+        policy: `adaptive`: measured times and acceptance decide; `static`: always `chain`;
+            `smallest`: the smallest drafter and the target; `target-only`: no speculation; or one's
+            own, as `package.module:NAME`.
+        depth: levels of the draft trees. By default `adaptive` chooses, and other policies take 4.
+        width: branches on each level; times the depth at most 64. By default `adaptive` chooses,
+            and other policies take 1.
+        nodes: mean number of a tree's nodes that the target verifies. By default `adaptive`
+            chooses, and other policies verify all.
+        chain: model names, weakest first, the target last; for `static`.
     """
 
     policy: str = "adaptive"

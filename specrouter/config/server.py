@@ -22,22 +22,21 @@ class ServerConfig(Strict):
         host: address to listen on; 0.0.0.0 is every interface.
         port: 0 picks a free one.
         max_waiting: requests that may wait for a row; beyond it the answer is 503.
-        max_choices: texts that one HTTP request may ask for: prompts times samples of each.
-        max_body_bytes: of an HTTP request.
-        max_inflight_body_bytes: of the bodies of all requests together that have no answer yet;
-            beyond it the answer is 503. Those of up to 64 KiB do not count.
-        limit_concurrency: connections, and requests that are being answered; beyond it,
-            connections whose request has not arrived are closed, oldest first, and requests but
-            those for `/health` and `/metrics` are answered with 503.
-        request_timeout_s: after which a request ends, waiting or running.
-        drain_s: how long running requests may go on after the signal to stop.
-        api_keys: any of them opens the service, as `Authorization: Bearer KEY`; so does the one in
-            the environment, SPECROUTER_API_KEY. Without any, it is open to all.
-        cors_origins: of web pages that may call the service; "*" is any.
-        log_format: of what is logged to stderr.
+        max_choices: choices of one HTTP request: prompts times samples of each.
+        max_body_bytes: size of an HTTP request's body.
+        max_inflight_body_bytes: size of all bodies over 64 KiB together that have no answer yet;
+            beyond it the answer is 503.
+        limit_concurrency: connections, and requests in progress; beyond it idle connections are
+            closed, and requests get 503.
+        request_timeout_s: seconds after which a request ends, waiting or running.
+        drain_s: seconds that running requests may go on after the signal to stop.
+        api_keys: keys that clients may send as `Authorization: Bearer KEY`, besides
+            SPECROUTER_API_KEY. Without any, the service is open to all.
+        cors_origins: origins of web pages that may call the service; "*" is any.
+        log_format: of the log on stderr.
         chat_template: a file with a Jinja template, instead of the tokenizer's.
-        tool_parser: how the model writes tool calls: `hermes` (Qwen, Hermes), `llama3_json`
-            (Llama 3.1, 3.2), by the chat template (`auto`), or `none`: calls are not read.
+        tool_parser: format of tool calls: `hermes` (Qwen, Hermes), `llama3_json` (Llama 3.1 to
+            3.3), `auto` (as the chat template teaches), or `none`: calls stay text.
     """
 
     host: str = "127.0.0.1"

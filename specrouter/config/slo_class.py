@@ -27,7 +27,7 @@ class StageConfig(Strict):
     must say where they end.
 
     Attributes:
-        tpot_ms: mean time of its output tokens, in milliseconds; the request's first one excluded.
+        tpot_ms: mean time of its tokens, in milliseconds, the request's first token excluded.
         until_tokens: it has so many tokens.
         until_token: it ends with this token: an id, or the text of a single token, such as
             `</think>`.
@@ -44,13 +44,12 @@ class SloConfig(Strict):
     Attributes:
         tpot_ms: mean time of an output token after the first, in milliseconds; above 0, like all.
         ttft_ms: from submission to the first token, in milliseconds.
-        tpot_ratio: `tpot_ms` as so many times what a token takes when the target serves one request
-            alone. Not together with `tpot_ms`.
-        e2e_ms: end-to-end latency, from submission to the last token, in milliseconds.
-        stages: parts of the output, in their order, such as thinking and the answer; not together
-            with `tpot_ms` or `tpot_ratio`.
-        on_unattainable: what becomes of a request whose objective cannot be attained. `reject`: it
-            is answered with 503; `best_effort`: it is served as one without an objective.
+        tpot_ratio: TPOT as a multiple of the target's own for a single request; excludes `tpot_ms`.
+        e2e_ms: from submission to the last token, in milliseconds.
+        stages: parts of the output in order, such as thinking and answer; excludes `tpot_ms` and
+            `tpot_ratio`.
+        on_unattainable: what a request gets whose objective cannot be attained: 503 (`reject`), or
+            service without it (`best_effort`).
     """
 
     tpot_ms: float | None = Field(default=None, strict=True)

@@ -10,13 +10,12 @@ class TreesConfig(Strict):
     """Which nodes of the draft trees the target verifies.
 
     Attributes:
-        selection: `goodput`: maximises the expected rate of tokens that arrive in time;
-            `global-greedy`: the likeliest nodes of all requests, without objectives; `whole`: all
-            nodes; or one's own, as `package.module:NAME`. Left out, adaptive routing takes
-            `goodput`, and the other policies verify whole trees, or their `nodes`.
-        budget_tokens: tokens that the target reads in a cycle, roots and prompts included, for
-            selections that have a budget. Left out, as many as bring most tokens per second by its
-            measured times and the acceptances so far.
+        selection: `goodput`: the highest expected rate of tokens that arrive in time (default of
+            adaptive routing); `whole`: all nodes, or the policy's `nodes` (default of others);
+            `global-greedy`: the likeliest nodes of all requests, without objectives; or one's own,
+            as `package.module:NAME`.
+        budget_tokens: tokens that the target reads in a cycle, prompts included, for selections
+            that have a budget. By default what yields most tokens per second.
     """
 
     selection: str | None = None
