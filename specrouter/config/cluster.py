@@ -85,8 +85,7 @@ class RoutingConfig(Strict):
     Attributes:
         policy: `slo`: a replica that can attain the objective, by its own measured times;
             `flowguard`: StreamServe's score, from states and what was sent since;
-            `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random;
-            or one's own, as `package.module:NAME`.
+            `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
         weights: weights of FlowGuard's score: cache hits, free memory, empty queue, idle rows.
         overload: share of reserved memory plus twice the queue's share of `server.max_waiting` from
             which FlowGuard leaves a replica out.
@@ -96,7 +95,7 @@ class RoutingConfig(Strict):
             rejected.
     """
 
-    policy: str = "slo"
+    policy: str = Field(default="slo", examples=list(REPLICA_POLICIES.names))
     weights: tuple[float, float, float, float] = (0.4, 0.1, 0.3, 0.2)
     overload: float = Field(default=0.85, gt=0, allow_inf_nan=False)
     metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)

@@ -37,7 +37,7 @@ class EngineConfig(Strict):
             not with `cluster`.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
             objectives can be attained come first, and take rows from those without; without
-            objectives the same as `fcfs`; or one's own, as `package.module:NAME`.
+            objectives the same as `fcfs`.
         verification: `shared-noise`: a seed gives one text whatever drafts; `rejection`:
             Leviathan's rule, exact in distribution, but a seed's text depends on the chains, and
             trees have width 1.
@@ -62,7 +62,7 @@ class EngineConfig(Strict):
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
     output_store_file: str | None = None
-    admission: str = "slo"
+    admission: str = Field(default="slo", examples=list(ADMISSION_POLICIES.names))
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True

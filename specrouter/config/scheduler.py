@@ -13,8 +13,7 @@ class SchedulerConfig(Strict):
 
     Attributes:
         policy: `adaptive`: measured times and acceptance decide; `static`: always `chain`;
-            `smallest`: the smallest drafter and the target; `target-only`: no speculation; or one's
-            own, as `package.module:NAME`.
+            `smallest`: the smallest drafter and the target; `target-only`: no speculation.
         depth: levels of the draft trees. By default `adaptive` chooses, and other policies take 4.
         width: branches on each level; times the depth at most 64. By default `adaptive` chooses,
             and other policies take 1.
@@ -23,7 +22,7 @@ class SchedulerConfig(Strict):
         chain: model names, weakest first, the target last; for `static`.
     """
 
-    policy: str = "adaptive"
+    policy: str = Field(default="adaptive", examples=list(CHAIN_POLICIES.names))
     depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
     width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
     nodes: int | None = Field(default=None, ge=1, le=MAX_TREE_TOKENS)

@@ -12,13 +12,12 @@ class TreesConfig(Strict):
     Attributes:
         selection: `goodput`: the highest expected rate of tokens that arrive in time (default of
             adaptive routing); `whole`: all nodes, or the policy's `nodes` (default of others);
-            `global-greedy`: the likeliest nodes of all requests, without objectives; or one's own,
-            as `package.module:NAME`.
+            `global-greedy`: the likeliest nodes of all requests, without objectives.
         budget_tokens: tokens that the target reads in a cycle, prompts included, for selections
             that have a budget. By default what yields most tokens per second.
     """
 
-    selection: str | None = None
+    selection: str | None = Field(default=None, examples=list(NODE_SELECTIONS.names))
     budget_tokens: int | None = Field(default=None, ge=1)
 
     @field_validator("selection")
