@@ -16,7 +16,7 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: help install serve check fast test exact gpu measures replay bench bench-load clients cluster-test \
+.PHONY: help install serve check fast test exact checks gpu measures replay bench bench-load clients cluster-test \
 	fuzz attack soak structures streaming wheel-check clean
 
 .DEFAULT_GOAL := install
@@ -46,11 +46,14 @@ fast: install  ## check, and the tests that load no model: a minute or so
 	$(PYTHON) -m tests.fast_lane $(PARALLEL)
 
 test: check  ## check, and all tests but the long ones
-	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing" $(PARALLEL)
+	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing and not long" $(PARALLEL)
 
 exact: install  ## the long checks of exactness, and what asserts on measured times
 	$(PYTHON) -m pytest -q -m "exact and not timing" $(PARALLEL)
 	$(PYTHON) -m pytest -q -m timing
+
+checks: exact replay wheel-check  ## make exact, recorded decisions, the wheel, and other long tests
+	$(PYTHON) -m pytest -q -m long $(PARALLEL)
 
 gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
 	$(PYTHON) -m pytest -q -m gpu

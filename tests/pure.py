@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 HELP = "skip tests that are marked slow, load a model or start a process"
-LONG_MARKS = ("slow", "gpu", "exact", "timing")
+LONG_MARKS = ("slow", "gpu", "exact", "timing", "long")
 FAST_PROFILE = "fast"
 MAX_EXAMPLES = 10  # of a property that asks for no number of its own
 

@@ -9,7 +9,7 @@ SHARED_BYTES = 99 * 1024  # of a block on the smallest chips of Ampere
 
 
 @needs_triton
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernels_compile_without_spilling() -> None:
     found = compiled_elsewhere()
     assert {one.target for one in found} == set(TARGETS.values())

@@ -14,6 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("specrouter", "processors", "statemgr", "modelpool")
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names of the files in a wheel of this tree. Built in a copy: builds leave folders."""

@@ -17,7 +17,10 @@ from modelpool.config import Weights
 from modelpool.fast.cpu import int8_refusal
 from specrouter import RouterConfig, SamplingParams
 
-pytestmark = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+pytestmark = [
+    pytest.mark.exact,
+    pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal())),
+]
 NEW = 12
 BUNDLED = ("tiny-1m", "tiny-8m")
 

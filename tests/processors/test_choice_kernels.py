@@ -74,7 +74,7 @@ def hostile_logits(count: int, dtype: torch.dtype) -> Tensor:
     return logits
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_choice_is_the_samplers_on_ten_thousand_rows() -> None:
     """Half of them greedy, where ties are many; the others by their noise."""
     requests, each = 100, 100

@@ -15,6 +15,7 @@ from tests.processors.sampling import FULL, VOCAB, random_logits
 from tests.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = [
+    pytest.mark.long,
     needs_triton,
     pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),  # of padding
 ]

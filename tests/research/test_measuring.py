@@ -24,6 +24,8 @@ from research.studies import (
 from specrouter.profile.calibration import Calibration
 from specrouter.scenarios import scenario_folder
 
+pytestmark = pytest.mark.long
+
 needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 

@@ -49,6 +49,7 @@ def test_an_acceptance_that_no_text_has_is_refused(
     assert "--acceptance: must be from 0.35 to 0.95" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_command_simulates_with_the_measured_times_of_a_pool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,6 +70,7 @@ def test_trees_give_the_texts_of_masks(
     assert calls
 
 
+@pytest.mark.long
 def test_trees_over_graphs_give_the_texts_of_the_target_alone(
     small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_sdpa_is_the_plug_in_that_all_models_have() -> None:
 
 
 @needs_triton
+@pytest.mark.long
 def test_triton_is_imported_by_nobody_until_it_is_chosen() -> None:
     """But by torch's compiler, which transformers imports: that is blocked here."""
     script = (

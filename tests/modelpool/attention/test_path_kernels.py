@@ -12,7 +12,7 @@ from tests.modelpool.attention.packs import Pack, Paths
 from tests.pairwise import pairwise
 from tests.triton_interpreter import DEVICE, needs_triton
 
-pytestmark = [needs_triton, pytest.mark.slow]
+pytestmark = [needs_triton, pytest.mark.long]
 
 # Prefixes and trees that end within, at and behind the end of a split of 256 keys.
 PACKS = {

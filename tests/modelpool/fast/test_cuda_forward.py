@@ -83,6 +83,7 @@ def test_changed_models_have_none(change: object) -> None:
 
 
 @needs_triton
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama-biased", "mistral", "qwen3"])
 def test_triton_kernels_say_what_the_reference_says(name: str) -> None:
     from modelpool.attention.path_kernels import path_attention

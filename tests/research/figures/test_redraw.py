@@ -158,6 +158,7 @@ def test_the_same_cell_of_two_figures_runs_once(tmp_path: Path, counted: list[Ce
     assert counted == [LLAMA]
 
 
+@pytest.mark.long
 def test_several_processes_find_the_same(tmp_path: Path) -> None:
     cells = [LLAMA, replace(LLAMA, policy="sarathi")]
     alone = sweep.run_sweep(cells, tmp_path / "one.jsonl", 1)

@@ -400,6 +400,7 @@ def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
 
 
 # Drafts by models alike are often refused for their form; those of others for what they say.
+@pytest.mark.exact
 @pytest.mark.parametrize(("temperature", "noise"), [(0.0, 0.05), (1.0, 0.05), (1.0, 0.7)])
 def test_texts_under_rejection_follow_the_masked_distribution(
     temperature: float, noise: float, tmp_path: Folder, tokens: LLTokenizer

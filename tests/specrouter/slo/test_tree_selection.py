@@ -1,6 +1,6 @@
 """Selections are what AdaServe's algorithms choose one node at a time, for all requests at once.
 
-Random cases are seeded: 22,000 forests in all, half of them with many ties and zeros.
+Random cases are seeded: 9,000 forests in all, half of them with many ties and zeros.
 """
 
 import math
@@ -155,7 +155,7 @@ def test_figure_5_by_the_papers_two_algorithms() -> None:
 
 
 def test_selections_are_trees_within_their_budget() -> None:
-    for case in cases(seed=1, count=few(5000)):
+    for case in cases(seed=1, count=few(2000)):
         for name, chosen in case.chosen(case.budget).items():
             assert case.forest.is_connected(nodes_of(chosen)), (case.number, name)
             assert chosen.sum() <= case.budget, (case.number, name)
@@ -172,7 +172,7 @@ def test_the_two_greedy_phases_leave_nothing_of_the_budget_that_could_be_used() 
 
 
 def test_a_larger_budget_only_adds_nodes() -> None:
-    for case in cases(seed=3, count=few(4000)):
+    for case in cases(seed=3, count=few(1500)):
         less, more = case.chosen(case.budget), case.chosen(case.budget + 1 + case.number % 3)
         for name, chosen in less.items():
             assert (chosen <= more[name]).all(), (case.number, name)
@@ -194,7 +194,7 @@ def test_where_n_max_follows_the_budget_more_budget_may_promise_less() -> None:
 
 
 def test_slo_customized_is_algorithm_2_one_token_less_generous() -> None:
-    some = cases(seed=4, count=few(4000))
+    some = cases(seed=4, count=few(1500))
     large = cases(seed=12, count=20, requests=40, nodes=32)
     for case in chain(some, large):
         expected = algorithm_2(
@@ -211,7 +211,7 @@ def test_slo_customized_is_algorithm_2_one_token_less_generous() -> None:
 
 def test_slo_customized_is_algorithm_1_where_the_beam_holds_its_optimum() -> None:
     held = invalid = 0
-    for case in cases(seed=5, count=few(5000), requests=3):
+    for case in cases(seed=5, count=few(2000), requests=3):
         needs, height = case.needs, int(case.forest.depths.max(initial=0))
         drafted = case.forest.beam(depth=height, width=1 + case.number % 4).candidates
         chosen = slo_customized(drafted, needs, case.budget, UNLIMITED, height)
@@ -224,8 +224,8 @@ def test_slo_customized_is_algorithm_1_where_the_beam_holds_its_optimum() -> Non
         if optimum <= nodes_of(drafted.worth > 0):
             held += 1
             assert nodes_of(chosen) == optimum, case.number
-    assert held >= few(1500)
-    assert invalid >= few(1500)
+    assert held >= few(600)
+    assert invalid >= few(600)
 
 
 def test_algorithm_1_is_optimal_and_invalid_only_where_nothing_is_feasible() -> None:
