@@ -60,7 +60,7 @@ gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
 	$(PYTHON) -m pytest -q tests/modelpool/attention tests/modelpool/fast/test_cuda_forward.py \
 		tests/processors/test_choice_kernels.py tests/processors/test_fused_sampler.py
 
-measures: install  ## the code's shape in figures, beside their goals
+measures: install  ## lines of each room, beside what they should be
 	$(PYTHON) -m checks.measures
 
 replay: install  ## recorded decisions decided again, and some policies in simulated time

@@ -1,40 +1,42 @@
-"""Prints every measure of the code's shape beside its goal; the last line is JSON.
+"""Prints how large each room is, beside what it was and should be.
 
-    python -m checks.measures [--details] [--static] [--root WORK_TREE]
-
-`--static` leaves out what needs a running service (half a minute). `--root` reads the sources of
-another work tree; to measure a running service there too, copy `checks/measures` into it and run
-it from there, as was done for the values before the redesign.
+python -m checks.measures [--root WORK_TREE]
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from checks.measures.catalog import measures
-from checks.measures.table import BEFORE_COMMIT, lines_of
+from checks.measures.rooms import (
+    BEFORE_COMMIT,
+    DOCUMENTS_KB,
+    PRODUCT,
+    ROOMS,
+    Room,
+    function_lines,
+    kilobytes,
+    line_length,
+    lines,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
+_ROW = "{:<30}{:>9}{:>9}{:>9}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m checks.measures", description=__doc__)
-    parser.add_argument("--details", action="store_true", help="list what was counted")
-    parser.add_argument("--static", action="store_true", help="run nothing, read the sources only")
     parser.add_argument("--root", type=Path, default=ROOT, help="the work tree to read")
-    options = parser.parse_args()
-    running = None
-    if not options.static:
-        from checks.measures.running import measure
+    root: Path = parser.parse_args().root
 
-        running = measure()
-    found = measures(options.root, running)
-    print(*lines_of(found), sep="\n")
-    if options.details:
-        for one in found:
-            print(f"\n{one.name}:", *one.details, sep="\n  ")
-    rows = [one.to_json() for one in found]
-    print(json.dumps({"before": BEFORE_COMMIT, "measures": rows}))
+    def row(name: str, room: Room, now: int) -> str:
+        return _ROW.format(name, f"{room.before:,}", f"{now:,}", f"{room.aim:,}")
+
+    print(_ROW.format("lines", BEFORE_COMMIT, "now", "aim"))
+    for name, room in ROOMS.items():
+        print(row(name, room, lines(root, room)))
+    print(row("product with examples", PRODUCT, lines(root, PRODUCT)))
+    print(row("documents, kB", DOCUMENTS_KB, kilobytes(root, DOCUMENTS_KB)))
+    print(f"characters of a line, mean: {line_length(root, PRODUCT):.1f}")
+    print(f"lines of a function, median: {function_lines(root, PRODUCT):g}")
 
 
 if __name__ == "__main__":
