@@ -221,7 +221,6 @@ class Speculative:
     idle_ms: float
     most_ms: float = math.inf
     margin: float = 0.0
-    steps_as_printed: bool = False
     leaves_decoding: ClassVar[bool] = False
 
     @property
@@ -281,5 +280,4 @@ def _speculative(pacing: Speculative, tiers_ms: tuple[float, ...]) -> Speculativ
         pacing.idle_ms,
         pacing.most_ms,
         pacing.margin,
-        pacing.steps_as_printed,
     )

@@ -134,8 +134,6 @@ class SpeculativeBudget:
     alpha: chance that a drafted token is accepted, given that the one before it is.
     idle_ms, most_ms: as in `AutoregressiveBudget`.
     margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
-    steps_as_printed: as many drafting steps as the longest speculation has tokens, as the paper
-        has it; else one less, since nobody drafts the root.
     """
 
     times: BatchTime
@@ -144,7 +142,6 @@ class SpeculativeBudget:
     idle_ms: float
     most_ms: float = np.inf
     margin: float = 0.0
-    steps_as_printed: bool = False
 
     def candidates(self, present: tuple[bool, ...]) -> "_Candidates":
         """Where requests of these tiers decode; worked out once."""
@@ -172,7 +169,7 @@ class SpeculativeBudget:
                     continue
                 lengths = np.where(present, np.argmax(enough, axis=1) + 1, 0)
                 longest = int(lengths.max())
-                steps = longest - (0 if self.steps_as_printed else 1) if longest > 1 else 0
+                steps = max(0, longest - 1)  # the root is not drafted, where the paper counts it
                 tokens = self.times.tokens_within(float(ms), steps)
                 found.append(Speculation(tuple(lengths.tolist()), steps, float(ms), tokens))
         return found
