@@ -143,14 +143,9 @@ async def load(
 
 
 def _begin(router: ClusterRouter, run: Run) -> Dispatcher:
-    """Under the run's policy, with nothing counted yet. That requests move when their objective is
-    in danger is part of `slo`: the others are compared without."""
-    from specrouter.cluster.state_ages import StateAges
+    """Under the run's policy, with nothing counted yet."""
+    from specrouter.cluster.metrics import StateAges
 
-    resume = router.config.cluster.resume if router.config.cluster else None
-    assert resume is not None
-    moves = resume.endangered if run.policy == "slo" else 0
-    object.__setattr__(router._context, "config", resume.model_copy(update={"endangered": moves}))
     dispatcher = router._context.dispatcher
     dispatcher._config = dispatcher._config.model_copy(update={"policy": run.policy})
     dispatcher.ages = StateAges()

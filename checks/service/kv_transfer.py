@@ -27,7 +27,7 @@ import torch
 
 from checks.service.environment import environment, extra, run_module
 from modelpool.probe import KVLayer
-from specrouter.cluster.kv_counter import KVCounter
+from specrouter.cluster.kv_transfer import KVTransfer
 from specrouter.config import EngineConfig
 from statemgr import ModelState, export_row, import_row
 
@@ -46,7 +46,7 @@ class Half:
         self._state = ModelState(layers, 1, tokens + 128, canonical=True)
         self._text = np.arange(tokens + 1)
         self._transport = _link().ObjectStoreTransport()
-        self._counter = KVCounter(self._transport)
+        self._transfer = KVTransfer(self._transport)
 
     def read(self) -> None:
         """What a prefill would leave behind."""
@@ -67,7 +67,7 @@ class Half:
 
     async def take(self, tickets: list[str]) -> float:
         """When the row could go on, by the machine's clock."""
-        taken = await self._counter.taken(tickets)
+        taken = await self._transfer.received(tickets)
         for part in taken.take() if taken else ():
             import_row(self._state, 0, part, self._text, "fp")
         ready_s = time.monotonic()
@@ -119,14 +119,14 @@ def _measured(mib: int, rounds: int) -> dict[str, Any]:
         _node_ip_address="127.0.0.1",
     )
     try:
-        desk = link.start_desk()
+        mailbox = link.start_mailbox()
         for dtype in _DTYPES:
             size = getattr(torch, dtype).itemsize
             tokens = mib * 2**20 // (_LAYERS * 2 * _HEADS * _DIM * size)
             found = _handed_over(tokens, dtype, rounds if dtype == _DTYPES[0] else 1)
             figures = figures or {"mib": mib, "tokens": tokens, "rounds": rounds, **found}
             figures[f"equal_in_{dtype}"] = found["equal"]
-        del desk
+        del mailbox
     finally:
         link.ray.shutdown()
     return figures

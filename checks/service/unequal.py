@@ -27,7 +27,7 @@ from research.simulate import simulated_machine
 from specrouter import ChainRouter, RouterConfig, SamplingParams
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.cluster.state import ReplicaState
-from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
+from specrouter.config import RoutingConfig, TreesConfig
 from specrouter.config.policies import REPLICA_POLICIES
 from specrouter.profile.time_curve import TimeCurve
 
@@ -83,13 +83,11 @@ class Unequal:
         ]
 
     def cluster(self, policy: str) -> SimulatedCluster:
-        """That requests move when their objective is in danger is part of `slo`, as live."""
-        resume = ResumeConfig(endangered=1 if policy == "slo" else 0)
         makes = {
             name: lambda slow=slow, told=told: TellingReplica(self.service(slow), told=told)
             for name, slow, told in zip(("fast", "slow"), (1.0, _SLOW), self.told, strict=True)
         }
-        return SimulatedCluster(makes, ClusterSettings(RoutingConfig(policy=policy), resume))
+        return SimulatedCluster(makes, ClusterSettings(RoutingConfig(policy=policy)))
 
 
 def measured_machine(row_ms: float) -> Machine:

@@ -15,7 +15,7 @@ from research.sim.cluster.replica import SimulatedReplica
 from research.sim.service import SimulatedService
 from specrouter.bench.load_figures import figures
 from specrouter.bench.replay import Outcome
-from specrouter.config import ResumeConfig, RoutingConfig
+from specrouter.config import RoutingConfig
 
 _REFUSALS = ("refused", "no replica is ready")  # 503
 OVERLOAD = 4.0  # times the capacity
@@ -31,7 +31,6 @@ class ClusterKind:
         replicas are whole.
     mean_up_s: of each replica, between failures; None: none fails.
     max_waiting, rejects: see `ClusterSettings`.
-    endangered: see `ResumeConfig`.
     """
 
     name: str = ""
@@ -41,7 +40,6 @@ class ClusterKind:
     mean_up_s: float | None = None
     max_waiting: int | None = None
     rejects: bool = False
-    endangered: int = 1
 
     def cluster(
         self,
@@ -57,7 +55,6 @@ class ClusterKind:
             failures = drawn_failures(replicas, until_s, self.mean_up_s, _DOWN_S, seed)
         settings = ClusterSettings(
             RoutingConfig(policy=policy),
-            ResumeConfig(endangered=self.endangered),
             failures=failures,
             max_waiting=self.max_waiting,
             rejects=self.rejects,

@@ -53,11 +53,11 @@ def attainability(
     # What is told is a mean; its engine keeps back as much, for prompts that come meanwhile.
     careful_ms = max(tpot_ms, told.tpot_ms / (1.0 - state.pace_margin))
     slack, why = _slack(request, ttft_ms, careful_ms, total_ms)
-    endangered = state.tightest_tpot_ms
-    if request.objective and endangered is not None and careful_ms > endangered and slack >= 0:
+    promised_ms = state.tightest_tpot_ms
+    if request.objective and promised_ms is not None and careful_ms > promised_ms and slack >= 0:
         # Those that run were promised theirs first.
-        slack = 1.0 - careful_ms / endangered
-        why = f"{careful_ms:.0f} ms a token, where {endangered:.0f} ms are promised to another"
+        slack = 1.0 - careful_ms / promised_ms
+        why = f"{careful_ms:.0f} ms a token, where {promised_ms:.0f} ms are promised to another"
     return Attainability(ttft_ms, tpot_ms, total_ms, slack, why)
 
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from specrouter.cluster.admission import expected_at
 from specrouter.cluster.correction import NOTHING, Expected
-from specrouter.cluster.endangered import Course, Escape, escape
 from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.metrics import StateAges
 from specrouter.cluster.pairs import StreamPair, arranged
 from specrouter.cluster.policy import RoutingSettings, rank, unread
 from specrouter.cluster.prefix_index import PrefixIndex
 from specrouter.cluster.resume import Progress, draw
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
-from specrouter.cluster.state_ages import StateAges
 from specrouter.config import RoutingConfig
 from specrouter.request.output import Feasible
 from specrouter.request.spec import RequestSpec
@@ -89,18 +88,6 @@ class Dispatcher:
         choices, left_out = arranged(fresh or again, self.pairs)
         ranking = rank(self._config.policy, request, choices, self._settings)
         return replace(ranking, excluded={**excluded, **left_out, **ranking.excluded})
-
-    def escape(self, course: Course, replica: str, keys: Sequence[bytes]) -> Escape | None:
-        """Where a request should go on, whose objective is in danger at a replica. Who is at the
-        half of a pair that reads leaves it soon."""
-        pair = next((one for one in self.pairs.values() if replica in one.halves), None)
-        views = self._views(time.monotonic(), keys)
-        here = next((view for view in views if view.name == replica), None)
-        if here is None or (pair is not None and replica == pair.prefill):
-            return None
-        own = {replica} if pair is None else {pair.name, *pair.halves}
-        others = [one for one in arranged(views, self.pairs)[0] if one.name not in own]
-        return escape(course, here, others, self._fleet.members[replica].left)
 
     def expected(self, replica: str, request: RoutedRequest, keys: Sequence[bytes]) -> Expected:
         """Of an attempt at a replica."""

@@ -1,4 +1,4 @@
-"""Fleet: the replicas as the router knows them, and who is to be told when one is lost.
+"""Fleet: the replicas as the router knows them, and what they can take together.
 
 Contract: a replica is alive as long as it speaks. Each is listened to for as long as the fleet is
 open; what it told last counts from when it was heard. One that is silent for `silence_s`, or whose
@@ -11,70 +11,27 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
 
 from modelpool.errors import ConfigError
-from specrouter.cluster.correction import Expected, Experience, Measured, corrections
-from specrouter.cluster.link import Feed, ReplicaLink, ReplicaReport
+from specrouter.cluster.correction import Expected, Measured, corrections
+from specrouter.cluster.link import Feed, ReplicaLink
+from specrouter.cluster.member import InFlight, Member, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
-from specrouter.cluster.stay import Cause, Moved, Stay, Told
 from specrouter.config import ClusterConfig
 
 logger = logging.getLogger(__name__)
-
-Standing = Literal["ready", "silent", "lost", "draining", "failed"]
 
 _LOST = ("lost", "draining", "failed")  # who is silent may still have all that it had
 _WATCH_S = 0.1  # how often silence is looked for
 _AGAIN_S = 0.2  # before a replica that was lost is listened to anew
 
 
-@dataclass(eq=False)
-class Member:
-    """A replica.
-
-    Attributes:
-        standing: whether it is chosen; only "ready" is.
-        heard_s: when it spoke last; `told_s`: by itself.
-        moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
-        left: requests whose objective was in danger, that went away since `state`.
-        experience: of how true its times are.
-    """
-
-    link: ReplicaLink
-    standing: Standing = "lost"
-    why: str = "has not told anything yet"
-    state: ReplicaState | None = None
-    told: ReplicaState | None = None
-    report: ReplicaReport | None = None
-    heard_s: float = 0.0
-    told_s: float = 0.0
-    stays: set[Stay] = field(default_factory=set)
-    attempts: int = 0
-    declined: int = 0
-    left: int = 0
-    experience: Experience = field(default_factory=Experience)
-    moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
-
-    @property
-    def name(self) -> str:
-        return self.link.name
-
-    @property
-    def is_over(self) -> bool:
-        """It will not come back."""
-        return self.standing == "failed" and not self.link.is_replaced
-
-    def note(self, state: ReplicaState, now_s: float) -> None:
-        self.state, self.heard_s, self.left = state, now_s, 0
-
-
 class Fleet:
     """Args: `links`: at least one."""
 
     def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
-        self.members = {link.name: Member(link) for link in links}
+        self.members = {link.name: Member(link=link) for link in links}
         self._config = config
         self.fingerprint: str | None = None  # of all, once all have told theirs
         self._changed = asyncio.Event()
@@ -148,7 +105,7 @@ class Fleet:
             return None
         if age_s > self._config.routing.stale_s:
             return None
-        sent = [stay.prompt_tokens for stay in list(member.stays) if not stay.is_counted]
+        sent = [one.prompt_tokens for one in list(member.in_flight) if not one.is_counted]
         return ReplicaView(member.name, state, told, now_s - member.heard_s, len(sent), sum(sent))
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -161,25 +118,25 @@ class Fleet:
             return
 
     @contextmanager
-    def stay(self, name: str, prompt_tokens: int, expected: Expected) -> Iterator[Stay]:
+    def attempt(self, name: str, prompt_tokens: int, expected: Expected) -> Iterator[InFlight]:
         """Within it, an attempt is at a replica, and told when it has to leave. What comes of it is
         compared with what was expected."""
         member = self.members[name]
-        stay = Stay(asyncio.Queue(), prompt_tokens, time.monotonic())
+        attempt = InFlight(asyncio.Queue(), prompt_tokens, time.monotonic())
         member.attempts += 1
-        member.stays.add(stay)
+        member.in_flight.add(attempt)
         try:
-            yield stay
+            yield attempt
         finally:
-            member.stays.discard(stay)
-            measured = Measured.of(expected, stay.began_s, stay.came)
+            member.in_flight.discard(attempt)
+            measured = Measured.of(expected, attempt.began_s, attempt.came)
             member.experience = member.experience.after(measured)
 
     def drain(self, name: str) -> None:
         """No request goes there any more; those that are there go on elsewhere."""
         member = self.members[name]
         self._set(member, "draining", "it is being restarted")
-        self._evict(member, "drain", f"{name} is emptied")
+        member.evict("drain", f"{name} is emptied")
 
     async def restarted(self, name: str, timeout_s: float) -> None:
         """Puts a new replica in the place of a drained one. Raises `TimeoutError`, and whatever
@@ -219,26 +176,24 @@ class Fleet:
                 why = f"{type(error).__name__}: {error}"
             if member.standing not in ("failed", "draining"):
                 self._set(member, "lost", why)
-                self._evict(member, "lost", f"{member.name} is lost: {why}")
+                member.evict("lost", f"{member.name} is lost: {why}")
             await asyncio.sleep(_AGAIN_S)
 
     def _hear(self, member: Member, news: Feed) -> None:
         now_s = time.monotonic()
         member.note(news.state, now_s)
         member.told, member.told_s = news.state, now_s
-        for stay in member.stays:
-            stay.inbox.put_nowait(Told())
         if news.report is not None:
             member.report = news.report
         if member.standing == "draining":
             return
         if self.fingerprint not in (None, news.state.fingerprint):
             self._set(member, "failed", "it serves another target, dtype or version")
-            self._evict(member, "lost", f"{member.name} has come back as another one")
+            member.evict("lost", f"{member.name} has come back as another one")
             return
         if news.state.status == "failed":
             self._set(member, "failed", news.state.failure or "it has stopped")
-            self._evict(member, "lost", f"{member.name} has failed: {news.state.failure}")
+            member.evict("lost", f"{member.name} has failed: {news.state.failure}")
         elif news.state.status == "draining":
             self.drain(member.name)
         elif member.standing != "ready":
@@ -255,7 +210,7 @@ class Fleet:
             for member in self.members.values():
                 if member.standing == "ready" and now_s - member.told_s > limit_s:
                     self._set(member, "silent", f"no news for {limit_s:g} s")
-                    self._evict(member, "silence", f"{member.name} is silent for {limit_s:g} s")
+                    member.evict("silence", f"{member.name} is silent for {limit_s:g} s")
 
     def _set(self, member: Member, standing: Standing, why: str) -> None:
         if member.standing != standing:
@@ -266,12 +221,52 @@ class Fleet:
         member.standing, member.why = standing, why
         self._changed.set()
 
-    def _evict(self, member: Member, cause: Cause, reason: str) -> None:
-        for stay in list(member.stays):
-            stay.inbox.put_nowait(Moved(cause, reason))
-
 
 def _is_cancelled() -> bool:
     """Has somebody asked the running task to end?"""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+class FleetLimits:
+    """What a request may be, so that every replica can serve it, since it may have to move to any
+    of them. By the last states of all, those that are lost included."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    @property
+    def max_request_tokens(self) -> int:
+        return min(state.max_request_tokens for state in self._states())
+
+    def can_ever_fit(self, tokens: int) -> bool:
+        return tokens <= self.max_request_tokens
+
+    def baseline_tpot_ms(self) -> float:
+        """The fastest replica's: an objective relative to it means the same wherever it runs."""
+        return min(state.baseline_tpot_ms for state in self._states())
+
+    def _states(self) -> list[ReplicaState]:
+        states = [member.state for member in self._fleet.members.values()]
+        return [state for state in states if state is not None]
+
+
+@dataclass(frozen=True)
+class Overload:
+    """`waiting`: requests without a row, over all replicas. `retry_after_s`: until the first of
+    the replicas would give one more request a row."""
+
+    waiting: int
+    retry_after_s: float
+
+
+def overload_of(views: Sequence[ReplicaView], max_waiting: int | None) -> Overload | None:
+    """None: one more request can be taken. Views are of the replicas that may be chosen, at least
+    one. A row that is free anywhere is room: what waits at other replicas does not wait for it."""
+    there = [view.state.requests + view.sent for view in views]
+    if any(count < view.state.rows for count, view in zip(there, views, strict=True)):
+        return None
+    waiting = sum(there) - sum(view.state.rows for view in views)
+    if max_waiting is None or waiting < max_waiting:
+        return None
+    return Overload(waiting, min(view.state.retry_after_s for view in views))

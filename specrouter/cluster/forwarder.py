@@ -15,15 +15,14 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from specrouter.cluster.correction import Expected
 from specrouter.cluster.dispatcher import Dispatcher, feasible
-from specrouter.cluster.endangered import Course, Escape, escaping
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.link import Attempt, Reply
+from specrouter.cluster.member import InFlight, Moved
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
-from specrouter.cluster.stage import Stage
 from specrouter.cluster.state import Ranking, RoutedRequest
-from specrouter.cluster.stay import Moved, Stay, Told
 from specrouter.config import ResumeConfig
 from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
 from specrouter.request.spec import RequestSpec
@@ -31,8 +30,6 @@ from specrouter.request.spec import RequestSpec
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a request without a replica looks whether its time is up
-
-_NO_FAILURES = ("drain", "endangered")
 
 Outcome = Literal["done", "declined", "moved", "handed over"]
 
@@ -47,6 +44,30 @@ class ForwardingContext:
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: frozenset[int]
     pumps: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """A part of a sample's way, at one replica.
+
+    Attributes:
+        why: it goes there, where that is not the ranking's reason.
+        reads_only: up to its next token; then the other half of a pair goes on.
+        kv: tickets of what that other half has read.
+    """
+
+    replica: str
+    routed: RoutedRequest
+    may_decline: bool
+    why: str | None = None
+    reads_only: bool = False
+    kv: tuple[str, ...] = ()
+
+    def comparable(self, expected: Expected) -> Expected:
+        """Of that, what can be measured there: where nothing is read, no first token's time."""
+        if not self.kv:
+            return expected
+        return replace(expected, told=replace(expected.told, first_ms=0.0))
 
 
 class RequestForwarder:
@@ -70,8 +91,6 @@ class RequestForwarder:
         self._tickets: list[str] = []  # of what the first half of a pair has read
         self._declined: str | None = None  # why the last replica that was asked declined
         self._decliner = ""  # which one that was: of a pair, the half
-        self._escape: Escape | None = None  # where it goes on, since its objective is in danger
-        self._escapes = 0
 
     async def run(self) -> None:
         """To the end; cancelling it cancels the request."""
@@ -80,8 +99,6 @@ class RequestForwarder:
                 routed = self._context.dispatcher.routed(self._progress, self._spec)
                 keys = self._progress.keys
                 ranking = self._context.dispatcher.rank(routed, keys, self._avoided)
-                ranking = escaping(ranking, self._escape) if ranking else None
-                self._escape = None
                 if ranking is not None:
                     if await self._tried(ranking, routed):
                         return
@@ -153,10 +170,17 @@ class RequestForwarder:
             why = f"next in order, since {self._declined}"
         pair = self._context.dispatcher.pairs.get(name)
         if pair is None:
-            return await self._stage(ranking, Stage(name, routed, may_decline, why))
+            stage = _Stage(replica=name, routed=routed, may_decline=may_decline, why=why)
+            return await self._serve(ranking, stage)
         self._tickets = []
-        first = Stage(pair.prefill, reading(routed), may_decline, why, reads_only=True)
-        outcome = await self._stage(ranking, first)
+        first = _Stage(
+            replica=pair.prefill,
+            routed=reading(routed),
+            may_decline=may_decline,
+            why=why,
+            reads_only=True,
+        )
+        outcome = await self._serve(ranking, first)
         return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
 
     async def _gone_on(self, pair: StreamPair, ranking: Ranking) -> Outcome:
@@ -166,61 +190,69 @@ class RequestForwarder:
         routed = self._context.dispatcher.routed(self._progress, self._spec)
         if self._tickets:
             routed = replace(routed, prompt_tokens=1)
-        why = f"goes on from what {pair.prefill} has read"
-        then = Stage(pair.decode, routed, False, why, kv=tuple(self._tickets))
-        outcome = await self._stage(ranking, then)
+        then = _Stage(
+            replica=pair.decode,
+            routed=routed,
+            may_decline=False,
+            why=f"goes on from what {pair.prefill} has read",
+            kv=tuple(self._tickets),
+        )
+        outcome = await self._serve(ranking, then)
         if outcome != "declined":
             return outcome
         self._fail(pair.decode, self._declined or f"{pair.decode} declined")
         return "done" if self._failures > self._context.config.limit else "moved"
 
-    async def _stage(self, ranking: Ranking, stage: Stage) -> Outcome:
+    async def _serve(self, ranking: Ranking, stage: _Stage) -> Outcome:
         context, progress, name = self._context, self._progress, stage.replica
         progress.attempts += 1
         number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
         expected = stage.comparable(context.dispatcher.expected(name, stage.routed, progress.keys))
-        given = (stage.may_decline, stage.kv, expected.correction)
-        attempt = Attempt(args, stage.routed, number, self._request_id, *given)
+        attempt = Attempt(
+            args=args,
+            routed=stage.routed,
+            number=number,
+            request_id=self._request_id,
+            may_decline=stage.may_decline,
+            kv=stage.kv,
+            correction=expected.correction,
+        )
         whose = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
         context.dispatcher.keep(ranking, name, stage.routed, whose, stage.why)
-        with context.fleet.stay(name, stage.routed.prompt_tokens, expected) as stay:
-            pump = asyncio.create_task(self._pump(name, attempt, stay))
+        with context.fleet.attempt(name, stage.routed.prompt_tokens, expected) as in_flight:
+            pump = asyncio.create_task(self._pump(name, attempt, in_flight))
             context.pumps.add(pump)
             pump.add_done_callback(context.pumps.discard)
             try:
-                return await self._listen(name, stay, stage.may_decline)
+                return await self._listen(name, in_flight, stage.may_decline)
             except Moved as moved:
                 self._move(name, moved)
                 return "done" if self._failures > context.config.limit else "moved"
             finally:
                 pump.cancel()  # a replica that hangs is not waited for
 
-    async def _pump(self, name: str, attempt: Attempt, stay: Stay) -> None:
+    async def _pump(self, name: str, attempt: Attempt, in_flight: InFlight) -> None:
         moved = Moved("error", f"{name} ended the stream early")
         try:
             link = self._context.fleet.members[name].link
             async with aclosing(link.stream(attempt)) as replies:
                 async for reply in replies:
-                    stay.inbox.put_nowait(reply)
+                    in_flight.inbox.put_nowait(reply)
         except Exception as error:
             moved = Moved("error", f"{name}: {type(error).__name__}: {error}")
-        stay.inbox.put_nowait(moved)
+        in_flight.inbox.put_nowait(moved)
 
-    async def _listen(self, name: str, stay: Stay, may_decline: bool) -> Outcome:
+    async def _listen(self, name: str, in_flight: InFlight, may_decline: bool) -> Outcome:
         """Raises `Moved` where the request has to go on elsewhere."""
         member = self._context.fleet.members[name]
         while True:
-            reply = await stay.inbox.get()
+            reply = await in_flight.inbox.get()
             if isinstance(reply, Moved):
                 raise reply
-            if isinstance(reply, Told):
-                if stay.is_counted:
-                    self._look(name)
-                continue
             assert isinstance(reply, Reply)
             if reply.state is not None:
                 member.note(reply.state, time.monotonic())
-                stay.is_counted = True
+                in_flight.is_counted = True
             if reply.declined is not None:
                 return self._decline(name, reply.declined)
             if reply.state is not None:
@@ -232,25 +264,12 @@ class RequestForwarder:
                 failure = _failure_of_replica(delta)
                 if failure is not None:
                     raise Moved("error", f"{name}: {failure}")
-                stay.note(len(delta.token_ids))
+                in_flight.note(len(delta.token_ids))
                 told = self._progress.take(delta)
                 if told.token_ids or not delta.goes_on:
                     self._deliver(told)
                 if delta.finish_reason is not None:
                     return "handed over" if delta.goes_on else "done"
-
-    def _look(self, name: str) -> None:
-        """Raises `Moved` where its objective is in danger there, and elsewhere it is not."""
-        context, progress = self._context, self._progress
-        if self._escapes >= context.config.endangered or self._spec.objective is None:
-            return
-        routed = progress.routed(0, (0.0, 0.0))
-        course = Course(routed, progress.tokens, progress.decode_ms())
-        found = context.dispatcher.escape(course, name, progress.keys)
-        if found is not None:
-            self._escape, self._escapes = found, self._escapes + 1
-            context.fleet.members[name].left += 1
-            raise Moved("endangered", found.why)
 
     def _decline(self, name: str, why: str) -> Outcome:
         self._context.fleet.members[name].declined += 1
@@ -260,14 +279,14 @@ class RequestForwarder:
     def _move(self, name: str, moved: Moved) -> None:
         self._context.fleet.members[name].moves[moved.cause] += 1
         logger.log(
-            logging.INFO if moved.cause in _NO_FAILURES else logging.WARNING,
+            logging.INFO if moved.cause == "drain" else logging.WARNING,
             "attempt %d has to go on elsewhere: %s",
             self._progress.attempts,
             moved,
             extra={"request_id": self._request_id},
         )
         self._declined = None
-        if moved.cause not in _NO_FAILURES:
+        if moved.cause != "drain":
             self._fail(name, str(moved))
 
     def _fail(self, name: str, cause: str) -> None:

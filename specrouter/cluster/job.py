@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from specrouter.cluster.accounts import ClusterAccounts
 from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
+from specrouter.cluster.metrics import ClusterAccounts
 from specrouter.cluster.resume import Progress
 from specrouter.logs import REQUEST_ID
 from specrouter.request.output import Delta

@@ -27,7 +27,7 @@ class ReplicaLostError(RuntimeError):
     """There is no replica at the other end, for now."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicaReport:
     """What is shown of a replica's engine; see `ChainRouter` for each."""
 
@@ -51,7 +51,7 @@ class Feed:
     report: ReplicaReport | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One sample of a request, from where earlier attempts have got to.
 

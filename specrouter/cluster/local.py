@@ -1,10 +1,10 @@
-"""LocalHost: replicas in this process. For tests, and for whoever wants no other processes."""
+"""LocalLink: a replica in this process, for tests."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from specrouter.cluster.kv_transport import KVTransport
+from specrouter.cluster.kv_transfer import KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 
@@ -58,17 +58,3 @@ class LocalLink:
         if self._server is None:
             raise ReplicaLostError(f"{self.name} is being replaced")
         return self._server
-
-
-class LocalHost:
-    """Args: `links`: to replicas that have been started."""
-
-    def __init__(self, links: Sequence[LocalLink]) -> None:
-        self.links = links
-
-    async def leave(self) -> None:
-        """Nothing lives there."""
-
-    def close(self, patience_s: float) -> None:
-        for link in self.links:
-            link.close(patience_s)

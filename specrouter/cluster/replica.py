@@ -13,8 +13,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from specrouter.cluster.admission import attainability
-from specrouter.cluster.kv_counter import KVCounter
-from specrouter.cluster.kv_transport import KVTransport, LocalTransport
+from specrouter.cluster.kv_transfer import KVTransfer, KVTransport, LocalTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
 from specrouter.cluster.state import ReplicaState, Status
 from specrouter.engine.request_args import RequestArgs
@@ -52,7 +51,7 @@ class ReplicaServer:
         self, router: ReplicaEngine, metrics_s: float, transport: KVTransport | None = None
     ) -> None:
         self._router = router
-        self._counter = KVCounter(transport or LocalTransport())
+        self._kv = KVTransfer(transport or LocalTransport())
         self._metrics_s = metrics_s
         self._sizes = batches(router.engine_state().rows)
         self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
@@ -64,37 +63,37 @@ class ReplicaServer:
     def state(self) -> ReplicaState:
         router, engine = self._router, self._router.engine_state()
         return ReplicaState(
-            engine.running,
-            engine.waiting,
-            engine.rows,
-            engine.kv_reserved_tokens,
-            engine.kv_capacity_tokens,
-            engine.unread_tokens,
-            tuple(self._tpot_ms.items()),
-            self._prefill_ms,
-            engine.tightest_tpot_ms,
-            self._baseline_ms,
-            router.max_request_tokens,
-            router.seconds_until_admitted(),
-            router.fingerprint,
-            self._status if router.is_healthy else "failed",
-            router.failure,
-            engine.pace_margin,
+            running=engine.running,
+            waiting=engine.waiting,
+            rows=engine.rows,
+            kv_reserved_tokens=engine.kv_reserved_tokens,
+            kv_capacity_tokens=engine.kv_capacity_tokens,
+            unread_tokens=engine.unread_tokens,
+            tpot_ms=tuple(self._tpot_ms.items()),
+            prefill_ms=self._prefill_ms,
+            tightest_tpot_ms=engine.tightest_tpot_ms,
+            baseline_tpot_ms=self._baseline_ms,
+            max_request_tokens=router.max_request_tokens,
+            retry_after_s=router.seconds_until_admitted(),
+            fingerprint=router.fingerprint,
+            status=self._status if router.is_healthy else "failed",
+            failure=router.failure,
+            pace_margin=engine.pace_margin,
         )
 
     def report(self) -> ReplicaReport:
         router, accounts = self._router, self._router.slo_accounts
         return ReplicaReport(
-            router.engine_state(),
-            _plain(router.statistics()),
-            router.decoded(),
-            _plain(router.performance()),
-            tuple(router.decisions()),
-            tuple(router.admissions()),
-            tuple(router.prefixes()),
-            accounts.admissions(),
-            accounts.slack(),
-            router.restarts,
+            engine=router.engine_state(),
+            statistics=_plain(router.statistics()),
+            decoded=router.decoded(),
+            performance=_plain(router.performance()),
+            decisions=tuple(router.decisions()),
+            admissions=tuple(router.admissions()),
+            prefixes=tuple(router.prefixes()),
+            admission_counts=accounts.admissions(),
+            slack=accounts.slack(),
+            restarts=router.restarts,
         )
 
     async def feed(self) -> AsyncGenerator[Feed]:
@@ -127,10 +126,10 @@ class ReplicaServer:
         unread = state.unread_tokens + routed.prompt_tokens
         yield Reply(replace(state, waiting=state.waiting + 1, unread_tokens=unread))
         try:
-            asked = replace(attempt.args, kv=await self._counter.taken(attempt.kv))
+            asked = replace(attempt.args, kv=await self._kv.received(attempt.kv))
             async with aclosing(self._deltas(asked)) as runs:
                 async for deltas in runs:
-                    async for part, tickets in self._counter.handed_in(deltas):
+                    async for part, tickets in self._kv.sent(deltas):
                         is_last = bool(part) and part[-1].finish_reason is not None
                         yield Reply(self.state() if is_last else None, deltas=part, kv=tickets)
         except (RequestError, UnavailableError) as error:

@@ -55,15 +55,6 @@ class Progress:
             objective is not None and objective.on_unattainable == "reject" and not self.has_begun
         )
 
-    @property
-    def tokens(self) -> int:
-        """That its caller has."""
-        return len(self._tokens)
-
-    def decode_ms(self) -> float:
-        """Since the first token came; 0 before."""
-        return (self.elapsed_s() - self._arrivals[0][0]) * 1000 if self._arrivals else 0.0
-
     def elapsed_s(self) -> float:
         return time.monotonic() - self.submitted_s
 

@@ -22,19 +22,15 @@ from prometheus_client.metrics_core import Metric
 
 from modelpool import ModelPool
 from modelpool.progress import LoadProgress
-from specrouter.cluster.accounts import ClusterAccounts
 from specrouter.cluster.dispatcher import Dispatcher
-from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
 from specrouter.cluster.forwarder import ForwardingContext
 from specrouter.cluster.job import Job
-from specrouter.cluster.limits import FleetLimits
 from specrouter.cluster.link import ReplicaHost, ReplicaReport
 from specrouter.cluster.loop_thread import LoopThread
+from specrouter.cluster.metrics import ClusterAccounts, replica_metrics, total, total_state
 from specrouter.cluster.pairs import pairs_of
-from specrouter.cluster.replica_metrics import replica_metrics
 from specrouter.cluster.resume import Progress
-from specrouter.cluster.room import crowd
-from specrouter.cluster.totals import total, total_state
 from specrouter.config import RouterConfig
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
@@ -155,7 +151,7 @@ class ClusterRouter:
         views = self._fleet.ready(time.monotonic())
         if not views:
             raise UnavailableError("no replica is ready")
-        found = crowd(views, max_waiting)
+        found = overload_of(views, max_waiting)
         if found is not None:
             raise OverloadedError(found.waiting, found.retry_after_s)
 

@@ -37,7 +37,7 @@ from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.multiplex import Order, Pieces, ReplyReceiver, ReplySender
-from specrouter.cluster.object_store import ObjectStoreTransport, start_desk
+from specrouter.cluster.object_store import ObjectStoreTransport, start_mailbox
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.config import RouterConfig
 from specrouter.logs import configure_logs
@@ -68,7 +68,7 @@ class ServeHost:
         assert config.cluster is not None, "there is a section for it"
         self._cluster = config.cluster
         self._names = tuple(config.replicas())
-        self._desk: Any = None  # where keys and values wait to be taken, if there are pairs
+        self._mailbox: Any = None  # where keys and values wait to be taken, if there are pairs
         if self._cluster.transport == "nixl":
             raise ConfigError("cluster.transport", "NIXL is not built in yet; object-store is")
         # Ray is begun and ended in one thread: its end takes ten seconds longer in another one.
@@ -97,8 +97,8 @@ class ServeHost:
         if self._cluster.address != "local":
             for name in self._names:
                 serve.delete(_PREFIX + name)
-            if self._desk is not None:
-                ray.kill(self._desk)
+            if self._mailbox is not None:
+                ray.kill(self._mailbox)
         ray.shutdown()
 
     def _connect(self) -> None:
@@ -120,7 +120,7 @@ class ServeHost:
     def _started(self, config: RouterConfig, make: MakeRouter) -> "list[ServeLink]":
         threads, applications = self._cluster.threads, []
         if self._cluster.pairs:
-            self._desk = start_desk()
+            self._mailbox = start_mailbox()
         for name, own in config.replicas().items():
             options: dict[str, Any] = {
                 "name": "replica",

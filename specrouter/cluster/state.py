@@ -15,7 +15,7 @@ from specrouter.request.objective import Objective
 Status = Literal["ready", "draining", "failed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicaState:
     """Attributes:
     running, waiting: requests with a row and without, out of `rows`.

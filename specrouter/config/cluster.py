@@ -125,12 +125,10 @@ class ResumeConfig(Strict):
         limit: failures of replicas that a request survives.
         silence_s: seconds without news after which a replica is taken for dead and its requests
             move.
-        endangered: times that a request may move to attain its objective.
     """
 
     limit: int = Field(default=3, ge=0)
     silence_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
-    endangered: int = Field(default=1, ge=0)
 
 
 class ClusterConfig(Strict):

@@ -8,8 +8,8 @@ from typing import Any
 
 _ADASERVE = "AdaServe's trees are research.policies.adaserve:AdaServe, which has such attributes"
 
-# (section, key) -> what to do instead.
-_WITHOUT_EFFECT: Mapping[tuple[str, str], str] = {
+# Path of a key -> what to do instead.
+_WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("scheduler", "inner_rounds"): "an intermediate model judges each draft once",
     ("scheduler", "groups"): "requests that decode together share one chain",
     ("trees", "shape"): _ADASERVE,
@@ -23,6 +23,11 @@ _WITHOUT_EFFECT: Mapping[tuple[str, str], str] = {
     ("trees", "drafter_tokens"): _ADASERVE,
     ("trees", "c1"): _ADASERVE,
     ("trees", "c2"): _ADASERVE,
+    (
+        "cluster",
+        "resume",
+        "endangered",
+    ): "requests move from lost replicas",
 }
 # Path of a key -> new value by old one.
 _RENAMED_VALUES: Mapping[tuple[str, ...], Mapping[str, str]] = {
@@ -52,11 +57,12 @@ def in_new_spelling(settings: Mapping[Any, Any]) -> tuple[dict[Any, Any], tuple[
     A line names the key, and what replaces it.
     """
     result, lines = dict(settings), []
-    for (section, key), instead in _WITHOUT_EFFECT.items():
-        given = result.get(section)
-        if isinstance(given, Mapping) and key in given:
-            result[section] = {name: value for name, value in given.items() if name != key}
-            lines.append(f"{section}.{key} has no effect any more, remove it: {instead}")
+    for path, instead in _WITHOUT_EFFECT.items():
+        section = _value_at(result, path[:-1])
+        if isinstance(section, Mapping) and path[-1] in section:
+            left = {name: value for name, value in section.items() if name != path[-1]}
+            result = _with_value(result, path[:-1], left)
+            lines.append(f"{'.'.join(path)} has no effect any more, remove it: {instead}")
     for path, names in _RENAMED_VALUES.items():
         old = _value_at(result, path)
         if isinstance(old, str) and old in names:
@@ -71,7 +77,7 @@ def _value_at(settings: Any, path: tuple[str, ...]) -> Any:
     return settings
 
 
-def _with_value(settings: Mapping[Any, Any], path: tuple[str, ...], value: str) -> dict[Any, Any]:
+def _with_value(settings: Mapping[Any, Any], path: tuple[str, ...], value: Any) -> dict[Any, Any]:
     first, *rest = path
     inner = _with_value(settings[first], tuple(rest), value) if rest else value
     return {**settings, first: inner}

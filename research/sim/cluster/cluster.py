@@ -25,9 +25,8 @@ from research.sim.cluster.site import Ask, Site
 from specrouter.bench.replay import LoadRequest
 from specrouter.cluster.admission import expected_at
 from specrouter.cluster.correction import NOTHING, Measured
-from specrouter.cluster.endangered import escape, escaping
+from specrouter.cluster.fleet import overload_of
 from specrouter.cluster.policy import RoutingSettings, rank
-from specrouter.cluster.room import crowd
 from specrouter.cluster.state import Ranking, ReplicaState, RoutedRequest
 from specrouter.config import ResumeConfig, RoutingConfig
 
@@ -84,7 +83,7 @@ class SimulatedCluster:
         job.on_unattainable = "reject" if settings.rejects else "best_effort"
         self.jobs.append(job)
         views = self.fleet.ready(now_s)
-        found = crowd(views, settings.max_waiting) if views else None
+        found = overload_of(views, settings.max_waiting) if views else None
         if not views:
             job.end("no replica is ready")
         elif found is not None:
@@ -119,8 +118,7 @@ class SimulatedCluster:
             return
         routed = job.routed(next(self._numbers), self._events.now_s)
         policy = self._settings.routing.policy
-        ranking = escaping(rank(policy, routed, fresh or again, self._policy), job.escape)
-        job.escape = None
+        ranking = rank(policy, routed, fresh or again, self._policy)
         self._offer(job, routed, self._offers(job, ranking, routed))
 
     def _offers(self, job: ClusterJob, ranking: Ranking, routed: RoutedRequest) -> Iterator[Offer]:
@@ -169,23 +167,6 @@ class SimulatedCluster:
         for job in homeless:
             if not job.is_over:
                 self._route(job)
-        for ask in list(self._there[name].values()):
-            self._look(name, ask)
-
-    def _look(self, name: str, ask: Ask) -> None:
-        """As `RequestForwarder` looks whether an objective is in danger."""
-        job, now_s = ask.job, self._events.now_s
-        may_move = job.escapes < self._settings.resume.endangered and job.objective is not None
-        if not may_move or job.served is None or job.served.is_done:
-            return
-        views = self.fleet.ready(now_s)
-        [here] = [view for view in views if view.name == name]
-        others = [view for view in views if view.name != name]
-        job.escape = escape(job.course(now_s), here, others, self.fleet.left(name))
-        if job.escape is not None:
-            job.escapes += 1
-            self.fleet.leave(name)
-            self._move(name, ask, now_s, is_failure=False)
 
     def taken(self, name: str, ask: Ask, state: ReplicaState) -> None:
         self._note(name, ask, state)

@@ -11,15 +11,13 @@ from specrouter.cluster.state import ReplicaState, ReplicaView
 
 @dataclass(eq=False)
 class _Member:
-    """`uncounted`: prompt tokens of the requests on their way, which its state does not count;
-    `left`: requests that it counts and that have left since, their objectives in danger."""
+    """`uncounted`: prompt tokens of the requests on their way, which its state does not count."""
 
     state: ReplicaState | None = None
     told: ReplicaState | None = None
     told_s: float = 0.0
     heard_s: float = 0.0
     is_ready: bool = False
-    left: int = 0
     experience: Experience = field(default_factory=Experience)
     uncounted: dict[int, int] = field(default_factory=dict)
 
@@ -37,18 +35,12 @@ class SimulatedFleet:
         member = self._members[name]
         member.state = member.told = state
         member.told_s = member.heard_s = now_s
-        member.is_ready, member.left = True, 0
+        member.is_ready = True
 
     def note(self, name: str, state: ReplicaState, now_s: float) -> None:
         """What an answer of its brings along."""
         member = self._members[name]
-        member.state, member.heard_s, member.left = state, now_s, 0
-
-    def leave(self, name: str) -> None:
-        self._members[name].left += 1
-
-    def left(self, name: str) -> int:
-        return self._members[name].left
+        member.state, member.heard_s = state, now_s
 
     def told_s(self, name: str) -> float:
         """When it last told something by itself."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from research.sim.cluster.replica import Served
 from research.sim.request import Commits
 from specrouter.bench.replay import Answer, LoadRequest
-from specrouter.cluster.endangered import Course, Escape
 from specrouter.cluster.state import RoutedRequest
 from specrouter.request.objective import Objective, OnUnattainable
 
@@ -26,7 +25,6 @@ class ClusterJob:
         commits: tokens that were received in earlier attempts.
         avoided: replicas that have failed it, and when.
         moves: attempts that were cut off; `failures` of them count.
-        escape: where it goes on, its objective in danger; `escapes`: how often it has moved so.
         delay_s: of an answer.
     """
 
@@ -44,8 +42,6 @@ class ClusterJob:
     avoided: dict[str, float] = field(default_factory=dict)
     moves: int = 0
     failures: int = 0
-    escape: Escape | None = None
-    escapes: int = 0
     error: str | None = None
     is_over: bool = False
 
@@ -85,22 +81,6 @@ class ClusterJob:
             asked.stages,
             self.on_unattainable,
         )
-
-    def course(self, now_s: float) -> Course:
-        """How far it has come where it is."""
-        assert self.served is not None, "it is somewhere"
-        came = [one for one in self.served.sent.commits if one[0] <= now_s]
-        tokens = sum(count for _, count in came)
-        asked = self.request
-        routed = RoutedRequest(
-            0,
-            len(asked.token_ids) + tokens,
-            asked.new_tokens - tokens,
-            self.objective,
-            (now_s - self.sent_s) * 1000,
-            bool(came),
-        )
-        return Course(routed, tokens, (now_s - came[0][0]) * 1000 if came else 0.0)
 
     def cut(self, now_s: float) -> None:
         """Leaves its replica with what was received by then."""

@@ -83,19 +83,19 @@ class SimulatedReplica:
         promised = [one.tpot_ms for one in running if not one.is_declined]
         capacity = machine.kv_tokens or _UNBOUNDED
         return ReplicaState(
-            len(running),
-            len(waiting),
-            machine.max_requests,
-            service.reserved_tokens,
-            capacity,
-            sum(one.prompt_tokens for one in (*running, *waiting) if not one.tokens),
-            self._tpot_ms,
-            self._prefill_ms,
-            min((each for each in promised if each is not None), default=None),
-            machine.times[machine.target].at(1),
-            capacity,
-            self._retry_after_s(len(running), len(waiting)),
-            machine.target,
+            running=len(running),
+            waiting=len(waiting),
+            rows=machine.max_requests,
+            kv_reserved_tokens=service.reserved_tokens,
+            kv_capacity_tokens=capacity,
+            unread_tokens=sum(one.prompt_tokens for one in (*running, *waiting) if not one.tokens),
+            tpot_ms=self._tpot_ms,
+            prefill_ms=self._prefill_ms,
+            tightest_tpot_ms=min((each for each in promised if each is not None), default=None),
+            baseline_tpot_ms=machine.times[machine.target].at(1),
+            max_request_tokens=capacity,
+            retry_after_s=self._retry_after_s(len(running), len(waiting)),
+            fingerprint=machine.target,
             pace_margin=service.pace_margin,
         )
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specrouter import ChainRouter, RouterConfig
-from specrouter.cluster.kv_transport import KVTransport, LocalTransport
+from specrouter.cluster.kv_transfer import KVTransport, LocalTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.local import LocalLink
 from specrouter.cluster.router import ClusterRouter

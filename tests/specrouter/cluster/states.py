@@ -20,7 +20,7 @@ def state(running: int = 0, waiting: int = 0, **given: Any) -> ReplicaState:
         "retry_after_s": 0.0,
         "fingerprint": "fp_1",
     }
-    return ReplicaState(running, waiting, **{**usual, **given})
+    return ReplicaState(running=running, waiting=waiting, **{**usual, **given})
 
 
 def view(name: str, own: ReplicaState | None = None, **given: Any) -> ReplicaView:

@@ -159,8 +159,7 @@ def test_a_cluster_learns_of_each_replica_how_true_its_times_are(
             async for _ in deltas:
                 pass
 
-    stays = {"endangered": 0}
-    with Cluster(small_config, make, routing=TURNS, resume=stays) as cluster:
+    with Cluster(small_config, make, routing=TURNS) as cluster:
         asyncio.run(served(cluster))
         members = cluster.router._fleet.members
         wait_until(lambda: all(len(one.experience.tpot) == 4 for one in members.values()))

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.fleet import Fleet, Overload, overload_of
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaLostError
 from specrouter.config import ClusterConfig
-from tests.specrouter.cluster.states import state
+from tests.specrouter.cluster.states import state, view
 
 
 class _LostAtTheEnd:
@@ -90,3 +90,18 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
 
     asyncio.run(run())
     assert left == ["replica", "replica"], "told as it is emptied, and as its restart has failed"
+
+
+def test_rows_and_what_is_on_its_way_count() -> None:
+    views = [view("a", state(4, 1, retry_after_s=5.0)), view("b", state(4, retry_after_s=2.0))]
+    assert overload_of(views, None) is None
+    assert overload_of(views, 2) is None
+    assert overload_of(views, 1) == Overload(1, 2.0)
+    on_its_way = [views[0], view("b", state(4, retry_after_s=2.0), sent=2)]
+    assert overload_of(on_its_way, 2) == Overload(3, 2.0)
+
+
+def test_free_rows_anywhere_are_room() -> None:
+    assert overload_of([view("a", state(4, 10)), view("b", state(0))], 1) is None
+    full = [view("a", state(4, 10)), view("b", state(3), sent=1)]
+    assert overload_of(full, 1) == Overload(10, 0.0)

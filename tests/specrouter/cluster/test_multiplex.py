@@ -21,7 +21,8 @@ STREAMS, REPLIES = 5, 4
 
 
 def attempt(number: int) -> Attempt:
-    return Attempt(ARGS, RoutedRequest(number, 1, 1), number, None)
+    routed = RoutedRequest(number, 1, 1)
+    return Attempt(args=ARGS, routed=routed, number=number, request_id=None)
 
 
 class Wire:

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from specrouter import ChainRouter
-from specrouter.cluster.kv_transport import KVLostError, LocalTransport
+from specrouter.cluster.kv_transfer import KVLostError, LocalTransport
 from specrouter.cluster.link import ReplicaLostError
 from specrouter.engine.request_args import RequestArgs
 from statemgr import RowKV

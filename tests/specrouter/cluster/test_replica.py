@@ -69,7 +69,13 @@ def server(engine: Engine) -> ReplicaServer:
 
 def attempt(objective: Objective | None = None, may_decline: bool = True) -> Attempt:
     args = RequestArgs((1, 2), SamplingParams(), None, None)
-    return Attempt(args, RoutedRequest(0, 10, 5, objective), 1, None, may_decline)
+    return Attempt(
+        args=args,
+        routed=RoutedRequest(0, 10, 5, objective),
+        number=1,
+        request_id=None,
+        may_decline=may_decline,
+    )
 
 
 def replies(engine: Engine, *given: Any) -> list[Reply]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, ChainRouter, RequestOutput, SamplingParams
-from specrouter.cluster.kv_transport import LocalTransport
+from specrouter.cluster.kv_transfer import LocalTransport
 from specrouter.engine.request_args import RequestArgs
 from specrouter.request.output import Delta
 from statemgr import RowKV

@@ -32,6 +32,16 @@ def test_keys_without_effect_are_read_with_a_line_each() -> None:
         assert line.startswith(f"scheduler.{key} has no effect any more, remove it: ")
 
 
+def test_a_key_without_effect_may_stand_in_a_section_of_a_section() -> None:
+    resume = {"limit": 2, "endangered": 0}
+    settings = {"pool": POOL, "cluster": {"replicas": [{"name": "a"}], "resume": resume}}
+    config = RouterConfig.load(settings)
+    assert config.cluster is not None
+    assert config.cluster.resume.limit == 2
+    [line] = config.warnings
+    assert line.startswith("cluster.resume.endangered has no effect any more, remove it: ")
+
+
 def test_the_tuned_policy_is_the_static_one() -> None:
     config = load(policy="ssd-tuned", chain=["small", "big"], depth=6, width=2)
     scheduler = config.scheduler

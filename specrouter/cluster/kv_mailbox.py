@@ -1,4 +1,4 @@
-"""KVDesk: where what was read for a row waits until another process takes it.
+"""KVMailbox: where keys and values of a prompt wait until another process takes them.
 
 Contract: what is left there under a key is taken once. What nobody takes for 30 s, since its
 request has ended or went on elsewhere, is dropped when the next is left: until then it stays in
@@ -14,7 +14,7 @@ Left = TypeVar("Left")
 _KEPT_S = 30.0  # a hand-over takes milliseconds, and seconds where a row has to be waited for
 
 
-class KVDesk(Generic[Left]):
+class KVMailbox(Generic[Left]):
     """Args: `clock`: monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

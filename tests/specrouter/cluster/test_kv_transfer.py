@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter.cluster import kv_counter
-from specrouter.cluster.kv_counter import KVCounter, News
-from specrouter.cluster.kv_desk import KVDesk
-from specrouter.cluster.kv_transport import KVLostError, KVTransport, LocalTransport
+from specrouter.cluster import kv_transfer
+from specrouter.cluster.kv_mailbox import KVMailbox
+from specrouter.cluster.kv_transfer import (
+    KVLostError,
+    KVTransfer,
+    KVTransport,
+    LocalTransport,
+    News,
+)
 from specrouter.request.output import Delta
 from statemgr import KVFormat, RowKV
 from tests.specrouter.cluster.test_resume import last
@@ -46,25 +51,25 @@ class Broken:
         return await self._within.take(ticket)
 
 
-async def handed_in(counter: KVCounter, *deltas: Delta) -> list[tuple[News, tuple[str, ...]]]:
-    return [each async for each in counter.handed_in(deltas)]
+async def sent(transfer: KVTransfer, *deltas: Delta) -> list[tuple[News, tuple[str, ...]]]:
+    return [each async for each in transfer.sent(deltas)]
 
 
 def test_news_without_keys_and_values_pass_as_they_are() -> None:
     given = (Delta("a", [1]), last(2))
-    assert asyncio.run(handed_in(KVCounter(Broken(0)), *given)) == [(given, ())]
+    assert asyncio.run(sent(KVTransfer(Broken(0)), *given)) == [(given, ())]
 
 
 def test_what_is_handed_in_is_taken_once_in_order() -> None:
-    counter, parts = KVCounter(LocalTransport()), [part(0), part(1)]
+    transfer, parts = KVTransfer(LocalTransport()), [part(0), part(1)]
 
     async def both() -> None:
-        [(told, tickets)] = await handed_in(counter, *(Delta(kv=each) for each in parts))
+        [(told, tickets)] = await sent(transfer, *(Delta(kv=each) for each in parts))
         assert told == ()
-        taken = await counter.taken(tickets)
+        taken = await transfer.received(tickets)
         assert taken is not None
         assert taken.take() == parts
-        again = await counter.taken(tickets)
+        again = await transfer.received(tickets)
         assert again is not None
         assert again.take() == []
 
@@ -73,7 +78,7 @@ def test_what_is_handed_in_is_taken_once_in_order() -> None:
 
 def test_a_first_token_does_not_wait_for_what_is_carried() -> None:
     end = Delta("a", [1], "length", last(1).output, goes_on=True)
-    found = asyncio.run(handed_in(KVCounter(LocalTransport()), Delta(kv=part(0)), end))
+    found = asyncio.run(sent(KVTransfer(LocalTransport()), Delta(kv=part(0)), end))
     [((first,), none), ((then,), tickets)] = found
     assert (first.token_ids, first.finish_reason, first.output, none) == ([1], None, None, ())
     assert (then.token_ids, then.text, then.goes_on, then.output) == ([], "", True, end.output)
@@ -82,19 +87,19 @@ def test_a_first_token_does_not_wait_for_what_is_carried() -> None:
 
 def test_a_text_that_has_ended_hands_nothing_in() -> None:
     end = last(1)
-    assert asyncio.run(handed_in(KVCounter(Broken(0)), Delta(kv=part(0)), end)) == [((end,), ())]
+    assert asyncio.run(sent(KVTransfer(Broken(0)), Delta(kv=part(0)), end)) == [((end,), ())]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_what_cannot_be_carried_is_lost_and_told(
     hangs: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_counter, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(kv_transfer, "_PATIENCE_S", 0.05)
 
     async def both(transport: KVTransport) -> int:
-        counter = KVCounter(transport)
-        [(_, tickets)] = await handed_in(counter, *(Delta(kv=part(at)) for at in range(3)))
-        taken = await counter.taken(tickets)
+        transfer = KVTransfer(transport)
+        [(_, tickets)] = await sent(transfer, *(Delta(kv=part(at)) for at in range(3)))
+        taken = await transfer.received(tickets)
         return 0 if taken is None else len(taken.take())
 
     assert asyncio.run(both(Broken(2, hangs))) == 0, "two are handed in, and none is taken"
@@ -105,18 +110,18 @@ def test_what_cannot_be_carried_is_lost_and_told(
 
 
 def test_without_tickets_nothing_is_asked_for() -> None:
-    assert asyncio.run(KVCounter(Broken(0)).taken(())) is None
+    assert asyncio.run(KVTransfer(Broken(0)).received(())) is None
 
 
 def test_what_nobody_takes_is_dropped_after_a_while() -> None:
     now = [0.0]
-    desk = KVDesk[Any](lambda: now[0])
-    desk.leave("old", 1)
+    mailbox = KVMailbox[Any](lambda: now[0])
+    mailbox.leave("old", 1)
     now[0] = 20.0
-    desk.leave("young", 2)
+    mailbox.leave("young", 2)
     now[0] = 31.0
-    desk.leave("new", 3)
-    assert [desk.take(each) for each in ("old", "young", "new", "new")] == [None, 2, 3, None]
+    mailbox.leave("new", 3)
+    assert [mailbox.take(each) for each in ("old", "young", "new", "new")] == [None, 2, 3, None]
 
 
 def test_what_is_not_there_is_lost() -> None:

@@ -1,14 +1,18 @@
-"""KVCounter: where a replica hands in what it has read for others, and asks for what they have.
+"""KVTransfer: keys and values on their way from the process that has read a prompt to another one.
 
-Contract: what cannot be carried is lost, and told in the log; it costs time, and no text.
+Contract: what is given to a transport is known by a ticket, a text that any message can carry, and
+is taken once. What cannot be carried is lost and told in the log. That costs time, and no text:
+whoever takes a ticket and gets nothing reads the prompt itself.
 """
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from specrouter.cluster.kv_transport import KVTransport
+from specrouter.cluster.kv_mailbox import KVMailbox
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
 from statemgr import RowKV
@@ -20,11 +24,45 @@ _PATIENCE_S = 1.5  # as long as a replica may be silent; then the prompt is read
 News = tuple[Delta, ...]
 
 
-class KVCounter:
+class KVLostError(RuntimeError):
+    """Keys and values did not come."""
+
+
+class KVTransport(Protocol):
+    async def give(self, kv: RowKV) -> str:
+        """Returns a ticket for it. Raises whatever went wrong."""
+        ...
+
+    async def take(self, ticket: str) -> RowKV:
+        """Raises `KVLostError` where it is not there, else whatever went wrong."""
+        ...
+
+
+class LocalTransport:
+    """Within one process."""
+
+    def __init__(self) -> None:
+        self._mailbox = KVMailbox[RowKV]()
+
+    async def give(self, kv: RowKV) -> str:
+        ticket = uuid.uuid4().hex
+        self._mailbox.leave(ticket, kv)
+        return ticket
+
+    async def take(self, ticket: str) -> RowKV:
+        kv = self._mailbox.take(ticket)
+        if kv is None:
+            raise KVLostError("nothing is there")
+        return kv
+
+
+class KVTransfer:
+    """A replica's end of a transport: both directions."""
+
     def __init__(self, transport: KVTransport) -> None:
         self._transport = transport
 
-    async def taken(self, tickets: Sequence[str]) -> HandedKV | None:
+    async def received(self, tickets: Sequence[str]) -> HandedKV | None:
         """As much from the beginning as there is; None: no tickets. All are asked for at once: what
         a part takes is mostly the way there and back."""
         parts: list[RowKV] = []
@@ -42,7 +80,7 @@ class KVCounter:
             await asyncio.gather(*coming, return_exceptions=True)
         return HandedKV(parts) if tickets else None
 
-    async def handed_in(self, deltas: News) -> AsyncGenerator[tuple[News, tuple[str, ...]]]:
+    async def sent(self, deltas: News) -> AsyncGenerator[tuple[News, tuple[str, ...]]]:
         """News, and tickets of what was read. A first token does not wait for what is carried: its
         end, which the text's next part waits for, comes behind."""
         parts = [delta.kv for delta in deltas if delta.kv is not None]
@@ -59,7 +97,7 @@ class KVCounter:
         yield tuple(ends), await self._tickets(parts)
 
     async def _tickets(self, parts: Sequence[RowKV]) -> tuple[str, ...]:
-        """As many from the beginning as could be handed in."""
+        """As many from the beginning as could be given."""
         tickets: list[str] = []
         try:
             async with asyncio.timeout(_PATIENCE_S):

@@ -1,6 +1,8 @@
-"""Sums over replicas are field by field."""
+"""Sums over replicas are field by field; ages of states tell whether 99% are within the aim."""
 
-from specrouter.cluster.totals import total, total_state
+import pytest
+
+from specrouter.cluster.metrics import StateAges, total, total_state
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
 from specrouter.profile.profiler import EngineStatistics
@@ -33,3 +35,16 @@ def test_mappings_tuples_and_figures_in_them_add_up() -> None:
     )
     cycles = total([EngineStatistics(cycles=2), EngineStatistics(cycles=3, model_ms={"a": 1.0})])
     assert (cycles.cycles, cycles.model_ms) == (5, {"a": 1.0})
+
+
+def test_ages_are_counted_up_to_each_bound() -> None:
+    ages = StateAges()
+    assert ages.share_within(0.6) == 1.0
+    ages.note([0.05, 0.1, 0.35, 0.6, 0.7, 9.0])
+    assert ages.share_within(0.6) == 4 / 6
+    [family] = [ages.metric()]
+    by_bound = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert by_bound["0.1"] == 2
+    assert by_bound["0.6"] == 4
+    assert by_bound["+Inf"] == 6
+    assert next(s.value for s in family.samples if s.name.endswith("_sum")) == pytest.approx(10.8)

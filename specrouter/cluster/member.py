@@ -1,0 +1,88 @@
+"""Member: a replica as the router knows it, and the attempts that are in flight there.
+
+Contract: belongs to the fleet's loop; states and counts may be read from any thread.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from specrouter.cluster.correction import Experience
+from specrouter.cluster.link import ReplicaLink, ReplicaReport
+from specrouter.cluster.state import ReplicaState
+
+Standing = Literal["ready", "silent", "lost", "draining", "failed"]
+Cause = Literal["error", "silence", "drain", "lost"]
+
+
+class Moved(Exception):
+    """A request has to go on at another replica."""
+
+    def __init__(self, cause: Cause, reason: str) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+@dataclass(eq=False)
+class InFlight:
+    """An attempt at a replica, since `began_s`.
+
+    Attributes:
+        inbox: of its messages; `Moved` among them ends it.
+        is_counted: in the replica's last state.
+        came: when tokens came, and how many.
+    """
+
+    inbox: "asyncio.Queue[object]"
+    prompt_tokens: int
+    began_s: float
+    is_counted: bool = False
+    came: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, tokens: int) -> None:
+        if tokens:
+            self.came.append((time.monotonic(), tokens))
+
+
+@dataclass(eq=False, kw_only=True)
+class Member:
+    """A replica.
+
+    Attributes:
+        standing: whether it is chosen; only "ready" is.
+        heard_s: when it spoke last; `told_s`: by itself.
+        moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
+        experience: of how true its times are.
+    """
+
+    link: ReplicaLink
+    standing: Standing = "lost"
+    why: str = "has not told anything yet"
+    state: ReplicaState | None = None
+    told: ReplicaState | None = None
+    report: ReplicaReport | None = None
+    heard_s: float = 0.0
+    told_s: float = 0.0
+    in_flight: set[InFlight] = field(default_factory=set)
+    attempts: int = 0
+    declined: int = 0
+    experience: Experience = field(default_factory=Experience)
+    moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+    @property
+    def is_over(self) -> bool:
+        """It will not come back."""
+        return self.standing == "failed" and not self.link.is_replaced
+
+    def note(self, state: ReplicaState, now_s: float) -> None:
+        self.state, self.heard_s = state, now_s
+
+    def evict(self, cause: Cause, reason: str) -> None:
+        """Tells every attempt that is there to go on elsewhere."""
+        for one in list(self.in_flight):
+            one.inbox.put_nowait(Moved(cause, reason))

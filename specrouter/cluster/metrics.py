@@ -1,0 +1,168 @@
+"""What a cluster counts, and what it shows of its replicas.
+
+Contract: a request that two replicas served is one request here, with the times that its caller
+saw. Metrics are in Prometheus' form; sums over replicas stand under the engine's own names.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import reduce
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from specrouter.cluster.link import ReplicaReport
+from specrouter.cluster.member import Member
+from specrouter.cluster.state import ReplicaState
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures, SloAccounts
+from specrouter.request.output import RequestOutput
+
+Figures = TypeVar("Figures")
+
+# Among them `metrics_s` and `stale_s` by default, and the aim for 99%: 0.6.
+AGE_BOUNDS_S = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5)
+
+
+class ClusterAccounts(SloAccounts):
+    """Args: `reports`: of the replicas, which count what their admission decides."""
+
+    def __init__(self, reports: Callable[[], Sequence[ReplicaReport]], meter: RequestMeter) -> None:
+        super().__init__()
+        self._reports = reports
+        self._meter = meter
+
+    def ended(self, output: RequestOutput, elapsed_s: float) -> None:
+        """A sample has ended, so long after it was submitted."""
+        now_s = time.monotonic()
+        self.record(output.metrics, output.metrics.output_tokens, now_s - elapsed_s, now_s)
+        self._meter.record(output, elapsed_s)
+
+    def ended_requests(self) -> Iterator[Metric]:
+        return self._meter.collect()
+
+    def admissions(self) -> dict[str, AdmissionCounts]:
+        every = [report.admission_counts for report in self._reports()]
+        return dict(total(every)) if every else {}
+
+    def slack(self) -> SlackFigures:
+        every = [report.slack for report in self._reports()]
+        return total(every) if every else super().slack()
+
+
+def total(every: Iterable[Figures]) -> Figures:
+    """The sum of at least one: field by field of dataclasses, entry by entry of mappings and
+    tuples, the union of sets."""
+    return reduce(_added, every)
+
+
+def total_state(every: Iterable[EngineState]) -> EngineState:
+    """A sum, but for the tightest objective and the widest margin."""
+    states = list(every)
+    tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
+    summed = total(replace(one, tightest_tpot_ms=0.0) for one in states)
+    widest = max(one.pace_margin for one in states)
+    return replace(summed, tightest_tpot_ms=min(tightest, default=None), pace_margin=widest)
+
+
+def _added(one: Any, other: Any) -> Any:
+    if is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in fields(one)]
+        return type(one)(
+            **{name: _added(getattr(one, name), getattr(other, name)) for name in names}
+        )
+    if isinstance(one, Mapping):
+        shared = {key: _added(one[key], other[key]) for key in one if key in other}
+        return {**one, **other, **shared}
+    if isinstance(one, frozenset):
+        return one | other
+    if isinstance(one, tuple):
+        return tuple(_added(a, b) for a, b in zip_longest(one, other, fillvalue=0))
+    return one + other
+
+
+class StateAges:
+    """How old the state of every replica was at every decision. Told by one thread; may be asked
+    from any."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(AGE_BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def note(self, ages_s: Iterable[float]) -> None:
+        for age_s in ages_s:
+            self._counts[bisect_left(AGE_BOUNDS_S, age_s)] += 1
+            self._sum_s += age_s
+
+    def share_within(self, bound_s: float) -> float:
+        """Of all, at most one of `AGE_BOUNDS_S` old; 1 where there were none."""
+        within = self._counts[: AGE_BOUNDS_S.index(bound_s) + 1]
+        return sum(within) / sum(self._counts) if any(self._counts) else 1.0
+
+    def metric(self) -> Metric:
+        family = HistogramMetricFamily(
+            "specrouter_replica_state_age_at_use_seconds",
+            "How old what a replica had told was, when a request was routed by it.",
+        )
+        counted, buckets = 0, []
+        for bound, count in zip((*map(str, AGE_BOUNDS_S), "+Inf"), list(self._counts), strict=True):
+            counted += count
+            buckets.append((bound, float(counted)))
+        family.add_metric((), buckets, self._sum_s)
+        return family
+
+
+_STATE_GAUGES: Sequence[tuple[str, str, Callable[[ReplicaState], float]]] = (
+    ("requests_running", "Requests that are being decoded.", lambda one: one.running),
+    ("requests_waiting", "Requests that wait to be admitted.", lambda one: one.waiting),
+    ("request_rows", "Requests that can run together.", lambda one: one.rows),
+    ("kv_usage_ratio", "Share of KV memory that is reserved.", lambda one: one.kv_share),
+)
+
+
+def replica_metrics(members: Iterable[Member]) -> Iterator[Metric]:
+    """Of each replica."""
+    every = list(members)
+    up = _gauge("up", "1 if a replica takes requests.")
+    age = _gauge("state_age_seconds", "Since a replica told its state.")
+    attempts = _counter("attempts", "Times that a sample was sent there.")
+    declined = _counter("declined", "Of them, times that it declined.")
+    moves = _counter(
+        "moves", "Of them, times that the sample went on elsewhere, by cause.", "cause"
+    )
+    for member in every:
+        name = (member.name,)
+        up.add_metric(name, float(member.standing == "ready"))
+        if member.told is not None:
+            age.add_metric(name, time.monotonic() - member.told_s)
+        attempts.add_metric(name, member.attempts)
+        declined.add_metric(name, member.declined)
+        for cause, count in member.moves.items():
+            moves.add_metric((*name, cause), count)
+    yield from (up, age, *_states(every), attempts, declined, moves)
+
+
+def _states(members: Sequence[Member]) -> Iterator[Metric]:
+    for name, text, value in _STATE_GAUGES:
+        family = _gauge(name, text)
+        for member in members:
+            if member.state is not None and member.standing == "ready":
+                family.add_metric((member.name,), value(member.state))
+        yield family
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"specrouter_replica_{name}", text, labels=("replica",))
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"specrouter_replica_{name}", text, labels=("replica", *labels))
