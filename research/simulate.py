@@ -4,22 +4,22 @@ The machine is a file like those of `research/machines`, or this one: a pool's m
 is written is what `specrouter bench load` writes, policies that no engine runs included.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from modelpool.errors import ConfigError
+from research.policies.named import POLICIES
 from research.sim.machine import Machine, load_machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, MOST
 from specrouter.bench.conditions import conditions, request_limit
 from specrouter.bench.load import asked, with_rows
 from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_points import read_arrivals, sweep
-from specrouter.bench.load_prompts import load_labelled
+from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService
+from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts
 from specrouter.bench.traces import Arrival
@@ -38,6 +38,7 @@ class SimulateOptions(LoadOptions):
     """
 
     is_simulated: ClassVar[bool] = True
+    known_policies: ClassVar[Collection[str]] = POLICIES
 
     acceptance: float = 0.75
     machine: Path | None = None

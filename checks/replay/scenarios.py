@@ -16,10 +16,9 @@ import numpy as np
 from checks.replay.recording import Phase, Round
 from checks.replay.tape import Tape
 from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_points import read_arrivals, sweep
-from specrouter.bench.load_prompts import load_labelled
+from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService
+from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import load_prompts
 from specrouter.request.params import SamplingParams, Speculation

@@ -11,7 +11,7 @@ from research.figures.catalog import FIGURES
 from research.figures.cell import Cell
 from research.figures.figure import Figure, Results, Scope, draw, rows_of, table
 from research.figures.sweep import run_sweep
-from specrouter.bench.plot import check_plot
+from specrouter.bench.plots import check_plot
 
 CELLS = "cells.jsonl"
 

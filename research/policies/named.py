@@ -16,7 +16,7 @@ from specrouter.slo.serve.prefill_budget import MOST_SPECULATED
 
 
 def _simulated(policy: NamedPolicy, admission: str) -> NamedPolicy:
-    return replace(policy, admission=admission, is_live=False)
+    return replace(policy, admission=admission)
 
 
 def _published(name: str) -> str:
@@ -54,6 +54,11 @@ POLICIES: dict[str, NamedPolicy] = {
 ROUTING = {"flowguard-printed": _published("FLOWGUARD_PRINTED")}
 
 
+def is_live(policy: NamedPolicy) -> bool:
+    """An engine can run it, not only the simulator."""
+    return policy.admission not in (_PREFILL_FIRST, _DECODE_FIRST)
+
+
 def settings_of(names: Sequence[str]) -> Iterator[str]:
     """What `--set` is given for a policy of each kind, as KEY=VALUE.
 
@@ -65,8 +70,8 @@ def settings_of(names: Sequence[str]) -> Iterator[str]:
             yield f"cluster.routing.policy={ROUTING[name]}"
             continue
         chosen = POLICIES.get(name)
-        if chosen is None or not chosen.is_live:
-            live = [each for each, one in POLICIES.items() if one.is_live]
+        if chosen is None or not is_live(chosen):
+            live = [each for each, one in POLICIES.items() if is_live(one)]
             raise ConfigError("--policy", f"{name!r} is none of {', '.join((*live, *ROUTING))}")
         yield f"scheduler.policy={chosen.chains}"
         yield f"trees.selection={chosen.selection}"

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.config import validate_config
+from research.studies.bare_forward import BareForwards
 from specrouter import ChainRouter, RequestHandle, SamplingParams
-from specrouter.bench.bare_forward import BareForwards
+from specrouter.bench.figures import mean_pack
 from specrouter.bench.prompts import load_prompts, tokenize
-from specrouter.bench.sample import EngineTime
+from specrouter.bench.sample import spent
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
+from specrouter.profile.profiler import EngineStatistics
 from specrouter.request.params import Chain
 
 _LONGEST = 96  # tokens of a prompt
@@ -110,22 +112,22 @@ def _round(
         for nodes in sorted({max(1, round(share * batch)) for share in options.shares})
         if nodes <= depth * options.width * batch
     ]
-    spent = {}
+    times = {}
     for way in ways:
         chosen = [prompts[(number * batch + i) % len(prompts)] for i in range(batch)]
         with _decoding(router, chosen, number, options):
-            spent[way] = _spent(router, chain, way, batch, options)
+            times[way] = _spent(router, chain, way, batch, options)
     context = _LONGEST + options.cycles
     bare = BareForwards(router)
     alone_ms = bare.ms(chain[-1], batch, batch, context)
     gains = []
-    for way, time_ in spent.items():
+    for way, time_ in times.items():
         tokens = time_.committed_tokens / time_.target_passes
         pass_ms = bare.ms(chain[-1], batch + way.nodes, batch, context)
         drafts_ms = sum(
             time_.forwards[name] / time_.cycles * bare.ms(name, pack, batch, context)
             for name in chain[:-1]
-            for pack in (time_.mean_pack(name),)
+            for pack in (mean_pack(time_, name),)
         )
         free, drafted = (tokens * alone_ms / ms for ms in (pass_ms, pass_ms + drafts_ms))
         gains.append(Gain(way, tokens, free, drafted))
@@ -162,13 +164,13 @@ def _decoding(
 
 def _spent(
     router: ChainRouter, chain: Chain, way: Way, batch: int, options: argparse.Namespace
-) -> EngineTime:
+) -> EngineStatistics:
     trees = {"selection": "global-greedy", "budget_tokens": batch + way.nodes}
     router.set_policy("static", trees, chain=chain, depth=way.depth, width=options.width)
     begin = router.statistics().cycles + options.warm_up  # drafters read the texts
     before = _statistics(router, begin)
     after = _statistics(router, before.cycles + options.cycles)
-    return EngineTime.between(before, after)
+    return spent(before, after)
 
 
 def _statistics(router: ChainRouter, cycles: int) -> Any:

@@ -23,11 +23,10 @@ from typing import Any
 
 from modelpool import ModelPool
 from research.studies.engines import Served, engine
-from specrouter.bench.agent_workload import agent_workload
 from specrouter.bench.conditions import cpu_name, request_limit
 from specrouter.bench.figures import Spread, mean_spread, spread
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
-from specrouter.bench.trajectories import tokenize_trajectories
+from specrouter.bench.recorded import agent_workload, tokenize_trajectories
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 

@@ -28,10 +28,9 @@ from research.simulate import simulated_machine
 from specrouter.bench.conditions import request_limit
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_figures import figures
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_points import Point, read_arrivals, sweep
-from specrouter.bench.load_prompts import load_labelled
+from specrouter.bench.load_requests import Point, load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService
+from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.replay import LoadRequest, Outcome, Pending
 from specrouter.config import RouterConfig

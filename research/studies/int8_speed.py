@@ -23,8 +23,8 @@ from research.studies.engines import Served, engine
 from specrouter.bench.conditions import cpu_name
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
-from specrouter.bench.rounds import measure
 from specrouter.bench.sample import Sample
+from specrouter.bench.session import measure
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 

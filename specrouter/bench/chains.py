@@ -9,36 +9,38 @@ Contract: a bad argument raises `ConfigError` before anything is loaded.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench.agent_workload import agent_workload
 from specrouter.bench.conditions import request_limit
 from specrouter.bench.contenders import Contender
 from specrouter.bench.lineup import Lineup, lineup
 from specrouter.bench.llama_server import LLAMA_SERVER, LlamaServerContender
-from specrouter.bench.options import Options
-from specrouter.bench.output_file import write_outputs, writing
+from specrouter.bench.options import ChainsOptions
+from specrouter.bench.output_file import write_outputs
 from specrouter.bench.peer import PeerContender
-from specrouter.bench.plot import check_plot, write_plot
+from specrouter.bench.plots import check_plot, write_chains_plot
 from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
+from specrouter.bench.recorded import (
+    agent_workload,
+    fingerprint,
+    load_trajectories,
+    tokenize_trajectories,
+)
 from specrouter.bench.reference import Checkpoint, ReferenceContender, ReferenceProcess
-from specrouter.bench.report import table
 from specrouter.bench.session import Session
-from specrouter.bench.trajectories import fingerprint, load_trajectories, tokenize_trajectories
+from specrouter.bench.tables import chains_table
 from specrouter.config import RouterConfig
 from specrouter.router import ChainRouter
 
 _SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU better
 
 
-def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
+def bench_chains(options: ChainsOptions, progress: Progress) -> dict[str, Any]:
     """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
     if options.plot is not None:
         check_plot(options.plot)
@@ -68,20 +70,14 @@ def bench_chains(options: Options, progress: Progress) -> dict[str, Any]:
         return {"conditions": measured_under, "batches": batches}
 
 
-def write(document: Mapping[str, Any], options: Options) -> None:
+def write(document: Mapping[str, Any], options: ChainsOptions) -> None:
     """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
-
-    def plot(path: Path) -> list[Path]:
-        with writing(path):
-            write_plot(document, path)
-        return [path]
-
-    drawn = None if options.plot is None else partial(plot, options.plot)
-    write_outputs(document, table(document), options.json, drawn)
+    text = chains_table(document)
+    write_outputs(document, text, options.json, options.plot, write_chains_plot)
 
 
 def _workload(
-    options: Options, config: RouterConfig, pool: ModelPool
+    options: ChainsOptions, config: RouterConfig, pool: ModelPool
 ) -> tuple[dict[str, list[BenchPrompt]], dict[str, Any] | None]:
     """Prompts by category; and of recorded outputs, what their figures are comparable by."""
     if options.workload is None:
@@ -95,7 +91,7 @@ def _workload(
 
 
 def _peer(
-    options: Options,
+    options: ChainsOptions,
     pool: ModelPool,
     prompts: Mapping[str, Sequence[BenchPrompt]],
     sizes: Sequence[int],

@@ -8,27 +8,22 @@ as those of a service that has been up for a while do.
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from modelpool import ModelPool
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import (
-    EngineStatistics,
-    EngineTime,
-    MeasurementError,
-    Sample,
-    distinct_share,
-)
+from specrouter.bench.sample import MeasurementError, Sample, distinct_share, spent
 from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.profile.profiler import EngineStatistics
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
 
 
 class Router(Protocol):
-    """What is used of `ChainRouter`. `set_policy` and `run_idle` are for when no request runs."""
+    """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
 
     config: RouterConfig
     pool: ModelPool
@@ -42,8 +37,6 @@ class Router(Protocol):
     def set_learning(self, is_learning: bool) -> None: ...
 
     def statistics(self) -> EngineStatistics: ...
-
-    def run_idle(self, function: Callable[[], Any]) -> Any: ...
 
 
 class Contender(Protocol):
@@ -86,11 +79,10 @@ class OwnContender:
         started = time.perf_counter()
         outputs = self._router.generate(prompts, params, self._speculation)
         seconds = time.perf_counter() - started
-        spent = EngineTime.between(before, self._router.statistics())
-        return self._sample(outputs, seconds, spent)
+        return self._sample(outputs, seconds, spent(before, self._router.statistics()))
 
     def _sample(
-        self, outputs: Sequence[RequestOutput], seconds: float, spent: EngineTime
+        self, outputs: Sequence[RequestOutput], seconds: float, engine: EngineStatistics
     ) -> Sample:
         failed = next((o for o in outputs if o.error is not None), None)
         if failed is not None:
@@ -103,7 +95,7 @@ class OwnContender:
             seconds,
             tuple(distinct_share(output.token_ids) for output in outputs),
             sum(output.metrics.acceptance_length for output in outputs) / len(outputs),
-            spent,
+            engine,
             dict(chains),
             len(outputs),
             mean_tpot_ms(outputs),

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specrouter.bench.sample import EngineTime, Sample
+from specrouter.bench.sample import Sample, summed
+from specrouter.profile.profiler import EngineStatistics
 
 Rounds = Sequence[Sequence[Sample]]  # [round][batch of the round]
 Keep = Callable[[int, int], bool]  # (round, batch of the round) -> does it count?
@@ -81,22 +82,14 @@ def eaf(ours: Rounds, alone: Rounds) -> list[float]:
     return [a / b for a, b in pairs if a is not None and b is not None and b > 0]
 
 
-def control_share(time: EngineTime) -> float:
+def control_share(time: EngineStatistics) -> float:
     """Of the cycles' time, what is neither a model's nor spent on logits."""
     return 1 - (sum(time.model_ms.values()) + time.logits_ms) / time.cycle_ms
 
 
-def ideal_ms_per_token(stats: EngineTime, bare_ms: Mapping[str, float]) -> float:
-    """Milliseconds per committed token if cycles were forwards and nothing else.
-
-    (drafts * T_draft + ... + T_target) / acceptance length, as totals: the forwards that were run,
-    each at the time of a bare one, over the tokens that they brought.
-
-    Args:
-        bare_ms: of each model that ran, the mean time of a bare forward of the run's mean pack.
-    """
-    total = sum(stats.forwards[name] * bare_ms[name] for name in stats.used_models())
-    return total / stats.committed_tokens
+def mean_pack(time: EngineStatistics, model: str) -> float:
+    """Tokens of this model's forwards, on average."""
+    return time.pack_tokens[model] / time.forwards[model]
 
 
 def row(
@@ -157,15 +150,20 @@ def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:
     }
 
 
-def _speeds_by_category(ours: Rounds, categories: Sequence[str | None]) -> dict[str, Any]:
+def _kept_by_category(categories: Sequence[str | None]) -> dict[str, Keep]:
+    """Which batches are of a category."""
+
     def of(category: str) -> Keep:
         return lambda _, index: categories[index] == category
 
-    found = {}
-    for category in dict.fromkeys(one for one in categories if one is not None):
-        own = [speed for speed in speeds(ours, of(category)) if speed is not None]
-        found[category] = asdict(spread(own))
-    return found
+    return {category: of(category) for category in categories if category is not None}
+
+
+def _speeds_by_category(ours: Rounds, categories: Sequence[str | None]) -> dict[str, Any]:
+    return {
+        category: asdict(spread([speed for speed in speeds(ours, keep) if speed is not None]))
+        for category, keep in _kept_by_category(categories).items()
+    }
 
 
 def _by_category(
@@ -174,15 +172,9 @@ def _by_category(
     bases: Sequence[str],
     categories: Sequence[str | None],
 ) -> dict[str, dict[str, Spread]]:
-    def of(category: str) -> Keep:
-        return lambda _, index: categories[index] == category
-
     return {
-        category: {
-            base: spread(ratios(samples[name], samples[base], of(category))) for base in bases
-        }
-        for category in categories
-        if category is not None
+        category: {base: spread(ratios(samples[name], samples[base], keep)) for base in bases}
+        for category, keep in _kept_by_category(categories).items()
     }
 
 
@@ -204,7 +196,7 @@ def _engine_figures(samples: Iterable[Sample]) -> dict[str, Any]:
     parts = [sample.engine for sample in found if sample.engine is not None]
     if not parts:
         return {}
-    time = EngineTime.total(parts)
+    time = summed(parts)
     chains: Counter[str] = Counter()
     for sample in found:
         chains.update(sample.chains)
@@ -214,7 +206,7 @@ def _engine_figures(samples: Iterable[Sample]) -> dict[str, Any]:
         "logits_share": time.logits_ms / time.cycle_ms,
         "control_share": control_share(time),
         "cycle_ms": time.cycle_ms / time.cycles,
-        "mean_pack_tokens": {model: time.mean_pack(model) for model in time.used_models()},
+        "mean_pack_tokens": {name: mean_pack(time, name) for name, n in time.forwards.items() if n},
         "chains": {chain: count / cycles for chain, count in chains.most_common()},
     }
 

@@ -8,26 +8,28 @@ could not be compared.
 Source: llama.cpp, tools/server/README.md
 """
 
-import json
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from modelpool.errors import ConfigError
-from specrouter.bench.api_key import OPENAI_VARIABLE, authorize, read_api_key
-from specrouter.bench.peer import DIRECT, FAILURES
+from specrouter.bench.http_client import (
+    FAILURES,
+    OPENAI_VARIABLE,
+    Server,
+    check_url,
+    events,
+    read_api_key,
+)
+from specrouter.bench.peer import FIRST_TIMEOUT_S, TIMEOUT_S, all_at_once
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share
 
 LLAMA_SERVER = "llama-server"
-_TIMEOUT_S = 600.0
-_FIRST_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """One request. `first_s`, `last_s`: when its first and last token came, on the same clock.
 
@@ -60,16 +62,13 @@ class LlamaServerContender:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """`api_key`: None sends the environment's OPENAI_API_KEY, where there is one."""
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError("--peer", f"{url!r} is no http address")
-        self._url = url.rstrip("/")
-        self._api_key = read_api_key(OPENAI_VARIABLE, api_key)
+        check_url("--peer", url)
+        self._server = Server(url.rstrip("/"), read_api_key(OPENAI_VARIABLE, api_key))
         try:
-            with self._open("/props", None, _FIRST_TIMEOUT_S) as response:
-                facts = json.load(response)
+            facts = self._server.ask("/props", None, FIRST_TIMEOUT_S)
             self._slots = int(facts["total_slots"])
             self._context = int(facts["default_generation_settings"]["n_ctx"])
-        except (*FAILURES, LookupError, TypeError) as error:
+        except FAILURES as error:
             reason = f"no llama-server at {url}: {type(error).__name__}: {error}"
             raise ConfigError("--peer", reason) from error
 
@@ -88,7 +87,7 @@ class LlamaServerContender:
             self._check_ids(prompts[0])
         except ConfigError:
             raise
-        except (*FAILURES, LookupError, TypeError, MeasurementError) as error:
+        except (*FAILURES, MeasurementError) as error:
             raise ConfigError("--peer", f"llama-server failed a first request: {error}") from error
 
     def supports(self, batch: int) -> bool:
@@ -97,27 +96,19 @@ class LlamaServerContender:
     def run(self, work: Work) -> Sample:
         def one(prompt: BenchPrompt, seed: int) -> Answer:
             return self._complete(
-                prompt.token_ids, seed, work.new_tokens, work.temperature, _TIMEOUT_S
+                prompt.token_ids, seed, work.new_tokens, work.temperature, TIMEOUT_S
             )
 
-        try:
-            with ThreadPoolExecutor(len(work.prompts)) as executor:
-                started = time.perf_counter()
-                answers = list(executor.map(one, work.prompts, work.seeds))
-                seconds = time.perf_counter() - started
-        except (*FAILURES, LookupError, TypeError) as error:
-            raise MeasurementError(f"{self.name}: {type(error).__name__}: {error}") from error
-        return sample(answers, seconds)
+        return sample(*all_at_once(self.name, one, work))
 
     def _check_ids(self, prompt: BenchPrompt) -> None:
         """That the server means the same text by the ids, and reads so many of them."""
         body = {"tokens": list(prompt.token_ids)}
-        with self._open("/detokenize", body, _FIRST_TIMEOUT_S) as response:
-            text = json.load(response)["content"]
+        text = self._server.ask("/detokenize", body, FIRST_TIMEOUT_S)["content"]
         if text != prompt.text:
             reason = "llama-server reads other text in the same ids: is it the pool's target?"
             raise ConfigError("--peer", reason)
-        answer = self._complete(prompt.token_ids, 0, 1, 0.0, _FIRST_TIMEOUT_S)
+        answer = self._complete(prompt.token_ids, 0, 1, 0.0, FIRST_TIMEOUT_S)
         if answer.prompt_tokens not in (None, len(prompt.token_ids)):
             reason = f"{answer.prompt_tokens} tokens of a prompt of {len(prompt.token_ids)}"
             raise ConfigError("--peer", f"llama-server reads {reason}")
@@ -136,40 +127,20 @@ class LlamaServerContender:
             "samplers": ["temperature"],
             "repeat_penalty": 1.0,
         }
-        with self._open("/completion", body, timeout_s) as response:
+        with self._server.open("/completion", body, timeout_s) as response:
             answer = read_answer(events(response))
         if answer.tokens != tokens:
             raise MeasurementError(f"{self.name}: {answer.tokens} tokens came, not {tokens}")
         return answer
 
-    def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
-        request = urllib.request.Request(
-            self._url + path,
-            None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        authorize(request, self._api_key)
-        return DIRECT.open(request, timeout=timeout_s)
-
-
-def events(lines: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The JSON objects of a stream of server-sent events; comments and empty lines are none."""
-    for line in lines:
-        name, _, value = line.decode("utf-8").strip().partition(":")
-        if name == "error":
-            raise ValueError(value.strip()[:200])
-        if name == "data" and value.strip() != "[DONE]":
-            event = json.loads(value)
-            if "error" in event:
-                raise ValueError(str(event["error"])[:200])
-            yield event
-
 
 def read_answer(found: Iterator[Mapping[str, Any]]) -> Answer:
-    """Raises `ValueError` for a stream that ends without saying that it has stopped."""
+    """Raises `ValueError` for a stream with an error, or that ends without saying so."""
     ids: list[int] = []
     first_s = last_s = 0.0
     for event in found:
+        if "error" in event:
+            raise ValueError(str(event["error"])[:200])
         fresh = event.get("tokens") or ()
         if fresh or event.get("content"):
             last_s = time.perf_counter()
@@ -200,10 +171,10 @@ def _answer(last: Mapping[str, Any], ids: list[int], first_s: float, last_s: flo
     evaluated = last.get("tokens_evaluated")
     timings = last.get("timings") or {}
     return Answer(
-        tuple(ids),
-        int(last.get("tokens_predicted", len(ids))),
-        None if evaluated is None else int(evaluated),
-        first_s,
-        last_s,
-        int(timings["draft_n_accepted"]) if timings.get("draft_n") else None,
+        token_ids=tuple(ids),
+        tokens=int(last.get("tokens_predicted", len(ids))),
+        prompt_tokens=None if evaluated is None else int(evaluated),
+        first_s=first_s,
+        last_s=last_s,
+        accepted=int(timings["draft_n_accepted"]) if timings.get("draft_n") else None,
     )

@@ -9,25 +9,22 @@ by the times that a request got, not by what the service says of it.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench.api_key import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
+from specrouter.bench.http_client import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_plot import PLOTS, plot_path, write_load_plots
-from specrouter.bench.load_points import read_arrivals, sweep
-from specrouter.bench.load_prompts import load_labelled
-from specrouter.bench.load_report import load_table
+from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService, ServerService
-from specrouter.bench.output_file import write_outputs, writing
-from specrouter.bench.plot import check_plot
+from specrouter.bench.options import LoadOptions
+from specrouter.bench.output_file import write_outputs
+from specrouter.bench.plots import PLOTS, check_plot, plot_path, write_load_plots
 from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import Texts
+from specrouter.bench.tables import load_table
 from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig
 from specrouter.router import ChainRouter
@@ -86,13 +83,7 @@ def _measure_server(
 
 def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
     """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
-
-    def plot(path: Path) -> list[Path]:
-        with writing(path):
-            return write_load_plots(document, path)
-
-    drawn = None if options.plot is None else partial(plot, options.plot)
-    write_outputs(document, load_table(document), options.json, drawn)
+    write_outputs(document, load_table(document), options.json, options.plot, write_load_plots)
 
 
 def with_rows(config: RouterConfig, rows: int | None) -> RouterConfig:

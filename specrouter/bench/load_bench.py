@@ -12,15 +12,14 @@ from statistics import median
 from typing import Any, Protocol
 
 from specrouter.bench.load_figures import figures, medians, series, with_ratios
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_points import Point
-from specrouter.bench.load_report import describe
-from specrouter.bench.load_requests import Alone, RequestSource
+from specrouter.bench.load_requests import Alone, Point, RequestSource
 from specrouter.bench.named_policies import BASELINES, POLICIES
+from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.sample import MeasurementError
+from specrouter.bench.tables import describe
 
 _BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32
@@ -74,7 +73,7 @@ class LoadBench:
     def settle(self, point: Point) -> None:
         """Drafters are loaded, timed and tried before anything counts, at several loads."""
         asked = [name for name in self._options.policies if name != "target-only"]
-        names = [name for name in asked if POLICIES[name].is_live]
+        names = [name for name in asked if name in POLICIES]  # the others are only simulated
         if not names and not self._options.is_simulated:
             return
         names = names or [_DEFAULT]

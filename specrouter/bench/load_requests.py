@@ -1,19 +1,92 @@
-"""The requests of a point of a sweep: prompts, seeds, and objectives as times what is taken alone.
+"""The requests of a load benchmark: at each rate, mix and scale of objectives, the same for all
+policies.
 
-Contract: pure. The same point, round and times alone give the same requests.
+Contract: pure but for files that are read. The same options, point, round and times alone give the
+same requests. A prompt is a text of its arrival's kind, cut or repeated to its length; a text is
+known by the name of its file and by the "category" of its line. Raises `ConfigError` for what does
+not fit the trace or the models.
 """
 
+import itertools
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_points import Point
-from specrouter.bench.load_prompts import fill_prompts
-from specrouter.bench.prompts import Texts, Tokenize
+from modelpool.errors import ConfigError
+from specrouter.bench import traces
+from specrouter.bench.options import LoadOptions
+from specrouter.bench.prompts import BUILT_IN, Texts, Tokenize, load_prompts, read_entries
 from specrouter.bench.replay import LoadRequest
+from specrouter.bench.traces import Arrival
 
 _SEEDS_OF_A_ROUND = 100_000
+# Of a trace's category, the files or categories of prompts, the best first.
+_KNOWN_AS: Mapping[str, tuple[str, ...]] = {
+    "coding": ("humaneval", "code", "coding"),
+    "chat": ("mt_bench", "chat", "prose"),
+    "summarization": ("summarization", "summarisation", "prose"),
+    "gsm8k": ("gsm8k", "math"),
+    "humaneval": ("humaneval", "code", "coding"),
+    "mt_bench": ("mt_bench", "chat", "prose"),
+    "mgsm": ("mgsm_de", "math-multilingual", "math"),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of the sweep. `arrivals` are the requests that all its policies get."""
+
+    scale: float
+    urgent_share: float
+    slo_scale: float
+    arrivals: tuple[Arrival, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        rate = traces.rate_per_s(self.arrivals)
+        return {
+            "scale": self.scale,
+            "requests_per_s": rate if rate < float("inf") else None,
+            "urgent_share": self.urgent_share,
+            "slo_scale": self.slo_scale,
+        }
+
+
+def read_arrivals(options: LoadOptions) -> list[Arrival]:
+    """The requests that are asked for, before any rescaling."""
+    if options.poisson is not None and options.lengths == "specrouter":
+        return traces.poisson_of_datasets(options.poisson, options.requests, options.seed)
+    if options.poisson is not None:
+        return traces.poisson(
+            options.poisson, options.requests, options.trace_baseline_ms, options.seed
+        )
+    assert options.trace is not None, "the options have one of both"
+    found = traces.read_trace(options.trace, options.trace_baseline_ms)
+    return traces.excerpt(found, options.skip, options.requests)
+
+
+def sweep(trace: Sequence[Arrival], options: LoadOptions, limit: int) -> list[Point]:
+    """A point for each combination of what has several values.
+
+    Args:
+        limit: tokens of a request.
+    """
+    if options.output_tokens is not None and options.output_tokens >= limit:
+        raise ConfigError("--output-tokens", f"must be below the model's length of {limit}")
+    resized = traces.resized(trace, options.length_scale, options.output_tokens, limit)
+    shares: tuple[float | None, ...] = options.urgent_share or (None,)
+    points = []
+    for share, slo_scale, scale in itertools.product(shares, options.slo_scale, options.scale):
+        mixed = resized
+        if share is not None:
+            mixed = traces.with_urgent_share(resized, share, options.seed)
+        shown = traces.urgent_share(resized) if share is None else share
+        arrivals = traces.with_slo_scale(traces.stretched(mixed, scale), slo_scale)
+        points.append(Point(scale, shown, slo_scale, tuple(arrivals)))
+    return points
 
 
 @dataclass(frozen=True)
@@ -81,3 +154,51 @@ class RequestSource:
             e2e_ms=None if e2e_ms is None else e2e_ms * slo_scale,
             ttft_ms=ttft_ms,
         )
+
+
+def load_labelled(files: Sequence[Path]) -> Texts:
+    """Texts by file name and by category, so most are there twice; the built-in ones without files.
+
+    Raises `ConfigError`, as `load_prompts` does.
+    """
+    if not files:
+        return BUILT_IN
+    texts: dict[str, list[str]] = {}
+    for file in files:
+        found = load_prompts([file])[file.stem]
+        for text, category in zip(found, _categories(file), strict=True):
+            for label in {file.stem, category} - {None}:
+                texts.setdefault(str(label), []).append(text)
+    return texts
+
+
+def texts_for(category: str, texts: Texts) -> Sequence[str]:
+    """Those that suit a category of a trace."""
+    for label in (*_KNOWN_AS.get(category, ()), category):
+        if label in texts:
+            return texts[label]
+    return list(dict.fromkeys(itertools.chain.from_iterable(texts.values())))
+
+
+def fill_prompts(
+    arrivals: Sequence[Arrival], texts: Texts, tokenize: Tokenize, seed: int
+) -> list[tuple[int, ...]]:
+    """Token ids of each arrival's prompt, as many as it says."""
+    draw = random.Random(f"prompts {seed}")
+    by_category = {a.category: texts_for(a.category, texts) for a in arrivals}
+    chosen = [draw.choice(by_category[arrival.category]) for arrival in arrivals]
+    ids = {text: tuple(tokenize(text)) for text in set(chosen)}
+    return [
+        fitted(ids[text], arrival.input_tokens)
+        for text, arrival in zip(chosen, arrivals, strict=True)
+    ]
+
+
+def fitted(token_ids: Sequence[int], length: int) -> tuple[int, ...]:
+    """The beginning of a prompt that is too long; one that is too short, again and again."""
+    return tuple(itertools.islice(itertools.cycle(token_ids), length))
+
+
+def _categories(file: Path) -> list[str | None]:
+    found = [entry.get("category") for _, entry in read_entries(file)]
+    return [category if isinstance(category, str) and category else None for category in found]

@@ -4,18 +4,15 @@ Contract: a request that is refused or fails has an answer with its error. A rou
 engine's own; a server's are its client's, so they include HTTP.
 """
 
-import http.client
-import json
 import threading
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from modelpool.errors import ConfigError
-from specrouter.bench.api_key import authorize
+from specrouter.bench.http_client import FAILURES, Server, events
 from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
@@ -27,11 +24,6 @@ from specrouter.request.params import RequestError, SamplingParams
 _END_S = 60.0  # within which one that was cancelled must end
 _SILENCE_S = 600.0  # of a server between two events
 _FIRST_TIMEOUT_S = 10.0
-_NO_HEADERS: Mapping[str, str] = {}
-_FAILURES = (OSError, ValueError, LookupError, http.client.HTTPException)
-
-# A proxy would be measured too.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Handle(Protocol):
@@ -146,17 +138,16 @@ class ServerService:
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._url, self._api_key = url.rstrip("/"), api_key
+        self._server = Server(url.rstrip("/"), api_key)
         self._known_ids: dict[str, tuple[int, ...]] = {}
         try:
-            with _opener.open(self._url + "/health", timeout=_FIRST_TIMEOUT_S):
-                pass
-        except _FAILURES as error:
+            self._server.open("/health", None, _FIRST_TIMEOUT_S).close()
+        except FAILURES as error:
             raise ConfigError("--server", f"{url} is not healthy: {error}") from error
         try:
-            model = self._ask("/v1/models")["data"][0]
+            model = self._server.ask("/v1/models", None, _FIRST_TIMEOUT_S)["data"][0]
             self.model, self.max_request_tokens = str(model["id"]), int(model["max_model_len"])
-        except (*_FAILURES, TypeError) as error:
+        except FAILURES as error:
             raise ConfigError("--server", f"{url} does not say what it serves: {error}") from error
 
     def tokenize(self, text: str) -> Sequence[int]:
@@ -166,9 +157,9 @@ class ServerService:
         """
         if text not in self._known_ids:
             try:
-                ids = self._ask("/tokenize", {"prompt": text})["tokens"]
-                self._known_ids[text] = tuple(map(int, ids))
-            except (*_FAILURES, TypeError) as error:
+                answer = self._server.ask("/tokenize", {"prompt": text}, _FIRST_TIMEOUT_S)
+                self._known_ids[text] = tuple(map(int, answer["tokens"]))
+            except FAILURES as error:
                 raise MeasurementError(f"the server does not tokenize: {error}") from error
         return self._known_ids[text]
 
@@ -176,9 +167,6 @@ class ServerService:
         """A server keeps its own."""
 
     def send(self, request: LoadRequest) -> Pending:
-        return _ServerPending(self._http_request(request))
-
-    def _http_request(self, request: LoadRequest) -> urllib.request.Request:
         body = {
             "input_ids": list(request.token_ids),
             "max_new_tokens": request.new_tokens,
@@ -188,33 +176,20 @@ class ServerService:
             "speculation": request.speculation,
             "stream": True,
         }
-        headers = {}
-        if request.objective_ms is not None:
-            headers["x-slo-tpot-ms"] = f"{request.objective_ms:.6g}"
-        if request.ttft_ms is not None:
-            headers["x-slo-ttft-ms"] = f"{request.ttft_ms:.6g}"
-        if request.e2e_ms is not None:
-            headers["x-slo-e2e-ms"] = f"{request.e2e_ms:.6g}"
-        return self._authorized("/generate", body, headers)
-
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        with _opener.open(self._authorized(path, body), timeout=_FIRST_TIMEOUT_S) as response:
-            return json.load(response)
-
-    def _authorized(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] = _NO_HEADERS
-    ) -> urllib.request.Request:
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(
-            self._url + path, data, {"Content-Type": "application/json", **headers}
-        )
-        authorize(asked, self._api_key)
-        return asked
+        objectives = {
+            "x-slo-tpot-ms": request.objective_ms,
+            "x-slo-ttft-ms": request.ttft_ms,
+            "x-slo-e2e-ms": request.e2e_ms,
+        }
+        headers = {name: f"{ms:.6g}" for name, ms in objectives.items() if ms is not None}
+        return _ServerPending(lambda: self._server.open("/generate", body, _SILENCE_S, headers))
 
 
 class _ServerPending:
-    def __init__(self, request: urllib.request.Request) -> None:
-        self._request = request
+    """Args: `send`: opens the stream of the answer."""
+
+    def __init__(self, send: Callable[[], Any]) -> None:
+        self._send = send
         self._answer: Answer | None = None
         self._is_cancelled = False
         self._started_s = time.perf_counter()  # before the thread's start, which can be late
@@ -236,27 +211,19 @@ class _ServerPending:
     def _run(self) -> None:
         seen = _Seen(self._started_s)
         try:
-            with _opener.open(self._request, timeout=_SILENCE_S) as response:
-                for event in _events(response):
+            with self._send() as response:
+                for event in events(response):
                     seen.take(event, time.perf_counter())
                     if self._is_cancelled:
                         raise TimeoutError("cancelled")
             self._answer = seen.answer()
         except urllib.error.HTTPError as error:
             self._answer = seen.answer(f"{error} {error.read(300).decode(errors='replace')}")
-        except _FAILURES as error:
+        except FAILURES as error:
             self._answer = seen.answer(f"{type(error).__name__}: {error}")
         except BaseException as error:
             self._answer = seen.answer(repr(error))
             raise
-
-
-def _events(lines: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The JSON objects of server-sent events."""
-    for line in lines:
-        data = line.removeprefix(b"data:").strip()
-        if line.startswith(b"data:") and data != b"[DONE]":
-            yield json.loads(data)
 
 
 class _Seen:

@@ -22,14 +22,12 @@ class NamedPolicy:
         chains: `scheduler.policy`; `settings`: further keys of that section.
         selection: `trees.selection`.
         admission: `engine.admission`.
-        is_live: an engine can run it, not only the simulator.
     """
 
     chains: str
     selection: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     admission: str = "fcfs"
-    is_live: bool = True
 
 
 def fixed_depth(depth: int) -> NamedPolicy:

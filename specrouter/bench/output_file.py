@@ -16,6 +16,8 @@ from modelpool.errors import ConfigError
 
 STDOUT = Path("-")
 
+Draw = Callable[[Mapping[str, Any], Path], Iterable[Path]]
+
 
 class FileNotWrittenError(RuntimeError):
     """The result is on stdout, and not where it was wanted as well."""
@@ -41,13 +43,14 @@ def write_outputs(
     document: Mapping[str, Any],
     text: str,
     json_path: Path | None,
-    plot: Callable[[], Iterable[Path]] | None,
+    plot_path: Path | None = None,
+    draw: Draw = lambda document, path: [],
 ) -> None:
     """The text on stdout, then what is asked for besides; stderr tells the files' paths.
 
     Args:
         json_path: of the document; `STDOUT` prints it as the last line.
-        plot: writes pictures and returns their paths.
+        draw: writes the pictures of the document, and returns their paths.
 
     Raises:
         FileNotWrittenError: after all that could be written.
@@ -59,8 +62,10 @@ def write_outputs(
     finally:  # also where nobody reads stdout to its end
         if json_path is not None and json_path != STDOUT:
             _write_json(document, json_path)
-        for path in plot() if plot is not None else ():
-            _tell(path)
+        if plot_path is not None:
+            with writing(plot_path):
+                for path in draw(document, plot_path):
+                    _tell(path)
 
 
 def _write_json(document: Mapping[str, Any], path: Path) -> None:

@@ -3,26 +3,21 @@
 Its time includes HTTP, which the other contenders do without.
 """
 
-import http.client
-import json
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from modelpool.errors import ConfigError
-from specrouter.bench.api_key import OPENAI_VARIABLE, authorize, read_api_key
-from specrouter.bench.prompts import Tokenize, Work
+from specrouter.bench.http_client import FAILURES, OPENAI_VARIABLE, Server, check_url, read_api_key
+from specrouter.bench.prompts import BenchPrompt, Tokenize, Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share
 
-_TIMEOUT_S = 600.0
-_FIRST_TIMEOUT_S = 60.0
-FAILURES = (OSError, ValueError, http.client.HTTPException)
+Reply = TypeVar("Reply")
 
-# A proxy would be measured too.
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+TIMEOUT_S = 600.0
+FIRST_TIMEOUT_S = 60.0
 
 
 class PeerContender:
@@ -38,14 +33,13 @@ class PeerContender:
             tokenize: the pool's tokenizer, which finds repetitions in the peer's texts.
             api_key: None sends the environment's OPENAI_API_KEY, where there is one.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError("--peer", f"{url!r} is no http address")
-        self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._api_key = read_api_key(OPENAI_VARIABLE, api_key)
+        check_url("--peer", url)
+        key = read_api_key(OPENAI_VARIABLE, api_key)
+        self._server = Server(url.rstrip("/").removesuffix("/v1") + "/v1", key)
         self.tokenize = tokenize
         try:
             self._model = self._first_model()
-            self._complete("Hello", 0, 1, 0.0, _FIRST_TIMEOUT_S)
+            self._complete("Hello", 0, 1, 0.0, FIRST_TIMEOUT_S)
         except FAILURES as error:
             raise ConfigError("--peer", f"no completions from {url}: {error}") from error
 
@@ -53,17 +47,10 @@ class PeerContender:
         return True
 
     def run(self, work: Work) -> Sample:
-        def one(text: str, seed: int) -> Mapping[str, Any]:
-            return self._complete(text, seed, work.new_tokens, work.temperature, _TIMEOUT_S)
+        def one(prompt: BenchPrompt, seed: int) -> Mapping[str, Any]:
+            return self._complete(prompt.text, seed, work.new_tokens, work.temperature, TIMEOUT_S)
 
-        texts = [prompt.text for prompt in work.prompts]
-        try:
-            with ThreadPoolExecutor(len(texts)) as executor:
-                started = time.perf_counter()
-                answers = list(executor.map(one, texts, work.seeds))
-                seconds = time.perf_counter() - started
-        except FAILURES as error:
-            raise MeasurementError(f"peer: {error}") from error
+        answers, seconds = all_at_once(self.name, one, work)
         tokens = sum(_completion_tokens(answer, work.new_tokens) for answer in answers)
         distinct = tuple(map(self._distinct, answers))
         return Sample(tokens, seconds, distinct, requests=len(answers))
@@ -75,7 +62,7 @@ class PeerContender:
     def _first_model(self) -> str | None:
         """None: the server does not say, and may not want to be told."""
         try:
-            return str(self._ask("/models", None, _FIRST_TIMEOUT_S)["data"][0]["id"])
+            return str(self._server.ask("/models", None, FIRST_TIMEOUT_S)["data"][0]["id"])
         except (urllib.error.HTTPError, LookupError, TypeError):
             return None
 
@@ -89,21 +76,27 @@ class PeerContender:
             "seed": seed,
             "ignore_eos": True,
         }
-        answer = self._ask("/completions", {"model": self._model, **body}, timeout_s)
+        named = {} if self._model is None else {"model": self._model}
+        answer = self._server.ask("/completions", {**named, **body}, timeout_s)
         if not isinstance(answer, dict) or not answer.get("choices"):
             raise ValueError(f"its answer has no choices: {str(answer)[:80]}")
         return answer
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
-        sent = {name: value for name, value in (body or {}).items() if value is not None}
-        request = urllib.request.Request(
-            self._url + path,
-            None if body is None else json.dumps(sent).encode(),
-            {"Content-Type": "application/json"},
-        )
-        authorize(request, self._api_key)
-        with DIRECT.open(request, timeout=timeout_s) as response:
-            return json.load(response)
+
+def all_at_once(
+    name: str, ask: Callable[[BenchPrompt, int], Reply], work: Work
+) -> tuple[list[Reply], float]:
+    """Answers to a batch that is sent at once, and the seconds until the last one has come.
+
+    Raises `MeasurementError` where a request fails.
+    """
+    try:
+        with ThreadPoolExecutor(len(work.prompts)) as executor:
+            started = time.perf_counter()
+            answers = list(executor.map(ask, work.prompts, work.seeds))
+            return answers, time.perf_counter() - started
+    except FAILURES as error:
+        raise MeasurementError(f"{name}: {type(error).__name__}: {error}") from error
 
 
 def _completion_tokens(answer: Mapping[str, Any], asked: int) -> int:

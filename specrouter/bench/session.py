@@ -1,22 +1,20 @@
-"""A benchmark on one router: batch size after batch size, tuning first, then rounds."""
+"""A benchmark of chains on one router: batch size after batch size, tuning first, then rounds."""
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from typing import Any
 
 from specrouter.bench import figures, tuning
-from specrouter.bench.bare_forward import BareForwards
 from specrouter.bench.conditions import conditions
 from specrouter.bench.contenders import Contender, OwnContender, Router
 from specrouter.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup, chain_name
 from specrouter.bench.llama_server import LLAMA_SERVER
-from specrouter.bench.options import Options
+from specrouter.bench.options import ChainsOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, Work, deal
-from specrouter.bench.rounds import measure
-from specrouter.bench.sample import EngineTime, Sample
+from specrouter.bench.sample import MeasurementError, Sample
 from specrouter.bench.tuning import Shape, Tuned
 from specrouter.request.params import Chain
 
@@ -29,7 +27,7 @@ class Session:
 
     def __init__(
         self,
-        options: Options,
+        options: ChainsOptions,
         router: Router,
         who: Lineup,
         prompts: Mapping[str, Sequence[BenchPrompt]],
@@ -38,7 +36,6 @@ class Session:
     ) -> None:
         self._options, self._router, self._who = options, router, who
         self._prompts, self._outside, self._progress = prompts, outside, progress
-        self._bare = BareForwards(router)
 
     def conditions(self) -> dict[str, Any]:
         options = self._options
@@ -172,28 +169,56 @@ class Session:
                 options.by_category,
                 options.min_distinct if options.temperature == 0 else None,
             )
-            flat = [sample for of_round in samples[name] for sample in of_round]
-            rows[name].update(self._efficiency(batch, flat))
         return rows
 
-    def _efficiency(self, batch: int, samples: Sequence[Sample]) -> dict[str, float]:
-        """Of a contender of our own: its speed over what bare forwards would permit."""
-        parts = [sample.engine for sample in samples if sample.engine is not None]
-        if not parts:
-            return {}
-        time = EngineTime.total(parts)
-        new = self._options.new_tokens
-        prompts = [prompt for found in self._prompts.values() for prompt in found]
-        halfway = [len(p.token_ids) + (len(p.recorded) or new) / 2 for p in prompts]
-        context = round(statistics.fmean(halfway))
-        bare_ms = {
-            name: self._bare.ms(name, time.mean_pack(name), batch, context)
-            for name in time.used_models()
-        }
-        ideal_ms = figures.ideal_ms_per_token(time, bare_ms)
-        measured_ms = 1000 * sum(s.seconds for s in samples) / sum(s.tokens for s in samples)
-        return {
-            "ms_per_token": measured_ms,
-            "ideal_ms_per_token": ideal_ms,
-            "efficiency": ideal_ms / measured_ms,
-        }
+
+def measure(
+    contenders: Sequence[Contender],
+    deal: Callable[[int], Sequence[Work]],
+    rounds: int,
+    label: str,
+    progress: Progress,
+    may_fail: Callable[[str], bool] = lambda name: False,
+) -> tuple[dict[str, list[list[Sample]]], dict[str, str]]:
+    """Samples by contender, [round][batch of the round], and why contenders were left out. They
+    take turns on each batch.
+
+    A round before the first one warms up. Contenders that `may_fail` are left out if they do so
+    there; any other failure raises `MeasurementError`.
+
+    Args:
+        deal: the work of a round, by its number.
+    """
+    samples: dict[str, list[list[Sample]]] = {one.name: [] for one in contenders}
+    left_out: dict[str, str] = {}
+    dealt = [deal(number % rounds) for number in range(-1, rounds)]
+    progress.expect(sum(map(len, dealt)) * len(contenders))
+    for number, works in enumerate(dealt, -1):
+        where = f"{label}, round {number + 1}/{rounds}" if number >= 0 else f"{label}, warm-up"
+        of_round: dict[str, list[Sample]] = {name: [] for name in samples}
+        for work, contender in product(works, contenders):
+            name = contender.name
+            progress.show(f"{where}: {name}")
+            try:
+                if name not in left_out:
+                    of_round[name].append(contender.run(work))
+            except MeasurementError as error:
+                if number >= 0 or not may_fail(name):
+                    raise
+                left_out[name] = str(error)
+                progress.note(f"{label}: left out {error}")
+            progress.step()
+        if number >= 0:
+            for name, found in of_round.items():
+                samples[name].append(found)
+        progress.note(f"{where}: {_summary(of_round)}")
+    return {name: samples[name] for name in samples if name not in left_out}, left_out
+
+
+def _summary(of_round: dict[str, list[Sample]]) -> str:
+    parts = []
+    for name, found in of_round.items():
+        if found:
+            speed = sum(one.tokens for one in found) / sum(one.seconds for one in found)
+            parts.append(f"{name} {speed:.1f}")
+    return ", ".join(parts) + " tokens/s"

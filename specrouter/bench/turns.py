@@ -8,66 +8,23 @@ import itertools
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from modelpool.errors import ConfigError
 from specrouter.bench.conditions import conditions
-from specrouter.bench.output_file import check_json, write_outputs
+from specrouter.bench.options import TurnsOptions
+from specrouter.bench.output_file import write_outputs
 from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import BUILT_IN
-from specrouter.bench.report import model_sizes
 from specrouter.bench.sample import MeasurementError
+from specrouter.bench.tables import model_sizes
 from specrouter.config import RouterConfig
 from specrouter.request.params import SamplingParams
 from specrouter.router import ChainRouter
 
 WARM, COLD = "cached", "read whole"
-
-
-@dataclass(frozen=True)
-class TurnsOptions:
-    """What the command line asks for.
-
-    `history`: tokens that the last turn repeats; `said`: that each turn adds before its answer of
-    `new_tokens`. `rows`: requests that KV memory is taken for.
-    """
-
-    config: Path
-    chats: int = 12
-    turns: int = 5
-    history: int = 1500
-    said: int = 48
-    new_tokens: int = 16
-    rows: int = 4
-    temperature: float = 0.0
-    json: Path | None = None
-    fresh_times: bool = False
-
-    def __post_init__(self) -> None:
-        least = {"chats": 1, "turns": 2, "said": 1, "new_tokens": 1, "rows": 1}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(option, f"must be at least {value}, not {getattr(self, name)}")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ConfigError("--temperature", f"must be 0 to 100, not {self.temperature}")
-        if self.first < 1:
-            before = self.history - self.first + 1
-            raise ConfigError("--history", f"must be at least {before}: so much is said before")
-        check_json(self.json)
-
-    @property
-    def first(self) -> int:
-        """Tokens of the first turn's prompt."""
-        return self.history - (self.turns - 1) * self.new_tokens - (self.turns - 2) * self.said
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the last turn, answer included."""
-        return self.history + self.said + self.new_tokens
 
 
 @dataclass(frozen=True)
@@ -99,7 +56,7 @@ def bench_turns(options: TurnsOptions, progress: Progress) -> dict[str, Any]:
 
 def write(document: Mapping[str, Any], options: TurnsOptions) -> None:
     """The table, and the file that is asked for. Raises `FileNotWrittenError`."""
-    write_outputs(document, table(document), options.json, None)
+    write_outputs(document, table(document), options.json)
 
 
 def table(document: Mapping[str, Any]) -> str:

@@ -89,7 +89,7 @@ def _add_bench_contenders(parser: argparse.ArgumentParser) -> None:
 def _bench_chains(arguments: argparse.Namespace) -> int:
     # Imports all of transformers' generation, which no other command waits for.
     from specrouter.bench.chains import bench_chains, write
-    from specrouter.bench.options import RECORDED_TOKENS, Options
+    from specrouter.bench.options import RECORDED_TOKENS, ChainsOptions
 
     is_recorded = arguments.workload is not None
     if arguments.new_tokens is None:
@@ -97,5 +97,5 @@ def _bench_chains(arguments: argparse.Namespace) -> int:
     if arguments.temperature is None:
         arguments.temperature = 0.0 if is_recorded else 1.0
     arguments.by_category |= is_recorded
-    options = Options(**options_from(Options, arguments))
+    options = ChainsOptions(**options_from(ChainsOptions, arguments))
     return measured(partial(bench_chains, options), partial(write, options=options))

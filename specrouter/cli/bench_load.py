@@ -124,7 +124,7 @@ def _add_load_runs(parser: argparse.ArgumentParser) -> None:
 
 def _bench_load(arguments: argparse.Namespace) -> int:
     from specrouter.bench.load import bench_load, write_load
-    from specrouter.bench.load_options import LoadOptions
+    from specrouter.bench.options import LoadOptions
 
     if arguments.config is None and arguments.server is None:
         arguments.config = default_config("bench-cpu.yaml")

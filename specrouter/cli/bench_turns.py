@@ -45,7 +45,8 @@ def add_bench_turns(what: Commands) -> None:
 
 
 def _bench_turns(arguments: argparse.Namespace) -> int:
-    from specrouter.bench.turns import TurnsOptions, bench_turns, write
+    from specrouter.bench.options import TurnsOptions
+    from specrouter.bench.turns import bench_turns, write
 
     options = TurnsOptions(**options_from(TurnsOptions, arguments))
     return measured(partial(bench_turns, options), partial(write, options=options))

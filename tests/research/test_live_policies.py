@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from research.policies.named import POLICIES, ROUTING, settings_of
+from research.policies.named import POLICIES, ROUTING, is_live, settings_of
 from specrouter import SLO, ChainRouter, SamplingParams
 from specrouter.cli.target import read_asked
 from specrouter.config.policies import REPLICA_POLICIES
 
-LIVE = [name for name, one in POLICIES.items() if one.is_live]
+LIVE = [name for name, one in POLICIES.items() if is_live(one)]
 PROMPTS = [[5, 6, 7, 8], [9, 3, 9, 3, 9], [11] * 20]
 PARAMS = [
     SamplingParams(24, 0.0, ignore_eos=True),

@@ -13,7 +13,7 @@ import pytest
 from research.__main__ import main
 from research.simulate import SimulateOptions, simulated_machine
 from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_points import Point
+from specrouter.bench.load_requests import Point
 from specrouter.bench.load_services import OwnService
 from specrouter.bench.progress import Progress
 from specrouter.bench.traces import poisson

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,14 +20,14 @@ from modelpool.errors import ConfigError
 from modelpool.fast.cpu import int8_refusal
 from specrouter import RequestMetrics, RequestOutput, SamplingParams, Structure
 from specrouter.bench import reference
-from specrouter.bench.api_key import OPENAI_VARIABLE
-from specrouter.bench.bare_forward import BareForwards, time_forward
 from specrouter.bench.contenders import OwnContender
+from specrouter.bench.http_client import OPENAI_VARIABLE
 from specrouter.bench.lineup import lineup
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.reference import Checkpoint
-from specrouter.bench.sample import EngineTime, MeasurementError
+from specrouter.bench.sample import MeasurementError
+from specrouter.profile.profiler import EngineStatistics
 
 WORK = Work(
     (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
@@ -37,11 +37,10 @@ WORK = Work(
 class CountingRouter:
     """Every prompt is answered by its length times the same token, in 3 cycles."""
 
-    def __init__(self, pool: Any = None, error: str | None = None) -> None:
+    def __init__(self, error: str | None = None) -> None:
         self.config: Any = SimpleNamespace()
-        self.pool: Any = pool
+        self.pool: Any = None
         self.calls: list[Any] = []
-        self.idle_runs = 0
         self._error, self._cycles = error, 0
 
     def set_learning(self, is_learning: bool) -> None:
@@ -50,12 +49,8 @@ class CountingRouter:
     def set_policy(self, policy: str, **settings: Any) -> None:
         self.calls.append((policy, settings))
 
-    def statistics(self) -> EngineTime:
-        return EngineTime(cycles=self._cycles, cycle_ms=10.0 * self._cycles)
-
-    def run_idle(self, function: Callable[[], Any]) -> Any:
-        self.idle_runs += 1
-        return function()
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(cycles=self._cycles, cycle_ms=10.0 * self._cycles)
 
     def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]:
         self.calls.append((prompts, params, speculation))
@@ -120,32 +115,12 @@ def test_own_sample_has_only_the_time_of_its_own_run() -> None:
     contender = OwnContender("off", router)
     contender.run(WORK)
     engine = contender.run(WORK).engine
-    assert engine == EngineTime(cycles=3, cycle_ms=30.0)
+    assert engine == EngineStatistics(cycles=3, cycle_ms=30.0)
 
 
 def test_failed_request_ends_the_measurement_with_its_cause() -> None:
     with pytest.raises(MeasurementError, match="off: out of memory"):
         OwnContender("off", CountingRouter(error="out of memory")).run(WORK)
-
-
-# bare forwards
-
-
-@pytest.mark.parametrize(("pack", "rows"), [(1, 1), (5, 2), (12, 4)])
-def test_bare_forward_takes_time(pack: int, rows: int, small_config: dict[str, Any]) -> None:
-    pool = ModelPool.from_config(small_config["pool"])
-    model = pool.get(pool.target)
-    assert time_forward(model, pack, rows, context=20, canonical=True, repeats=2) > 0
-
-
-def test_bare_forwards_run_in_the_engine_once_for_each_pack(small_config: dict[str, Any]) -> None:
-    pool = ModelPool.from_config(small_config["pool"])
-    router = CountingRouter(pool)
-    bare = BareForwards(router, repeats=1)
-    assert bare.ms(pool.target, 3.2, 8, 20) == bare.ms(pool.target, 2.9, 4, 20)
-    assert router.idle_runs == 1
-    bare.ms(pool.target, 4.2, 8, 20)
-    assert router.idle_runs == 2
 
 
 # transformers

@@ -10,7 +10,6 @@ from specrouter.bench.figures import (
     Spread,
     control_share,
     eaf,
-    ideal_ms_per_token,
     mean_spread,
     ratios,
     request_rates,
@@ -19,9 +18,10 @@ from specrouter.bench.figures import (
     spread,
     tpots,
 )
-from specrouter.bench.sample import EngineTime, Sample, distinct_share
+from specrouter.bench.sample import Sample, distinct_share, spent, summed
+from specrouter.profile.profiler import EngineStatistics
 
-TIME = EngineTime(
+TIME = EngineStatistics(
     cycles=10,
     cycle_ms=1000.0,
     model_ms={"small": 200.0, "big": 600.0},
@@ -62,27 +62,17 @@ def test_distinct_share_counts_4grams(token_ids: list[int], share: float) -> Non
     assert distinct_share(token_ids) == pytest.approx(share)
 
 
-def test_ideal_time_is_that_of_bare_forwards_over_the_tokens_that_they_brought() -> None:
-    # 4 drafts of 3 ms and a pass of 38 ms bring 2.5 tokens.
-    assert ideal_ms_per_token(TIME, {"small": 3.0, "big": 38.0}) == pytest.approx(50 / 2.5)
-
-
 def test_control_share_is_neither_models_nor_logits() -> None:
     assert control_share(TIME) == pytest.approx(0.1)
 
 
-def test_mean_pack_is_tokens_by_forward() -> None:
-    assert (TIME.mean_pack("small"), TIME.mean_pack("big")) == (2.0, 5.5)
-    assert TIME.used_models() == ["small", "big"]
-
-
 def test_time_between_two_moments_is_the_difference_of_the_totals() -> None:
-    before = EngineTime(cycles=4, model_ms={"big": 100.0}, forwards={"big": 4})
-    spent = EngineTime.between(before, TIME)
-    assert spent.cycles == 6
-    assert spent.model_ms == {"small": 200.0, "big": 500.0}
-    assert spent.forwards == {"small": 40, "big": 6, "unused": 0}
-    assert EngineTime.total([before, spent]) == TIME
+    before = EngineStatistics(cycles=4, model_ms={"big": 100.0}, forwards={"big": 4})
+    found = spent(before, TIME)
+    assert found.cycles == 6
+    assert found.model_ms == {"small": 200.0, "big": 500.0}
+    assert found.forwards == {"small": 40, "big": 6, "unused": 0}
+    assert summed([before, found]) == TIME
 
 
 SAMPLES = {

@@ -13,7 +13,8 @@ import pytest
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.tokenizers import load_tokenizer
 from modelpool.errors import ConfigError
-from specrouter.bench.llama_server import Answer, LlamaServerContender, events, read_answer, sample
+from specrouter.bench.http_client import events
+from specrouter.bench.llama_server import Answer, LlamaServerContender, read_answer, sample
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
@@ -144,15 +145,27 @@ def test_figures_are_of_the_tokens_that_came(url: str) -> None:
     assert 0 < found.tpot_ms < 1000 * found.seconds
 
 
+def answer(tokens: int, last_s: float, accepted: int | None) -> Answer:
+    """To a prompt of one token, from 10 s on."""
+    return Answer(
+        token_ids=(1,) * tokens,
+        tokens=tokens,
+        prompt_tokens=1,
+        first_s=10.0,
+        last_s=last_s,
+        accepted=accepted,
+    )
+
+
 def test_time_per_token_is_from_the_first_to_the_last() -> None:
-    answers = [Answer((1, 2, 3), 3, 1, 10.0, 10.5, None), Answer((1,) * 5, 5, 1, 10.0, 11.0, 3)]
+    answers = [answer(3, 10.5, None), answer(5, 11.0, 3)]
     assert [one.tpot_ms for one in answers] == [250.0, 250.0]
     assert answers[0].acceptance_length is None
     assert answers[1].acceptance_length == 2.5
     found = sample(answers, 2.0)
     assert (found.tokens, found.seconds, found.tpot_ms) == (8, 2.0, 250.0)
     assert found.acceptance_length is None  # not known of all
-    assert Answer((1,), 1, 1, 10.0, 10.0, None).tpot_ms is None
+    assert answer(1, 10.0, None).tpot_ms is None
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,18 @@ import pytest
 
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
-from specrouter.bench.api_key import SERVICE_VARIABLE
-from specrouter.bench.dataset_lengths import DATASETS
+from specrouter.bench.http_client import SERVICE_VARIABLE
 from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_options import DEFAULT_POLICIES, LoadOptions
-from specrouter.bench.load_plot import running_over_time, write_load_plots
-from specrouter.bench.load_points import Point, read_arrivals, sweep
-from specrouter.bench.load_report import load_table
+from specrouter.bench.load_requests import Point, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService, ServerService
+from specrouter.bench.options import DEFAULT_POLICIES, LoadOptions
+from specrouter.bench.plots import running_over_time, write_load_plots
 from specrouter.bench.progress import Progress
 from specrouter.bench.replay import LoadRequest
 from specrouter.bench.sample import MeasurementError
-from specrouter.bench.traces import Arrival
+from specrouter.bench.tables import load_table
+from specrouter.bench.traces import DATASETS, Arrival
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig

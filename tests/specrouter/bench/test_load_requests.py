@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specrouter.bench.load_options import LoadOptions
-from specrouter.bench.load_points import Point
-from specrouter.bench.load_requests import Alone, RequestSource
+from specrouter.bench.load_requests import Alone, Point, RequestSource
+from specrouter.bench.options import LoadOptions
 from specrouter.bench.traces import Arrival
 
 OPTIONS = LoadOptions(Path("x.yaml"), poisson=1.0, ttft_slowdown=3.0, e2e_ms=500.0, seed=7)

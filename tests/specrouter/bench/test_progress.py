@@ -7,8 +7,8 @@ from itertools import count
 
 from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import Work
-from specrouter.bench.rounds import measure
 from specrouter.bench.sample import Sample
+from specrouter.bench.session import measure
 from tests.specrouter.faults import wait_until
 
 

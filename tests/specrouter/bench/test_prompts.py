@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.load_prompts import load_labelled
+from specrouter.bench.load_requests import load_labelled
 from specrouter.bench.prompts import BUILT_IN, BenchPrompt, deal, load_prompts, tokenize
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from specrouter.bench.load_bench import point_result
 from specrouter.bench.load_figures import figures, medians, series, with_ratios
-from specrouter.bench.load_points import Point
+from specrouter.bench.load_requests import Point
 from specrouter.bench.replay import Answer, LoadRequest, Outcome, replay
 from specrouter.bench.traces import Arrival
 

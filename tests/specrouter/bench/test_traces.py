@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.load_prompts import fill_prompts, fitted, load_labelled, texts_for
+from specrouter.bench.load_requests import fill_prompts, fitted, load_labelled, texts_for
 from specrouter.bench.traces import (
+    DATASETS,
     Arrival,
     excerpt,
     poisson,
+    poisson_of_datasets,
     rate_per_s,
     read_trace,
     resized,
@@ -113,6 +116,27 @@ def test_poisson_arrivals_have_the_rate_and_the_mix_and_their_seed() -> None:
         ("summarization", 6.0),
     }
     assert found == poisson(4.0, 4000, 25.0, seed=1) != poisson(4.0, 4000, 25.0, seed=2)
+
+
+def test_each_dataset_has_its_share_and_its_lengths() -> None:
+    arrivals = poisson_of_datasets(1.0, 8000, seed=2)
+    shares = Counter(arrival.category for arrival in arrivals)
+    assert set(shares) == set(DATASETS)
+    for name, lengths in DATASETS.items():
+        assert shares[name] / len(arrivals) == pytest.approx(0.25, abs=0.02)
+        own = [arrival for arrival in arrivals if arrival.category == name]
+        for drawn, deciles in (
+            ([arrival.input_tokens for arrival in own], lengths.input_tokens),
+            ([arrival.output_tokens for arrival in own], lengths.output_tokens),
+        ):
+            assert deciles[0] <= min(drawn) <= max(drawn) <= deciles[-1]
+            assert statistics.median(drawn) == pytest.approx(deciles[5], rel=0.05)
+
+
+def test_a_seed_gives_one_list_and_no_objectives() -> None:
+    arrivals = poisson_of_datasets(2.0, 50, seed=3)
+    assert arrivals == poisson_of_datasets(2.0, 50, seed=3) != poisson_of_datasets(2.0, 50, seed=4)
+    assert {arrival.slo_ratio for arrival in arrivals} == {None}
 
 
 def test_excerpt_leaves_out_the_start_and_begins_at_0() -> None:

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from modelpool.errors import ConfigError
+from specrouter.bench.options import TurnsOptions
 from specrouter.bench.progress import Progress
-from specrouter.bench.turns import COLD, WARM, TurnsOptions, bench_turns, table, write
+from specrouter.bench.turns import COLD, WARM, bench_turns, table, write
 from specrouter.cli.main import main
 
 
@@ -21,7 +22,9 @@ def config(small_config: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def test_turns_find_what_was_said_before(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = TurnsOptions(config, chats=2, turns=3, history=120, said=9, new_tokens=4, rows=2)
+    options = TurnsOptions(
+        config=config, chats=2, turns=3, history=120, said=9, new_tokens=4, rows=2
+    )
     document = bench_turns(options, Progress())
     rows = document["turns"]
     assert [row["prompt_tokens"] for row in rows] == [options.first, options.first + 13, 129]
@@ -48,16 +51,16 @@ def test_turns_find_what_was_said_before(config: Path, capsys: pytest.CaptureFix
 )
 def test_bad_options_are_refused_by_name(given: dict[str, Any], field: str | None) -> None:
     if field is None:
-        assert TurnsOptions(Path("x"), **given).first == 3
+        assert TurnsOptions(config=Path("x"), **given).first == 3
         return
     with pytest.raises(ConfigError) as refused:
-        TurnsOptions(Path("x"), **given)
+        TurnsOptions(config=Path("x"), **given)
     assert refused.value.field == field
 
 
 def test_more_history_than_the_models_read_is_refused(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--history: turns of 5064 tokens do not fit"):
-        bench_turns(TurnsOptions(config, history=5000), Progress())
+        bench_turns(TurnsOptions(config=config, history=5000), Progress())
 
 
 def test_the_command_line_tells_what_is_wrong(

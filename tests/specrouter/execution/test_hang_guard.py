@@ -14,8 +14,8 @@ from torch import Tensor
 
 from checks.exact.comparison import assert_whole
 from checks.exact.models import pool_settings, save_family
+from research.studies.bare_forward import time_forward
 from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.bench.bare_forward import time_forward
 from specrouter.engine import watchdog
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from tests.specrouter.faults import PATIENCE_S, Faults, seem_endless, wait_until

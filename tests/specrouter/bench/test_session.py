@@ -8,8 +8,8 @@ import pytest
 
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Work
-from specrouter.bench.rounds import measure
 from specrouter.bench.sample import MeasurementError, Sample
+from specrouter.bench.session import measure
 
 LOG: list[tuple[str, int]] = []
 

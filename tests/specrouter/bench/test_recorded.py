@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.agent_workload import agent_workload, functions, guarded, renamed
-from specrouter.bench.trajectories import (
+from specrouter.bench.recorded import (
     Trajectories,
     Trajectory,
+    agent_workload,
     fingerprint,
+    functions,
+    guarded,
     load_trajectories,
+    renamed,
     tokenize_trajectories,
 )
 

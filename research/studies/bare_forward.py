@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from modelpool.packed_model import PackedModel
-from specrouter.bench.contenders import Router
+from specrouter import ChainRouter
 from statemgr import StateManager
 
 _WARM_UPS = 2
@@ -19,7 +19,7 @@ _WARM_UPS = 2
 class BareForwards:
     """Times forwards in the engine's thread, whose OpenMP workers a run would use; each once."""
 
-    def __init__(self, router: Router, repeats: int = 9) -> None:
+    def __init__(self, router: ChainRouter, repeats: int = 9) -> None:
         self._router, self._repeats = router, repeats
         self._known: dict[tuple[str, int, int, int], float] = {}
 

@@ -1,14 +1,20 @@
-"""The plots of a load benchmark, from its JSON document.
+"""The plots of the benchmarks, from their JSON documents.
 
-Contract: a PNG over the time of the first point's first round, in the file that is asked for, and
-one beside it for each axis of the sweep that has several values (attainment and goodput along it,
-the other axes at their first value).
+Of chains: speed over own target-only, by batch size. Of a load: a picture over the time of the
+first point's first round, in the file that is asked for, and one beside it for each axis of the
+sweep that has several values (attainment and goodput along it, the other axes at their first
+value).
 """
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from modelpool.errors import ConfigError
+from specrouter.bench.output_file import check_writable
+from specrouter.bench.tables import model_sizes
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,73 @@ _FIGURES = (
     ("attainment", "share of requests in time"),
     ("goodput_tokens_per_s", "goodput: tokens per second of requests in time"),
 )
+
+
+def check_plot(path: Path) -> None:
+    """Raises `ConfigError` for a plot that could not be written after the measurement."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot", "needs matplotlib: pip install specrouter[bench]")
+    check_writable("--plot", path)
+
+
+def write_chains_plot(document: Mapping[str, Any], path: Path) -> list[Path]:
+    """Bars in groups, one group per batch size; the whiskers are quartiles over rounds."""
+    batches = document["batches"]
+    groups = [_bars(result, batches.values()) for result in batches.values()]
+    names = list(dict.fromkeys(name for bars in groups for name in bars))
+    figure = _figure(max(8.0, 2 + 0.35 * len(names) * len(batches)), 5.5)
+    axes = figure.add_subplot()
+    bar_width = 0.85 / max(1, len(names))
+    for place, name in enumerate(names):
+        found = [(at, bars[name]) for at, bars in enumerate(groups) if name in bars]
+        drawn = axes.bar(
+            [at + (place - (len(names) - 1) / 2) * bar_width for at, _ in found],
+            [bar["median"] for _, bar in found],
+            bar_width,
+            label=name,
+            color=f"C{place % 10}",
+            hatch=("", "//", "..")[place // 10 % 3],
+            yerr=_quartiles([bar for _, bar in found]),
+            capsize=2,
+        )
+        axes.bar_label(drawn, fmt="%.2f", fontsize=6, padding=2)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
+    axes.set_ylabel("speed-up (target alone = 1)")
+    axes.set_title(_chains_title(document["conditions"]), fontsize=9)
+    _save(figure, axes, path)
+    return [path]
+
+
+def _quartiles(bars: Sequence[Mapping[str, float]]) -> list[list[float]] | None:
+    """Below and above the medians; None of a single round, which has none."""
+    below = [bar["median"] - bar["low"] for bar in bars]
+    above = [bar["high"] - bar["median"] for bar in bars]
+    return [below, above] if any(below) or any(above) else None
+
+
+def _bars(
+    result: Mapping[str, Any], results: Collection[Mapping[str, Any]]
+) -> dict[str, Mapping[str, float]]:
+    """By the name in the legend. Target-only is left out: it would be 1 everywhere.
+
+    What is called tuned may be another chain at another batch size, so that has a bar of its
+    own; a chain has one too unless it would say the same, or was measured for that alone.
+    """
+    rows = result["contenders"]
+    aliased = [set(one["aliases"].values()) for one in results]
+    aside = {"off", *set.union(*aliased)}
+    aside -= set.intersection(*(set(one["contenders"]) for one in results)) - {"off"}
+    aside |= set.intersection(*aliased)
+    shown = {name: name for name in rows if name not in aside} | result["aliases"]
+    return {name: rows[contender]["over"]["off"] for name, contender in shown.items()}
+
+
+def _chains_title(conditions: Mapping[str, Any]) -> str:
+    machine = conditions["gpu"] or f"{conditions['cpu']}, threads: {conditions['threads']}"
+    temperature = conditions["temperature"]
+    sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    return f"{model_sizes(conditions)}\n{machine}, {conditions['dtype']}, {sampling}"
 
 
 def write_load_plots(document: Mapping[str, Any], path: Path) -> list[Path]:
@@ -80,8 +153,7 @@ def _draw_axis(points: Sequence[Mapping[str, Any]], axis: _Axis, path: Path) -> 
         axes.set_xlabel(axis.label)
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
+    _save(figure, axes, path)
 
 
 def _draw_series(document: Mapping[str, Any], path: Path) -> None:
@@ -102,15 +174,14 @@ def _draw_series(document: Mapping[str, Any], path: Path) -> None:
         if judged:
             below.scatter(*zip(*judged, strict=True), s=7, color=style["color"])
     below.axhline(1.0, color="black", linewidth=0.8)
-    above.set_title(_title(document), fontsize=9)
+    above.set_title(_load_title(document), fontsize=9)
     above.set_ylabel("requests running or waiting")
     below.set_ylabel("time per token / objective\n(below 1: in time)")
     below.set_xlabel("seconds")
-    above.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
+    _save(figure, above, path)
 
 
-def _title(document: Mapping[str, Any]) -> str:
+def _load_title(document: Mapping[str, Any]) -> str:
     conditions, point = document["conditions"], document["points"][0]
     named = (conditions.get(name) for name in ("server", "target", "machine"))
     where = [str(name) for name in named if name][:1]
@@ -124,6 +195,11 @@ def _styles(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name: {"label": name, "color": f"C{place % 10}", "marker": "osv^Dx"[place % 6]}
         for place, name in enumerate(policies)
     }
+
+
+def _save(figure: Any, axes: Any, path: Path) -> None:
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=120, bbox_inches="tight", format="png")
 
 
 def _figure(width: float, height: float) -> Any:

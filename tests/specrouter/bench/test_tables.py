@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.plot import check_plot, write_plot
-from specrouter.bench.report import table
+from specrouter.bench.plots import check_plot, write_chains_plot
+from specrouter.bench.tables import chains_table
 
 
 def ratio(value: float) -> dict[str, float]:
@@ -35,7 +35,7 @@ def row(speed: float, **more: Any) -> dict[str, Any]:
 
 
 def batch(best: str, *chains: str) -> dict[str, Any]:
-    rows = {name: row(2.0, control_share=0.125, efficiency=0.8) for name in chains}
+    rows = {name: row(2.0, control_share=0.125) for name in chains}
     return {
         "aliases": {"tuned": best},
         "shapes": {name: {"depth": 4, "width": 2} for name in chains},
@@ -62,19 +62,19 @@ DOCUMENT = {
 
 
 def test_table_has_every_contender_of_every_batch() -> None:
-    text = table(DOCUMENT)
+    text = chains_table(DOCUMENT)
     assert "small 1.1M, twin 201.9M int8 (inflated), big 201.9M (inflated)" in text
     lines = text.splitlines()
     assert [line for line in lines if line.startswith("batch")] == ["batch 1", "batch 4"]
     adaptive = next(line for line in lines if line.startswith("adaptive"))
     assert adaptive.split()[1:6] == ["25.0", "2.50", "2.50", "2.25-2.75", "3.00"]
     tuned = next(line for line in lines if line.startswith("a>big (tuned)"))
-    assert tuned.split()[-2:] == ["12%", "80%"]
+    assert tuned.split()[-2:] == ["90%", "12%"]
     assert "  a>big (tuned): depth 4, width 2" in lines
 
 
 def test_table_has_the_speeds_by_category() -> None:
-    lines = table(DOCUMENT).splitlines()
+    lines = chains_table(DOCUMENT).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("tokens/s, by category"))
     adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
     assert adaptive.split() == ["adaptive", "25.0", "20.0"]
@@ -84,12 +84,12 @@ def test_table_says_that_outputs_are_recorded() -> None:
     said = "recorded outputs, replayed: the text is given, and is not the target's own"
     conditions: Any = DOCUMENT["conditions"]
     recorded = {**DOCUMENT, "conditions": {**conditions, "recorded": {"sha256": "0"}}}
-    assert said in table(recorded).splitlines()
-    assert said not in table(DOCUMENT)
+    assert said in chains_table(recorded).splitlines()
+    assert said not in chains_table(DOCUMENT)
 
 
 def test_table_has_the_ratios_by_category() -> None:
-    lines = table(DOCUMENT).splitlines()
+    lines = chains_table(DOCUMENT).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("over off, by category"))
     adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
     assert adaptive.split() == ["adaptive", "2.50", "2.00"]
@@ -97,7 +97,7 @@ def test_table_has_the_ratios_by_category() -> None:
 
 def test_plot_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
-    write_plot(DOCUMENT, path)
+    write_chains_plot(DOCUMENT, path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -105,7 +105,7 @@ def test_plot_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     figure = pytest.importorskip("matplotlib.figure")
     seen: list[Any] = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: seen.append(self))
-    write_plot(DOCUMENT, tmp_path / "plot.png")
+    write_chains_plot(DOCUMENT, tmp_path / "plot.png")
     axes = seen[0].axes[0]
     for part in ("big 201.9M (inflated)", "A processor, threads: 2", "bfloat16", "temperature 1"):
         assert part in axes.get_title()
