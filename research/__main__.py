@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain, default_config
-from specrouter.cli.bench import measured, options_from
-from specrouter.cli.bench_load import add_load_arguments
+from specrouter.cli.bench import add_load_arguments, measured, options_from
 from specrouter.cli.serve import add_serve, serve_asked
 from specrouter.logs import configure_logs
 
@@ -105,6 +104,10 @@ def _add_simulate(commands: Commands) -> None:
     parser.add_argument(
         "--acceptance", type=float, default=0.75, metavar="A",
         help="share of a drafter's best tokens that are accepted (default: 0.75)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", nargs="+", metavar="NAME",
+        help="a named policy of research/policies/named.py, or one that `bench load` knows",
     )  # fmt: skip
     add_load_arguments(parser)
     parser.set_defaults(run=_simulate)

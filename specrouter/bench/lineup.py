@@ -47,7 +47,7 @@ def lineup(
 ) -> Lineup:
     """Target-only takes part whatever is asked for, and so does a peer that is given.
 
-    `is_recorded`: who cannot replay a recorded text does not take part: `transformers`, whose
+    `is_recorded`: `transformers` does not take part. It cannot replay a recorded text, and its
     assistants would be told the text too.
 
     Raises `ConfigError` for a name that the pool does not have.

@@ -4,8 +4,8 @@ The same requests arrive at the same times under every policy, whatever the stat
 policies take turns, in an order that rotates by round. Objectives are the trace's ratios times the
 baseline latency, which is measured first: that of a request alone, on the target only.
 
-Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is judged here,
-by the times that a request got, not by what the service says of it.
+Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is decided
+here, by the times that a request got, not by what the service says of it.
 """
 
 from collections.abc import Mapping, Sequence

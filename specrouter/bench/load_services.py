@@ -201,7 +201,7 @@ class _ServerPending:
         return self._answer is not None
 
     def cancel(self) -> None:
-        """At its next event. The server notices that nobody listens any more."""
+        """At its next event. The server notices that the connection is closed."""
         self._is_cancelled = True
 
     def answer(self) -> Answer:

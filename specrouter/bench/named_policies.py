@@ -36,7 +36,7 @@ def fixed_depth(depth: int) -> NamedPolicy:
     return NamedPolicy(chains="smallest", selection="whole", settings=settings)
 
 
-# `target-only` and `spec-*` read prompts in chunks beside the others' tokens.
+# `target-only` and `spec-*` read prompts in chunks, in cycles that decode other requests too.
 BASELINES: dict[str, NamedPolicy] = {
     "target-only": NamedPolicy(chains="target-only", selection="whole"),
     "spec-4": fixed_depth(4),

@@ -59,7 +59,7 @@ def write_outputs(
         print(text, flush=True)
         if json_path == STDOUT:
             print(json.dumps(document), flush=True)
-    finally:  # also where nobody reads stdout to its end
+    finally:  # also where stdout was closed early
         if json_path is not None and json_path != STDOUT:
             _write_json(document, json_path)
         if plot_path is not None:

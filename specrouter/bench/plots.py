@@ -92,10 +92,10 @@ def _bars(
     """
     rows = result["contenders"]
     aliased = [set(one["aliases"].values()) for one in results]
-    aside = {"off", *set.union(*aliased)}
-    aside -= set.intersection(*(set(one["contenders"]) for one in results)) - {"off"}
-    aside |= set.intersection(*aliased)
-    shown = {name: name for name in rows if name not in aside} | result["aliases"]
+    hidden = {"off", *set.union(*aliased)}
+    hidden -= set.intersection(*(set(one["contenders"]) for one in results)) - {"off"}
+    hidden |= set.intersection(*aliased)
+    shown = {name: name for name in rows if name not in hidden} | result["aliases"]
     return {name: rows[contender]["over"]["off"] for name, contender in shown.items()}
 
 

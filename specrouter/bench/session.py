@@ -110,7 +110,7 @@ class Session:
         widths = self._options.widths if has_trees else (1,)
         shapes = tuning.grid(self._options.depths, widths)
         self._progress.expect(len(wanted) * (1 + tuning.measurements(len(shapes))))
-        for chain in wanted:  # loads the models, whose time is nobody's
+        for chain in wanted:  # loads the models, whose time does not count
             self._short_run(batch, label, chain, shapes[0], 0)
         tuned = tuning.tune(wanted, shapes, partial(self._short_run, batch, label))
         for found in tuned.values():
@@ -180,8 +180,7 @@ def measure(
     progress: Progress,
     may_fail: Callable[[str], bool] = lambda name: False,
 ) -> tuple[dict[str, list[list[Sample]]], dict[str, str]]:
-    """Samples by contender, [round][batch of the round], and why contenders were left out. They
-    take turns on each batch.
+    """Samples by contender, [round][batch of the round], and why contenders were left out.
 
     A round before the first one warms up. Contenders that `may_fail` are left out if they do so
     there; any other failure raises `MeasurementError`.

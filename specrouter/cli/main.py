@@ -12,15 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain
-from specrouter.cli.bench_chains import add_bench_chains
-from specrouter.cli.bench_load import add_bench_load
-from specrouter.cli.bench_turns import add_bench_turns
+from specrouter.cli.arguments import BAD_INPUT, Parser, complain
+from specrouter.cli.bench import add_bench
 from specrouter.cli.check_command import add_check
+from specrouter.cli.checkpoint_files import add_export_gguf, add_inflate
 from specrouter.cli.cluster import add_cluster
-from specrouter.cli.export_gguf import add_export_gguf
 from specrouter.cli.generate import add_generate
-from specrouter.cli.inflate import add_inflate
 from specrouter.cli.serve import add_serve
 from specrouter.logs import configure_logs
 from specrouter.version import __version__
@@ -61,13 +58,5 @@ def _parser() -> argparse.ArgumentParser:
     add_generate(commands)
     add_inflate(commands)
     add_export_gguf(commands)
-    _add_bench(commands)
+    add_bench(commands)
     return parser
-
-
-def _add_bench(commands: Commands) -> None:
-    bench = commands.add_parser("bench", help="measure speed")
-    what = bench.add_subparsers(metavar="WHAT", required=True)
-    add_bench_chains(what)
-    add_bench_load(what)
-    add_bench_turns(what)

@@ -1,7 +1,7 @@
 """Whether a replica can attain a request's objective, by its own measured times.
 
-Pure, and the same in the router, which ranks replicas by it, and in the replica, which judges by
-its state of that moment. Source: SLOs-Serve (arXiv 2504.08784), section 4.2: load is balanced by
+Pure. The router ranks replicas by it, and the replica decides by it again, with its state of that
+moment. Source: SLOs-Serve (arXiv 2504.08784), section 4.2: load is balanced by
 attainability.
 """
 
@@ -79,7 +79,7 @@ def told_times(
     tpot_ms = state.tpot_at(min(requests + 1, state.rows))
     wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
     wait_ms = max(wait_ms, _memory_wait_ms(state, request, sent, tpot_ms))
-    # Prompts are read in turn, beside what decodes.
+    # Prompts are read in turn, in the same cycles as decoding.
     first_ms = (unread + request.prompt_tokens) * state.prefill_ms + tpot_ms
     return ToldTimes(wait_ms, first_ms, tpot_ms)
 

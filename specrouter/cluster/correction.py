@@ -1,19 +1,20 @@
-"""Correction: how many times as long as it tells a replica takes, beside the others.
+"""Correction: how much slower a replica is than it reports, relative to the other replicas.
 
-A replica tells the times of its own cycles. What else its machine does meanwhile, drafters that
-read prompts, and prompts that come while a request decodes are not in them. So the router compares
-what came of its requests with what was told of them, by replica: the median of the last ones.
+A replica reports the times of its own cycles. Other work of its machine, drafters that read
+prompts, and prompts that arrive while a request decodes are not in them. So the router compares,
+for each replica, measured times with reported ones: the median ratio of the last requests.
 
-What all of them take longer than they tell says nothing of where a request should go, and engines
-learn by themselves how much of an objective to keep back for it (`PaceMargin`). So each replica is
-corrected by as much as it is off more than the one that is off least.
+What all replicas take longer than they report does not decide where a request should go, and
+engines learn by themselves how much of an objective to keep back for it (`PaceMargin`). So the
+smallest ratio of all replicas is divided out.
 
-Contract: pure. Requests that were not to attain their objectives wait for those that were, so of
-them only good news count: a replica that no request is promised is not taken for slow for ever.
+Contract: pure. Requests that were not expected to attain their objectives wait for the others, so
+of them only ratios below the median count. Otherwise a replica that gets no other requests would be
+taken for slow for ever.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Self
@@ -46,7 +47,7 @@ class ToldTimes:
 
 @dataclass(frozen=True)
 class Expected:
-    """Of an attempt, before it began: what was told, and by which `correction` it was judged.
+    """Of an attempt, before it began: the reported times, and the `correction` that was applied.
 
     `is_promised`: it was found to attain its objective there.
     """
@@ -54,6 +55,10 @@ class Expected:
     told: ToldTimes
     correction: Correction = AS_TOLD
     is_promised: bool = False
+
+    def without_first_token(self) -> Self:
+        """So that nothing is learned of its time."""
+        return replace(self, told=replace(self.told, first_ms=0.0))
 
 
 NOTHING = Expected(ToldTimes(0.0, 0.0, 0.0))  # so that nothing is learned
@@ -93,7 +98,7 @@ class Experience:
         return _usual(self.tpot), _usual(self.ttft)
 
     def after(self, one: Measured) -> Self:
-        """Who had to wait for a row says nothing of a first token's time."""
+        """TTFTs of requests that waited for a row are left out."""
         told, is_promised = one.expected.told, one.expected.is_promised
         usual_tpot, usual_ttft = self.factors
         tpot = _ratio(one.tpot_ms, told.tpot_ms, is_promised, usual_tpot)
@@ -103,7 +108,7 @@ class Experience:
 
 
 def corrections(known: Mapping[str, Experience]) -> dict[str, Correction]:
-    """Of each replica, beside the others."""
+    """Of each replica, relative to the fastest one."""
     tpot = _over_least({name: one.factors[0] for name, one in known.items()})
     ttft = _over_least({name: one.factors[1] for name, one in known.items()})
     return {name: Correction(tpot[name], ttft[name]) for name in known}

@@ -115,7 +115,7 @@ class Dispatcher:
         attempt: Mapping[str, Any],
         reason: str | None = None,
     ) -> None:
-        """`attempt`: whose it is. `reason`: where it is not the ranking's."""
+        """`attempt`: its request, sample and number. `reason`: replaces the ranking's."""
         self._records.append(
             {
                 "unix_s": round(time.time(), 3),

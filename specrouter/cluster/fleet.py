@@ -22,7 +22,7 @@ from specrouter.config import ClusterConfig
 
 logger = logging.getLogger(__name__)
 
-_LOST = ("lost", "draining", "failed")  # who is silent may still have all that it had
+_LOST = ("lost", "draining", "failed")  # a silent replica may still have its caches
 _WATCH_S = 0.1  # how often silence is looked for
 _AGAIN_S = 0.2  # before a replica that was lost is listened to anew
 
@@ -140,7 +140,7 @@ class Fleet:
 
     async def restarted(self, name: str, timeout_s: float) -> None:
         """Puts a new replica in the place of a drained one. Raises `TimeoutError`, and whatever
-        went wrong; then whoever still speaks under that name serves again."""
+        went wrong; then the old process, if it still speaks, serves again."""
         member, why = self.members[name], "its restart has failed"
         try:
             async with asyncio.timeout(timeout_s):
@@ -206,7 +206,7 @@ class Fleet:
             now_s, before_s = time.monotonic(), looked_s
             looked_s = now_s
             if now_s - before_s > limit_s / 2:
-                continue  # who was not awake has heard nobody
+                continue  # this process was suspended, and has heard no replica
             for member in self.members.values():
                 if member.standing == "ready" and now_s - member.told_s > limit_s:
                     self._set(member, "silent", f"no news for {limit_s:g} s")
@@ -223,7 +223,7 @@ class Fleet:
 
 
 def _is_cancelled() -> bool:
-    """Has somebody asked the running task to end?"""
+    """Whether the running task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,24 +1,22 @@
 """RequestForwarder: brings a sample to a replica, and on to another where that is lost.
 
-Contract: whoever waits for the sample is told every token once, in order, and the end once. Nothing
-is fenced: a replica that was taken for dead and was not costs compute, and nobody hears it. Belongs
-to the fleet's loop.
+Contract: the caller gets every token once, in order, and the end once. Nothing is fenced: a replica
+that was taken for dead and was not costs compute, and its tokens are dropped. Belongs to the loop
+of the fleet.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from specrouter.cluster.correction import Expected
 from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import Fleet
-from specrouter.cluster.link import Attempt, Reply
+from specrouter.cluster.link import Attempt
 from specrouter.cluster.member import InFlight, Moved
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
@@ -63,12 +61,6 @@ class _Stage:
     reads_only: bool = False
     kv: tuple[str, ...] = ()
 
-    def comparable(self, expected: Expected) -> Expected:
-        """Of that, what can be measured there: where nothing is read, no first token's time."""
-        if not self.kv:
-            return expected
-        return replace(expected, told=replace(expected.told, first_ms=0.0))
-
 
 class RequestForwarder:
     """Args: `deliver`: is told all news, in the fleet's loop; must not raise."""
@@ -110,17 +102,15 @@ class RequestForwarder:
 
     async def _waited(self) -> bool:
         """For a replica to come; False where none will, or the time is up."""
-        left_s = self._progress.left_s()
-        if self._context.fleet.is_over:
+        left_s, fleet = self._progress.left_s(), self._context.fleet
+        if fleet.is_over:
             cause = "no replica is left"
             self._end("error" if self._progress.has_begun else "unserved", cause)
             return False
         if left_s == 0.0:
             self._end("timeout", None)
             return False
-        await self._context.fleet.wait_for_change(
-            _LOOK_S if left_s is None else min(left_s, _LOOK_S)
-        )
+        await fleet.wait_for_change(_LOOK_S if left_s is None else min(left_s, _LOOK_S))
         return True
 
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
@@ -207,7 +197,9 @@ class RequestForwarder:
         context, progress, name = self._context, self._progress, stage.replica
         progress.attempts += 1
         number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
-        expected = stage.comparable(context.dispatcher.expected(name, stage.routed, progress.keys))
+        expected = context.dispatcher.expected(name, stage.routed, progress.keys)
+        if stage.kv:  # nothing is read there
+            expected = expected.without_first_token()
         attempt = Attempt(
             args=args,
             routed=stage.routed,
@@ -217,10 +209,11 @@ class RequestForwarder:
             kv=stage.kv,
             correction=expected.correction,
         )
-        whose = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
-        context.dispatcher.keep(ranking, name, stage.routed, whose, stage.why)
+        named = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
+        context.dispatcher.keep(ranking, name, stage.routed, named, stage.why)
         with context.fleet.attempt(name, stage.routed.prompt_tokens, expected) as in_flight:
-            pump = asyncio.create_task(self._pump(name, attempt, in_flight))
+            link = context.fleet.members[name].link
+            pump = asyncio.create_task(in_flight.pump(link, attempt))
             context.pumps.add(pump)
             pump.add_done_callback(context.pumps.discard)
             try:
@@ -231,17 +224,6 @@ class RequestForwarder:
             finally:
                 pump.cancel()  # a replica that hangs is not waited for
 
-    async def _pump(self, name: str, attempt: Attempt, in_flight: InFlight) -> None:
-        moved = Moved("error", f"{name} ended the stream early")
-        try:
-            link = self._context.fleet.members[name].link
-            async with aclosing(link.stream(attempt)) as replies:
-                async for reply in replies:
-                    in_flight.inbox.put_nowait(reply)
-        except Exception as error:
-            moved = Moved("error", f"{name}: {type(error).__name__}: {error}")
-        in_flight.inbox.put_nowait(moved)
-
     async def _listen(self, name: str, in_flight: InFlight, may_decline: bool) -> Outcome:
         """Raises `Moved` where the request has to go on elsewhere."""
         member = self._context.fleet.members[name]
@@ -249,7 +231,6 @@ class RequestForwarder:
             reply = await in_flight.inbox.get()
             if isinstance(reply, Moved):
                 raise reply
-            assert isinstance(reply, Reply)
             if reply.state is not None:
                 member.note(reply.state, time.monotonic())
                 in_flight.is_counted = True

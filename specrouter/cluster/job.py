@@ -1,4 +1,4 @@
-"""Job: a sample on its way to whoever asked for it, from its submission to its end."""
+"""Job: a sample from its submission to its end, and the listener that gets its tokens."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Job:
-    """A sample on its way, told once that it has ended."""
+    """The listener is told the end once."""
 
     def __init__(
         self,
@@ -54,5 +54,5 @@ class Job:
             self._accounts.ended(delta.output, self._progress.elapsed_s())
         try:
             self._listener(delta)
-        except RuntimeError as error:  # its event loop is closed: nobody listens any more
-            logger.debug("nobody listens any more: %s", error)
+        except RuntimeError as error:  # its event loop is closed
+            logger.debug("a listener is gone: %s", error)

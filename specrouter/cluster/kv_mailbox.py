@@ -1,6 +1,6 @@
 """KVMailbox: where keys and values of a prompt wait until another process takes them.
 
-Contract: what is left there under a key is taken once. What nobody takes for 30 s, since its
+Contract: what is left there under a key is taken once. What is not taken for 30 s, because its
 request has ended or went on elsewhere, is dropped when the next is left: until then it stays in
 memory. Imports nothing of weight, so that it can be a process.
 """

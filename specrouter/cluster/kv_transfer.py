@@ -1,8 +1,8 @@
 """KVTransfer: keys and values on their way from the process that has read a prompt to another one.
 
 Contract: what is given to a transport is known by a ticket, a text that any message can carry, and
-is taken once. What cannot be carried is lost and told in the log. That costs time, and no text:
-whoever takes a ticket and gets nothing reads the prompt itself.
+is taken once. What cannot be carried is lost and logged. That costs time and changes no text: a
+replica that gets nothing for a ticket reads the prompt itself.
 """
 
 import asyncio

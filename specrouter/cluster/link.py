@@ -1,8 +1,8 @@
 """ReplicaLink: the way to one replica, in this process or on another machine.
 
 Contract: a replica that is gone ends its feed, with or without an exception, and its streams with
-an exception. One that hangs does neither: whoever listens has to know how long to wait. Closing a
-stream cancels its request; nobody waits for that.
+an exception. One that hangs does neither: the listener needs a timeout. Closing a
+stream cancels its request without waiting for the replica.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -115,5 +115,5 @@ class ReplicaHost(Protocol):
         ...
 
     def close(self, patience_s: float) -> None:
-        """Ends all replicas, once, when nobody listens to them any more. Not from an event loop."""
+        """Ends all replicas, once, when no stream is open any more. Not from an event loop."""
         ...

@@ -5,11 +5,12 @@ Contract: belongs to the fleet's loop; states and counts may be read from any th
 
 import asyncio
 import time
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from specrouter.cluster.correction import Experience
-from specrouter.cluster.link import ReplicaLink, ReplicaReport
+from specrouter.cluster.link import Attempt, ReplicaLink, ReplicaReport, Reply
 from specrouter.cluster.state import ReplicaState
 
 Standing = Literal["ready", "silent", "lost", "draining", "failed"]
@@ -34,7 +35,7 @@ class InFlight:
         came: when tokens came, and how many.
     """
 
-    inbox: "asyncio.Queue[object]"
+    inbox: "asyncio.Queue[Reply | Moved]"
     prompt_tokens: int
     began_s: float
     is_counted: bool = False
@@ -43,6 +44,17 @@ class InFlight:
     def note(self, tokens: int) -> None:
         if tokens:
             self.came.append((time.monotonic(), tokens))
+
+    async def pump(self, link: ReplicaLink, attempt: Attempt) -> None:
+        """Brings all replies to the inbox, and at last why there are no more."""
+        moved = Moved("error", f"{link.name} ended the stream early")
+        try:
+            async with aclosing(link.stream(attempt)) as replies:
+                async for reply in replies:
+                    self.inbox.put_nowait(reply)
+        except Exception as error:
+            moved = Moved("error", f"{link.name}: {type(error).__name__}: {error}")
+        self.inbox.put_nowait(moved)
 
 
 @dataclass(eq=False, kw_only=True)

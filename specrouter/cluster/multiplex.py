@@ -3,7 +3,7 @@
 Contract: a message between processes costs more than what is in it, and an engine's cycle has news
 of every request that runs. So what waits for a caller travels together: attempts one way, replies
 the other. Replies of one attempt stay in order. Where the messages end, all streams end, with an
-exception. Closing a stream cancels its attempt; nobody waits for that.
+exception. Closing a stream cancels its attempt without waiting for it.
 
 Not here: how messages travel.
 """
@@ -186,5 +186,5 @@ class ReplyReceiver:
     def _hand_out(self, pieces: Pieces) -> None:
         for piece in pieces:
             inbox = self._inboxes.get(piece.key)
-            if inbox is not None:  # else nobody listens any more
+            if inbox is not None:  # else its stream is closed
                 inbox.put_nowait(piece)

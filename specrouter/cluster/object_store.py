@@ -1,7 +1,7 @@
 """ObjectStoreTransport: keys and values through Ray's object store.
 
 Contract: written there once, and read in place by processes of the same machine. What a process has
-written is lost with it. Ray drops what nobody refers to, so a mailbox in a process of
+written is lost with it. Ray drops what has no reference, so a mailbox in a process of
 its own keeps references until they are taken.
 
 Imported by `serve_link` alone, after it has told Ray how to be.

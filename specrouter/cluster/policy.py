@@ -110,9 +110,9 @@ def guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSet
 
 
 def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """Of those that attain the objective, whoever leaves about as much of it as the best, in turn;
-    then by what they leave. Of the others, and without an objective: who is done with it first.
-    Who is late anyway takes the least of everybody's time there.
+    """First the replicas that attain the objective: in turn those whose slack is within `_CLOSE` of
+    the most, then the others by slack. Then, and without an objective, those where the request is
+    done first: a request that is late anyway delays others least there.
     """
     found = {view.name: at_view(view, unread(request, view)) for view in views}
     terms = {view.name: _terms(found[view.name], view, request) for view in views}

@@ -1,7 +1,7 @@
 """ReplicaServer: a router with an engine, as other processes see it.
 
-Contract: what it is asked it judges by its state of that moment. It knows nothing of how messages
-travel, nor of other replicas.
+Contract: it accepts or declines an attempt by its state of that moment. It knows nothing of how
+messages travel, nor of other replicas.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _REPORT_EVERY = 4  # states: reports are for people and dashboards
 
 
 class ReplicaEngine(ServingRouter, Protocol):
-    """What a replica needs beside: see `ChainRouter`."""
+    """What a replica needs of its router as well: see `ChainRouter`."""
 
     def predicted_tpot_ms(self, requests: int) -> float: ...
 

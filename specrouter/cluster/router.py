@@ -12,10 +12,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from prometheus_client.metrics_core import Metric
@@ -55,6 +56,7 @@ from specrouter.routing.decision_record import DecisionRecord
 logger = logging.getLogger(__name__)
 
 Start = Callable[[], ReplicaHost]
+Record = TypeVar("Record", DecisionRecord, AdmissionRecord, PrefixRecord)
 
 _FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
 
@@ -242,19 +244,14 @@ class ClusterRouter:
         return {key: seen.calibration for key, seen in self.performance().trees.items()}
 
     def decisions(self) -> Sequence[DecisionRecord]:
-        """Of all replicas, by their times."""
-        every = (record for report in self._reports() for record in report.decisions)
-        return sorted(every, key=lambda record: record.unix_s)
+        """Of all replicas, by their times; so are the others."""
+        return _by_time(report.decisions for report in self._reports())
 
     def admissions(self) -> Sequence[AdmissionRecord]:
-        """Of all replicas, by their times."""
-        every = (record for report in self._reports() for record in report.admissions)
-        return sorted(every, key=lambda record: record.unix_s)
+        return _by_time(report.admissions for report in self._reports())
 
     def prefixes(self) -> Sequence[PrefixRecord]:
-        """Of all replicas, by their times."""
-        every = (record for report in self._reports() for record in report.prefixes)
-        return sorted(every, key=lambda record: record.unix_s)
+        return _by_time(report.prefixes for report in self._reports())
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
         return self._context.dispatcher.records
@@ -285,3 +282,7 @@ class ClusterRouter:
 
     def _mailbox(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
         return self._mailboxes.setdefault(loop, LoopMailbox(loop))
+
+
+def _by_time(every: Iterable[Sequence[Record]]) -> Sequence[Record]:
+    return sorted(chain.from_iterable(every), key=lambda record: record.unix_s)

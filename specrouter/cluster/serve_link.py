@@ -2,7 +2,7 @@
 
 Contract: Ray Serve starts the processes, restarts those that die, and carries messages, over gRPC;
 it routes nothing. A replica is spoken to through its own handle only. A dead one is replaced by
-Serve; until then calls to it wait, so nobody but the feed is to call one that does not feed.
+Serve; until then calls to it wait, so only the feed may call one that does not feed.
 
 With `object_store`, which it imports, the only module that imports Ray. Import it where a
 configuration has a cluster, and nowhere else.

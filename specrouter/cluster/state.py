@@ -1,7 +1,7 @@
 """ReplicaState: what a replica tells of itself; ReplicaView: the same as the router may know it.
 
-Contract: frozen, made of plain values that any transport can carry, without a clock: whoever hears
-it notes when that was. Policies see views, and nothing else.
+Contract: frozen, made of plain values that any transport can carry, without a clock: the receiver
+notes the time. Policies see views, and nothing else.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ class ReplicaView:
         told: the last that it told by itself, every so often.
         sent: requests that went there since `state`; `sent_tokens`: their prompts.
         matched_tokens: of the request's prompt, that its prefix cache should hold.
-        correction: of the times that it tells, beside the others'.
+        correction: of the times that it reports, relative to the others.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Ranking:
     Attributes:
         terms: of each replica that was looked at, by name: the numbers that decided.
         excluded: replicas that are not to be asked, and why.
-        asks: they may decline: whoever does not attain the objective.
+        asks: replicas that do not attain the objective may decline.
     """
 
     order: tuple[str, ...]

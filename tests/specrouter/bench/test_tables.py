@@ -73,11 +73,18 @@ def test_table_has_every_contender_of_every_batch() -> None:
     assert "  a>big (tuned): depth 4, width 2" in lines
 
 
-def test_table_has_the_speeds_by_category() -> None:
+@pytest.mark.parametrize(
+    ("heading", "row"),
+    [
+        ("tokens/s, by category", ["adaptive", "25.0", "20.0"]),
+        ("over off, by category", ["adaptive", "2.50", "2.00"]),
+    ],
+)
+def test_table_has_speeds_and_ratios_by_category(heading: str, row: list[str]) -> None:
     lines = chains_table(DOCUMENT).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("tokens/s, by category"))
+    start = next(i for i, line in enumerate(lines) if line.startswith(heading))
     adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
-    assert adaptive.split() == ["adaptive", "25.0", "20.0"]
+    assert adaptive.split() == row
 
 
 def test_table_says_that_outputs_are_recorded() -> None:
@@ -86,19 +93,6 @@ def test_table_says_that_outputs_are_recorded() -> None:
     recorded = {**DOCUMENT, "conditions": {**conditions, "recorded": {"sha256": "0"}}}
     assert said in chains_table(recorded).splitlines()
     assert said not in chains_table(DOCUMENT)
-
-
-def test_table_has_the_ratios_by_category() -> None:
-    lines = chains_table(DOCUMENT).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("over off, by category"))
-    adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
-    assert adaptive.split() == ["adaptive", "2.50", "2.00"]
-
-
-def test_plot_is_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "plot.png"
-    write_chains_plot(DOCUMENT, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

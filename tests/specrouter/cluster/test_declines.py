@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from specrouter import SLO, RequestOutput, SamplingParams
+from specrouter import SLO, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.engine.request_args import RequestArgs
 from tests.specrouter.cluster.links import Cluster, FaultyLink
-from tests.specrouter.cluster.test_router import PATIENCE_S, ready, served, wait_until
+from tests.specrouter.cluster.test_router import output_of, ready
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 PROMPT = (5, 17, 300, 42, 9)
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)
@@ -54,10 +55,8 @@ def cluster(replicas: Cluster) -> Iterator[Cluster]:
         replicas.router._loop.call(link.revive)
 
 
-def output_of(cluster: Cluster, slo: SLO | None) -> RequestOutput:
-    [deltas] = asyncio.run(served(cluster, [RequestArgs(PROMPT, PARAMS, None, slo)])).values()
-    assert deltas[-1].output is not None
-    return deltas[-1].output
+def request(slo: SLO | None) -> RequestArgs:
+    return RequestArgs(PROMPT, PARAMS, None, slo)
 
 
 def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(
@@ -66,7 +65,7 @@ def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(
     with Cluster(settings, pairs=[{"name": "p"}], **ONCE) as cluster:
         wait_until(lambda: ready(cluster))
         cluster.links[0].local._own.drain()
-        output = output_of(cluster, None)
+        output = output_of(cluster, request(None))
         assert (output.finish_reason, len(output.token_ids)) == ("length", 8), output.error
         asked = [one["replica"] for one in cluster.router.routings()]
         assert asked == ["p-prefill", "p-decode"]
@@ -94,7 +93,7 @@ def test_a_replica_that_was_lost_since_the_ranking_is_not_asked(
     for link in cluster.links:
         monkeypatch.setattr(link, "stream", partial(stream, link, link.stream))
     with ThreadPoolExecutor(1) as client:
-        serving = client.submit(output_of, cluster, SLO(tpot_ms=60_000.0))
+        serving = client.submit(output_of, cluster, request(SLO(tpot_ms=60_000.0)))
         wait_until(lambda: bool(asked))
         [other] = [link for link in cluster.links if link is not asked[0]]
         cluster.router._loop.call(other.kill)
@@ -117,7 +116,7 @@ def test_a_refusal_is_of_the_states_that_declined(
 
     for link in cluster.links:
         monkeypatch.setattr(link, "stream", partial(stream, link))
-    output = output_of(cluster, SLO(ttft_ms=60_000.0, on_unattainable="reject"))
+    output = output_of(cluster, request(SLO(ttft_ms=60_000.0, on_unattainable="reject")))
     assert (output.finish_reason, output.error_field) == ("error", "unattainable")
     assert output.error is not None
     assert output.error.endswith("declined: 100 wait"), output.error

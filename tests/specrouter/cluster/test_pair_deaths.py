@@ -26,9 +26,9 @@ from tests.specrouter.cluster.test_router import (
     assert_same,
     ready,
     served,
-    wait_until,
 )
 from tests.specrouter.cluster.test_router_pairs import PAIR, PROMPT, Expected
+from tests.specrouter.faults import wait_until
 
 HALVES = ("p-prefill", "p-decode")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,11 +30,11 @@ from specrouter.engine.request_args import RequestArgs
 from specrouter.request.output import Delta, TokenLogprobs
 from specrouter.request.structure import Structure
 from tests.specrouter.cluster.links import Cluster, collected
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Settings = dict[str, Any]
 
 PROMPT = (5, 17, 300, 42, 9)
-PATIENCE_S = 60.0
 JSON = Structure("json_schema", {"type": "array", "items": {"type": "integer"}, "maxItems": 4})
 QUIET = {"silence_s": 30.0}
 NEWS = {"stale_s": 30.0, "metrics_s": 0.1}
@@ -146,11 +147,13 @@ def ready(cluster: Cluster) -> bool:
     return cluster.router.health().status == "ok"
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
+def output_of(cluster: Cluster, asked: RequestArgs) -> RequestOutput:
+    """Of a request alone."""
+    [deltas] = asyncio.run(served(cluster, [asked])).values()
+    output = deltas[-1].output
+    assert output is not None
+    assert [token for one in deltas for token in one.token_ids] == output.token_ids
+    return output
 
 
 # The same text, wherever it is cut
@@ -267,13 +270,9 @@ def test_a_seed_that_nobody_gave_is_drawn_once(cluster: Cluster) -> None:
     params = SamplingParams(max_new_tokens=30, temperature=1.0, ignore_eos=True)
     for link in cluster.links:
         link.fails_at = link.replies + 3
-    [[*deltas]] = asyncio.run(served(cluster, [RequestArgs(PROMPT, params, None, None)])).values()
-    output = deltas[-1].output
-    assert output is not None
-    again = SamplingParams(max_new_tokens=30, temperature=1.0, ignore_eos=True, seed=output.seed)
-    [[*deltas]] = asyncio.run(served(cluster, [RequestArgs(PROMPT, again, None, None)])).values()
-    assert deltas[-1].output is not None
-    assert deltas[-1].output.token_ids == output.token_ids
+    output = output_of(cluster, RequestArgs(PROMPT, params, None, None))
+    seeded = RequestArgs(PROMPT, replace(params, seed=output.seed), None, None)
+    assert output_of(cluster, seeded).token_ids == output.token_ids
 
 
 def test_times_count_from_the_first_submission(settings: Settings) -> None:
@@ -281,10 +280,8 @@ def test_times_count_from_the_first_submission(settings: Settings) -> None:
     routing = {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"}
     with Cluster(settings, resume={"silence_s": 1.0}, routing=routing) as cluster:
         cluster.links[0].hangs_at = cluster.links[0].replies
-        asked = [RequestArgs(PROMPT, KINDS["greedy"], None, SLO(ttft_ms=400.0))]
-        [[*deltas]] = asyncio.run(served(cluster, asked)).values()
-        output = deltas[-1].output
-        assert output is not None
+        asked = RequestArgs(PROMPT, KINDS["greedy"], None, SLO(ttft_ms=400.0))
+        output = output_of(cluster, asked)
         assert output.metrics.ttft_ms is not None
         assert output.metrics.ttft_ms > 900.0
         assert output.metrics.attained is False
@@ -300,9 +297,8 @@ def test_the_time_of_a_request_is_up_where_no_replica_is_left_to_say_so(
         for link in cluster.links:
             link.hangs_at = link.replies
         params = SamplingParams(max_new_tokens=30, logprobs=0)
-        asked = [RequestArgs(PROMPT, params, None, None, 0, 2.0)]
-        [[*deltas]] = asyncio.run(served(cluster, asked)).values()
-        assert deltas[-1].finish_reason == "timeout"
+        asked = RequestArgs(PROMPT, params, None, None, 0, 2.0)
+        assert output_of(cluster, asked).finish_reason == "timeout"
         wait_until(lambda: cluster.router.health().status == "stopped")
         with pytest.raises(UnavailableError, match="no replica is ready"):
             cluster.router.check_room()
@@ -313,15 +309,10 @@ def test_a_request_that_fails_everywhere_ends_with_the_cause(settings: Settings)
         for link in cluster.links:
             link.fails_at = link.replies + 2
         params = SamplingParams(max_new_tokens=60, ignore_eos=True)
-        [[*deltas]] = asyncio.run(
-            served(cluster, [RequestArgs(PROMPT, params, None, None)])
-        ).values()
-        output = deltas[-1].output
-        assert output is not None
+        output = output_of(cluster, RequestArgs(PROMPT, params, None, None))
         assert output.finish_reason == "error"
         assert output.error is not None
         assert "ConnectionError: cut" in output.error
-        assert output.token_ids == [token for one in deltas for token in one.token_ids]
         assert len(output.token_ids) >= 1, "what came is kept"
 
 
@@ -360,10 +351,7 @@ def test_an_objective_that_no_replica_attains_is_refused_where_that_is_asked(
 ) -> None:
     wait_until(lambda: ready(by_objective))
     slo = SLO(tpot_ms=1e-4, on_unattainable="reject")
-    asked = [RequestArgs(PROMPT, KINDS["greedy"], None, slo)]
-    [[*deltas]] = asyncio.run(served(by_objective, asked)).values()
-    output = deltas[-1].output
-    assert output is not None
+    output = output_of(by_objective, RequestArgs(PROMPT, KINDS["greedy"], None, slo))
     assert (output.finish_reason, output.error_field) == ("error", "unattainable")
     assert output.feasible is not None
     assert output.feasible.tpot_ms is not None
@@ -376,10 +364,8 @@ def test_it_is_served_without_a_promise_otherwise(
     by_objective: Cluster, expected: dict[str, list[RequestOutput]]
 ) -> None:
     wait_until(lambda: ready(by_objective))
-    asked = [RequestArgs(PROMPT, KINDS["greedy"], None, SLO(tpot_ms=1e-4))]
-    [[*deltas]] = asyncio.run(served(by_objective, asked)).values()
-    assert deltas[-1].output is not None
-    assert deltas[-1].output.token_ids == expected["greedy"][0].token_ids
+    asked = RequestArgs(PROMPT, KINDS["greedy"], None, SLO(tpot_ms=1e-4))
+    assert output_of(by_objective, asked).token_ids == expected["greedy"][0].token_ids
     last = by_objective.router.routings()[-1]
     assert last["reason"].startswith("best effort, since")
     assert last["terms"]["a-0"]["slack"] < 0
@@ -404,7 +390,7 @@ def test_replicas_of_different_targets_are_refused(settings: Settings) -> None:
 def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     wait_until(lambda: ready(cluster))
     router = cluster.router
-    asyncio.run(served(cluster, [RequestArgs(PROMPT, KINDS["greedy"], None, None)]))
+    output_of(cluster, RequestArgs(PROMPT, KINDS["greedy"], None, None))
 
     def told() -> bool:
         produced = [link.local._own.report().decoded.produced_tokens for link in cluster.links]
@@ -423,11 +409,11 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
     settings: Settings,
 ) -> None:
     routing = {**NEWS, "policy": "flowguard"}
-    prompt = [7 + at % 40 for at in range(200)]
+    prompt = tuple(7 + at % 40 for at in range(200))
     params = SamplingParams(max_new_tokens=2, ignore_eos=True)
     with Cluster(settings, resume=QUIET, routing=routing) as cluster:
         for _ in range(3):
-            asyncio.run(served(cluster, [RequestArgs(prompt, params, None, None)]))
+            output_of(cluster, RequestArgs(prompt, params, None, None))
         first, *others = cluster.router.routings()
         assert [one["replica"] for one in others] == [first["replica"]] * 2
         assert others[-1]["terms"][first["replica"]]["C"] == pytest.approx(128 / 200)
@@ -437,7 +423,7 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
         wait_until(lambda: not ready(cluster))
         cluster.router._loop.call(link.revive)
         wait_until(lambda: ready(cluster))
-        asyncio.run(served(cluster, [RequestArgs(prompt, params, None, None)]))
+        output_of(cluster, RequestArgs(prompt, params, None, None))
         last = cluster.router.routings()[-1]
         assert last["terms"][link.name]["C"] == 0.0, "whoever is in its place has read nothing"
 

@@ -26,10 +26,11 @@ from tests.specrouter.cluster.test_router import (
     QUIET,
     Settings,
     assert_same,
+    output_of,
     ready,
     served,
-    wait_until,
 )
+from tests.specrouter.faults import wait_until
 
 PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
 PAIR: dict[str, Any] = {"pairs": [{"name": "p"}], "routing": NEWS, "resume": QUIET}
@@ -102,10 +103,8 @@ def imported(cluster: Cluster) -> list[int]:
 
 def alone(cluster: Cluster, params: SamplingParams, slo: SLO | None = None) -> RequestOutput:
     """Nothing of its prompt is found in a prefix cache."""
-    asked = [RequestArgs(PROMPT, replace(params, prefix_cache=False), None, slo)]
-    [deltas] = asyncio.run(served(cluster, asked)).values()
-    assert deltas[-1].output is not None
-    return deltas[-1].output
+    asked = RequestArgs(PROMPT, replace(params, prefix_cache=False), None, slo)
+    return output_of(cluster, asked)
 
 
 def test_a_pair_gives_the_texts_of_one_engine_and_the_decode_half_reads_no_prompt(
