@@ -6,7 +6,7 @@ round drift together, so their ratio is steady where their speeds are not.
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from specrouter.bench.sample import Sample, summed
 from specrouter.profile.profiler import EngineStatistics
 
 Rounds = Sequence[Sequence[Sample]]  # [round][batch of the round]
-Keep = Callable[[int, int], bool]  # (round, batch of the round) -> does it count?
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,17 @@ def mean_spread(found: Sequence[Spread]) -> Spread:
     )
 
 
-def speeds(rounds: Rounds, keep: Keep | None = None) -> list[float | None]:
-    """Tokens per second of each round; None where none of its batches counts."""
-    found: list[float | None] = []
-    for number, samples in enumerate(rounds):
-        kept = [s for index, s in enumerate(samples) if keep is None or keep(number, index)]
-        seconds = sum(sample.seconds for sample in kept)
-        found.append(sum(sample.tokens for sample in kept) / seconds if kept else None)
-    return found
+def speeds(rounds: Rounds) -> list[float]:
+    """Tokens per second of each round."""
+    return [
+        sum(sample.tokens for sample in samples) / sum(sample.seconds for sample in samples)
+        for samples in rounds
+    ]
 
 
-def ratios(ours: Rounds, base: Rounds, keep: Keep | None = None) -> list[float]:
+def ratios(ours: Rounds, base: Rounds) -> list[float]:
     """Speed over the base's, round by round."""
-    pairs = zip(speeds(ours, keep), speeds(base, keep), strict=True)
-    return [a / b for a, b in pairs if a is not None and b is not None]
+    return [a / b for a, b in zip(speeds(ours), speeds(base), strict=True)]
 
 
 def request_rates(rounds: Rounds) -> list[float]:
@@ -98,7 +94,6 @@ def row(
     bases: Sequence[str],
     categories: Sequence[str | None],
     by_category: bool = False,
-    min_distinct: float | None = None,
 ) -> dict[str, Any]:
     """All figures of one contender at one batch size, as JSON has them.
 
@@ -107,31 +102,43 @@ def row(
         bases: contenders that its speed is divided by.
         categories: of the batches of a round, in their order; None where they are mixed.
         by_category: the headline ratios are means over categories.
-        min_distinct: ratios also over those batches where every output of the first base has this
-            share of distinct 4-grams. For batches of one request.
     """
     ours = samples[name]
     flat = [sample for samples_of_round in ours for sample in samples_of_round]
-    distinct = [share for sample in flat for share in sample.distinct]
-    by = _by_category(samples, name, bases, categories)
     over = {base: spread(ratios(ours, samples[base])) for base in bases}
+    parts = {
+        category: {
+            one: _of_category(rounds, categories, category) for one, rounds in samples.items()
+        }
+        for category in categories
+        if category is not None
+    }
+    by = {
+        category: {base: spread(ratios(part[name], part[base])) for base in bases}
+        for category, part in parts.items()
+    }
     if by_category and by:
         over = {base: mean_spread([found[base] for found in by.values()]) for base in bases}
-    found: dict[str, Any] = {
-        "tokens_per_s": asdict(spread([speed for speed in speeds(ours) if speed is not None])),
+    return {
+        "tokens_per_s": asdict(spread(speeds(ours))),
         "over": _json(over),
         "over_by_category": {category: _json(ratio) for category, ratio in by.items()},
-        "tokens_per_s_by_category": _speeds_by_category(ours, categories),
+        "tokens_per_s_by_category": {
+            category: asdict(spread(speeds(part[name]))) for category, part in parts.items()
+        },
         "requests_per_s": asdict(spread(request_rates(ours))),
         **_tpot_figures(samples, name),
         "acceptance_length": _mean([s.acceptance_length for s in flat]),
-        "distinct_4grams": _mean(distinct),
+        "distinct_4grams": _mean([share for sample in flat for share in sample.distinct]),
+        **_engine_figures(flat),
     }
-    if min_distinct is not None and distinct:
-        found["distinct_enough_share"] = sum(d >= min_distinct for d in distinct) / len(distinct)
-        if bases and all(len(s.distinct) == 1 for s in flat):
-            found["over_distinct"] = _over_distinct(samples, name, bases, min_distinct)
-    return found | _engine_figures(flat)
+
+
+def _of_category(rounds: Rounds, categories: Sequence[str | None], category: str) -> Rounds:
+    return [
+        [sample for sample, own in zip(samples, categories, strict=True) if own == category]
+        for samples in rounds
+    ]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -148,46 +155,6 @@ def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:
         "tpot_ms": asdict(spread(known_ms)) if known_ms else None,
         "eaf_tpot": asdict(spread(gains)) if gains else None,
     }
-
-
-def _kept_by_category(categories: Sequence[str | None]) -> dict[str, Keep]:
-    """Which batches are of a category."""
-
-    def of(category: str) -> Keep:
-        return lambda _, index: categories[index] == category
-
-    return {category: of(category) for category in categories if category is not None}
-
-
-def _speeds_by_category(ours: Rounds, categories: Sequence[str | None]) -> dict[str, Any]:
-    return {
-        category: asdict(spread([speed for speed in speeds(ours, keep) if speed is not None]))
-        for category, keep in _kept_by_category(categories).items()
-    }
-
-
-def _by_category(
-    samples: Mapping[str, Rounds],
-    name: str,
-    bases: Sequence[str],
-    categories: Sequence[str | None],
-) -> dict[str, dict[str, Spread]]:
-    return {
-        category: {base: spread(ratios(samples[name], samples[base], keep)) for base in bases}
-        for category, keep in _kept_by_category(categories).items()
-    }
-
-
-def _over_distinct(
-    samples: Mapping[str, Rounds], name: str, bases: Sequence[str], min_distinct: float
-) -> dict[str, Any]:
-    first = samples[bases[0]]
-
-    def keep(number: int, index: int) -> bool:
-        return all(share >= min_distinct for share in first[number][index].distinct)
-
-    over = {base: ratios(samples[name], samples[base], keep) for base in bases}
-    return _json({base: spread(values) for base, values in over.items() if values})
 
 
 def _engine_figures(samples: Iterable[Sample]) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class ChainsOptions:
     depths: tuple[int, ...] = tuning.DEPTHS
     widths: tuple[int, ...] = tuning.WIDTHS
     by_category: bool = False
-    min_distinct: float = 0.5
     peer: str | None = None
     api_key: str | None = field(default=None, repr=False)
     plot: Path | None = None
@@ -58,7 +57,6 @@ class ChainsOptions:
         _check("--new-tokens", [self.new_tokens], 1)
         _check("--depths", self.depths, 1, MAX_DEPTH)
         _check("--widths", self.widths, 1, MAX_WIDTH)
-        _check("--min-distinct", [self.min_distinct], 0, 1)
         _check("--temperature", [self.temperature], 0, 100)
         if not tuning.grid(self.depths, self.widths):
             raise ConfigError("--widths", "no depth times width is small enough for a tree")

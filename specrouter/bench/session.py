@@ -48,7 +48,6 @@ class Session:
             "new_tokens": options.new_tokens,
             "temperature": options.temperature,
             "by_category": options.by_category,
-            "min_distinct": options.min_distinct,
         }
 
     def run(self, batch: int, label: str) -> dict[str, Any]:
@@ -167,7 +166,6 @@ class Session:
                 bases,
                 [work.category for work in works],
                 options.by_category,
-                options.min_distinct if options.temperature == 0 else None,
             )
         return rows
 

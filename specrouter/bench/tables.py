@@ -28,7 +28,6 @@ def chains_table(document: Mapping[str, Any]) -> str:
         lines += ["", f"batch {batch}", *_shapes(result), _CHAINS_HEAD]
         lines += [_row(label(name, result), row) for name, row in result["contenders"].items()]
         lines += _by_category(result)
-        lines += _distinct(result)
     return "\n".join(lines)
 
 
@@ -83,14 +82,6 @@ def _by_category(result: Mapping[str, Any]) -> Iterator[str]:
     for name, row in rows.items():
         found = [row["over_by_category"][category]["off"]["median"] for category in categories]
         yield f"{label(name, result):44}" + "".join(f"{ratio:14.2f}" for ratio in found)
-
-
-def _distinct(result: Mapping[str, Any]) -> Iterator[str]:
-    for name, row in result["contenders"].items():
-        if "distinct_enough_share" in row:
-            off = row.get("over_distinct", {}).get("off")
-            ratio = f", over off in those {off['median']:.2f}" if off else ""
-            yield f"{label(name, result):44}{row['distinct_enough_share']:6.0%} varied texts{ratio}"
 
 
 def load_table(document: Mapping[str, Any]) -> str:

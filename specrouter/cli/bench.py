@@ -65,9 +65,6 @@ _CHAINS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "batches of one category each; ratios are means over categories",
     },
-    "--min-distinct": _number(
-        float, "SHARE", 0.5, "greedy texts with fewer distinct 4-grams are repetitive"
-    ),
     "--only": {
         **_NAMES,
         "help": "transformers, assisted, assisted:DRAFTER, static, A>B>C, smallest, tuned, "

@@ -65,7 +65,6 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
         (["--depths", str(MAX_DEPTH + 1)], "--depths"),
         (["--widths", "0"], "--widths"),
         (["--depths", "16", "--widths", "8"], "--widths"),
-        (["--min-distinct", "1.5"], "--min-distinct"),
         (["--plot", "/none/plot.png"], "--plot"),
         (["--json", "/none/figures.json"], "--json"),
         (["--peer", "http://127.0.0.1:9", "--api-key", "its key"], "--api-key"),

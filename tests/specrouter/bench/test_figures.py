@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from specrouter.bench.figures import (
@@ -41,8 +39,6 @@ def test_ratio_is_taken_within_each_round() -> None:
 
 def test_speed_of_a_round_is_all_tokens_over_all_seconds() -> None:
     assert speeds([[Sample(10, 1.0), Sample(10, 3.0)]]) == [5.0]
-    assert speeds([[Sample(10, 1.0), Sample(10, 3.0)]], lambda _, index: index == 0) == [10.0]
-    assert speeds([[Sample(10, 1.0)]], lambda *_: False) == [None]
 
 
 def test_spread_is_the_median_and_the_quartiles() -> None:
@@ -92,22 +88,6 @@ def test_row_has_the_ratio_of_each_category() -> None:
 def test_headline_by_category_is_the_mean_over_categories() -> None:
     found = row(SAMPLES, "fast", ["off"], ["code", "prose"], by_category=True)
     assert found["over"]["off"]["median"] == pytest.approx(3.0)
-
-
-def test_repetitive_texts_can_be_left_out_of_the_ratio() -> None:
-    found = row(SAMPLES, "fast", ["off"], ["code", "prose"], min_distinct=0.5)
-    assert found["distinct_enough_share"] == pytest.approx(0.5)
-    assert found["over_distinct"]["off"]["median"] == pytest.approx(2.0)
-
-
-def test_repetition_in_a_larger_batch_is_put_down_to_no_one() -> None:
-    both = {
-        name: [[replace(one, distinct=(1.0, 0.1)) for one in samples] for samples in rounds]
-        for name, rounds in SAMPLES.items()
-    }
-    found = row(both, "fast", ["off"], [None, None], min_distinct=0.5)
-    assert found["distinct_enough_share"] == pytest.approx(0.5)
-    assert "over_distinct" not in found
 
 
 def test_requests_per_second_are_of_all_requests_of_a_round() -> None:
