@@ -106,13 +106,7 @@ def row(
     ours = samples[name]
     flat = [sample for samples_of_round in ours for sample in samples_of_round]
     over = {base: spread(ratios(ours, samples[base])) for base in bases}
-    parts = {
-        category: {
-            one: _of_category(rounds, categories, category) for one, rounds in samples.items()
-        }
-        for category in categories
-        if category is not None
-    }
+    parts = _by_category(samples, categories)
     by = {
         category: {base: spread(ratios(part[name], part[base])) for base in bases}
         for category, part in parts.items()
@@ -134,11 +128,22 @@ def row(
     }
 
 
-def _of_category(rounds: Rounds, categories: Sequence[str | None], category: str) -> Rounds:
-    return [
-        [sample for sample, own in zip(samples, categories, strict=True) if own == category]
-        for samples in rounds
-    ]
+def _by_category(
+    samples: Mapping[str, Rounds], categories: Sequence[str | None]
+) -> dict[str, dict[str, Rounds]]:
+    """The samples of each category, by contender."""
+
+    def of(rounds: Rounds, category: str) -> Rounds:
+        return [
+            [sample for sample, own in zip(samples, categories, strict=True) if own == category]
+            for samples in rounds
+        ]
+
+    return {
+        category: {name: of(rounds, category) for name, rounds in samples.items()}
+        for category in categories
+        if category is not None
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
