@@ -12,7 +12,8 @@ import pytest
 
 from specrouter import ChainRouter
 from specrouter.engine.slo_accounts import SLACK_BOUNDS, SloAccounts
-from specrouter.http.prometheus_objectives import objective_metrics
+from specrouter.http.metric_table import Distribution
+from specrouter.http.prometheus import objective_values
 from specrouter.request.objective import Objective
 from tests.specrouter.fake_router import METRICS
 from tests.specrouter.http.client import post, request
@@ -100,11 +101,9 @@ def test_what_admission_decided_is_seen_with_its_reason(router: ChainRouter) -> 
 
 
 def test_classes_show_up_before_their_first_request() -> None:
-    families = {family.name: family for family in objective_metrics(SloAccounts(), ["chat"])}
+    values = objective_values(SloAccounts(), ["chat"])
     for name in ("declined_requests", "preemptions", "attained_requests", "missed_requests"):
-        samples = families[f"specrouter_slo_{name}"].samples
-        values = {each.labels["slo_class"]: each.value for each in samples}
-        assert values == {"chat": 0, "default": 0, "none": 0}
+        assert values[f"specrouter_slo_{name}"] == {("chat",): 0, ("default",): 0, ("none",): 0}
 
 
 def accounted() -> SloAccounts:
@@ -129,11 +128,7 @@ def accounted() -> SloAccounts:
 
 
 def test_counts_stand_under_their_names() -> None:
-    values = {
-        (each.name, *each.labels.values()): each.value
-        for family in objective_metrics(accounted(), ())
-        for each in family.samples
-    }
+    values = objective_values(accounted(), ())
     for name, value in {
         "slo_admitted_requests": 2,
         "slo_best_effort_requests": 1,
@@ -146,13 +141,13 @@ def test_counts_stand_under_their_names() -> None:
         "slo_tokens": 30,
         "goodput_tokens": 20,
     }.items():
-        assert values[f"specrouter_{name}_total", "chat"] == value
-    for name, by_stage in {"attained": (2, 1), "missed": (1, 1)}.items():
-        for stage, value in enumerate(by_stage):
-            assert values[f"specrouter_slo_{name}_stages_total", "chat", str(stage)] == value
-    slacks = "specrouter_slo_predicted_slack_ratio"
-    for bound in SLACK_BOUNDS:
-        expected = (bound >= 0.25) + (bound >= 0.75)
-        assert values[f"{slacks}_bucket", str(bound)] == expected
-    assert values[f"{slacks}_bucket", "+Inf"] == values[f"{slacks}_count",] == 2
-    assert values[f"{slacks}_sum",] == 1.0
+        by_class = values[f"specrouter_{name}"]
+        assert isinstance(by_class, dict)
+        assert by_class["chat",] == value
+    kept, missed = (values[f"specrouter_slo_{what}_stages"] for what in ("attained", "missed"))
+    assert kept == {("chat", "0"): 2, ("chat", "1"): 1}
+    assert missed == {("chat", "0"): 1, ("chat", "1"): 1}
+    counts = [(bound >= 0.25) + (bound >= 0.75) for bound in (*SLACK_BOUNDS, 1.0)]
+    slack = values["specrouter_slo_predicted_slack_ratio"]
+    assert isinstance(slack, Distribution)
+    assert (slack.bounds, list(slack.counts), slack.sum) == (SLACK_BOUNDS, counts, 1.0)
