@@ -6,57 +6,28 @@ field. Starting and stopping the router is the caller's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import BodyRoute
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
-from specrouter.http.conversation_fields import ContentPart, Message
 from specrouter.http.docs_page import add_docs_page
 from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
+from specrouter.http.fields import field_names
 from specrouter.http.generate import add_generate
-from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
-from specrouter.http.objective_fields import SloRequest, StageRequest
-from specrouter.http.openai_fields import ChatRequest, CompletionRequest, Prediction, StreamOptions
 from specrouter.http.openapi import TAGS
-from specrouter.http.replica_pages import add_replica_pages
-from specrouter.http.request_fields import SpeculationRequest
-from specrouter.http.router_pages import add_health, add_router_pages
+from specrouter.http.router_pages import add_health, add_replica_pages, add_router_pages
 from specrouter.http.service import Service
-from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
-from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
 from specrouter.http.tokens import add_tokens
 from specrouter.version import __version__
 
 _DESCRIPTION = (
     "Field by field, with examples and errors: docs/api.md. Values of fields that are left out or "
     "null are the defaults."
-)
-
-_BODIES: tuple[type[BaseModel], ...] = (
-    GenerateRequest,
-    SpeculationRequest,
-    SloRequest,
-    StageRequest,
-    CompletionRequest,
-    StreamOptions,
-    ChatRequest,
-    Prediction,
-    Message,
-    ContentPart,
-    ResponseFormat,
-    NamedSchema,
-    StructuredOutputs,
-    TokenizeText,
-    TokenizeChat,
-    DetokenizeRequest,
 )
 
 
@@ -82,7 +53,7 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     app.router.route_class = BodyRoute
     app.state.lanes = router.lanes
     service = Service(router)
-    add_error_handlers(app, frozenset(_field_names()))
+    add_error_handlers(app, frozenset(field_names()))
     add_completions(app, service)
     add_chat(app, service)
     add_tokens(app, service)
@@ -94,9 +65,3 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     add_metrics(app, router)
     add_docs_page(app)
     return app
-
-
-def _field_names() -> Iterator[str]:
-    for body in _BODIES:
-        for name, field in body.model_fields.items():
-            yield field.alias or name

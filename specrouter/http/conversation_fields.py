@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from specrouter.http.fields import Fields
-from specrouter.http.request_fields import Refused
-from specrouter.http.texts import Text
+from specrouter.http.fields import Fields, KeptFields, Refused, Text
 from specrouter.request.params import RequestError
 
 MAX_MESSAGES = 16_384
 MAX_PARTS = 4096  # of a message's content
 
 
-class ContentPart(BaseModel):
+class ContentPart(KeptFields):
     """A part of another type than text is refused, by its place."""
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="allow", use_attribute_docstrings=True
-    )
 
     type: Text
     """Only `text` is understood."""
@@ -29,12 +23,8 @@ class ContentPart(BaseModel):
     """The part's text."""
 
 
-class Message(BaseModel):
+class Message(KeptFields):
     """Unknown fields reach the template."""
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="allow", use_attribute_docstrings=True
-    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who says it."""

@@ -1,14 +1,66 @@
-"""Fields: the base of every object in a request's body that may hold fields unknown here."""
+"""What request bodies are made of: the bases of their objects, and the types of their values.
 
-from pydantic import BaseModel, ConfigDict
+Contract: values are not converted (a number is not read from text). The text below a field is its
+description in the API's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from specrouter.request.params import MAX_LOGPROBS, MAX_SAMPLES
 
 
 class Fields(BaseModel):
-    """Its values are not converted: a number is not read from text.
-
-    The text below a field is its description in the API's schema.
-    """
+    """An object that may hold fields unknown here: existing clients send some."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
     )
+
+
+class KeptFields(Fields):
+    """Unknown fields are kept: they reach the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class OwnFields(Fields):
+    """An object that no other server knows: an unknown field is a mistake, and refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def field_names(base: type[Fields] = Fields) -> Iterator[str]:
+    """Of all objects in all bodies, as clients know them."""
+    for body in base.__subclasses__():
+        yield from (field.alias or name for name, field in body.model_fields.items())
+        yield from field_names(body)
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair; no tokenizer can read one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which is no character") from None
+    return text
+
+
+MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Refused = SkipJsonSchema[Any]  # whatever is given but null, false, and what asks for nothing
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Tokens = Annotated[int, Field(ge=1, le=MOST)]
+TokenId = Annotated[int, Field(ge=0, le=MOST)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]

@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import ConfigDict
-
-from specrouter.http.field_types import LogprobCount, TokenIds, Tokens
-from specrouter.http.request_fields import Refused, RequestFields
-from specrouter.http.texts import Text
+from specrouter.http.fields import LogprobCount, OwnFields, Refused, Text, TokenIds, Tokens
+from specrouter.http.request_fields import RequestFields
 from specrouter.request.params import RequestError
 
 
-class GenerateRequest(RequestFields):
+class GenerateRequest(RequestFields, OwnFields):
     """Exactly one of `prompt` and `input_ids`. Unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     refused: ClassVar[Mapping[str, str]] = {
         **RequestFields.refused,

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.datastructures import Headers
 
-from specrouter.http.field_types import Positive, TokenId, Tokens
-from specrouter.http.texts import Text
+from specrouter.http.fields import OwnFields, Positive, Text, TokenId, Tokens
 from specrouter.request.objective import SLO, OnUnattainable, SloLike, joined
 from specrouter.request.params import RequestError
 from specrouter.request.stages import TokenIdOf, stages_of
@@ -26,13 +25,7 @@ MAX_STAGES = 64
 MAX_TOKEN_CHARACTERS = 256
 
 
-class Described(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
-    )
-
-
-class StageRequest(Described):
+class StageRequest(OwnFields):
     """A part of the output with a TPOT of its own. All but the last say where they end."""
 
     tpot_ms: Positive
@@ -43,7 +36,7 @@ class StageRequest(Described):
     """It ends with this token: an id, or the text of a single token, such as `</think>`."""
 
 
-class SloRequest(Described):
+class SloRequest(OwnFields):
     """An objective by value; what is null is not asked for."""
 
     tpot_ms: Positive | None = None

@@ -15,8 +15,7 @@ from typing import Any
 from specrouter.http.openai_fields import OpenAIRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
-from specrouter.http.usage import Usage
-from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
+from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -46,6 +45,40 @@ class Envelope:
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+        }
+
+
+class Usage:
+    """The tokens of a request, as OpenAI counts them; it grows while the request runs.
+
+    Each prompt counts once, whatever its samples.
+    """
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = 0
+        self._drafted = self._accepted = self._cached = 0
+
+    def add(self, tokens: int, metrics: RequestMetrics | None, sample: int = 0) -> None:
+        """`tokens` that came; the `metrics` of one that has ended, of that sample."""
+        self._completion_tokens += tokens
+        if metrics is not None:
+            self._drafted += metrics.drafted_tokens
+            self._accepted += metrics.accepted_tokens
+            self._cached += 0 if sample else metrics.cached_tokens
+
+    def to_json(self) -> dict[str, Any]:
+        """Predictions are what drafters drafted and the target verified; those of a text count
+        once it has ended. So do cached tokens of the prompts, by each one's first sample."""
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self._accepted,
+                "rejected_prediction_tokens": max(0, self._drafted - self._accepted),
+            },
         }
 
 

@@ -12,10 +12,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from specrouter.http.conversation_fields import ContentPart, Conversation, part_text
-from specrouter.http.field_types import Count, LogprobCount, Samples, TokenIds, Tokens
-from specrouter.http.fields import Fields
-from specrouter.http.request_fields import Refused, RequestFields
-from specrouter.http.texts import Text
+from specrouter.http.fields import (
+    Count,
+    Fields,
+    LogprobCount,
+    Refused,
+    Samples,
+    Text,
+    TokenIds,
+    Tokens,
+)
+from specrouter.http.request_fields import RequestFields
 from specrouter.http.tools.tool_use import ToolUse, asked_tools
 from specrouter.request.params import RequestError, Speculation
 

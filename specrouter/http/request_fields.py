@@ -14,23 +14,24 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import AfterValidator, Field
 from starlette.datastructures import Headers
 
-from specrouter.http.field_types import (
+from specrouter.http.fields import (
     MOST,
     Bias,
     Count,
     LogprobCount,
+    OwnFields,
     Penalty,
     Positive,
+    Refused,
     Samples,
+    Text,
     TokenIds,
 )
 from specrouter.http.objective_fields import SloRequest, asked_objective
 from specrouter.http.structure_fields import StructureFields
-from specrouter.http.texts import Text
 from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
@@ -50,7 +51,6 @@ MAX_BAD_WORDS = 1024
 MAX_BIASES = 16_384  # ids of `logit_bias`
 MAX_STOP_IDS = 16_384
 
-Refused = SkipJsonSchema[Any]  # whatever is given but null, false, and what asks for nothing
 _LARK = "is not known here: use structured_outputs.grammar, in Lark's notation"
 _SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)} - {"logits_processors"}
 
@@ -64,14 +64,10 @@ def _short(stops: str | list[str]) -> str | list[str]:
 Stops = Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOPS)], AfterValidator(_short)]
 
 
-class SpeculationRequest(BaseModel):
+class SpeculationRequest(OwnFields):
     """A chain (weakest model first, the target last), a draft depth, and the token tree's width.
     What is null is left open.
     """
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
-    )
 
     chain: list[Text] | None = None
     """Names of models, weakest first, the target last."""
@@ -79,7 +75,6 @@ class SpeculationRequest(BaseModel):
     """Tokens drafted one after another in a decoding cycle."""
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
     """Branches of the token tree on each level; depth times width is at most 64."""
-    """Accepted and without effect; earlier versions had it."""
     reuse_outputs: bool = True
     """False: no earlier output is quoted in drafts for it, and its own is not kept for later
     ones."""

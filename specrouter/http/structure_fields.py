@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrouter.http.fields import Fields
-from specrouter.http.texts import Text
+from specrouter.http.fields import Fields, Text
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure
 

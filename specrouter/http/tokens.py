@@ -8,18 +8,56 @@ as a prompt's, and `LONG_CHARACTERS` in any case.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from pydantic import Discriminator, Tag
 
 from specrouter.http.answer_schemas import DetokenizeAnswer, TokenizeAnswer
+from specrouter.http.conversation_fields import Conversation
+from specrouter.http.fields import Fields, Text, TokenIds
 from specrouter.http.openapi import TOKENS, body_answers, with_example
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
-from specrouter.http.token_fields import DetokenizeRequest, TokenizeRequest, TokenizeText
 from specrouter.request.lanes import LONG_CHARACTERS, MAX_WAITING_TOKENIZE
 from specrouter.request.params import RequestError
+
+
+class TokenizeText(Fields):
+    model: Text | None = None
+    """The target's name; may be left out."""
+    prompt: Text
+    """The text to split into tokens."""
+    add_special_tokens: bool | None = None
+    """True by default."""
+    return_token_strs: bool | None = None
+    """The answer has the tokens' texts too."""
+
+
+class TokenizeChat(Conversation):
+    model: Text | None = None
+    """The target's name; may be left out."""
+    return_token_strs: bool | None = None
+    """The answer has the tokens' texts too."""
+
+
+def _tokenize_kind(body: Any) -> str:
+    is_chat = "messages" in body if isinstance(body, dict) else isinstance(body, TokenizeChat)
+    return "conversation" if is_chat else "one_text"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeText, Tag("one_text")] | Annotated[TokenizeChat, Tag("conversation")],
+    Discriminator(_tokenize_kind),
+]
+
+
+class DetokenizeRequest(Fields):
+    model: Text | None = None
+    """The target's name; may be left out."""
+    tokens: TokenIds
+    """Token ids."""
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from specrouter.http.app import create_app
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
-from specrouter.http.token_fields import DetokenizeRequest, TokenizeChat, TokenizeText
+from specrouter.http.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from tests.modelpool.factories import make_tokenizer
 from tests.pure import few
 from tests.specrouter.fake_router import router_without_models

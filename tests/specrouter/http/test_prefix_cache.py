@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from specrouter import ChainRouter, SamplingParams
 from specrouter.http.app import create_app
 from specrouter.http.keys import API_KEY_VARIABLE
-from specrouter.http.usage import Usage
+from specrouter.http.openai_answer import Usage
 from tests.specrouter.fake_router import METRICS, FakeRouter
 
 KEYS = ["key-of-a", "key-of-b"]

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from specrouter.http.tools.tool_use import MAX_CALLS, MAX_TOOLS, ToolChoice, asked_tools
+from specrouter.http.tools.tool_use import (
+    MAX_CALLS,
+    MAX_TOOLS,
+    ToolChoice,
+    asked_tools,
+    closed,
+)
 from specrouter.request.params import RequestError
 
 
@@ -94,3 +100,53 @@ def test_schemas_that_are_too_deep_are_refused() -> None:
         deep = {"properties": {"a": deep}}
     with pytest.raises(RequestError, match="too deep"):
         asked_tools([tool(parameters=deep)], "auto", None)
+
+
+# What a schema does not name is not made up
+
+CLOSED = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"properties": {"a": {"type": "string"}}}, {"properties": {"a": {"type": "string"}}}),
+        # As pydantic writes an object within another.
+        (
+            {"$defs": {"P": {"properties": {}}}, "properties": {"p": {"$ref": "#/$defs/P"}}},
+            {
+                "$defs": {"P": {"properties": {}, **CLOSED}},
+                "properties": {"p": {"$ref": "#/$defs/P"}},
+            },
+        ),
+        (
+            {"properties": {"a": {"items": {"properties": {}}}}},
+            {"properties": {"a": {"items": {"properties": {}, **CLOSED}}}},
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"properties": {}}, {"type": "null"}]}}},
+            {"properties": {"a": {"anyOf": [{"properties": {}, **CLOSED}, {"type": "null"}]}}},
+        ),
+    ],
+)
+def test_objects_that_name_their_members_have_no_others(
+    schema: dict[str, Any], found: dict[str, Any]
+) -> None:
+    assert closed(schema) == {**found, **CLOSED}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},  # names none: any may come
+        {"properties": {}, "additionalProperties": True},
+        {"properties": {}, "additionalProperties": {"type": "string"}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"properties": {"p": {"allOf": [{"$ref": "#/$defs/P"}]}}},
+        {"properties": {"a": {}}, "patternProperties": {"^b": {}}},
+        {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    ],
+)
+def test_what_may_have_others_is_left_as_it_is(schema: dict[str, Any]) -> None:
+    assert closed(schema) == schema
