@@ -72,7 +72,7 @@ def sampling_params(body: ChatRequest, room: int, structure: Structure | None) -
 
 async def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:
     """What the text must look like, and what reads calls out of it. Raises `RequestError`."""
-    use, (structure, _), known = body.tool_use(), body.asked_structure(), service.tool_format
+    use, (structure, _), known = body.tool_use, body.asked_structure, service.tool_format
     if use is None:
         return structure, None
     if has_single_calls(service.template.source):

@@ -63,7 +63,7 @@ def sampling_params(body: CompletionRequest) -> SamplingParams:
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
     if logprobs is None and body.samples > (body.n or 1):
         logprobs = 0  # to find the best ones
-    structure, _ = body.asked_structure()
+    structure, _ = body.asked_structure
     return body.sampling_params(
         max_new_tokens=max(1, asked),
         temperature=1.0 if body.temperature is None else body.temperature,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrouter.http.fields import Fields, KeptFields, Refused, Text
+from specrouter.http.fields import Fields, KeptFields, Refused, Text, check_refused, refused
 from specrouter.request.params import RequestError
 
 MAX_MESSAGES = 16_384
@@ -57,7 +57,7 @@ class Conversation(Fields):
     """The output continues the last message instead of answering it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the template, such as `enable_thinking`."""
-    chat_template: Refused = None
+    chat_template: Refused = refused("is the service's (server.chat_template)")
 
     @property
     def characters(self) -> int:
@@ -77,8 +77,7 @@ class Conversation(Fields):
             RequestError: names the message, and the part of it; or a template, which is a program
                 and not taken from clients.
         """
-        if self.chat_template is not None and self.chat_template is not False:
-            raise RequestError("chat_template", "is the service's (server.chat_template)")
+        check_refused(self)
         return [
             _turn(f"messages[{at}]", message, null_contents, text_arguments)
             for at, message in enumerate(self.messages)

@@ -7,12 +7,13 @@ description in the API's schema.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from specrouter.request.params import MAX_LOGPROBS, MAX_SAMPLES
+from specrouter.request.params import MAX_LOGPROBS, MAX_SAMPLES, RequestError
 
 
 class Fields(BaseModel):
@@ -54,7 +55,7 @@ def _encodable(text: str) -> str:
 MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
 
 Text = Annotated[str, AfterValidator(_encodable)]
-Refused = SkipJsonSchema[Any]  # whatever is given but null, false, and what asks for nothing
+Refused = SkipJsonSchema[Any]  # the type of a field that is `refused`
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Tokens = Annotated[int, Field(ge=1, le=MOST)]
 TokenId = Annotated[int, Field(ge=0, le=MOST)]
@@ -64,3 +65,27 @@ LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+
+def refused(reason: str, neutral: Any = None) -> Any:
+    """A field that is refused whatever it holds but null, false, and what asks for nothing."""
+    return Field(default=None, json_schema_extra={"refused": reason, "neutral": neutral})
+
+
+def check_refused(body: Fields) -> None:
+    """Raises `RequestError` for a field that is `refused`."""
+    for name, reason, neutral in _refusals(type(body)):
+        asked = getattr(body, name)
+        if asked is not None and asked is not False and asked != neutral:
+            raise RequestError(name, reason)
+
+
+@cache
+def _refusals(body: type[Fields]) -> list[tuple[str, str, Any]]:
+    """Name, reason and neutral value of each field that is `refused`."""
+    extras = {name: field.json_schema_extra for name, field in body.model_fields.items()}
+    return [
+        (name, str(extra["refused"]), extra["neutral"])
+        for name, extra in extras.items()
+        if isinstance(extra, dict) and "refused" in extra
+    ]

@@ -29,7 +29,7 @@ def add_generate(app: FastAPI, service: Service) -> None:
     )
     async def generate(body: GenerateRequest, request: Request) -> Response:
         service.check_model(body.model)
-        structure, field = body.asked_structure()
+        structure, field = body.asked_structure
         with field_names({"structure": field}):
             body.check()
             prompt, params = body.source(), body.sampling_params(structure=structure)

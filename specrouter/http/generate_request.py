@@ -5,21 +5,13 @@ Contract: no existing client sends it fields that are not here, so an unknown on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from specrouter.http.fields import LogprobCount, OwnFields, Refused, Text, TokenIds, Tokens
+from specrouter.http.fields import LogprobCount, OwnFields, Refused, Text, TokenIds, Tokens, refused
 from specrouter.http.request_fields import RequestFields
 from specrouter.request.params import RequestError
 
 
 class GenerateRequest(RequestFields, OwnFields):
     """Exactly one of `prompt` and `input_ids`. Unknown fields are refused."""
-
-    refused: ClassVar[Mapping[str, str]] = {
-        **RequestFields.refused,
-        "max_tokens": "this endpoint calls it max_new_tokens",
-    }
 
     model: Text | None = None
     """The target's name; another one is answered with 404."""
@@ -31,7 +23,8 @@ class GenerateRequest(RequestFields, OwnFields):
     """Tokens of the output, at most; 128 by default."""
     logprobs: LogprobCount | None = None
     """Log-probabilities of the output's tokens, with so many alternatives."""
-    max_tokens: Refused = None  # OpenAI's name: refused, so that it is not overlooked
+    # OpenAI's name: refused, so that it is not overlooked.
+    max_tokens: Refused = refused("this endpoint calls it max_new_tokens")
 
     def source(self) -> str | list[int]:
         """The prompt in the form in which it was given; RequestError unless there is one."""

@@ -5,9 +5,9 @@ What a body alone can tell is refused here, by `RequestError`s that name the cli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -21,6 +21,7 @@ from specrouter.http.fields import (
     Text,
     TokenIds,
     Tokens,
+    refused,
 )
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.tools.tool_use import ToolUse, asked_tools
@@ -85,7 +86,7 @@ class OpenAIRequest(RequestFields):
     def field_names(self) -> dict[str, str]:
         """What this body calls the fields of `SamplingParams` and the router."""
         newer = self.max_completion_tokens is not None
-        _, structure = self.asked_structure()
+        _, structure = self.asked_structure
         return {
             "max_new_tokens": "max_completion_tokens" if newer else "max_tokens",
             "structure": structure,
@@ -98,11 +99,6 @@ class OpenAIRequest(RequestFields):
 
 
 class CompletionRequest(OpenAIRequest):
-    refused: ClassVar[Mapping[str, str]] = {
-        **OpenAIRequest.refused,
-        "prompt_embeds": "is not supported: a prompt is text or token ids",
-    }
-
     prompt: Prompt
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     best_of: Samples | None = None
@@ -115,7 +111,7 @@ class CompletionRequest(OpenAIRequest):
     """Refused: no text is filled in."""
     add_special_tokens: bool | None = None
     """Of a prompt given as text; true by default."""
-    prompt_embeds: Refused = None
+    prompt_embeds: Refused = refused("is not supported: a prompt is text or token ids")
 
     @property
     def samples(self) -> int:
@@ -172,21 +168,6 @@ class Prediction(Fields):
 
 
 class ChatRequest(OpenAIRequest, Conversation):
-    refused: ClassVar[Mapping[str, str]] = {
-        **OpenAIRequest.refused,
-        "echo": "is not supported in chats",
-        "function_call": "is not supported: see tool_choice, which took its place",
-        "functions": "is not supported: give tools, which took their place",
-        "modalities": "is not supported but for text",
-        "verbosity": "is not supported: say it in a message",
-        "web_search_options": "is not supported: nothing is looked up",
-    }
-    neutral: ClassVar[Mapping[str, Any]] = {
-        **OpenAIRequest.neutral,
-        "modalities": ["text"],
-        "verbosity": "medium",
-    }
-
     max_tokens: Tokens | None = None
     """Tokens of the output, at most; by default what fits."""
     max_completion_tokens: Tokens | None = None
@@ -202,12 +183,12 @@ class ChatRequest(OpenAIRequest, Conversation):
     """`false` for one call at most."""
     prediction: Prediction | None = None
     """What the output is expected to be: the drafter without weights reads it, if there is one."""
-    echo: Refused = None
-    function_call: Refused = None
-    functions: Refused = None
-    modalities: Refused = None
-    verbosity: Refused = None
-    web_search_options: Refused = None
+    echo: Refused = refused("is not supported in chats")
+    function_call: Refused = refused("is not supported: see tool_choice, which took its place")
+    functions: Refused = refused("is not supported: give tools, which took their place")
+    modalities: Refused = refused("is not supported but for text", neutral=["text"])
+    verbosity: Refused = refused("is not supported: say it in a message", neutral="medium")
+    web_search_options: Refused = refused("is not supported: nothing is looked up")
 
     def field_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}
@@ -219,19 +200,20 @@ class ChatRequest(OpenAIRequest, Conversation):
             return override
         return replace(override or Speculation(), prediction=self.prediction.text())
 
+    @cached_property
     def tool_use(self) -> ToolUse | None:
         """Raises `RequestError`."""
         return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def structure_field(self) -> str:
-        use = self.tool_use()
+        use = self.tool_use
         return "tools" if use is not None and use.forced else super().structure_field()
 
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs", "goes with logprobs only")
-        use, (structure, field) = self.tool_use(), self.asked_structure()
+        use, (structure, field) = self.tool_use, self.asked_structure
         # OpenAI's form is that of an answer which calls nothing; the others are of the whole text.
         if use and use.forced and structure and not field.startswith("response_format"):
             raise RequestError(field, "contradicts tool_choice, which makes the answer calls")

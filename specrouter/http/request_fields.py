@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from starlette.datastructures import Headers
@@ -29,6 +29,8 @@ from specrouter.http.fields import (
     Samples,
     Text,
     TokenIds,
+    check_refused,
+    refused,
 )
 from specrouter.http.objective_fields import SloRequest, asked_objective
 from specrouter.http.structure_fields import StructureFields
@@ -38,7 +40,6 @@ from specrouter.request.params import (
     MAX_DEPTH,
     MAX_SALT_CHARACTERS,
     MAX_WIDTH,
-    RequestError,
     SamplingParams,
     Speculation,
 )
@@ -81,32 +82,7 @@ class SpeculationRequest(OwnFields):
 
 
 class RequestFields(StructureFields):
-    """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common.
-
-    `refused`: why a field that is `Refused` is, by its name. `neutral`: a value of it that asks for
-    nothing, beside null and false.
-    """
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "allowed_token_ids": "is not supported: logit_bias, bad_words and structures are",
-        "ebnf": _LARK,
-        "grammar": _LARK,
-        "guided_whitespace_pattern": "is not supported: structures have white space of their own",
-        "json_schema": "is not known here: use structured_outputs.json",
-        "logprob_token_ids": "is not supported: logprobs has the most likely ones",
-        "logits_processors": (
-            "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
-        ),
-        "regex": "is not known here: use structured_outputs.regex",
-        "repetition_detection": "is not supported: penalties and bad_words are",
-        "return_tokens_as_token_ids": "is not supported: use return_token_ids",
-        "stop_regex": "is not supported: stop and stop_token_ids are",
-        "structural_tag": "is not supported: the whole text has a form, see structured_outputs",
-        "thinking_token_budget": "is not supported: max_tokens limits all of a text",
-        "truncate_prompt_tokens": "is not supported: a prompt is read whole",
-        "use_beam_search": "is not supported: best_of returns the likeliest of several texts",
-    }
-    neutral: ClassVar[Mapping[str, Any]] = {"thinking_token_budget": -1}
+    """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
@@ -160,21 +136,33 @@ class RequestFields(StructureFields):
     """Latency objectives: the name of a class of the configuration, or values."""
     stream: bool | None = None
     """Answer with server-sent events; an event may hold several tokens."""
-    allowed_token_ids: Refused = None
-    ebnf: Refused = None
-    grammar: Refused = None
-    guided_whitespace_pattern: Refused = None
-    json_schema: Refused = None
-    logits_processors: Refused = None
-    logprob_token_ids: Refused = None
-    regex: Refused = None
-    repetition_detection: Refused = None
-    return_tokens_as_token_ids: Refused = None
-    stop_regex: Refused = None
-    structural_tag: Refused = None
-    thinking_token_budget: Refused = None
-    truncate_prompt_tokens: Refused = None
-    use_beam_search: Refused = None
+    allowed_token_ids: Refused = refused(
+        "is not supported: logit_bias, bad_words and structures are"
+    )
+    ebnf: Refused = refused(_LARK)
+    grammar: Refused = refused(_LARK)
+    guided_whitespace_pattern: Refused = refused(
+        "is not supported: structures have white space of their own"
+    )
+    json_schema: Refused = refused("is not known here: use structured_outputs.json")
+    logits_processors: Refused = refused(
+        "is Python code: give it to ChainRouter, or use logit_bias and bad_words"
+    )
+    logprob_token_ids: Refused = refused("is not supported: logprobs has the most likely ones")
+    regex: Refused = refused("is not known here: use structured_outputs.regex")
+    repetition_detection: Refused = refused("is not supported: penalties and bad_words are")
+    return_tokens_as_token_ids: Refused = refused("is not supported: use return_token_ids")
+    stop_regex: Refused = refused("is not supported: stop and stop_token_ids are")
+    structural_tag: Refused = refused(
+        "is not supported: the whole text has a form, see structured_outputs"
+    )
+    thinking_token_budget: Refused = refused(
+        "is not supported: max_tokens limits all of a text", neutral=-1
+    )
+    truncate_prompt_tokens: Refused = refused("is not supported: a prompt is read whole")
+    use_beam_search: Refused = refused(
+        "is not supported: best_of returns the likeliest of several texts"
+    )
 
     @property
     def samples(self) -> int:
@@ -183,12 +171,7 @@ class RequestFields(StructureFields):
 
     def check(self) -> None:
         """Raises `RequestError` for fields that are refused, or contradict one another."""
-        for name, reason in self.refused.items():
-            asked = getattr(self, name)
-            if asked is None or asked is False:
-                continue
-            if name not in self.neutral or asked != self.neutral[name]:
-                raise RequestError(name, reason)
+        check_refused(self)
 
     def sampling_params(self, **own: Any) -> SamplingParams:
         """The sampling fields that were given, and `own` instead of what is called so here.

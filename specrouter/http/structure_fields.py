@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -68,6 +69,7 @@ class StructureFields(Fields):
     guided_grammar: Text | None = None
     """vLLM's older name of `structured_outputs.grammar`."""
 
+    @cached_property
     def asked_structure(self) -> tuple[Structure | None, str]:
         """What is asked for, and the name of its field.
 
@@ -85,7 +87,7 @@ class StructureFields(Fields):
 
     def structure_field(self) -> str:
         """The field that the structure is of. Raises `RequestError`: see `asked_structure`."""
-        return self.asked_structure()[1]
+        return self.asked_structure[1]
 
     def _of_response_format(self) -> Iterator[tuple[str, Structure]]:
         form = self.response_format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -52,6 +52,19 @@ def request(
             return await client.request(method, path, content=content, headers=sent)
 
     return asyncio.run(send())
+
+
+def with_value(place: str, value: Any) -> dict[str, Any]:
+    """Fields of a body: `{"a": {"b": value}}` for the place `a.b`."""
+    for name in reversed(place.split(".")):
+        value = {name: value}
+    fields: dict[str, Any] = value
+    return fields
+
+
+def cases(values: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Fields of bodies and the place of the bad one, from the bad values of each place."""
+    return [(with_value(place, one), place) for place, bad in values.items() for one in bad]
 
 
 def refusal(response: httpx.Response) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from modelpool.errors import ConfigError
 from specrouter import SamplingParams, Speculation
+from specrouter.http import fields as bodies
 from specrouter.http.openai_fields import ChatRequest
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import UNASKED, app_of, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, app_of, cases, post, refusal, stream_of
 
 PATH = "/v1/chat/completions"
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -241,10 +243,12 @@ def test_null_means_the_default_for_every_optional_field() -> None:
 
 
 def test_fields_that_are_refused_may_ask_for_nothing() -> None:
-    names = [*ChatRequest.refused, "chat_template"]
+    names = [name for name, _, _ in bodies._refusals(ChatRequest)]
+    assert {"chat_template", "logits_processors", "functions"} <= set(names)
     for nothing in (None, False):
         assert asked(**dict.fromkeys(names, nothing)) == asked()
-    assert asked(**ChatRequest.neutral) == asked()
+    neutral = {"modalities": ["text"], "verbosity": "medium", "thinking_token_budget": -1}
+    assert asked(**neutral) == asked()
 
 
 def test_a_seed_of_minus_one_is_none_and_a_tiny_temperature_greedy() -> None:
@@ -304,68 +308,70 @@ def test_ids_and_the_prompts_logprobs_are_returned_where_asked(stream: bool) -> 
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"messages": None}, "messages"),
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": [3]}, "messages[0]"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0]",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content[0].text",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
-            "messages[0].tool_calls[0].function",
-        ),
-        ({"tools": [3]}, "tools[0]"),
-        ({"tool_choice": "any"}, "tool_choice"),
-        ({"tool_choice": "required", "tools": [{}]}, "tools[0].type"),
-        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"conversations": []}}, "chat_template_kwargs"),
-        ({"chat_template": "x"}, "chat_template"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"echo": True}, "echo"),
-        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"verbosity": "low"}, "verbosity"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"thinking_token_budget": 0}, "thinking_token_budget"),
-        ({"documents": [3]}, "documents[0]"),
-        ({"prediction": "a"}, "prediction"),
-        ({"prediction": {"type": "content"}}, "prediction.content"),
-        ({"prediction": {"type": "text", "content": "a"}}, "prediction.type"),
-        (
-            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
-            "prediction.content[0]",
-        ),
-        ({"reasoning_effort": 3}, "reasoning_effort"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": 3}, "logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"n": 129}, "n"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
-    ],
-)
+def said(**message: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", **message}]}
+
+
+def called(call: dict[str, Any]) -> dict[str, Any]:
+    return said(role="assistant", tool_calls=[call])
+
+
+BAD_VALUES: dict[str, Sequence[Any]] = {
+    "messages": (None, [], "hi"),
+    "tool_choice": ("any",),
+    "chat_template_kwargs": (
+        {"tokenize": True},
+        {"chat_template": "x"},
+        {"self": 1},
+        {"conversations": []},
+    ),
+    "chat_template": ("x",),
+    "functions": ([{"name": "f"}],),
+    "function_call": ("auto",),
+    "echo": (True,),
+    "allowed_token_ids": ([5],),
+    "modalities": (["text", "audio"],),
+    "verbosity": ("low",),
+    "web_search_options": ({},),
+    "thinking_token_budget": (0,),
+    "prediction": ("a",),
+    "reasoning_effort": (3,),
+    "max_tokens": (0,),
+    "logprobs": (3,),
+    "top_logprobs": (2,),  # without logprobs
+    "n": (129,),
+    "stream_options": ({},),
+}
+BAD: list[tuple[dict[str, Any], str]] = [
+    *cases(BAD_VALUES),
+    ({"messages": [3]}, "messages[0]"),
+    (said(role="robot", content="a"), "messages[0].role"),
+    (said(), "messages[0].content"),
+    ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
+    (said(content="\ud800"), "messages[0].content"),
+    (said(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0]"),
+    (said(content=[{"type": "text"}]), "messages[0].content[0].text"),
+    (
+        called({"function": {"arguments": "{"}}),
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (called({}), "messages[0].tool_calls[0].function"),
+    ({"tools": [3]}, "tools[0]"),
+    ({"tool_choice": "required", "tools": [{}]}, "tools[0].type"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
+    ({"documents": [3]}, "documents[0]"),
+    ({"prediction": {"type": "content"}}, "prediction.content"),
+    ({"prediction": {"type": "text", "content": "a"}}, "prediction.type"),
+    (
+        {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+        "prediction.content[0]",
+    ),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD)
 def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
     response = post(UNASKED, {**CHAT, **fields}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, param)

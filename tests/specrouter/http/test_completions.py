@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -29,7 +30,7 @@ from tests.specrouter.fake_router import (
     FakeTokenizer,
     router_without_models,
 )
-from tests.specrouter.http.client import UNASKED, app_of, leave, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, app_of, cases, leave, post, refusal, stream_of
 from tests.specrouter.request.test_detokenizer import byte_fallback, id_of
 
 PATH = "/v1/completions"
@@ -534,78 +535,64 @@ def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": None}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt[0]"),
-        ({"prompt": {}}, "prompt"),
-        ({"prompt": [1, "2"]}, "prompt[1]"),
-        ({"prompt": ["a", 2]}, "prompt[1]"),
-        ({"prompt": [[1], [1, -2]]}, "prompt[1][1]"),
-        ({"prompt": [1, True]}, "prompt[1]"),
-        ({"prompt": [10**30]}, "prompt[0]"),
-        ({"prompt": "\ud800"}, "prompt"),
-        ({"prompt": ["a"] * 129}, "prompt"),
-        ({"prompt": ["a", "b"], "n": 65}, "n"),
-        ({"prompt": ["a", "b"], "best_of": 128, "stream": False}, "best_of"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 10**400}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"min_tokens": 17}, "min_tokens"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_p": 0}, "top_p"),
-        ({"best_of": 1, "n": 2}, "best_of"),
-        ({"best_of": 2, "stream": True}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
-        ({"guided_whitespace_pattern": "", "guided_regex": "a"}, "guided_whitespace_pattern"),
-        ({"logits_processors": ["f"]}, "logits_processors"),
-        ({"use_beam_search": True, "n": 2}, "use_beam_search"),
-        ({"stop_regex": "[.]$"}, "stop_regex"),
-        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
-        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
-        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
-        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
-        ({"model": 3}, "model"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}},
-            "response_format.json_schema.schema",
-        ),
-        ({"guided_json": "["}, "guided_json"),
-        ({"guided_json": "[]"}, "guided_json"),
-        ({"guided_json": {"a": float("nan")}}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
-        ({"structured_outputs": {"json_object": False, "regex": None}}, "structured_outputs"),
-        (
-            {"structured_outputs": {"structural_tag": "{}"}, "guided_regex": "a"},
-            "structured_outputs",
-        ),
-        ({"speculation": {"\ud800": 1}}, "speculation"),
-        ({"speculation": {"colour": 1}}, "speculation.colour"),
-    ],
-)
+SCHEMA = "response_format.json_schema.schema"
+BAD_VALUES: dict[str, Sequence[Any]] = {
+    "prompt": (None, [], {}, "\ud800", ["a"] * 129),
+    "max_tokens": (0, -1, 10**400),
+    "max_completion_tokens": (0,),
+    "min_tokens": (17,),
+    "logprobs": (21, True),
+    "top_p": (0,),
+    "suffix": ("x",),
+    "model": (3,),
+    "allowed_token_ids": ([5],),
+    "truncate_prompt_tokens": (0, -1),
+    "logits_processors": (["f"],),
+    "stop_regex": ("[.]$",),
+    "repetition_detection": ({"max_pattern_size": 3},),
+    "logprob_token_ids": ([5],),
+    "return_tokens_as_token_ids": (True,),
+    "prompt_embeds": ("AAAA",),
+    "response_format.type": ("xml",),
+    "guided_json": ("[", "[]", {"a": float("nan")}),
+    "guided_choice": ([],),
+    "structured_outputs.regex": (3,),
+    "structured_outputs": (
+        {},
+        {"choices": ["a"]},
+        {"structural_tag": "{}"},
+        {"json_object": False, "regex": None},
+    ),
+    "speculation": ({"\ud800": 1},),
+    "speculation.colour": (1,),
+}
+BAD: list[tuple[dict[str, Any], str]] = [
+    *cases(BAD_VALUES),
+    ({"prompt": [[]]}, "prompt[0]"),
+    ({"prompt": [1, "2"]}, "prompt[1]"),
+    ({"prompt": ["a", 2]}, "prompt[1]"),
+    ({"prompt": [[1], [1, -2]]}, "prompt[1][1]"),
+    ({"prompt": [1, True]}, "prompt[1]"),
+    ({"prompt": [10**30]}, "prompt[0]"),
+    ({"prompt": ["a", "b"], "n": 65}, "n"),
+    ({"prompt": ["a", "b"], "best_of": 128, "stream": False}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+    ({"guided_whitespace_pattern": "", "guided_regex": "a"}, "guided_whitespace_pattern"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"structured_outputs": {"structural_tag": "{}"}, "guided_regex": "a"}, "structured_outputs"),
+    ({"response_format": {"type": "json_schema"}}, SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}}, SCHEMA),
+    ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
+    ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD)
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str, stream: bool) -> None:
-    if not stream and "stream_options" in fields:
-        fields = {**fields, "stream": False}
-    elif "stream" not in fields and "stream_options" not in fields:
-        fields = {**fields, "stream": stream}
-    response = post(UNASKED, {**PROMPT, **fields}, PATH)
+    response = post(UNASKED, {**PROMPT, "stream": stream, **fields}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, param)
     assert UNASKED.calls == []
 

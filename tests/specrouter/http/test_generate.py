@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.request_fields import MAX_STOP_CHARACTERS
 from specrouter.request.objective import Objective, SloLike
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
-from tests.specrouter.http.client import UNASKED, Headers, leave, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, Headers, cases, leave, post, refusal, stream_of
 
 PATH = "/generate"
+LONGEST_STOP = "a" * MAX_STOP_CHARACTERS
+UNFIT = ("1", None, -math.inf)  # for a number
 PROMPT: dict[str, Any] = {"prompt": "def f"}
 
 # Answers
@@ -297,122 +300,67 @@ def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
 # Refusals: nothing reaches the router
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": "a", "input_ids": [1]}, "input_ids"),
-        ({"prompt": 3}, "prompt"),
-        ({"prompt": ["a"]}, "prompt"),
-        ({"prompt": "\ud800"}, "prompt"),
-        ({"input_ids": "abc"}, "input_ids"),
-        ({"input_ids": [1, "2"]}, "input_ids[1]"),
-        ({"input_ids": [True]}, "input_ids[0]"),
-        ({**PROMPT, "temperature": "hot"}, "temperature"),
-        ({**PROMPT, "temperature": -0.1}, "temperature"),
-        ({**PROMPT, "temperature": float("nan")}, "temperature"),
-        ({**PROMPT, "temperature": float("inf")}, "temperature"),
-        ({**PROMPT, "temperature": 10**400}, "temperature"),
-        ({**PROMPT, "top_p": float("nan")}, "top_p"),
-        ({**PROMPT, "top_p": -0.5}, "top_p"),
-        ({**PROMPT, "top_k": -2}, "top_k"),
-        ({**PROMPT, "top_k": 1.5}, "top_k"),
-        ({**PROMPT, "max_new_tokens": -1}, "max_new_tokens"),
-        ({**PROMPT, "max_new_tokens": "8"}, "max_new_tokens"),
-        ({**PROMPT, "max_new_tokens": float("nan")}, "max_new_tokens"),
-        ({**PROMPT, "seed": "x"}, "seed"),
-        ({**PROMPT, "stop": 5}, "stop"),
-        ({**PROMPT, "stop": ["a", 5]}, "stop[1]"),
-        ({**PROMPT, "stop_token_ids": [None]}, "stop_token_ids[0]"),
-        ({**PROMPT, "ignore_eos": "yes"}, "ignore_eos"),
-        ({**PROMPT, "stream": 1}, "stream"),
-        ({**PROMPT, "speculation": "on"}, "speculation"),
-        ({**PROMPT, "speculation": {"chain": "small"}}, "speculation.chain"),
-        ({**PROMPT, "speculation": {"chain": ["small", 4]}}, "speculation.chain[1]"),
-        ({**PROMPT, "speculation": {"depth": "4"}}, "speculation.depth"),
-        ({**PROMPT, "speculation": {"dept": 4}}, "speculation.dept"),
-        ({**PROMPT, "speculation": {"width": "2"}}, "speculation.width"),
-        ({**PROMPT, "speculation": {"width": 0}}, "speculation.width"),
-        ({**PROMPT, "speculation": {"width": 9}}, "speculation.width"),
-        ({**PROMPT, "speculation": {"width": 8, "depth": 9}}, "speculation.width"),
-        ({**PROMPT, "speculation": {"inner_rounds": 2}}, "speculation.inner_rounds"),
-        ({**PROMPT, "min_p": "0.1"}, "min_p"),
-        ({**PROMPT, "min_p": 1.5}, "min_p"),
-        ({**PROMPT, "min_p": float("nan")}, "min_p"),
-        ({**PROMPT, "repetition_penalty": 0}, "repetition_penalty"),
-        ({**PROMPT, "repetition_penalty": [1.1]}, "repetition_penalty"),
-        ({**PROMPT, "repetition_penalty": float("inf")}, "repetition_penalty"),
-        ({**PROMPT, "presence_penalty": 2.5}, "presence_penalty"),
-        ({**PROMPT, "presence_penalty": True}, "presence_penalty"),
-        ({**PROMPT, "frequency_penalty": -2.5}, "frequency_penalty"),
-        ({**PROMPT, "frequency_penalty": "1"}, "frequency_penalty"),
-        ({**PROMPT, "logit_bias": [[5, 1.0]]}, "logit_bias"),
-        ({**PROMPT, "logit_bias": {"5": "1"}}, "logit_bias"),
-        ({**PROMPT, "logit_bias": {"5": None}}, "logit_bias"),
-        ({**PROMPT, "logit_bias": {"five": 1}}, "logit_bias"),
-        ({**PROMPT, "logit_bias": {"-5": 1}}, "logit_bias"),
-        ({**PROMPT, "logit_bias": {"5": 101}}, "logit_bias"),
-        ({**PROMPT, "logit_bias": {"5": float("-inf")}}, "logit_bias"),
-        ({**PROMPT, "min_tokens": -1}, "min_tokens"),
-        ({**PROMPT, "min_tokens": "2"}, "min_tokens"),
-        ({**PROMPT, "min_tokens": 5, "max_new_tokens": 4}, "min_tokens"),
-        ({**PROMPT, "bad_words": "bad"}, "bad_words"),
-        ({**PROMPT, "bad_words": ["bad", 5]}, "bad_words[1]"),
-        ({**PROMPT, "bad_words": [""]}, "bad_words"),
-        ({**PROMPT, "bad_words": ["\ud800"]}, "bad_words[0]"),
-        ({**PROMPT, "bad_words_ids": [5]}, "bad_words_ids[0]"),
-        ({**PROMPT, "bad_words_ids": [[5, "6"]]}, "bad_words_ids[0][1]"),
-        ({**PROMPT, "bad_words_ids": [[]]}, "bad_words_ids"),
-        ({**PROMPT, "bad_words_ids": [[-1]]}, "bad_words_ids[0][0]"),
-        ({**PROMPT, "n": 0}, "n"),
-        ({**PROMPT, "n": 129}, "n"),
-        ({**PROMPT, "n": 1.5}, "n"),
-        ({**PROMPT, "n": "2"}, "n"),
-        ({**PROMPT, "n": True}, "n"),
-        ({**PROMPT, "logprobs": -1}, "logprobs"),
-        ({**PROMPT, "logprobs": 21}, "logprobs"),
-        ({**PROMPT, "logprobs": True}, "logprobs"),
-        ({**PROMPT, "slo": {"tpot_ms": 0}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": -1}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": float("nan")}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": "NaN"}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": float("inf")}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": 10**400}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": True}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"tpot_ms": [50]}}, "slo.tpot_ms"),
-        ({**PROMPT, "slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
-        ({**PROMPT, "slo": {"ttft_ms": float("nan"), "tpot_ms": 50}}, "slo.ttft_ms"),
-        ({**PROMPT, "slo": {"tpot_ratio": -0.5}}, "slo.tpot_ratio"),
-        ({**PROMPT, "slo": {"tpot_ratio": "1.2"}}, "slo.tpot_ratio"),
-        ({**PROMPT, "slo": {"tpot_ratio": 1e308}}, "slo.tpot_ratio"),
-        ({**PROMPT, "slo": {"tpot_ratio": 1.2, "tpot_ms": 50}}, "slo.tpot_ratio"),
-        ({**PROMPT, "slo": {"tpot": 50}}, "slo.tpot"),
-        ({**PROMPT, "slo": {"tpot_ms": 50, "slo_class": "coding"}}, "slo.slo_class"),
-        ({**PROMPT, "slo": {}}, "slo"),
-        ({**PROMPT, "slo": {"tpot_ms": None}}, "slo"),
-        ({**PROMPT, "slo": 50}, "slo"),
-        ({**PROMPT, "slo": ["interactive"]}, "slo"),
-        ({**PROMPT, "slo": "urgent"}, "slo"),
-        ({**PROMPT, "slo": ""}, "slo"),
-        ({**PROMPT, "slo": "\ud800"}, "slo"),
-        ({**PROMPT, "prompt_logprobs": 21}, "prompt_logprobs"),
-        ({**PROMPT, "priority": 1001}, "priority"),
-        ({**PROMPT, "priority": 0.5}, "priority"),
-        ({**PROMPT, "timeout_s": 0}, "timeout_s"),
-        ({**PROMPT, "timeout_s": float("inf")}, "timeout_s"),
-        ({**PROMPT, "max_new_tokens": 2**31}, "max_new_tokens"),
-        ({**PROMPT, "stop": [""]}, "stop"),
-        ({**PROMPT, "stop": ["a"] * 65}, "stop"),
-        ({**PROMPT, "stop": "a" * (MAX_STOP_CHARACTERS + 1)}, "stop"),
-        ({**PROMPT, "stop": ["a" * (MAX_STOP_CHARACTERS // 2)] * 2 + ["b"]}, "stop"),
-        ({**PROMPT, "logits_processors": ["f"]}, "logits_processors"),
-        ({**PROMPT, "logits_processors": []}, "logits_processors"),
-        ({**PROMPT, "allowed_token_ids": [5]}, "allowed_token_ids"),
-        ({**PROMPT, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-        ({**PROMPT, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-        ({**PROMPT, "speculation": {"chain": ["tiny", "big"]}}, "speculation.chain"),
-    ],
-)
+NAN, INF, HALF = float("nan"), float("inf"), "\ud800"
+BAD_VALUES: dict[str, Sequence[Any]] = {
+    "prompt": (3, ["a"], HALF),
+    "input_ids": ("abc", [5]),  # beside a prompt
+    "temperature": ("hot", -0.1, NAN, INF, 10**400),
+    "top_p": (NAN, -0.5),
+    "top_k": (-2, 1.5),
+    "max_new_tokens": (-1, "8", NAN, 2**31),
+    "seed": ("x",),
+    "stop": (5, [""], ["a"] * 65, LONGEST_STOP + "a", [LONGEST_STOP, "b"]),
+    "ignore_eos": ("yes",),
+    "stream": (1,),
+    "min_p": ("0.1", 1.5, NAN),
+    "repetition_penalty": (0, [1.1], INF),
+    "presence_penalty": (2.5, True),
+    "frequency_penalty": (-2.5, "1"),
+    "logit_bias": ([[5, 1.0]], {"five": 1}, {"-5": 1}, {"5": 101}, *({"5": x} for x in UNFIT)),
+    "min_tokens": (-1, "2", 129),  # more than there may be
+    "bad_words": ("bad", [""]),
+    "bad_words_ids": ([[]],),
+    "n": (0, 129, 1.5, "2", True),
+    "logprobs": (-1, 21, True),
+    "prompt_logprobs": (21,),
+    "priority": (1001, 0.5),
+    "timeout_s": (0, INF),
+    "speculation": ("on",),
+    "speculation.chain": ("small", ["tiny", "big"]),
+    "speculation.depth": ("4",),
+    "speculation.dept": (4,),
+    "speculation.width": ("2", 0, 9),
+    "speculation.inner_rounds": (2,),
+    "slo": ({}, {"tpot_ms": None}, 50, ["interactive"], "urgent", "", HALF),
+    "slo.tpot_ms": (0, -1, NAN, "NaN", INF, 10**400, True, [50]),
+    "slo.ttft_ms": (0, NAN),
+    "slo.tpot_ratio": (-0.5, "1.2", 1e308),
+    "slo.tpot": (50,),
+    "slo.slo_class": ("coding",),
+    "logits_processors": (["f"], []),
+    "allowed_token_ids": ([5],),
+    "truncate_prompt_tokens": (5,),
+    "guided_whitespace_pattern": (" ",),
+}
+BAD: list[tuple[dict[str, Any], str]] = [
+    *(({**PROMPT, **fields}, place) for fields, place in cases(BAD_VALUES)),
+    ({}, "prompt"),
+    ({"input_ids": [1, "2"]}, "input_ids[1]"),
+    ({"input_ids": [True]}, "input_ids[0]"),
+    ({**PROMPT, "stop": ["a", 5]}, "stop[1]"),
+    ({**PROMPT, "stop_token_ids": [None]}, "stop_token_ids[0]"),
+    ({**PROMPT, "speculation": {"chain": ["small", 4]}}, "speculation.chain[1]"),
+    ({**PROMPT, "speculation": {"width": 8, "depth": 9}}, "speculation.width"),
+    ({**PROMPT, "bad_words": ["bad", 5]}, "bad_words[1]"),
+    ({**PROMPT, "bad_words": [HALF]}, "bad_words[0]"),
+    ({**PROMPT, "bad_words_ids": [5]}, "bad_words_ids[0]"),
+    ({**PROMPT, "bad_words_ids": [[5, "6"]]}, "bad_words_ids[0][1]"),
+    ({**PROMPT, "bad_words_ids": [[-1]]}, "bad_words_ids[0][0]"),
+    ({**PROMPT, "slo": {"tpot_ratio": 1.2, "tpot_ms": 50}}, "slo.tpot_ratio"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD)
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_field_is_a_400_that_names_it(body: dict[str, Any], param: str, stream: bool) -> None:
     response = post(UNASKED, {"stream": stream, **body})

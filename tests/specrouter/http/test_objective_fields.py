@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from specrouter import SLO
 from specrouter.http.objective_fields import MAX_STAGES, MAX_TOKEN_CHARACTERS
 from specrouter.request.objective import SloLike, Stage
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import UNASKED, Headers, post, refusal
+from tests.specrouter.http.client import UNASKED, Headers, cases, post, refusal
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 PATHS: dict[str, dict[str, Any]] = {
@@ -78,41 +79,37 @@ def test_every_endpoint_takes_stages_and_what_becomes_of_the_unattainable(
 FIRST = "slo.stages[0]"
 
 
+# Values of a first stage that are refused, before a good last one.
+BAD_STAGE: dict[str, Sequence[Any]] = {
+    "tpot_ms": (None, -1, float("nan")),
+    "until": (8,),
+    "until_tokens": (0, 2.5),
+    "until_token": (-1, True, "", "]]", "\ud800", "]" * (MAX_TOKEN_CHARACTERS + 1)),
+}
+BAD: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"stages": [{"tpot_ms": 20, **fields}, ANSWER]}, f"{FIRST}.{name}")
+        for fields, name in cases(BAD_STAGE)
+    ),
+    ({"stages": []}, "slo.stages"),
+    ({"stages": [ANSWER] * (MAX_STAGES + 1)}, "slo.stages"),
+    ({"stages": {"tpot_ms": 20}}, "slo.stages"),
+    ({"stages": [20]}, FIRST),
+    ({"stages": [{}]}, f"{FIRST}.tpot_ms"),
+    ({"stages": [THINKING, {"tpot_ms": 0}]}, "slo.stages[1].tpot_ms"),
+    ({"stages": [{**THINKING, "until_tokens": 8}, ANSWER]}, f"{FIRST}.until_token"),
+    ({"stages": [ANSWER, ANSWER]}, FIRST),
+    ({"stages": [THINKING]}, f"{FIRST}.until_token"),
+    ({"stages": [ANSWER], "tpot_ms": 20}, "slo.tpot_ms"),
+    ({"stages": [ANSWER], "tpot_ratio": 2}, "slo.tpot_ratio"),
+    ({"on_unattainable": "reject"}, "slo"),
+    ({"tpot_ms": 40, "on_unattainable": "refuse"}, "slo.on_unattainable"),
+    ({"tpot_ms": 40, "on_unattainable": True}, "slo.on_unattainable"),
+]
+
+
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(
-    ("slo", "named"),
-    [
-        ({"stages": []}, "slo.stages"),
-        ({"stages": [ANSWER] * (MAX_STAGES + 1)}, "slo.stages"),
-        ({"stages": {"tpot_ms": 20}}, "slo.stages"),
-        ({"stages": [20]}, FIRST),
-        ({"stages": [{}]}, f"{FIRST}.tpot_ms"),
-        ({"stages": [{"tpot_ms": None}]}, f"{FIRST}.tpot_ms"),
-        ({"stages": [{"tpot_ms": -1}]}, f"{FIRST}.tpot_ms"),
-        ({"stages": [{"tpot_ms": float("nan")}]}, f"{FIRST}.tpot_ms"),
-        ({"stages": [THINKING, {"tpot_ms": 0}]}, "slo.stages[1].tpot_ms"),
-        ({"stages": [{"tpot_ms": 20, "until": 8}, ANSWER]}, f"{FIRST}.until"),
-        ({"stages": [{"tpot_ms": 20, "until_tokens": 0}, ANSWER]}, f"{FIRST}.until_tokens"),
-        ({"stages": [{"tpot_ms": 20, "until_tokens": 2.5}, ANSWER]}, f"{FIRST}.until_tokens"),
-        ({"stages": [{"tpot_ms": 20, "until_token": -1}, ANSWER]}, f"{FIRST}.until_token"),
-        ({"stages": [{"tpot_ms": 20, "until_token": True}, ANSWER]}, f"{FIRST}.until_token"),
-        ({"stages": [{"tpot_ms": 20, "until_token": ""}, ANSWER]}, f"{FIRST}.until_token"),
-        ({"stages": [{"tpot_ms": 20, "until_token": "]]"}, ANSWER]}, f"{FIRST}.until_token"),
-        ({"stages": [{"tpot_ms": 20, "until_token": "\ud800"}, ANSWER]}, f"{FIRST}.until_token"),
-        (
-            {"stages": [{"tpot_ms": 20, "until_token": "]" * (MAX_TOKEN_CHARACTERS + 1)}, ANSWER]},
-            f"{FIRST}.until_token",
-        ),
-        ({"stages": [{**THINKING, "until_tokens": 8}, ANSWER]}, f"{FIRST}.until_token"),
-        ({"stages": [ANSWER, ANSWER]}, FIRST),
-        ({"stages": [THINKING]}, f"{FIRST}.until_token"),
-        ({"stages": [ANSWER], "tpot_ms": 20}, "slo.tpot_ms"),
-        ({"stages": [ANSWER], "tpot_ratio": 2}, "slo.tpot_ratio"),
-        ({"on_unattainable": "reject"}, "slo"),
-        ({"tpot_ms": 40, "on_unattainable": "refuse"}, "slo.on_unattainable"),
-        ({"tpot_ms": 40, "on_unattainable": True}, "slo.on_unattainable"),
-    ],
-)
+@pytest.mark.parametrize(("slo", "named"), BAD)
 def test_a_bad_objective_is_a_400_that_names_the_field(slo: Any, named: str, path: str) -> None:
     error = refusal(post(UNASKED, {**PATHS[path], "slo": slo}, path))
     assert error["param"] == named
