@@ -16,7 +16,7 @@ from specrouter.http.chat_answer import ChatAnswer, NewReader
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import ChatRequest
-from specrouter.http.openapi import GENERATION, generation_answers, generation_extra
+from specrouter.http.openapi import generation
 from specrouter.http.service import Service
 from specrouter.http.streams import respond
 from specrouter.http.tools.call_reader import CallReader
@@ -30,11 +30,11 @@ from specrouter.request.structure import Structure
 def add_chat(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/chat/completions",
-        tags=[GENERATION],
-        summary="An answer to a conversation",
-        responses=generation_answers(OpenAIObject),
-        openapi_extra=generation_extra(
-            messages=[{"role": "user", "content": "Add 2 and 3."}], max_tokens=32
+        **generation(
+            "An answer to a conversation",
+            OpenAIObject,
+            messages=[{"role": "user", "content": "Add 2 and 3."}],
+            max_tokens=32,
         ),
     )
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

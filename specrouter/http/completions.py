@@ -18,7 +18,7 @@ from specrouter.http.completion_answer import CompletionAnswer
 from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import CompletionRequest
-from specrouter.http.openapi import GENERATION, generation_answers, generation_extra
+from specrouter.http.openapi import generation
 from specrouter.http.service import Service
 from specrouter.http.streams import Deltas, respond
 from specrouter.request.output import Delta, TokenLogprobs
@@ -30,10 +30,13 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 def add_completions(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/completions",
-        tags=[GENERATION],
-        summary="The continuation of one or several prompts",
-        responses=generation_answers(OpenAIObject),
-        openapi_extra=generation_extra(prompt="def fib(n):", max_tokens=32, temperature=0),
+        **generation(
+            "The continuation of one or several prompts",
+            OpenAIObject,
+            prompt="def fib(n):",
+            max_tokens=32,
+            temperature=0,
+        ),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)

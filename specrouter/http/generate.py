@@ -12,7 +12,7 @@ from specrouter.http.answer_schemas import GenerateAnswerObject
 from specrouter.http.errors import field_names
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import finite
-from specrouter.http.openapi import GENERATION, generation_answers, generation_extra
+from specrouter.http.openapi import generation
 from specrouter.http.service import Service
 from specrouter.http.streams import Outputs, respond
 from specrouter.http.token_texts import TokenTexts
@@ -22,10 +22,12 @@ from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 def add_generate(app: FastAPI, service: Service) -> None:
     @app.post(
         "/generate",
-        tags=[GENERATION],
-        summary="The continuation of a prompt, with metrics of how it was made",
-        responses=generation_answers(GenerateAnswerObject),
-        openapi_extra=generation_extra(prompt="def fib(n):", max_new_tokens=32),
+        **generation(
+            "The continuation of a prompt, with metrics of how it was made",
+            GenerateAnswerObject,
+            prompt="def fib(n):",
+            max_new_tokens=32,
+        ),
     )
     async def generate(body: GenerateRequest, request: Request) -> Response:
         service.check_model(body.model)

@@ -8,23 +8,18 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
 from specrouter.http.answer_schemas import ModelList, ModelObject, VersionAnswer
-from specrouter.http.openapi import MODELS, answers
+from specrouter.http.openapi import MODELS, described
 from specrouter.http.service import Service
 from specrouter.version import __version__
 
 
 def add_models(app: FastAPI, service: Service) -> None:
-    @app.get(
-        "/v1/models", tags=[MODELS], summary="What is served", responses=answers(ModelList, 401)
-    )
+    @app.get("/v1/models", **described(MODELS, "What is served", ModelList))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [_model(service)]})
 
     @app.get(
-        "/v1/models/{model_id:path}",
-        tags=[MODELS],
-        summary="One model",
-        responses=answers(ModelObject, 401, 404),
+        "/v1/models/{model_id:path}", **described(MODELS, "One model", ModelObject, (401, 404))
     )
     async def model(model_id: str) -> Response:
         if not model_id:  # /v1/models/
@@ -32,12 +27,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         service.check_model(model_id)
         return JSONResponse(_model(service))
 
-    @app.get(
-        "/version",
-        tags=[MODELS],
-        summary="SpecRouter's version",
-        responses=answers(VersionAnswer, 401),
-    )
+    @app.get("/version", **described(MODELS, "SpecRouter's version", VersionAnswer))
     async def show_version() -> Response:
         return JSONResponse({"version": __version__})
 

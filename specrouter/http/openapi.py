@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,52 +31,44 @@ _REASONS = {
     503: "Too many requests wait, the objective cannot be attained, or the service stops; see "
     "`Retry-After`",
 }
-_EVERY_BODY = (400, 401, 413)
-_GENERATION = (*_EVERY_BODY, 404, 408, 500, 503)
-
-Responses = dict[int | str, dict[str, Any]]
-
-
-def answers(model: type[BaseModel], *refusals: int) -> Responses:
-    """Of an endpoint that takes no body."""
-    refused: Responses = {
-        status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in refusals
+BODY_REFUSALS = (400, 401, 413)
+_SLO_PARAMETERS = [
+    {
+        "name": header,
+        "in": "header",
+        "required": False,
+        "description": f"The objective {name}, in milliseconds",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
     }
-    # FastAPI would add its own 422, which is never sent.
-    other = {"model": ErrorAnswer, "description": "Any other error"}
-    return {200: {"model": model}, **refused, "default": other}
+    for name, header in SLO_HEADERS.items()
+]
 
 
-def body_answers(model: type[BaseModel], *refusals: int) -> Responses:
-    return answers(model, *_EVERY_BODY, *refusals)
+def described(
+    tag: str,
+    summary: str,
+    answer: type[BaseModel],
+    refusals: Iterable[int] = (401,),
+    example: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Arguments of `app.get` and `app.post`. `example`: a body to try."""
+    responses = {
+        200: {"model": answer},
+        **{status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in refusals},
+        # FastAPI would add its own 422, which is never sent.
+        "default": {"model": ErrorAnswer, "description": "Any other error"},
+    }
+    found = {"tags": [tag], "summary": summary, "responses": responses}
+    if example is None:
+        return found
+    body = {"content": {"application/json": {"example": example}}}
+    return {**found, "openapi_extra": {"requestBody": body}}
 
 
-def generation_answers(model: type[BaseModel]) -> Responses:
-    """Whole, or as a stream."""
-    known = answers(model, *_GENERATION)
-    known[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-    return known
-
-
-def with_example(**body: Any) -> dict[str, Any]:
-    """`openapi_extra` of a POST: a body to try."""
-    return {"requestBody": {"content": {"application/json": {"example": body}}}}
-
-
-def generation_extra(**body: Any) -> dict[str, Any]:
-    """The same, with the headers of objectives."""
-    return {**SLO_PARAMETERS, **with_example(**body)}
-
-
-SLO_PARAMETERS = {
-    "parameters": [
-        {
-            "name": header,
-            "in": "header",
-            "required": False,
-            "description": f"The objective {name}, in milliseconds",
-            "schema": {"type": "number", "exclusiveMinimum": 0},
-        }
-        for name, header in SLO_HEADERS.items()
-    ]
-}
+def generation(summary: str, answer: type[BaseModel], **example: Any) -> dict[str, Any]:
+    """The same for a text, whole or as a stream, with the headers of objectives."""
+    refusals = (*BODY_REFUSALS, 404, 408, 500, 503)
+    found = described(GENERATION, summary, answer, refusals, example)
+    found["responses"][200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    found["openapi_extra"]["parameters"] = _SLO_PARAMETERS
+    return found

@@ -25,7 +25,7 @@ from specrouter.http.answer_schemas import (
 )
 from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_payload, error_response
-from specrouter.http.openapi import OPERATION, ROUTER, answers
+from specrouter.http.openapi import OPERATION, ROUTER, described
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,7 @@ _Page = Callable[[], Awaitable[Response]]
 
 
 def add_health(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None:
-    @app.get(
-        "/health",
-        tags=[OPERATION],
-        summary="Whether requests are taken",
-        responses=answers(HealthAnswer, 503),
-    )
+    @app.get("/health", **described(OPERATION, "Whether requests are taken", HealthAnswer, (503,)))
     async def health() -> Response:
         health = router.health()
         if health.status == "stopped":
@@ -52,9 +47,7 @@ def add_health(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None
 
 def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
     def page(name: str, summary: str, answer: type[BaseModel]) -> Callable[[_Page], _Page]:
-        return app.get(
-            f"/router/{name}", tags=[ROUTER], summary=summary, responses=answers(answer, 401)
-        )
+        return app.get(f"/router/{name}", **described(ROUTER, summary, answer))
 
     @page(
         "decisions",
@@ -93,9 +86,11 @@ def add_replica_pages(app: FastAPI, router: ServingRouter) -> None:
 
     @app.post(
         "/router/restart",
-        tags=[ROUTER],
-        summary="Restarts the replicas one after the other; their requests go on elsewhere",
-        responses=answers(RestartAnswer, 401),
+        **described(
+            ROUTER,
+            "Restarts the replicas one after the other; their requests go on elsewhere",
+            RestartAnswer,
+        ),
     )
     async def restart() -> Response:
         if not router.health().replicas:

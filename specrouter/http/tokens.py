@@ -17,7 +17,7 @@ from pydantic import Discriminator, Tag
 from specrouter.http.answer_schemas import DetokenizeAnswer, TokenizeAnswer
 from specrouter.http.conversation_fields import Conversation
 from specrouter.http.fields import Fields, Text, TokenIds
-from specrouter.http.openapi import TOKENS, body_answers, with_example
+from specrouter.http.openapi import BODY_REFUSALS, TOKENS, described
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
 from specrouter.request.lanes import LONG_CHARACTERS, MAX_WAITING_TOKENIZE
@@ -63,10 +63,13 @@ class DetokenizeRequest(Fields):
 def add_tokens(app: FastAPI, service: Service) -> None:
     @app.post(
         "/tokenize",
-        tags=[TOKENS],
-        summary="The tokens of a text or a conversation",
-        responses=body_answers(TokenizeAnswer, 404),
-        openapi_extra=with_example(prompt="def fib(n):"),
+        **described(
+            TOKENS,
+            "The tokens of a text or a conversation",
+            TokenizeAnswer,
+            (*BODY_REFUSALS, 404),
+            example={"prompt": "def fib(n):"},
+        ),
     )
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
@@ -74,10 +77,13 @@ def add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/detokenize",
-        tags=[TOKENS],
-        summary="The text of tokens",
-        responses=body_answers(DetokenizeAnswer, 404),
-        openapi_extra=with_example(tokens=[5, 6, 7]),
+        **described(
+            TOKENS,
+            "The text of tokens",
+            DetokenizeAnswer,
+            (*BODY_REFUSALS, 404),
+            example={"tokens": [5, 6, 7]},
+        ),
     )
     async def detokenize(body: DetokenizeRequest) -> Response:
         service.check_model(body.model)
