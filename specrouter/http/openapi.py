@@ -52,7 +52,7 @@ def described(
     example: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments of `app.get` and `app.post`. `example`: a body to try."""
-    responses = {
+    responses: dict[int | str, Any] = {
         200: {"model": answer},
         **{status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in refusals},
         # FastAPI would add its own 422, which is never sent.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from specrouter import ChainRouter
 from specrouter.http.app import create_app
@@ -17,6 +18,13 @@ from specrouter.http.drain import Drain
 from tests.specrouter.fake_router import FakeRouter
 
 Headers = Sequence[tuple[str, str]]
+
+# The endpoints that make texts, each with a body that is answered.
+BODIES: Mapping[str, dict[str, Any]] = {
+    "/generate": {"prompt": "def f"},
+    "/v1/completions": {"prompt": "def f"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+}
 
 UNASKED = FakeRouter()  # of requests that are refused before: hundreds, which share one app
 
@@ -45,13 +53,31 @@ def request(
     headers: Headers = (),
     drain: Drain | None = None,
 ) -> httpx.Response:
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app_of(router, drain), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            sent = [("Content-Type", "application/json"), *headers]
-            return await client.request(method, path, content=content, headers=sent)
+    sent = [("Content-Type", "application/json"), *headers]
+    return send(app_of(router, drain), method, path, content, sent)
 
-    return asyncio.run(send())
+
+def send(
+    app: ASGIApp,
+    method: str,
+    path: str,
+    content: bytes | AsyncIterator[bytes] | None = None,
+    headers: Sequence[tuple[str, Any]] = (),
+    **transport: Any,
+) -> httpx.Response:
+    """`transport`: options of `httpx.ASGITransport`."""
+    options = {"raise_app_exceptions": False, **transport}
+
+    async def sent() -> httpx.Response:
+        async with connected(app, **options) as client:
+            return await client.request(method, path, content=content, headers=list(headers))
+
+    return asyncio.run(sent())
+
+
+def connected(app: ASGIApp, **transport: Any) -> httpx.AsyncClient:
+    transport_ = httpx.ASGITransport(cast(Any, app), **transport)
+    return httpx.AsyncClient(transport=transport_, base_url="http://test")
 
 
 def with_value(place: str, value: Any) -> dict[str, Any]:

@@ -3,13 +3,11 @@ models."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +21,7 @@ from specrouter.http.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from tests.modelpool.factories import make_tokenizer
 from tests.pure import few
 from tests.specrouter.fake_router import router_without_models
+from tests.specrouter.http.client import send
 
 BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/generate": (GenerateRequest, {"prompt": "a"}),
@@ -94,16 +93,8 @@ def fields_of(path: str) -> st.SearchStrategy[dict[str, Any]]:
     return strategy
 
 
-async def answer(app: FastAPI, path: str, content: bytes) -> httpx.Response:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        return await client.post(
-            path, content=content, headers={"Content-Type": "application/json"}
-        )
-
-
 def assert_well_answered(app: FastAPI, path: str, content: bytes) -> None:
-    response = asyncio.run(answer(app, path, content))
+    response = send(app, "POST", path, content, [("Content-Type", "application/json")])
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code == 200:
         assert "generation_failed" not in response.text

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.specrouter.http.client import connected
 from tests.specrouter.http.test_guards import LIMIT, call, error_code, guarded, half_sent
 
 INFLIGHT = 3 * 2**16
@@ -108,8 +108,7 @@ def test_bodies_that_are_too_large_together_are_refused_and_small_ones_are_not()
         yield b""
 
     async def test() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with connected(app) as client:
             first = [asyncio.ensure_future(client.post("/a", content=held(end))) for end in ends]
             while app.state.calls == 0:
                 ends[0].set()

@@ -237,11 +237,6 @@ def test_what_fits_is_the_limit_unless_one_is_given() -> None:
     assert asked(max_completion_tokens=4, max_tokens=3).max_new_tokens == 4
 
 
-def test_null_means_the_default_for_every_optional_field() -> None:
-    names = set(ChatRequest.model_fields) - {"messages"}
-    assert asked(**dict.fromkeys(names)) == asked()
-
-
 def test_fields_that_are_refused_may_ask_for_nothing() -> None:
     names = [name for name, _, _ in bodies._refusals(ChatRequest)]
     assert {"chat_template", "logits_processors", "functions"} <= set(names)
@@ -249,11 +244,6 @@ def test_fields_that_are_refused_may_ask_for_nothing() -> None:
         assert asked(**dict.fromkeys(names, nothing)) == asked()
     neutral = {"modalities": ["text"], "verbosity": "medium", "thinking_token_budget": -1}
     assert asked(**neutral) == asked()
-
-
-def test_a_seed_of_minus_one_is_none_and_a_tiny_temperature_greedy() -> None:
-    assert asked(seed=-1) == asked()
-    assert asked(temperature=1e-7).temperature == 0
 
 
 def test_logprobs_have_the_bytes_of_each_token() -> None:
@@ -389,7 +379,3 @@ def test_what_the_template_cannot_take_is_a_400(messages: list[dict[str, Any]]) 
     router = FakeRouter(tokenizer=FakeTokenizer(TEMPLATE))
     response = post(router, {"messages": messages}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, "messages")
-
-
-def test_another_model_is_a_404() -> None:
-    assert post(FakeRouter(), {**CHAT, "model": "small"}, PATH).status_code == 404

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import httpx
@@ -22,10 +22,10 @@ from specrouter.http.drain import Drain
 from specrouter.http.guards import OPEN_PATHS, PROBE_PATHS, add_guards
 from specrouter.http.keys import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.http.client import Headers, connected, send
 
 KEY, OTHER_KEY = "first-key", "second-key"
 LIMIT = 2000
-Headers = Sequence[tuple[str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +54,7 @@ def call(
     content: bytes | AsyncIterator[bytes] = b"",
     headers: Headers = (),
 ) -> httpx.Response:
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, content=content, headers=list(headers))
-
-    return asyncio.run(send())
+    return send(app, method, path, content, headers, raise_app_exceptions=True)
 
 
 def bearer(key: str, scheme: str = "Bearer") -> Headers:
@@ -219,8 +214,7 @@ def test_requests_beyond_the_limit_are_refused_but_probes_pass() -> None:
     app = guarded(limit_concurrency=1)
 
     async def test() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with connected(app) as client:
             end = asyncio.Event()
             first = asyncio.ensure_future(client.post("/generate", content=half_sent(end)))
             await asyncio.sleep(0)

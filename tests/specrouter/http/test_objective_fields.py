@@ -11,21 +11,15 @@ from specrouter import SLO
 from specrouter.http.objective_fields import MAX_STAGES, MAX_TOKEN_CHARACTERS
 from specrouter.request.objective import SloLike, Stage
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import UNASKED, Headers, cases, post, refusal
+from tests.specrouter.http.client import BODIES, UNASKED, Headers, cases, post, refusal
 
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
-PATHS: dict[str, dict[str, Any]] = {
-    "/generate": {"prompt": "def f"},
-    "/v1/completions": {"prompt": "def f"},
-    "/v1/chat/completions": CHAT,
-}
 END = ord("]") + 100  # the fake tokenizer's id
 THINKING: dict[str, Any] = {"tpot_ms": 20, "until_token": "]"}
 ANSWER = {"tpot_ms": 60}
 STAGES = (Stage(20.0, until_token=END), Stage(60.0))
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("slo", "headers", "asked"),
@@ -71,7 +65,7 @@ def test_every_endpoint_takes_stages_and_what_becomes_of_the_unattainable(
     slo: Any, headers: Headers, asked: SloLike, stream: bool, path: str
 ) -> None:
     router = FakeRouter()
-    response = post(router, {**PATHS[path], "slo": slo, "stream": stream}, path, headers)
+    response = post(router, {**BODIES[path], "slo": slo, "stream": stream}, path, headers)
     assert response.status_code == 200, response.text
     assert router.slos == [asked]
 
@@ -108,10 +102,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("slo", "named"), BAD)
 def test_a_bad_objective_is_a_400_that_names_the_field(slo: Any, named: str, path: str) -> None:
-    error = refusal(post(UNASKED, {**PATHS[path], "slo": slo}, path))
+    error = refusal(post(UNASKED, {**BODIES[path], "slo": slo}, path))
     assert error["param"] == named
     assert error["message"].startswith(f"{named}: ")
     assert UNASKED.calls == []
@@ -128,26 +122,26 @@ def test_a_bad_objective_is_a_400_that_names_the_field(slo: Any, named: str, pat
     ],
 )
 def test_a_header_that_contradicts_the_body_or_is_no_number_is_named(slo: Any, value: str) -> None:
-    body = {**PATHS["/generate"], "slo": slo}
+    body = {**BODIES["/generate"], "slo": slo}
     error = refusal(post(FakeRouter(), body, headers=[("x-slo-tpot-ms", value)]))
     assert error["param"] == "x-slo-tpot-ms"
 
 
 def test_an_end_that_is_several_tokens_is_told_how_many() -> None:
-    body = {**PATHS["/generate"], "slo": {"stages": [{**THINKING, "until_token": "end"}, ANSWER]}}
+    body = {**BODIES["/generate"], "slo": {"stages": [{**THINKING, "until_token": "end"}, ANSWER]}}
     error = refusal(post(FakeRouter(), body))
     assert "'end' is 3 tokens" in error["message"]
 
 
 def test_an_end_that_the_tokenizer_does_not_know_is_refused() -> None:
     beyond = chr(FakeTokenizer.vocab_size)  # it gives the last id to whatever comes after it
-    body = {**PATHS["/generate"], "slo": {"stages": [{**THINKING, "until_token": beyond}, ANSWER]}}
+    body = {**BODIES["/generate"], "slo": {"stages": [{**THINKING, "until_token": beyond}, ANSWER]}}
     error = refusal(post(FakeRouter(), body))
     assert error["param"] == f"{FIRST}.until_token"
     assert "does not know" in error["message"]
 
 
 def test_an_unknown_key_of_a_stage_is_answered_with_the_known_ones() -> None:
-    body = {**PATHS["/generate"], "slo": {"stages": [{"tpot": 50}]}}
+    body = {**BODIES["/generate"], "slo": {"stages": [{"tpot": 50}]}}
     message = refusal(post(FakeRouter(), body))["message"]
     assert message == f"{FIRST}.tpot: unknown; known are tpot_ms, until_tokens, until_token"

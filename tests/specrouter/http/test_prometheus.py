@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import re
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.http.metrics_page import add_metrics, count_refusal
 from specrouter.request.params import MAX_DEPTH
+from tests.specrouter.http.client import send
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROMPTS = [[5, 17, 300, 42, 9], [7, 8, 9], [11, 3, 250, 4]]
@@ -54,13 +54,7 @@ def app_of(router: ChainRouter) -> FastAPI:
 
 
 def get(app: FastAPI, accept: str = "*/*") -> httpx.Response:
-    async def send() -> httpx.Response:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://test"
-        ) as client:
-            return await client.get("/metrics", headers={"Accept": accept})
-
-    return asyncio.run(send())
+    return send(app, "GET", "/metrics", headers=[("Accept", accept)])
 
 
 class Page:

@@ -17,6 +17,7 @@ from specrouter.config import ServerConfig
 from specrouter.http.guards import add_guards
 from specrouter.http.request_log import RequestLog
 from specrouter.logs import add_request_id
+from tests.specrouter.http.client import send
 
 LOGGER = "specrouter.http.request_log"
 
@@ -52,15 +53,8 @@ def service() -> RequestLog:
 
 
 def get(path: str, **headers: str) -> httpx.Response:
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(
-            service(), client=("192.0.2.7", 4321), raise_app_exceptions=False
-        )
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            known = {"Authorization": "Bearer key", **headers}
-            return await client.get(path, headers=known)
-
-    return asyncio.run(send())
+    known = {"Authorization": "Bearer key", **headers}
+    return send(service(), "GET", path, headers=[*known.items()], client=("192.0.2.7", 4321))
 
 
 def access_line(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:

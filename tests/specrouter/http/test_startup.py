@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -24,22 +23,14 @@ from specrouter.cli.main import main
 from specrouter.http.startup import Startup
 from tests.specrouter.cli.test_cli import free_port, wait_until
 from tests.specrouter.fake_router import FakeRouter
-
-
-def get(app: Any, path: str, method: str = "GET") -> httpx.Response:
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path)
-
-    return asyncio.run(send())
+from tests.specrouter.http.client import send
 
 
 def test_health_says_what_is_being_done() -> None:
     progress = LoadProgress()
     startup = Startup("big", progress)
     progress.begin("loading", "small")
-    response = get(startup, "/health")
+    response = send(startup, "GET", "/health")
     assert response.status_code == 503
     assert response.headers["retry-after"]
     found = response.json()
@@ -53,7 +44,7 @@ def test_health_says_what_is_being_done() -> None:
     ("method", "path"), [("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/nowhere")]
 )
 def test_every_other_request_is_to_be_tried_again(method: str, path: str) -> None:
-    response = get(Startup("big", LoadProgress()), path, method)
+    response = send(Startup("big", LoadProgress()), method, path)
     assert response.status_code == 503
     assert response.headers["retry-after"]
     assert response.json()["error"]["code"] == "loading"
@@ -63,7 +54,7 @@ def test_every_other_request_is_to_be_tried_again(method: str, path: str) -> Non
 def test_from_then_on_all_requests_reach_the_service() -> None:
     startup = Startup("big", LoadProgress())
     startup.hand_over(PlainTextResponse("here"))
-    assert get(startup, "/health").text == "here"
+    assert send(startup, "GET", "/health").text == "here"
 
 
 def serve_while(

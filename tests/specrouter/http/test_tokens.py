@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 
 from specrouter.http import streams
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import app_of, post, refusal, request
+from tests.specrouter.http.client import post, refusal, request
 
 IDS = FakeTokenizer()("ab")["input_ids"]
 GENERATION = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -152,11 +150,6 @@ def test_the_schema_tells_a_good_body_from_a_bad_one(
 
 
 def test_streams_and_answers_have_an_id_of_their_own() -> None:
-    async def both() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app_of(FakeRouter()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return [await client.post("/v1/completions", json={"prompt": "a"}) for _ in range(2)]
-
-    first, second = asyncio.run(both())
+    first, second = (post(FakeRouter(), {"prompt": "a"}, "/v1/completions") for _ in range(2))
     assert first.json()["id"] != second.json()["id"]
     assert first.json()["system_fingerprint"] == second.json()["system_fingerprint"]
