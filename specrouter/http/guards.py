@@ -44,7 +44,7 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
     """Puts the layers around `app`. Raises `ConfigError` for a key that cannot be one."""
     count = partial(count_refusal, app)
     drain = drain or Drain()  # one that never begins
-    app.add_middleware(DrainGate, drain=drain, count=count)
+    app.add_middleware(drain_gate, drain=drain, count=count)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
@@ -54,9 +54,9 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
     )
     keys = api_keys(config)
     if keys:
-        app.add_middleware(ApiKeys, keys=keys, count=count)
+        app.add_middleware(api_keys_guard, keys=keys, count=count)
         _declare_keys(app)
-    app.add_middleware(ConcurrencyLimit, most=config.limit_concurrency, count=count)
+    app.add_middleware(concurrency_limit, most=config.limit_concurrency, count=count)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -84,19 +84,22 @@ def _declare_keys(app: FastAPI) -> None:
     app.openapi = declared  # type: ignore[method-assign]  # as FastAPI's documentation has it
 
 
-class ApiKeys:
+def api_keys_guard(app: ASGIApp, keys: Sequence[str], count: Count) -> ASGIApp:
     """401 without `Authorization: Bearer KEY`, one of `keys`."""
+    known = [key.encode() for key in keys]
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], count: Count) -> None:
-        self._app = app
-        self._keys = [key.encode() for key in keys]
-        self._count = count
+    def is_known(scope: Scope) -> bool:
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        sent = given.strip().encode("latin-1")
+        # Against every key, each in constant time: how long it takes tells nothing.
+        matches = [hmac.compare_digest(sent, key) for key in known]
+        return scheme.lower() == "bearer" and any(matches)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
-            await self._app(scope, receive, send)
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_known(scope):
+            await app(scope, receive, send)
             return
-        self._count("unauthorized")
+        count("unauthorized")
         refusal = error_response(
             401,
             # OpenAI's words: LiteLLM knows a refused key by them, and by nothing else.
@@ -106,55 +109,44 @@ class ApiKeys:
         )
         await refusal(scope, receive, send)
 
-    def _is_known(self, scope: Scope) -> bool:
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        sent = given.strip().encode("latin-1")
-        # Against every key, each in constant time: how long it takes tells nothing.
-        matches = [hmac.compare_digest(sent, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+    return guarded
 
 
-class ConcurrencyLimit:
+def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:
     """503 for a request beyond `most` that are being answered; probes and scrapers pass."""
+    running = 0
 
-    def __init__(self, app: ASGIApp, most: int, count: Count) -> None:
-        self._app = app
-        self._most = most
-        self._count = count
-        self._running = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal running
         if scope["type"] != "http" or scope["path"] in PROBE_PATHS:
-            await self._app(scope, receive, send)
-            return
-        if self._running >= self._most:
-            self._count("overloaded")
-            await _too_many(self._most)(scope, receive, send)
-            return
-        self._running += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._running -= 1
+            await app(scope, receive, send)
+        elif running >= most:
+            count("overloaded")
+            await _too_many(most)(scope, receive, send)
+        else:
+            running += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                running -= 1
+
+    return limited
 
 
-class DrainGate:
+def drain_gate(app: ASGIApp, drain: Drain, count: Count) -> ASGIApp:
     """Counts POSTs while they are in flight; 503 for new ones once the service drains."""
 
-    def __init__(self, app: ASGIApp, drain: Drain, count: Count) -> None:
-        self._app = app
-        self._drain = drain
-        self._count = count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def gated(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-        elif self._drain.is_draining:
-            self._count("unavailable")
+            await app(scope, receive, send)
+        elif drain.is_draining:
+            count("unavailable")
             await shutting_down()(scope, receive, send)
         else:
-            with self._drain.flight():
-                await self._app(scope, receive, send)
+            with drain.flight():
+                await app(scope, receive, send)
+
+    return gated
 
 
 def _too_many(most: int) -> Response:

@@ -1,4 +1,4 @@
-"""The JSON object of a call: its name and its arguments, in the ways in which models write them.
+"""The JSON object of a call: where it ends, its name, its arguments, in the ways models write them.
 
 Contract: pure. What is None is no call.
 """
@@ -14,6 +14,54 @@ _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*'
 )
+_CLOSES = {"{": "}", "[": "]"}
+# Outside of texts: punctuation, white space, numbers, and the letters of true, false and null.
+_PLAIN = frozenset(",: \t\n\r" + "0123456789+-.eE" + "truefalsn")
+
+
+class JsonScanner:
+    """Where an object ends, of which `{` comes first. `depth`: how many brackets are open.
+
+    It looks at one character at a time, so that it cannot matter how a text was cut. It refuses
+    what certainly is no JSON (a character outside of texts that JSON does not know, a bracket that
+    does not fit, a control character within a text); it does not check what a parser would: order,
+    numbers.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[str] = []  # what closes them
+        self._in_text = self._is_escaped = False
+
+    @property
+    def depth(self) -> int:
+        return len(self._open)
+
+    def step(self, character: str) -> bool:
+        """Whether it may stand here; one that may not changes nothing."""
+        if self._in_text:
+            return self._step_in_text(character)
+        if character in _CLOSES:
+            self._open.append(_CLOSES[character])
+        elif character in "}]":
+            if not self._open or self._open[-1] != character:
+                return False
+            self._open.pop()
+        elif character == '"':
+            self._in_text = True
+        else:
+            return character in _PLAIN
+        return True
+
+    def _step_in_text(self, character: str) -> bool:
+        if character < " ":
+            return False
+        if self._is_escaped:
+            self._is_escaped = False
+        elif character == "\\":
+            self._is_escaped = True
+        elif character == '"':
+            self._in_text = False
+        return True
 
 
 def name_before_arguments(head: str) -> str | None:

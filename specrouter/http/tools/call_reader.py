@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from specrouter.http.tools.call_object import call_of, name_before_arguments
+from specrouter.http.tools.call_object import JsonScanner, call_of, name_before_arguments
 from specrouter.http.tools.formats import ToolFormat
-from specrouter.http.tools.json_scanner import JsonScanner
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ PART = {"type": "text", "text": ""}
     ("body", "reason"),
     [
         (b'{"prompt": "a"', "Expecting"),
+        (b'{"prompt": "a",}', "Expecting"),
+        (b'{"prompt": "a"} x', "Extra data"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),

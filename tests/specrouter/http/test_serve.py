@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import pytest
 
-from modelpool.errors import ConfigError
 from specrouter import ChainRouter
 from specrouter.cli.main import main
 from specrouter.config import ServerConfig
@@ -293,12 +292,6 @@ def test_engine_that_fails_while_the_service_drains_is_a_failure_too(router: Rou
 
 
 # What is refused before a model is loaded
-
-
-def test_template_that_is_not_there_is_an_error_of_its_setting(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check_server(ServerConfig(chat_template=tmp_path / "none.jinja"))
-    assert refused.value.field == "server.chat_template"
 
 
 def test_template_may_lie_in_the_users_folder(
