@@ -162,8 +162,8 @@ def _default(field: FieldInfo) -> str:
 def _type(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words: `whole number, at least 1`."""
     if "examples" in schema:  # a policy
-        names = ", ".join(f"`{value}`" for value in schema["examples"])
-        return f"{names} or `package.module:NAME`"
+        registered = ", ".join(f"`{value}`" for value in schema["examples"])
+        return f"{registered} or `package.module:NAME`"
     if "anyOf" in schema:
         return " or ".join(
             _type(option) for option in schema["anyOf"] if option != {"type": "null"}
