@@ -17,7 +17,7 @@ from specrouter.bench.named_policies import BASELINES, POLICIES
 from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
-from specrouter.bench.replay import Clock, LoadRequest, Outcome, Service, replay
+from specrouter.bench.replay import Answer, Clock, LoadRequest, Outcome, Service, replay
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.tables import describe
 
@@ -109,9 +109,7 @@ class LoadBench:
         longest = sorted(requests, key=lambda request: -request.new_tokens)
         found = []
         for request in longest[: _BASELINE_RUNS + 1]:
-            tokens = min(request.new_tokens, _BASELINE_TOKENS)
-            alone = replace(_at_once(request), new_tokens=tokens, speculation="off")
-            answer = replay([alone], self._service, self._clock)[0].answer
+            answer = self._answered_alone(request, min(request.new_tokens, _BASELINE_TOKENS))
             if answer.error is not None or not answer.tpot_ms:
                 raise MeasurementError(f"baseline: {answer.error or 'no time per token'}")
             found.append(answer.tpot_ms)
@@ -127,15 +125,19 @@ class LoadBench:
         by_length = sorted(requests, key=lambda request: len(request.token_ids))
         found = []
         for request in (by_length[0], by_length[-1]):
-            alone = replace(_at_once(request), new_tokens=1, speculation="off")
             took_ms = []
             for _ in range(_READING_RUNS):
-                answer = replay([alone], self._service, self._clock)[0].answer
+                answer = self._answered_alone(request, 1)
                 if answer.error is not None or answer.ttft_ms is None:
                     raise MeasurementError(f"TTFT alone: {answer.error or 'no first token'}")
                 took_ms.append(answer.ttft_ms)
             found.append((len(request.token_ids), median(took_ms)))
         return tuple(found)
+
+    def _answered_alone(self, request: LoadRequest, new_tokens: int) -> Answer:
+        """By the target only, while nothing else runs."""
+        alone = replace(_at_once(request), new_tokens=new_tokens, speculation="off")
+        return replay([alone], self._service, self._clock)[0].answer
 
     def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
         """Outcomes by policy, a list for each round."""
