@@ -24,12 +24,13 @@ class Registry:
         self._kind = kind
         self._base = base
         self._built_in = built_in
-        self._found: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
+        self._imported: dict[str, Any] = {}  # built-in ones, and package.module:NAME
 
     @property
     def names(self) -> tuple[str, ...]:
         """All that are registered, built-in ones first."""
-        return tuple(dict.fromkeys((*self._built_in, *self._found)))
+        return (*self._built_in, *self._own)
 
     def register(self, name: str, policy: Any) -> None:
         """Makes `policy` known as `name`, which may replace an earlier one of one's own.
@@ -40,30 +41,36 @@ class Registry:
         """
         if name in self._built_in:
             raise ValueError(f"{name!r} is a {self._kind} that comes with SpecRouter")
-        self._found[name] = self._checked(name, policy)
+        self._own[name] = self._checked(name, policy)
 
     def find(self, name: str) -> Any:
         """The policy of this name, or of `package.module:NAME`, which is imported.
 
         Raises:
-            ConfigError: there is none, or it cannot be imported; its field is left to the caller.
+            ConfigError: there is none, or it cannot be imported. Its field is the caller's to say.
         """
-        if name not in self._found:
+        if name in self._own:
+            return self._own[name]
+        if name not in self._imported:
             address = self._built_in.get(name, name)
             module, colon, attribute = address.partition(":")
             if not (colon and module and attribute):
-                known = ", ".join(self.names)
-                reason = f"no {self._kind} {name!r}; there are {known}, and one's own"
-                raise ConfigError("", f"{reason} as package.module:NAME")
-            self._found[name] = self._imported(name, module, attribute)
-        return self._found[name]
+                raise ConfigError(
+                    "",
+                    f"no {self._kind} {name!r}; there are {', '.join(self.names)}, and one's own as"
+                    " package.module:NAME",
+                )
+            self._imported[name] = self._import(name, module, attribute)
+        return self._imported[name]
 
-    def _imported(self, name: str, module: str, attribute: str) -> Any:
+    def _import(self, name: str, module: str, attribute: str) -> Any:
         try:
             return self._checked(name, getattr(import_module(module), attribute))
         except Exception as error:  # what an import runs may fail in any way
-            reason = f"{self._kind} {name!r}: {type(error).__name__}: {error}"
-            raise ConfigError("", reason) from error
+            reason = " ".join(str(error).split())  # of one line
+            raise ConfigError(
+                "", f"{self._kind} {name!r}: {type(error).__name__}: {reason}"
+            ) from error
 
     def _checked(self, name: str, policy: Any) -> Any:
         module, _, base = self._base.partition(":")

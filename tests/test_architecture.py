@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from specrouter.registry import Registry
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MAY_IMPORT = {
@@ -35,7 +37,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("cycle",),
     ("config",),
     ("request",),
-    ("logs", "scenarios", "version"),
+    ("logs", "registry", "scenarios", "version"),
 )
 # Beside these only benchmarks and the command line know tensors.
 KNOW_TORCH = {
@@ -43,6 +45,17 @@ KNOW_TORCH = {
     "bench",
     "engine/start_failure.py",
     "engine/worker_threads.py",
+}
+# Policies by names that mean nothing else. What depends on a policy asks for its attributes.
+POLICY_NAMES = {
+    "adaptive", "static", "smallest", "target-only", "goodput", "global-greedy", "fcfs",
+    "flowguard", "join-shortest", "p2c", "round-robin",
+}  # fmt: skip
+KNOW_POLICY_NAMES = {
+    "config/policies.py",
+    "config/old_spellings.py",
+    "bench/named_policies.py",
+    "bench/load_bench.py",  # contenders, which are called as the policies are
 }
 OURS = {*MAY_IMPORT, "examples", "research", "tests", "checks", "conftest", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
@@ -152,6 +165,61 @@ def test_only_execution_and_the_profile_at_load_know_tensors() -> None:
         and not {own_room(path), str(path.relative_to(ROOT / "specrouter"))} & KNOW_TORCH
     ]
     assert wrong == []
+
+
+def compared_strings(path: Path) -> dict[str, int]:
+    """Strings that something is compared with, or that a type allows, each with its line."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        is_literal = isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal")
+        if is_literal or isinstance(node, ast.Compare | ast.MatchValue):
+            inner = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
+            found |= {one.value: one.lineno for one in inner if isinstance(one.value, str)}
+    return found
+
+
+def test_policies_are_told_apart_by_their_attributes_and_not_by_name() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} knows {name}"
+        for path in sources("specrouter")
+        if str(path.relative_to(ROOT / "specrouter")) not in KNOW_POLICY_NAMES
+        for name, line in compared_strings(path).items()
+        if name in POLICY_NAMES
+    ]
+    assert wrong == []
+
+
+def test_the_names_of_policies_are_those_that_are_registered() -> None:
+    from specrouter.config import policies
+
+    registries = [one for one in vars(policies).values() if isinstance(one, Registry)]
+    assert len(registries) == 4
+    assert set().union(*(one.names for one in registries)) >= POLICY_NAMES
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if policy == "p2c": ...',
+        'x = policy not in ("fcfs", "other")',
+        'Name = Literal["smallest", "other"]',
+        'def f(policy: "typing.Literal[\'x\']" = "x") -> typing.Literal["goodput"]: ...',
+        'match policy:\n    case "static": ...',
+    ],
+)
+def test_a_comparison_with_a_name_is_found(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(line)
+    assert compared_strings(file).keys() & POLICY_NAMES
+
+
+@pytest.mark.parametrize(
+    "line", ['policy: str = "adaptive"', 'registry.find("fcfs")', 'known = {"static": 1}']
+)
+def test_a_name_that_is_only_given_is_not_a_comparison(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(line)
+    assert not compared_strings(file).keys() & POLICY_NAMES
 
 
 def test_only_the_cluster_knows_ray() -> None:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import research.policies  # noqa: F401 (registers the published policies)
 from modelpool.attention.choice import BackendName
 from modelpool.config import Weights
+from research.policies.adaserve import SPECINFER_TREE, AdaServe
 from specrouter import SLO, ChainRouter, Speculation
 from specrouter.config.policies import CHAIN_POLICIES, NODE_SELECTIONS
+from specrouter.cycle import TreeSelector
 from specrouter.request.objective import SloLike
+from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection, Progress
+from specrouter.slo.tree_selection import CycleCost
 
 Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None
@@ -23,7 +26,22 @@ Trees = tuple[tuple[str, str | int], ...]  # settings of the section `trees`, by
 
 # Backends that run on a CPU: what they attend over differs, masks over slots or paths.
 ATTENTIONS: tuple[BackendName, ...] = ("sdpa", "path")
-SELECTIONS = NODE_SELECTIONS.names  # the published ones too: research.policies is imported
+
+
+class _GreedyOfAForm(NodeSelection):
+    """The likeliest nodes of SpecInfer's trees."""
+
+    branching = SPECINFER_TREE
+
+    def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
+        return GLOBAL_GREEDY.selector(progress, cost, budget_nodes)
+
+
+# Shapes and attributes that no built-in or published selection has.
+NODE_SELECTIONS.register("greedy-of-a-form", _GreedyOfAForm())
+_EASIEST = AdaServe(reshapes=False, order="easiest", root_credit=0.0)
+NODE_SELECTIONS.register("adaserve-as-decided", _EASIEST)
+SELECTIONS = NODE_SELECTIONS.names  # published ones are among them: research.policies is imported
 # What is asked of requests in turn: nothing, what is always given and what never can be, what only
 # speculation can give, and a first token. Their number shares no factor with that of `_mixtures`.
 OBJECTIVES: tuple[SloLike, ...] = (

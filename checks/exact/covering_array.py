@@ -30,7 +30,7 @@ DEPTHS = (1, 4, 7)
 WIDTHS = (1, 2, 4)
 # Of all requests, roots and prompts included: fewer than a large batch has roots, and plenty.
 BUDGETS_TOKENS = (6, 48)
-_BUDGETED = ("adaserve", "global-greedy", "equal-greedy")
+_BUDGETED = ("adaserve", "adaserve-as-decided", "global-greedy", "equal-greedy")
 _SELECTIVE = ("adaptive", "static")  # policies; the others verify what they draft
 
 Pair = tuple[Hashable, Hashable]

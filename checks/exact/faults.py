@@ -3,7 +3,7 @@
 Families of all architectures in float64, with an n-gram drafter. Requests join at random times
 under chains and trees of their own, are cancelled, streamed, resumed; drafters raise,
 hang, run out of memory or give NaN at random cycles and are evicted; in some bursts the target
-fails. Every burst has one of the scheduler's policies and shapes and selections of trees, which are
+fails. Every burst has one of the scheduler's policies and selections of nodes, which are
 switched on the router between; requests have objectives, some that nothing can attain.
 Every output must be the oracle's (its beginning, for requests that were cancelled or that the
 target failed), and the router whole after each burst.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from checks.exact.arguments import open_oracle
-from checks.exact.arrangement import SELECTIONS, SHAPES, chains
+from checks.exact.arrangement import SELECTIONS, chains
 from checks.exact.burst import draw_burst, draw_cases, draw_shape, play
 from checks.exact.comparison import Case, assert_whole
 from checks.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
@@ -165,12 +165,7 @@ def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]
 
 def draw_trees(rng: np.random.Generator) -> dict[str, Any]:
     """Settings of the section `trees`."""
-    trees: dict[str, Any] = {
-        "shape": str(rng.choice(SHAPES)),
-        "selection": str(rng.choice(SELECTIONS)),
-        "order": str(rng.choice(["neediest", "easiest"])),
-        "root_credit": float(rng.choice([0.0, 1.0])),
-    }
+    trees: dict[str, Any] = {"selection": str(rng.choice(SELECTIONS))}
     if rng.random() < 0.7:
         trees["budget_tokens"] = int(rng.integers(1, 100))
     return trees

@@ -10,6 +10,7 @@ import numpy as np
 from specrouter import ChainRouter
 from specrouter.engine.engine import Engine
 from specrouter.slo.admission import Admission, Admit
+from specrouter.slo.serve.slo_admission import SLO
 from specrouter.view import EngineView
 
 
@@ -41,14 +42,14 @@ class RandomPreemption:
 def preempting(engine: Engine, share: float) -> Iterator[RandomPreemption]:
     """The engine's admission, disturbed, whatever is asked for meanwhile."""
     policies = engine._planning.policies
-    usual = policies.admission, policies.admits
+    usual = policies.admission, policies._admission, policies.admits
     disturbed = RandomPreemption(policies.admits, share)
-    policies.admission, policies.admits = "slo", disturbed
+    policies.admission, policies._admission, policies.admits = "slo", SLO, disturbed
     try:
         with patch.object(policies, "_admit"):  # another policy would come undisturbed
             yield disturbed
     finally:
-        policies.admission, policies.admits = usual
+        policies.admission, policies._admission, policies.admits = usual
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ Source: AdaServe (EuroSys '26), sections 3, 4.3, 5.2 and 6.3.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
 from specrouter.profile.time_curve import ForwardTimes
-from specrouter.request.params import MAX_TREE_TOKENS
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 from specrouter.slo.node_selection import NodeSelection, Progress, Whole
 from specrouter.slo.tree_selection import (
     CycleCost,
@@ -51,6 +52,9 @@ class AdaServeTrees(NodeSelection):
         max_depth, min_depth, max_width: bounds of the equations.
         drafter_tokens: B2 of Equation 9, what a drafter reads in a step; None: the budget.
         c1, c2: constants of the equations.
+
+    Raises:
+        ValueError: a bound that no tree can have.
     """
 
     max_depth: int = 8
@@ -60,6 +64,16 @@ class AdaServeTrees(NodeSelection):
     c1: int = 0
     c2: int = 0
     reshapes: bool = True  # False: the chain policy's own shapes
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_depth <= self.max_depth <= MAX_DEPTH:
+            raise ValueError(f"min_depth and max_depth must be in order, from 1 to {MAX_DEPTH}")
+        if not 1 <= self.max_width <= MAX_WIDTH:
+            raise ValueError(f"max_width must be from 1 to {MAX_WIDTH}")
+        if self.max_depth * self.max_width > MAX_TREE_TOKENS:
+            raise ValueError(f"max_depth times max_width must be at most {MAX_TREE_TOKENS}")
+        if self.drafter_tokens is not None and self.drafter_tokens < 1:
+            raise ValueError("drafter_tokens must be at least 1")
 
     def shape(self, target: ForwardTimes, requests: int, budget_tokens: int | None) -> DraftShape:
         """Without a configured budget, it is what a pass reads in twice the time of the roots
@@ -102,6 +116,15 @@ class AdaServe(AdaServeTrees):
     latency_margin: float = 1.05
     root_credit: float = 1.0
     order: Order = "neediest"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.n_max_share < math.inf:  # NaN is not
+            raise ValueError("n_max_share must be above 0")
+        if not 1.0 <= self.latency_margin < math.inf:
+            raise ValueError("latency_margin must be at least 1")
+        if not 0.0 <= self.root_credit <= 1.0:
+            raise ValueError("root_credit must be from 0 to 1")
 
     def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         return partial(self._select, progress, budget_nodes, cost.whole_ms(budget_nodes))

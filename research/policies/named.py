@@ -1,4 +1,4 @@
-"""The named policies of the papers, beside those that `bench load` knows.
+"""The named policies of the papers, beside those that `bench load` knows, which it then knows too.
 
 Those of papers are as published. `vllm*` and `sarathi` are simulated only.
 

@@ -4,10 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from modelpool.errors import ConfigError
+from research.policies.adaserve import AdaServe
 from specrouter.config.strict import Strict
 from specrouter.config.yaml_file import read_mapping
 from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime, RooflineTime, Term
@@ -29,6 +31,16 @@ class AdaserveBounds(Strict):
     max_depth: int | None = Field(default=None, ge=1)
     min_depth: int | None = Field(default=None, ge=1)
     max_width: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _trees_can_be_drafted(self) -> "AdaserveBounds":
+        AdaServe(**self.of_trees)
+        return self
+
+    @property
+    def of_trees(self) -> dict[str, Any]:
+        """Those that are attributes of the trees."""
+        return self.model_dump(exclude_none=True, exclude={"budget_tokens"})
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class SimulatedService:
         picks: NodeSelection = selection or NODE_SELECTIONS.find(chosen.selection)
         changed: dict[str, Any] = {"selection": chosen.selection}
         if isinstance(picks, AdaServeTrees):  # under the budget and bounds that were published
-            published = machine.trees.model_dump(exclude_unset=True)
-            changed |= {key: published.pop(key) for key in ("budget_tokens",) if key in published}
-            picks = replace(picks, **published)
+            if machine.trees.budget_tokens is not None:
+                changed["budget_tokens"] = machine.trees.budget_tokens
+            picks = replace(picks, **machine.trees.of_trees)
         key = config, self.trees.model_copy(update=changed)
         engine = EngineConfig(prefill_chunk=machine.prefill_chunk)
         self._policy = Policy(key, planner_of(engine, machine, machine.parameters, key, picks))

@@ -17,9 +17,11 @@ from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
 from specrouter.config import RouterConfig
+from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.request.objective import SLO
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
+from specrouter.routing.chain_policy import TARGET_ONLY
 
 _END_S = 60.0  # within which one that was cancelled must end
 _SILENCE_S = 600.0  # of a server between two events
@@ -70,7 +72,7 @@ class OwnService:
             chosen.chains, trees=trees, admission=chosen.admission, **chosen.settings
         )
         # What runs without drafters would teach the others for nothing.
-        self._router.set_learning(chosen.chains != "target-only")
+        self._router.set_learning(CHAIN_POLICIES.find(chosen.chains) is not TARGET_ONLY)
 
     def send(self, request: LoadRequest) -> Pending:
         params = SamplingParams(

@@ -14,7 +14,7 @@ from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import put_away
 from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
-from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.admission import Admission, AdmissionPolicy, Admit
 from specrouter.slo.node_selection import NodeSelection
 from specrouter.slo.tree_planner import TreePlanner, selection_of
 from specrouter.view import EngineView, Standing
@@ -136,7 +136,7 @@ class PoliciesInUse:
     def _admit(self, admission: str) -> None:
         self.admission = admission
         self._admission: AdmissionPolicy = ADMISSION_POLICIES.find(admission)
-        self.admits = self._admission.for_engine(self._engine, self._pool.target)
+        self.admits: Admit = self._admission.for_engine(self._engine, self._pool.target)
 
     def _planner(self, key: PolicyKey) -> Planner:
         return planner_of(self._engine, self._pool, self._parameters, key)

@@ -14,7 +14,6 @@ from checks.exact.arguments import open_oracle
 from checks.exact.arrangement import (
     OBJECTIVES,
     SELECTIONS,
-    SHAPES,
     Arrangement,
     Mixed,
     Routed,
@@ -159,16 +158,14 @@ def test_no_token_depends_on_when_drafters_read_their_prompts(chunk: int, served
 def test_no_selection_changes_a_token_of_requests_with_objectives(
     selection: str, served: Served
 ) -> None:
-    shift = SELECTIONS.index(selection)
-    for index, chain in enumerate((("middle", "target"), NAMES)):
-        shape = SHAPES[(shift + 2 * index) % len(SHAPES)]
+    for chain in (("middle", "target"), NAMES):
         row = Arrangement(
             Routed("static", chain),
             8,
             depth=4,
             width=3,
             urgent=True,
-            trees=(("selection", selection), ("shape", shape), ("budget_tokens", 40)),
+            trees=(("selection", selection), ("budget_tokens", 40)),
         )
         result = compare(served.router, served.cases, row)
         assert not all_divergences([result]), row
@@ -195,8 +192,8 @@ def test_requests_that_differ_in_chains_and_objectives_share_a_batch(
     assert_whole(served.router)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("selection", ["whole", "adaserve", "specinfer"])
+def test_the_longest_path_of_any_shape_keeps_its_tokens(selection: str, tmp_path: Path) -> None:
     """Models that nearly always agree, so that every draft is accepted as a whole."""
     pool = pool_settings(save_family(tmp_path, noise=0.002))
     engine = {"max_requests": 2, "max_model_len": 128, "preload": False}
@@ -205,7 +202,7 @@ def test_the_longest_path_of_any_shape_keeps_its_tokens(shape: str, tmp_path: Pa
         1,
         depth=4,
         width=4,
-        trees=(("shape", shape), ("selection", "whole"), ("budget_tokens", 200)),
+        trees=(("selection", selection), ("budget_tokens", 200)),
     )
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         oracle = open_oracle(router, "float64")
@@ -220,7 +217,7 @@ def test_places_that_a_beam_leaves_empty_are_no_tokens(tmp_path: Path) -> None:
     """A static tree is wider than its first level: what pads it is id 0, here a likely choice."""
     pool = pool_settings(save_family(tmp_path))
     engine = {"max_requests": 4, "max_model_len": 128, "preload": False}
-    row = Arrangement(Routed("static", NAMES), 4, trees=(("shape", "static"),))
+    row = Arrangement(Routed("static", NAMES), 4, trees=(("selection", "specinfer"),))
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         oracle = open_oracle(router, "float64")
         prompts = [(17, 230, 41 + index) for index in range(8)]

@@ -1,13 +1,57 @@
-"""AdaServe's shapes, with its published settings worked by hand."""
+"""AdaServe's shapes, with its published settings worked by hand, and its selections in plans."""
 
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
-from specrouter.config import TreesConfig
-from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
-from specrouter.slo.tree_shape import SPECINFER_TREE, adaserve_shape
+from research.policies.adaserve import (
+    ADASERVE,
+    ADASERVE_SLO_PHASE,
+    EQUAL_GREEDY,
+    SPECINFER,
+    SPECINFER_TREE,
+    AdaServe,
+    EqualGreedy,
+    equal_greedy,
+    needed_tokens,
+    slo_customized,
+)
+from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.cycle import Candidates, DraftShape
+from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
+from specrouter.slo.cycle_shape import Beside
+from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection
+from specrouter.slo.tree_planner import TreePlanner, selection_of
+from specrouter.slo.tree_selection import CycleCost
+from tests.specrouter.predictions import PAIR, TRIPLE
+from tests.specrouter.slo.test_tree_planner import (
+    ALONE,
+    CHOSEN,
+    COST,
+    DEAR,
+    DRAFTS,
+    FREE,
+    HURRY,
+    KNOWN,
+    NAN,
+    SLOW,
+    grid,
+    paths,
+    picked,
+    progress,
+    same,
+)
 
-LLAMA = TreesConfig(drafter_tokens=96, max_depth=8, min_depth=4, max_width=3)
-QWEN = TreesConfig(drafter_tokens=80, max_depth=5, min_depth=3, max_width=3)
+LLAMA = AdaServe(drafter_tokens=96, max_depth=8, min_depth=4, max_width=3)
+QWEN = AdaServe(drafter_tokens=80, max_depth=5, min_depth=3, max_width=3)
+# The selections of the papers, and Algorithm 2 on drafts of the shape that was decided.
+PUBLISHED = (ADASERVE, ADASERVE_SLO_PHASE, EQUAL_GREEDY, SPECINFER)
+AS_DECIDED = AdaServe(reshapes=False)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +70,7 @@ QWEN = TreesConfig(drafter_tokens=80, max_depth=5, min_depth=3, max_width=3)
     ],
 )
 def test_llama_with_the_published_settings(requests: int, shape: tuple[int, int]) -> None:
-    assert adaserve_shape(requests, 512, LLAMA) == shape
+    assert LLAMA.depth_and_width(requests, 512) == shape
 
 
 @pytest.mark.parametrize(
@@ -42,28 +86,28 @@ def test_llama_with_the_published_settings(requests: int, shape: tuple[int, int]
     ],
 )
 def test_qwen_with_the_published_settings(requests: int, shape: tuple[int, int]) -> None:
-    assert adaserve_shape(requests, 256, QWEN) == shape
+    assert QWEN.depth_and_width(requests, 256) == shape
 
 
 def test_c1_counts_as_requests_and_c2_as_branches() -> None:
-    shifted = LLAMA.model_copy(update={"c1": 9, "c2": 1})
-    assert adaserve_shape(56, 512, shifted) == (6, 2)  # 512 // 65 - 1 and 96 // 56 + 1
-    narrow = LLAMA.model_copy(update={"c2": -9})
-    assert adaserve_shape(56, 512, narrow) == (8, 1)
+    shifted = replace(LLAMA, c1=9, c2=1)
+    assert shifted.depth_and_width(56, 512) == (6, 2)  # 512 // 65 - 1 and 96 // 56 + 1
+    narrow = replace(LLAMA, c2=-9)
+    assert narrow.depth_and_width(56, 512) == (8, 1)
 
 
 def test_more_requests_never_get_larger_trees() -> None:
     for budget_tokens, bounds in ((512, LLAMA), (256, QWEN)):
-        shapes = [adaserve_shape(n, budget_tokens, bounds) for n in range(1, 600)]
+        shapes = [bounds.depth_and_width(n, budget_tokens) for n in range(1, 600)]
         depths, widths = zip(*shapes, strict=True)
         assert list(depths) == sorted(depths, reverse=True)
         assert list(widths) == sorted(widths, reverse=True)
 
 
 def test_while_nothing_is_clipped_a_path_and_its_root_fit_the_mean_budget() -> None:
-    loose = TreesConfig(max_depth=MAX_DEPTH, min_depth=1)
+    loose = AdaServe(max_depth=MAX_DEPTH, min_depth=1)
     for n in range(1, 257):
-        assert n * (adaserve_shape(n, 512, loose)[0] + 1) <= 512
+        assert n * (loose.depth_and_width(n, 512)[0] + 1) <= 512
 
 
 def test_the_static_tree_branches_once() -> None:
@@ -73,3 +117,235 @@ def test_the_static_tree_branches_once() -> None:
         nodes += level
     assert (len(SPECINFER_TREE), level, nodes) == (8, 3, 20)
     assert nodes <= MAX_TREE_TOKENS
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"max_depth": 0},
+        {"max_depth": MAX_DEPTH + 1},
+        {"min_depth": 0},
+        {"min_depth": 9},  # above max_depth
+        {"max_width": 0},
+        {"max_width": MAX_WIDTH + 1},
+        {"max_depth": 16, "max_width": 5},
+        {"max_depth": 13, "max_width": 5},
+        {"max_depth": 9, "max_width": 8},
+        {"drafter_tokens": 0},
+        {"n_max_share": 0.0},
+        {"n_max_share": -1.2},
+        {"n_max_share": math.nan},
+        {"n_max_share": math.inf},
+        {"latency_margin": 0.9},
+        {"latency_margin": math.nan},
+        {"latency_margin": math.inf},
+        {"root_credit": -0.1},
+        {"root_credit": 1.1},
+        {"root_credit": math.nan},
+    ],
+)
+def test_a_bound_that_no_tree_can_have_names_itself(bounds: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bounds))):
+        AdaServe(**bounds)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"max_depth": 16, "max_width": 4}, {"max_width": 8}, {"max_depth": 5, "min_depth": 5}],
+)
+def test_a_tree_of_the_most_tokens_is_allowed(bounds: dict[str, Any]) -> None:
+    trees = EqualGreedy(**bounds)
+    assert trees.depth_and_width(1, 10_000) == (trees.max_depth, trees.max_width)
+
+
+# As the planner uses them
+
+
+def planner(
+    selection: NodeSelection, budget_tokens: int | None = None, only_paths: bool = False
+) -> TreePlanner:
+    return TreePlanner(TreesConfig(budget_tokens=budget_tokens), selection, only_paths)
+
+
+def test_shapes_are_equations_8_and_9() -> None:
+    def shape(requests: int, **settings: Any) -> tuple[int, int]:
+        selection = AdaServe(max_depth=12, max_width=5, **settings)
+        choice = planner(selection, 60).choose(
+            KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside(0)
+        )
+        found = choice.option
+        assert found is not None
+        assert choice.active.all()
+        assert (found.chain, found.shape.nodes, found.plain_ms) == (PAIR, CHOSEN.shape.nodes, 0.0)
+        return found.shape.depth, found.shape.width
+
+    beside = planner(AdaServe(max_depth=12), 60).choose(
+        KNOWN, CHOSEN, grid(), progress([0.0] * 6), Beside(0, 14)
+    )
+    assert beside.option is not None
+    assert beside.option.shape.depth == 60 // 20 - 1  # the budget is for all who decode
+    assert shape(6) == (60 // 6 - 1, 5)
+    assert shape(20) == (60 // 20 - 1, 60 // 20)
+    assert shape(20, min_depth=4) == (4, 3)
+    assert shape(8, c1=2) == (60 // (8 + 2) - 1, 5)
+    assert shape(20, drafter_tokens=40, c2=1) == (2, 40 // 20 + 1)
+    assert shape(100) == (1, 1)
+
+
+def test_shapes_do_not_look_at_prompts_and_objectives() -> None:
+    trees = planner(ADASERVE, 60)
+    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), Beside(0))
+    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), Beside(300))
+    assert same(busy, quiet)
+
+
+def test_without_a_configured_budget_shapes_follow_the_targets_curve() -> None:
+    """KNOWN's pass takes 50 ms for a token and 1 ms more for each further one."""
+    free = planner(AdaServe(max_depth=12, max_width=5))
+    for requests in (6, 20):
+        found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside()).option
+        assert found is not None
+        budget = requests + 49 + requests  # twice the time of `requests` tokens
+        assert found.shape.depth == min(12, budget // requests - 1)
+        assert found.shape.width == min(5, budget // requests)
+
+
+def test_shapes_keep_to_the_longest_path() -> None:
+    trees = planner(AdaServe(max_depth=12), 60)
+    triple = replace(CHOSEN, chain=TRIPLE)
+    for requests in (1, 6, 20):
+        found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), Beside(0)).option
+        assert found is not None
+        assert found.shape.depth <= MAX_DEPTH
+
+
+def test_where_only_paths_are_exact_no_shape_is_wider() -> None:
+    strict = planner(AdaServe(max_width=5), 60, only_paths=True)
+    path = replace(CHOSEN, shape=DraftShape(5, 1, 4))
+    found = strict.choose(KNOWN, path, grid(), progress([0.0] * 4), Beside(0)).option
+    assert found is not None
+    assert found.shape.width == 1
+    assert found.shape.depth > 1
+    assert planner(SPECINFER, only_paths=True).branching is None
+
+
+def test_only_specinfers_trees_have_a_form() -> None:
+    assert planner(SPECINFER).branching == SPECINFER_TREE
+    assert all(planner(one).branching is None for one in (*PUBLISHED[:-1], AS_DECIDED))
+
+
+@pytest.mark.parametrize("selection", [AS_DECIDED, EqualGreedy(reshapes=False), SPECINFER])
+def test_drafts_that_are_not_reshaped_stay_as_they_were_decided(selection: NodeSelection) -> None:
+    at = progress([0.03, np.inf, 0.0, 0.0])
+    choice = planner(selection).choose(KNOWN, CHOSEN, grid(), at, Beside(300))
+    assert choice.option is CHOSEN
+    assert choice.active.all()
+
+
+@pytest.mark.parametrize("selection", [*PUBLISHED, AS_DECIDED])
+def test_a_target_that_decodes_alone_goes_on_doing_so(selection: NodeSelection) -> None:
+    """Whoever is late, and all requests take part in every cycle."""
+    lost = progress([*HURRY[:4], *[np.inf] * 12])
+    for at in (progress([0.0] * 16), progress(HURRY), lost):
+        for prompt_tokens in (0, 300):
+            choice = planner(selection).choose(DEAR, ALONE, SLOW, at, Beside(prompt_tokens))
+            assert choice.option is None
+            assert choice.active.all()
+
+
+@pytest.mark.parametrize("selection", PUBLISHED)
+def test_shapes_are_the_same_with_and_without_objectives(selection: NodeSelection) -> None:
+    late = progress([*HURRY[:4], *[np.inf] * 12])
+    found = [
+        planner(selection).choose(DEAR, CHOSEN, SLOW, at, Beside(40))
+        for at in (late, progress([0.0] * 16))
+    ]
+    assert same(*found)
+    assert found[0].active.all()
+
+
+@pytest.mark.parametrize("budget", [0, 1, 6, 14, 100])
+@pytest.mark.parametrize("aside", [0, 1, 5, 200])
+def test_a_budget_is_shared_equally_with_what_is_given(budget: int, aside: int) -> None:
+    equal = picked(planner(EQUAL_GREEDY), DRAFTS, FREE, budget, aside)
+    assert np.array_equal(equal, equal_greedy(DRAFTS, max(0, budget - aside)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"order": "easiest"},
+        {"root_credit": 0.0},
+        {"n_max_share": 0.5},
+        {"latency_margin": 2.0},
+        {"fills": False},
+    ],
+)
+@pytest.mark.parametrize("aside", [0, 2, 30])
+def test_adaserve_is_algorithm_2_with_its_attributes(settings: dict[str, Any], aside: int) -> None:
+    tpot_ms, budget = [NAN, 20.0, 24.0], 9
+    trees = AdaServe(**settings)
+    at = progress([0.0] * 3, tpot_ms=tpot_ms)
+    found = picked(planner(trees), DRAFTS, at, budget, aside)
+    needs = needed_tokens(
+        np.full(3, 100.0),
+        np.full(3, 4),
+        np.array(tpot_ms),
+        float(COST.ms[budget]),
+        trees.latency_margin,
+    )
+    expected = slo_customized(
+        DRAFTS,
+        needs,
+        max(0, budget - aside),
+        round(trees.n_max_share * (3 + budget) / 3),
+        8,
+        trees.root_credit,
+        trees.order,
+        fills=trees.fills,
+    )
+    assert np.array_equal(found, expected)
+
+
+def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
+    late = progress([0.0] * 3, tpot_ms=[NAN, 20.0, NAN])
+    slo = picked(planner(ADASERVE), DRAFTS, late, budget=3).sum(axis=1)
+    greedy = picked(planner(GLOBAL_GREEDY), DRAFTS, late, budget=3).sum(axis=1)
+    assert slo[1] > greedy[1] == 0
+
+
+def test_the_selector_knows_requests_by_their_rows() -> None:
+    at = progress([0.0] * 4, rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
+    drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
+    dear = CycleCost(10.0 + 2.6 * np.arange(17.0))
+    selector = planner(ADASERVE).selector(at, dear, 1)
+    first = selector(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
+    turned = selector(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
+    assert first == turned[::-1]
+    assert first[0] == 0
+    assert first[1] > 0
+
+
+@pytest.mark.parametrize("selection", PUBLISHED)
+def test_selectors_take_drafts_without_a_node(selection: NodeSelection) -> None:
+    none = np.zeros((3, 0))
+    empty = Candidates(none, none.astype(np.int64))
+    assert picked(planner(selection), empty, FREE).shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "selection"),
+    [
+        ("adaserve", ADASERVE),
+        ("adaserve-slo-phase", ADASERVE_SLO_PHASE),
+        ("equal-greedy", EQUAL_GREEDY),
+        ("specinfer", SPECINFER),
+    ],
+)
+def test_a_configuration_names_them(name: str, selection: NodeSelection) -> None:
+    """By a short name, and by where they are."""
+    address = f"research.policies:{name.replace('-', '_').upper()}"
+    for each in (name, address):
+        for scheduler in (SchedulerConfig(), SchedulerConfig(nodes=3)):
+            assert selection_of(TreesConfig(selection=each), scheduler) is selection

@@ -1,12 +1,19 @@
-"""The formula of SpecRouter's paper against values worked out by hand."""
+"""SpecRouter's policy as it was published, against values worked out by hand."""
 
 from dataclasses import replace
 
 import pytest
 
+from research.policies.paper import PAPER, predict_paper
+from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.profile.acceptance import UNTRIED_ALPHA
-from specrouter.profile.paper_prediction import predict_paper
-from tests.specrouter.predictions import PAIR, TRIPLE, flat, snapshot
+from specrouter.routing.chain_policy import Models
+from specrouter.slo.node_selection import WHOLE
+from specrouter.slo.tree_planner import selection_of
+from specrouter.view import SCHEDULED, Override
+from tests.specrouter.predictions import NAMES, PAIR, TRIPLE, flat, rising, snapshot
+from tests.specrouter.routing.test_scheduler import ALONE, ONE, TWIN, all_pairs, choose, scheduler
 
 
 def test_the_papers_cost_is_equation_7() -> None:
@@ -31,3 +38,51 @@ def test_equal_models_accept_all_and_disjoint_ones_nothing(
 ) -> None:
     known = snapshot({"small": flat(1.0), "big": flat(10.0)}, similarity={PAIR: similarity})
     assert predict_paper(PAIR, known, 3) == pytest.approx(3 * 11.0 / tokens)
+
+
+def test_a_configuration_names_it() -> None:
+    for name in ("paper", "research.policies:PAPER"):
+        assert CHAIN_POLICIES.find(name) is PAPER
+    assert selection_of(TreesConfig(), SchedulerConfig(policy="paper")) is WHOLE
+
+
+def test_of_these_it_alone_decides_in_every_cycle() -> None:
+    found = {name: CHAIN_POLICIES.find(name).decides_every_cycle for name in CHAIN_POLICIES.names}
+    assert [name for name, decides in found.items() if decides] == ["paper"]
+
+
+def test_it_may_choose_every_chain() -> None:
+    assert set(scheduler("paper").drafters) == {*NAMES} - {"big"}
+
+
+def test_the_target_decodes_alone_where_drafting_costs_too_much() -> None:
+    times = dict.fromkeys(NAMES, rising(10.0))  # a draft costs as much as a token
+    alpha = all_pairs(0.3)
+    assert choose(snapshot(times, alpha=alpha, similarity=alpha), "paper").chain == ALONE
+
+
+def test_it_takes_the_least_of_its_formula_and_rejects_hard() -> None:
+    similarity = all_pairs(0.1)
+    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(9.0), "big": flat(100.0)}
+    # Every level costs W times: only what is nearly always accepted beats the target.
+    known = snapshot(times, similarity=similarity | {TWIN: 0.99})
+    mine = frozenset({"small", "twin"})
+    decision = choose(known, "paper", available=mine, depth=2)
+    assert decision.chain == TWIN
+    assert decision.hard_rejection
+    assert decision.predicted_ms[TWIN] == min(decision.predicted_ms.values())
+    assert not choose(known).hard_rejection
+
+
+def test_an_override_of_depth_or_width_replaces_the_configured_one() -> None:
+    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
+    fixed, mine = scheduler("paper", depth=4, width=2), frozenset({"small"})
+
+    def shape(asked: Override = SCHEDULED) -> tuple[int, int]:
+        decision = fixed.choose(known, ONE, Models(mine), None, asked)
+        return decision.shape.depth, decision.shape.width
+
+    assert shape() == (4, 2)
+    assert shape((6, None)) == (6, 2)
+    assert shape((None, 3)) == (4, 3)
+    assert shape((16, 8)) == (16, 4)  # as wide as a tree of that depth may be

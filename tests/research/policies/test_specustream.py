@@ -1,5 +1,6 @@
 """SpecuStream's depths are those of StreamServe's Algorithm 4."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,17 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.routing.specustream import (
+from modelpool.errors import ConfigError
+from research.policies.specustream import (
     HISTORY,
     LEAST_DEPTH,
     MOST_DEPTH,
-    Speculating,
+    Flow,
     SpecuStream,
     throughput,
 )
-from specrouter.view import EngineView, Flow, RequestView, Standing
-from tests.specrouter.predictions import snapshot
+from specrouter.config import RouterConfig
+from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.cycle import DraftShape
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.routing.chain_policy import RequestDepth
+from specrouter.view import EngineView, RequestView, Standing
+from tests.specrouter.config.test_config import POOL
+from tests.specrouter.predictions import ALL, PAIR, TRIPLE, snapshot
+from tests.specrouter.routing.test_scheduler import choose, scheduler
 
 PRINTED, FIXED = SpecuStream(), SpecuStream("acceptances")
 AIM = 400.0  # tokens/s, from which on the throughput deepens nothing
@@ -45,8 +53,13 @@ def test_load_takes_depth_away() -> None:
     assert depths(PRINTED, [0.8] * 200, load=1.0)[-1] == settled, "it counts up to 0.9"
 
 
-def test_micro_batches_are_smaller_the_deeper_the_drafts() -> None:
-    assert [Speculating(depth, Flow()).micro_batch for depth in (2, 5, 6.6, 20)] == [40, 16, 12, 4]
+@pytest.mark.parametrize(("depth", "together"), [(2.0, 40), (5.0, 16), (6.6, 12), (20.0, 4)])
+def test_micro_batches_are_smaller_the_deeper_the_drafts(
+    depth: float, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpecuStream, "depth", lambda *_: depth)
+    found = PRINTED.depths(view([running(1)], {}, 1))[1]
+    assert found == RequestDepth(levels=round(depth), together=together, memory=Flow())
 
 
 def test_before_the_first_tokens_the_slowness_knows_no_bound() -> None:
@@ -78,7 +91,7 @@ def test_the_fixed_form_goes_by_the_mean_rate(rates: list[float]) -> None:
 
 def view(requests: list[RequestView], flows: dict[int, Flow], free_rows: int) -> EngineView:
     measured: PerformanceSnapshot = snapshot({})
-    standing = Standing(flows=flows)
+    standing = Standing(memories=flows)
     none = frozenset[str]()
     return EngineView(0, 0.0, tuple(requests), (), free_rows, None, none, none, measured, standing)
 
@@ -91,10 +104,10 @@ def running(number: int, **others: Any) -> RequestView:
 def test_a_draft_is_news_once() -> None:
     flow = PRINTED.updated(Flow(), 0.5, 3)
     same, newer = running(1, drafts=3, acceptance=0.5), running(2, drafts=4, acceptance=1.0)
-    found = PRINTED.adapted(view([same, newer, running(3)], {1: flow, 2: flow}, 1))
-    assert found[1].flow is flow
-    assert found[2].flow == PRINTED.updated(flow, 1.0, 4)
-    assert found[3] == Speculating(5.0, Flow())
+    found = PRINTED.depths(view([same, newer, running(3)], {1: flow, 2: flow}, 1))
+    assert found[1].memory is flow
+    assert found[2].memory == PRINTED.updated(flow, 1.0, 4)
+    assert found[3] == RequestDepth(levels=5, together=16, memory=Flow())
 
 
 def test_the_load_is_the_share_of_rows_and_the_throughput_that_of_all() -> None:
@@ -102,6 +115,41 @@ def test_the_load_is_the_share_of_rows_and_the_throughput_that_of_all() -> None:
     one = running(1, drafts=1, acceptance=0.8, decoded=10, decode_ms=50.0)
     two = running(2, decoded=20, decode_ms=100.0)
     assert throughput(view([one, two, running(3)], {}, 0)) == AIM
+    seen = set()
     for free_rows in (0, 2, 6):
-        found = PRINTED.adapted(view([one, two], {1: flow}, free_rows))[1]
-        assert found.depth == PRINTED.depth(flow, 0.8, 2 / (2 + free_rows), AIM)
+        found = PRINTED.depths(view([one, two], {1: flow}, free_rows))[1]
+        depth = PRINTED.depth(flow, 0.8, 2 / (2 + free_rows), AIM)
+        assert (found.levels, found.together) == (round(depth), math.floor(80 / depth))
+        seen.add(found.together)
+    assert len(seen) == 3
+
+
+# In a configuration
+
+
+@pytest.mark.parametrize("policy", ["specustream", "specustream-fixed"])
+def test_streamed_drafts_are_paths_of_any_chain(policy: str) -> None:
+    published = f"research.policies:{policy.replace('-', '_').upper()}"
+    assert CHAIN_POLICIES.find(policy) is CHAIN_POLICIES.find(published)
+    for name in (policy, published):
+        chained = {"policy": name, "chain": ["small", "big"], "width": 1}
+        assert RouterConfig.load({"pool": POOL, "scheduler": chained}).scheduler.policy == published
+        with pytest.raises(ConfigError) as caught:
+            RouterConfig.load({"pool": POOL, "scheduler": {"policy": name, "width": 2}})
+        assert caught.value.field == "scheduler.width"
+
+
+def test_the_two_differ_in_what_the_flow_vector_holds() -> None:
+    assert CHAIN_POLICIES.find("specustream") == PRINTED
+    assert CHAIN_POLICIES.find("specustream-fixed") == FIXED
+
+
+def test_its_chain_is_the_smallest_drafters_or_the_configured_one_as_deep_as_any() -> None:
+    known = snapshot({})
+    assert choose(known, "specustream").route == (PAIR, DraftShape(MOST_DEPTH, 1))
+    chained = choose(known, "specustream", chain=TRIPLE, available=ALL - {"middle"})
+    assert (chained.chain, chained.shape.depth) == (PAIR, MOST_DEPTH)
+    assert choose(known, "specustream", depth=3).shape.depth == 3
+    assert scheduler("specustream").drafters == ("small",)
+    assert scheduler("specustream", chain=TRIPLE).drafters == ("small", "middle")
+    assert not CHAIN_POLICIES.find("specustream").decides_every_cycle

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.slo.baseline_admission import decode_first, prefill_first
+from research.sim.baseline_admission import decode_first, prefill_first
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL, flat, snapshot
 

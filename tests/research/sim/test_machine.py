@@ -98,6 +98,10 @@ def test_every_number_says_where_it_is_from(file: Path) -> None:
         ("kv_memory_gb", 10.0),
         ("kv_bytes_per_token", 10),
         ("adaserve", {"max_depth": 0}),
+        ("adaserve", {"max_depth": 21}),
+        ("adaserve", {"min_depth": 9}),
+        ("adaserve", {"max_depth": 16, "max_width": 5}),
+        ("adaserve", {"order": "easiest"}),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> None:

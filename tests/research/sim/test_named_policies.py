@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from research.policies.adaserve import SPECINFER_TREE
 from research.policies.named import POLICIES
 from research.sim.machine import MACHINES, load_machine
 from research.sim.service import SimulatedService
@@ -14,7 +15,6 @@ from specrouter.request.objective import Stage
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
-from specrouter.slo.tree_shape import SPECINFER_TREE
 from specrouter.view import EngineView
 
 FOLDER = MACHINES

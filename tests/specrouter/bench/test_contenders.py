@@ -10,7 +10,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -108,6 +108,25 @@ def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
     assert sample.tokens == 3
     assert sample.acceptance_length == pytest.approx(2.5)
     assert sample.chains == {"small>big": 4, "big": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "speculation", "learns"),
+    [
+        ("adaptive", None, True),
+        ("adaptive", "off", False),
+        ("static", None, False),
+        ("smallest", None, False),
+        ("research.policies:PAPER", None, True),
+        ("tests.specrouter.own_policies:FIRST", None, False),
+    ],
+)
+def test_only_a_policy_that_decides_by_measurements_is_taught_by_its_runs(
+    policy: str, speculation: Literal["off"] | None, learns: bool
+) -> None:
+    router = CountingRouter()
+    OwnContender("one", router, policy, {}, speculation).run(WORK)
+    assert router.learning == learns
 
 
 def test_own_sample_has_only_the_time_of_its_own_run() -> None:
@@ -293,7 +312,7 @@ def test_all_take_part_unless_some_are_asked_for(tiny: ModelPool) -> None:
     assert who.assistants == ("tiny-1m", "tiny-1m-code", "tiny-3m")
     assert ("tiny-1m", "tiny-3m", "tiny-8m") in who.chains
     assert all(chain[-1] == "tiny-8m" and len(chain) > 1 for chain in who.chains)
-    assert who.policies == ("paper", "adaptive")
+    assert who.policies == ("adaptive",)
 
 
 @pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
@@ -319,9 +338,28 @@ def test_only_what_is_asked_for_takes_part(tiny: ModelPool) -> None:
     assert (who.pairs, who.smallest, who.policies) == ((), None, ("adaptive",))
 
 
-def test_published_policies_take_part_where_they_are_named(tiny: ModelPool) -> None:
-    who = lineup(tiny, ["adaptive", "specustream-fixed", "specustream"], has_peer=False)
-    assert who.policies == ("adaptive", "specustream", "specustream-fixed")
+@pytest.mark.parametrize(
+    "own",
+    [
+        ("tests.specrouter.own_policies:FIRST",),
+        ("research.policies:PAPER", "research.policies:SPECUSTREAM"),
+        ("paper", "specustream", "specustream-fixed"),
+    ],
+)
+def test_policies_of_ones_own_take_part_where_they_are_named(
+    own: tuple[str, ...], tiny: ModelPool
+) -> None:
+    who = lineup(tiny, ["adaptive", *reversed(own)], has_peer=False)
+    assert who.policies == ("adaptive", *own)
+    assert lineup(tiny, own, has_peer=False).policies == own
+
+
+@pytest.mark.parametrize("name", ["none.such:POLICY", "tests.specrouter.own_policies:SECOND"])
+def test_a_policy_that_cannot_be_imported_is_refused_with_the_reason(
+    name: str, tiny: ModelPool
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^--only: '{name}' is none of .*Error: "):
+        lineup(tiny, ["off", name], has_peer=False)
 
 
 def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:

@@ -21,6 +21,7 @@ from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_requests import Point, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService, ServerService
+from specrouter.bench.named_policies import POLICIES, NamedPolicy
 from specrouter.bench.options import DEFAULT_POLICIES, LoadOptions
 from specrouter.bench.plots import running_over_time, write_load_plots
 from specrouter.bench.progress import Progress
@@ -31,12 +32,12 @@ from specrouter.bench.traces import DATASETS, Arrival
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.config.policies import ADMISSION_POLICIES, NODE_SELECTIONS
 from specrouter.http import keys
 from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
-from specrouter.slo.policies import POLICIES
-from specrouter.slo.tree_planner import TreePlanner, default_selection
+from specrouter.slo.tree_planner import selection_of
 from tests.specrouter.bench.test_traces import ADASERVE, letters
 
 TINY = str(default_config())
@@ -121,7 +122,8 @@ def test_a_name_brings_its_admission_and_one_that_no_engine_has_is_refused() -> 
     router = FakeRouter()
     for name in ("slo", "slos-serve", "goodput"):
         OwnService(router).use(name)
-    assert [one["admission"] for _, one, _ in router.used] == ["slo", "slos-serve", "fcfs"]
+    published = "research.policies:SLOS_SERVE"
+    assert [one["admission"] for _, one, _ in router.used] == ["slo", published, "fcfs"]
     with pytest.raises(ConfigError, match="'vllm' admits as no engine here does"):
         LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",))
 
@@ -225,28 +227,31 @@ def test_failed_baseline_is_a_failed_measurement() -> None:
 
 def test_every_policy_is_one_that_the_scheduler_knows() -> None:
     for policy in POLICIES.values():
-        TreesConfig(selection=policy.selection, shape=policy.shape)
-        SchedulerConfig.model_validate({"policy": policy.policy, **policy.settings})
+        TreesConfig(selection=policy.selection)
+        SchedulerConfig.model_validate({"policy": policy.chains, **policy.settings})
+        ADMISSION_POLICIES.find(policy.admission)
     assert set(DEFAULT_POLICIES) <= set(POLICIES)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_says_which_trees_it_means_and_the_scenario_the_rest(name: str) -> None:
-    router = FakeRouter(trees={"selection": "slo", "shape": "static", "budget_tokens": 24})
+def test_a_policy_says_which_selection_it_means_and_the_scenario_the_rest(name: str) -> None:
+    router = FakeRouter(trees={"selection": "whole", "budget_tokens": 24})
     OwnService(router).use(name)
-    _, settings, _ = router.used[-1]
+    used, settings, learns = router.used[-1]
     chosen = POLICIES[name]
-    assert settings["trees"] == {
-        "selection": chosen.selection,
-        "shape": chosen.shape,
-        "budget_tokens": 24,
-    }
+    assert used == chosen.chains
+    assert settings["trees"] == {"selection": chosen.selection, "budget_tokens": 24}
+    assert learns == (chosen.chains != "target-only"), "nothing is learned without drafters"
 
 
 def test_the_default_policy_is_what_a_scenario_without_trees_has() -> None:
-    chosen = POLICIES["goodput"]
-    default = TreePlanner(TreesConfig(), default_selection(SchedulerConfig()))
-    assert (chosen.selection, chosen.shape) == (default.selection, default.config.shape)
+    default = selection_of(TreesConfig(), SchedulerConfig())
+    for name in ("goodput", "slo"):
+        assert NODE_SELECTIONS.find(POLICIES[name].selection) is default
+    config = RouterConfig.load(TINY)
+    assert POLICIES["slo"] == NamedPolicy(
+        chains=config.scheduler.policy, selection="goodput", admission=config.engine.admission
+    )
 
 
 def test_sweep_has_a_point_for_each_combination() -> None:

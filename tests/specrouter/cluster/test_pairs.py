@@ -11,7 +11,6 @@ from specrouter.cluster.flowguard import metrics_of
 from specrouter.cluster.pairs import StreamPair, arranged, joined, pairs_of, reading
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import ReplicaView, RoutedRequest
-from specrouter.config.cluster import RoutingPolicy
 from specrouter.request.objective import Objective
 from tests.specrouter.cluster.states import state, view
 
@@ -86,9 +85,13 @@ def test_a_pair_has_the_memory_of_decode_the_queue_of_prefill_and_the_rows_of_bo
 
 
 @pytest.mark.parametrize(
-    "policy", ["slo", "flowguard", "flowguard-printed", "round-robin", "join-shortest", "p2c"]
+    "policy",
+    [
+        *("slo", "flowguard", "round-robin", "join-shortest", "p2c"),
+        "research.policies:FLOWGUARD_PRINTED",
+    ],
 )
-def test_every_policy_ranks_pairs_beside_replicas(policy: RoutingPolicy) -> None:
+def test_every_policy_ranks_pairs_beside_replicas(policy: str) -> None:
     views, _ = arranged([view("a"), view("p-prefill"), view("p-decode")], PAIRS)
     settings = RoutingSettings((0.4, 0.1, 0.3, 0.2), 0.85, 16)
     ranking = rank(policy, RoutedRequest(0, 10, 5), views, settings)

@@ -1,7 +1,6 @@
 """A configuration is read strictly, and each fault names its setting."""
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
     assert config.engine.verification == "shared-noise"
     assert config.engine.hang_timeout_s > 0
-    assert (config.trees.shape, config.trees.selection) == ("adaptive", None)
-    assert (config.trees.budget_tokens, config.trees.drafter_tokens) == (None, None)
+    assert (config.trees.selection, config.trees.budget_tokens) == (None, None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
 
 
@@ -69,33 +67,12 @@ def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
         ("scheduler", "width", MAX_WIDTH + 1),
         ("scheduler", "nodes", 0),
         ("scheduler", "nodes", MAX_TREE_TOKENS + 1),
-        ("trees", "shape", "costmodell"),
-        ("trees", "shape", None),
         ("trees", "selection", "greedy"),
+        ("trees", "selection", 3),
         ("trees", "budget", 64),
         ("trees", "budget_tokens", 0),
         ("trees", "budget_tokens", -3),
         ("trees", "budget_tokens", 1.5),
-        ("trees", "n_max_share", 0),
-        ("trees", "n_max_share", -1.2),
-        ("trees", "n_max_share", math.nan),
-        ("trees", "n_max_share", math.inf),
-        ("trees", "latency_margin", 0.9),
-        ("trees", "latency_margin", math.nan),
-        ("trees", "latency_margin", math.inf),
-        ("trees", "root_credit", -0.1),
-        ("trees", "root_credit", 1.1),
-        ("trees", "root_credit", math.nan),
-        ("trees", "order", "richest"),
-        ("trees", "max_depth", 0),
-        ("trees", "max_depth", MAX_DEPTH + 1),
-        ("trees", "min_depth", 0),
-        ("trees", "min_depth", 9),  # above max_depth
-        ("trees", "max_width", 0),
-        ("trees", "max_width", MAX_WIDTH + 1),
-        ("trees", "drafter_tokens", 0),
-        ("trees", "c1", -1),
-        ("trees", "c2", -1),
         ("server", "port", 65536),
         ("server", "port", -1),
         ("server", "host", 3),
@@ -149,28 +126,6 @@ def test_a_missing_pool_is_named() -> None:
     assert refused({}).field == "pool"
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        {"policy": "static"},
-        {"chain": ["small", "big"]},
-        {"policy": "smallest", "chain": ["small", "big"]},
-    ],
-)
-def test_a_chain_and_the_policies_that_need_one_go_together(scheduler: Settings) -> None:
-    error = refused({"pool": POOL, "scheduler": scheduler})
-    assert error.field == "scheduler"
-    assert "chain" in error.reason
-
-
-@pytest.mark.parametrize("policy", ["specustream", "specustream-fixed"])
-def test_streamed_drafts_are_paths_of_any_chain(policy: str) -> None:
-    chained = {"policy": policy, "chain": ["small", "big"], "width": 1}
-    assert RouterConfig.load({"pool": POOL, "scheduler": chained}).scheduler.policy == policy
-    error = refused({"pool": POOL, "scheduler": {"policy": policy, "width": 2}})
-    assert error.field == "scheduler.width"
-
-
 @pytest.mark.parametrize(("depth", "width"), [(16, 5), (9, 8), (13, 5)])
 def test_a_tree_that_is_too_large_is_refused(depth: int, width: int) -> None:
     error = refused({"pool": POOL, "scheduler": {"depth": depth, "width": width}})
@@ -182,24 +137,6 @@ def test_a_tree_that_is_too_large_is_refused(depth: int, width: int) -> None:
 def test_a_tree_of_the_most_tokens_is_allowed(depth: int, width: int) -> None:
     scheduler = {"depth": depth, "width": width}
     assert RouterConfig.load({"pool": POOL, "scheduler": scheduler}).scheduler.width == width
-
-
-@pytest.mark.parametrize(("depth", "width"), [(16, 5), (13, 5), (9, 8)])
-def test_the_largest_tree_that_a_shape_may_choose_is_not_too_large(depth: int, width: int) -> None:
-    error = refused({"pool": POOL, "trees": {"max_depth": depth, "max_width": width}})
-    assert error.field == "trees.max_width"
-    assert str(MAX_TREE_TOKENS) in error.reason
-
-
-def test_the_constants_of_adaserve_are_configured() -> None:
-    published: Settings = {"shape": "adaserve", "selection": "slo", "max_depth": 8, "min_depth": 4}
-    published |= {"max_width": 3, "budget_tokens": 512, "drafter_tokens": 96, "order": "easiest"}
-    config = RouterConfig.load({"pool": POOL, "trees": published})
-    assert config.trees.model_dump(include=set(published)) == published
-    for most in ({"max_depth": 16, "max_width": 4}, {"max_depth": 8, "max_width": 8}):
-        assert RouterConfig.load({"pool": POOL, "trees": most}).trees.max_depth == most["max_depth"]
-    equal = {"max_depth": 5, "min_depth": 5}
-    assert RouterConfig.load({"pool": POOL, "trees": equal}).trees.min_depth == 5
 
 
 @pytest.mark.parametrize("chain", [[], ["tiny", "big"], ["small"], ["small", "small", "big"]])

@@ -9,8 +9,8 @@ import pytest
 from modelpool.errors import ConfigError
 from specrouter.cli.arguments import default_config
 from specrouter.cli.check import check_config
-from specrouter.config import RouterConfig
-from specrouter.config.old_spellings import in_new_spelling
+from specrouter.config import RouterConfig, TreesConfig
+from specrouter.config.old_spellings import _RENAMED_VALUES, _WITHOUT_EFFECT, in_new_spelling
 from specrouter.config.yaml_file import read_mapping
 from specrouter.router import ChainRouter
 
@@ -48,6 +48,86 @@ def test_the_tuned_policy_is_the_static_one() -> None:
     assert (scheduler.policy, scheduler.chain) == ("static", ("small", "big"))
     assert (scheduler.depth, scheduler.width) == (6, 2)
     assert config.warnings == ("scheduler.policy: ssd-tuned is now called static",)
+
+
+# A key, its old value and the new one.
+RENAMED = [
+    ("scheduler.policy", "ssd-tuned", "static"),
+    ("scheduler.policy", "ssd-smallest", "smallest"),
+    ("scheduler.policy", "paper", "research.policies:PAPER"),
+    ("scheduler.policy", "specustream", "research.policies:SPECUSTREAM"),
+    ("scheduler.policy", "specustream-fixed", "research.policies:SPECUSTREAM_FIXED"),
+    ("trees.selection", "costmodel", "goodput"),
+    ("trees.selection", "slo", "research.policies:ADASERVE"),
+    ("trees.selection", "slo-phase", "research.policies:ADASERVE_SLO_PHASE"),
+    ("trees.selection", "equal-greedy", "research.policies:EQUAL_GREEDY"),
+    ("engine.admission", "slos-serve", "research.policies:SLOS_SERVE"),
+    ("cluster.routing.policy", "flowguard-printed", "research.policies:FLOWGUARD_PRINTED"),
+]
+REMOVED = {
+    "scheduler": ["inner_rounds", "groups"],
+    "trees": [
+        *("shape", "n_max_share", "latency_margin", "root_credit", "order", "max_depth"),
+        *("min_depth", "max_width", "drafter_tokens", "c1", "c2"),
+    ],
+}
+
+
+def settings(field: str, value: Any) -> dict[str, Any]:
+    section, *inner = field.split(".")
+    for key in reversed(inner):
+        value = {key: value}
+    if section == "cluster":
+        value["replicas"] = [{"name": "a"}]
+    if field == "scheduler.policy" and value["policy"] in ("ssd-tuned", "static"):
+        value["chain"] = ["small", "big"]
+    return {"pool": POOL, section: value}
+
+
+@pytest.mark.parametrize(("field", "old", "new"), RENAMED)
+def test_an_old_value_is_read_as_the_new_one_with_a_line(field: str, old: str, new: str) -> None:
+    config: Any = RouterConfig.load(settings(field, old))
+    assert config.warnings == (f"{field}: {old} is now called {new}",)
+    renamed = RouterConfig.load(settings(field, new))
+    assert (config.model_dump(), renamed.warnings) == (renamed.model_dump(), ())
+    for key in field.split("."):
+        config = getattr(config, key)
+    assert config == new
+
+
+def test_every_value_and_key_that_is_known_as_an_old_one_is_tried() -> None:
+    known = [
+        (".".join(path), *pair) for path, names in _RENAMED_VALUES.items() for pair in names.items()
+    ]
+    assert known == RENAMED
+    assert [*_WITHOUT_EFFECT] == [(each, key) for each, keys in REMOVED.items() for key in keys]
+
+
+@pytest.mark.parametrize(
+    "field", [f"{each}.{key}" for each, keys in REMOVED.items() for key in keys]
+)
+@pytest.mark.parametrize("value", ["adaserve", 3, None])
+def test_a_removed_key_is_read_whatever_its_value_with_a_line(field: str, value: Any) -> None:
+    config = RouterConfig.load(settings(field, value))
+    [line] = config.warnings
+    assert line.startswith(f"{field} has no effect any more, remove it: ")
+    assert config.model_dump() == RouterConfig.load({"pool": POOL}).model_dump()
+    if field.startswith("trees."):
+        assert "research.policies.adaserve:AdaServe" in line
+
+
+def test_adaserves_trees_of_an_earlier_version_are_its_selection() -> None:
+    old = {"selection": "slo", "shape": "adaserve", "budget_tokens": 512, "max_depth": 8}
+    config = RouterConfig.load({"pool": POOL, "trees": old})
+    assert config.trees == TreesConfig(selection="research.policies:ADASERVE", budget_tokens=512)
+    assert len(config.warnings) == 3
+
+
+@pytest.mark.parametrize("field", [field for field, *_ in RENAMED])
+@pytest.mark.parametrize("value", [None, 3, ["paper"], {"paper": 1}])
+def test_a_value_of_a_wrong_type_is_for_validation_to_refuse(field: str, value: Any) -> None:
+    given = settings(field, value)
+    assert in_new_spelling(given) == (given, ())
 
 
 def test_settings_of_this_version_have_no_warnings() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from research.policies.adaserve import SPECINFER_TREE
 from specrouter.cycle import ChainGroup, CyclePlan, DraftShape, Option, ShadowEvaluation
 from specrouter.engine.plan_check import PlanCheck, PlanError
 from specrouter.engine.planning import target_alone
 from specrouter.request.params import MAX_DEPTH
 from specrouter.slo.admission import Admission
-from specrouter.slo.tree_shape import SPECINFER_TREE
 
 CHECK = PlanCheck(("ngram", "small", "middle", "big"), "big", {"ngram"}, prompt_tokens=32)
 LEFT = {0: 0, 1: 0, 2: 5, 3: 100}  # rows 0 and 1 decode, 2 and 3 read their prompts

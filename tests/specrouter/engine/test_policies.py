@@ -12,8 +12,8 @@ from specrouter.engine.policies import PoliciesInUse, with_exact_trees
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import INTERVAL
 from specrouter.routing.planner import Plan
-from specrouter.slo.tree_shape import SPECINFER_TREE
 from specrouter.view import SCHEDULED, ChainDecision, InUse, Standing
+from tests.specrouter.slo.test_admission import request, view
 
 NOBODY = np.zeros(0, dtype=np.int64)
 PARAMETERS = {"small": 1, "big": 10}
@@ -21,7 +21,7 @@ ADAPTIVE = SchedulerConfig(), TreesConfig()
 ALONE = SchedulerConfig(policy="target-only"), TreesConfig()
 
 
-def registry(engine: EngineConfig | None = None) -> PoliciesInUse:
+def in_use(engine: EngineConfig | None = None) -> PoliciesInUse:
     pool: Any = SimpleNamespace(
         names=tuple(PARAMETERS), target="big", fit_together=lambda names: True
     )
@@ -41,12 +41,12 @@ def test_branches_are_left_out_where_they_could_move_a_level_of_int8() -> None:
     assert with_exact_trees(fast, "float32", "int8").exact == "strict"
     assert with_exact_trees(fast, "float32", "plain") is fast
     assert with_exact_trees(fast, "bfloat16", "int8") is fast
-    policies = registry(with_exact_trees(fast, "float32", "int8"))
+    policies = in_use(with_exact_trees(fast, "float32", "int8"))
     assert policies.current.planner.scheduler.limits((4, 3)).width == 1
 
 
 def test_a_plan_that_is_run_leaves_its_standing_and_records_with_their_time() -> None:
-    policy = registry().current
+    policy = in_use().current
     policy.keep(plan_of(5))
     assert policy.standing.evaluated_at == 5
     [record] = policy.records
@@ -55,14 +55,14 @@ def test_a_plan_that_is_run_leaves_its_standing_and_records_with_their_time() ->
 
 
 def test_records_are_those_of_the_last_256_switches() -> None:
-    policy = registry().current
+    policy = in_use().current
     for cycle in range(300):
         policy.keep(plan_of(cycle))
     assert [policy.records[0].cycle, policy.records[-1].cycle] == [44, 299]
 
 
 def test_a_policy_that_is_used_again_has_its_records_and_decides_anew() -> None:
-    policies = registry()
+    policies = in_use()
     first = policies.current
     first.keep(plan_of(100))
     policies.use(ADAPTIVE)
@@ -77,18 +77,33 @@ def test_a_policy_that_is_used_again_has_its_records_and_decides_anew() -> None:
     assert first.standing.in_use[SCHEDULED].cycle == 100 - INTERVAL
 
 
-def test_a_static_tree_gives_the_chain_its_shape() -> None:
-    policies = registry()
-    policies.use(
-        (SchedulerConfig(policy="static", chain=("small", "big")), TreesConfig(shape="static"))
-    )
+def test_trees_of_one_form_give_the_chain_its_shape() -> None:
+    policies = in_use()
+    trees = TreesConfig(selection="tests.specrouter.own_selections:FORMED")
+    policies.use((SchedulerConfig(policy="static", chain=("small", "big")), trees))
     limits = policies.current.planner.scheduler.limits(SCHEDULED)
-    assert (limits.depth, limits.width) == (len(SPECINFER_TREE), 3)
+    assert (limits.depth, limits.width) == (2, 2)
+
+
+def test_admission_is_the_policys_that_is_named_and_else_the_configured_one() -> None:
+    policies = in_use(EngineConfig(admission="fcfs"))
+    seen = view([request(1, left=9)], [])
+    assert (policies.admission, policies.preempts) == ("fcfs", False)
+    assert policies.admits(seen).admitted == (1,)
+    policies.use(ADAPTIVE, "slo")
+    assert (policies.admission, policies.preempts) == ("slo", True)
+    policies.use(ADAPTIVE, "tests.specrouter.own_admission:NOBODY")
+    assert policies.admission == "tests.specrouter.own_admission:NOBODY"
+    assert not policies.preempts
+    assert policies.admits(seen).admitted == ()
+    policies.use(ADAPTIVE)
+    assert policies.admission == "fcfs"
+    assert policies.admits(seen).admitted == (1,)
 
 
 @pytest.mark.parametrize(
     ("engine", "width"), [(EngineConfig(), 4), (EngineConfig(exact="strict"), 1)]
 )
 def test_strict_exactness_has_paths_only(engine: EngineConfig, width: int) -> None:
-    planner = registry(engine).current.planner
+    planner = in_use(engine).current.planner
     assert planner.scheduler.limits((4, 4)).width == width

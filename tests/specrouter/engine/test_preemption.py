@@ -12,13 +12,13 @@ from checks.exact.comparison import assert_whole
 from checks.exact.preemption import preempting, preempting_router
 from checks.exact.seeded import seeded_params
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation, Structure
+from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.engine.engine import Engine
-from specrouter.engine.policies import admission_of
 from specrouter.engine.slo_accounts import AdmissionCounts
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
-from specrouter.slo.admission import Admission, fcfs
+from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.view import EngineView
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
 
@@ -360,7 +360,8 @@ def test_without_objectives_the_live_policies_decide_as_first_come_first_served(
 ) -> None:
     bench = EngineBench(small_config, prefill_chunk=5)
     policies = bench.engine._planning.policies
-    slo, usual = admission_of("slo", bench.engine._config.engine, "target"), fcfs(5)
+    usual, policy = fcfs(5), ADMISSION_POLICIES.find("slo")
+    slo: Admit = policy.for_engine(bench.engine._config.engine, "target")
     decided = []
 
     def both(view: EngineView) -> Admission:

@@ -41,7 +41,8 @@ def ready(router: ChainRouter) -> set[str]:
     ("scheduler", "expected"),
     [
         ({"policy": "adaptive"}, {"small", "middle", "target"}),
-        ({"policy": "paper"}, {"small", "middle", "target"}),
+        ({"policy": "research.policies:PAPER"}, {"small", "middle", "target"}),
+        ({"policy": "research.policies:SPECUSTREAM"}, {"small", "target"}),
         ({"policy": "smallest"}, {"small", "target"}),
         ({"policy": "static", "chain": ["middle", "target"]}, {"middle", "target"}),
         ({"policy": "target-only"}, {"target"}),

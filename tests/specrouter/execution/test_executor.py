@@ -26,6 +26,7 @@ from processors import (
     VerifyRequest,
     VerifyResult,
 )
+from research.policies.adaserve import SPECINFER_TREE
 from specrouter.cycle import (
     Candidates,
     ChainGroup,
@@ -44,7 +45,6 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
 from specrouter.slo.tree_selection import global_greedy
-from specrouter.slo.tree_shape import SPECINFER_TREE
 from statemgr import StateManager
 from tests.processors.trees import nodes_of
 from tests.triton_interpreter import needs_triton

@@ -21,7 +21,6 @@ from llguidance.hf import from_tokenizer
 from checks.exact.arguments import open_oracle
 from checks.exact.arrangement import (
     SELECTIONS,
-    SHAPES,
     Arrangement,
     Mode,
     Routed,
@@ -130,7 +129,8 @@ def ways_of(router: ChainRouter) -> list[Arrangement]:
         for selection in SELECTIONS
     ]
     shaped = [
-        Arrangement(Routed("static", NAMES), 8, 3, 2, trees=(("shape", shape),)) for shape in SHAPES
+        Arrangement(Routed("static", NAMES), 8, 3, 2, trees=(("selection", name),))
+        for name in ("whole", "adaserve", "specinfer", "greedy-of-a-form")
     ]
     return [*rows, *shallow, *(Arrangement(mode, 8) for mode in policies), *chosen, *shaped]
 

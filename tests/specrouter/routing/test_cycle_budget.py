@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.adaserve import SPECINFER_TREE
 from specrouter.cycle import Candidates, ChainGroup, DraftShape
 from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.request.params import Speculation
@@ -18,7 +19,7 @@ from specrouter.routing.planner import Plan
 from specrouter.routing.route import Route, nodes_of, route_ms
 from specrouter.slo.admission import Admission
 from specrouter.slo.tree_selection import CycleCost, whole
-from specrouter.slo.tree_shape import SPECINFER_TREE
+from tests.specrouter.own_selections import FORMED, RESHAPING
 from tests.specrouter.predictions import PAIR, TRIPLE
 from tests.specrouter.routing.test_planner import ALONE, GOOD, Planned, Request
 
@@ -26,8 +27,10 @@ HOW: dict[str, dict[str, Any]] = {
     "adaptive": {},
     "adaptive, whole": {"trees": {"selection": "whole"}},
     "global-greedy": {"trees": {"selection": "global-greedy"}},
-    "adaserve": {"trees": {"selection": "slo", "shape": "adaserve"}},
-    "static tree": {"policy": "smallest", "trees": {"shape": "static", "selection": "whole"}},
+    "reshaped": {"selection": RESHAPING},
+    "of one form": {"policy": "smallest", "selection": FORMED, "depth": 2, "width": 2},
+    "adaserve": {"trees": {"selection": "adaserve"}},
+    "specinfer": {"policy": "smallest", "trees": {"selection": "specinfer"}},
     "paper": {"policy": "paper"},
     "a chain of three": {"policy": "static", "chain": TRIPLE, "depth": 5, "width": 2},
     "spec-8": {"policy": "smallest", "depth": 8, "width": 1},

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from research.policies.adaserve import AdaServe, EqualGreedy
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import (
     Candidates,
@@ -38,9 +38,10 @@ from specrouter.routing.planner import Plan, Planner, progress_of
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import LONGEST_WAIT
-from specrouter.slo.tree_planner import TreePlanner, default_selection
-from specrouter.slo.tree_shape import SPECINFER_TREE
+from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection
+from specrouter.slo.tree_planner import TreePlanner, selection_of
 from specrouter.view import SCHEDULED, EngineView, InUse, RequestView, Standing
+from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
 from tests.specrouter.predictions import (
     ALL,
     NAMES,
@@ -60,6 +61,8 @@ TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": ris
 GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})
 TURNED = snapshot(TIMES, {PAIR: 0.3, TWIN: 0.6})
 CHUNK = 256  # tokens that a drafter reads at most in a cycle
+# Published selections that share a budget, on drafts of the shape that was decided.
+SHARING = (AdaServe(reshapes=False), EqualGreedy(reshapes=False))
 LATE = 1000  # a cycle in which decisions are not so frequent any more
 
 
@@ -142,25 +145,32 @@ class Request:
 
 
 class Planned:
-    """A planner, the requests in its rows, and the cycle that it is in."""
+    """A planner, the requests in its rows, and the cycle that it is in.
+
+    Args:
+        selection: instead of the configured one.
+        settings: of the section `scheduler`.
+    """
 
     def __init__(
         self,
         *requests: Request,
         known: PerformanceSnapshot = GOOD,
         trees: Mapping[str, Any] | None = None,
+        selection: NodeSelection | None = None,
         most_models: int = len(NAMES),
         **settings: Any,
     ) -> None:
         self.profiler = Profiler(known)
         config = SchedulerConfig.model_validate(settings)
-        shapes = TreePlanner(TreesConfig.model_validate(trees or {}), default_selection(config))
+        how = TreesConfig.model_validate(trees or {})
+        shapes = TreePlanner(how, selection or selection_of(how, config))
         self.scheduler = ModelChainScheduler(
             config,
             NAMES,
             PARAMETERS,
             "big",
-            whole_trees=shapes.selection == "whole",
+            whole_trees=shapes.selection.takes_whole_trees,
             fit_together=lambda names: len(names) <= most_models,
         )
         self.planner = Planner(self.scheduler, shapes, CHUNK)
@@ -377,17 +387,6 @@ def test_a_policy_that_predicts_nothing_leaves_records_too() -> None:
     [record] = plan.records
     assert record.to_json()["predicted"] is None
     assert record.to_json()["reason"] == "configured"
-
-
-def test_the_papers_policy_rejects_hard() -> None:
-    times = {"small": flat(1.0), "big": flat(100.0)}
-    plan = Planned(
-        Request(), known=snapshot(times, similarity={PAIR: 0.99}), policy="paper", depth=2
-    )
-    plan.available = frozenset({"small"})
-    [group] = plan.groups()
-    assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
-    assert plan.selector is None
 
 
 # What requests ask for
@@ -793,9 +792,11 @@ def test_nodes_of_little_worth_do_not_keep_a_prompt_waiting() -> None:
     assert plan.selected(worth, np.arange(4)) == [1] * 4
 
 
-@pytest.mark.parametrize("shape", ["fixed", "adaserve"])
-def test_other_shapes_do_not_look_at_the_prompts_that_are_read(shape: str) -> None:
-    plan = pairs(*(Request() for _ in range(4)), trees={"shape": shape})
+@pytest.mark.parametrize("selection", [UNPLANNED, RESHAPING])
+def test_other_selections_do_not_look_at_the_prompts_that_are_read(
+    selection: NodeSelection,
+) -> None:
+    plan = pairs(*(Request() for _ in range(4)), selection=selection)
     [quiet] = plan.groups()
     plan.prefill = Prefill(tokens=200)
     [reading] = plan.groups()
@@ -873,14 +874,14 @@ def test_who_cannot_be_saved_does_not_make_the_target_speculate() -> None:
     assert group.chain == ALONE
 
 
-@pytest.mark.parametrize("shape", ["fixed", "static"])
-def test_objectives_change_no_group_where_the_shape_is_fixed(shape: str) -> None:
-    [alone] = crowd(URGENT_MS, trees={"shape": shape}).groups()
+@pytest.mark.parametrize("selection", [UNPLANNED, FORMED])
+def test_objectives_change_no_group_where_no_cycle_is_planned(selection: NodeSelection) -> None:
+    [alone] = crowd(URGENT_MS, selection=selection).groups()
     assert alone.chain == ALONE
     groups = []
     for tpot_ms in (None, LAX_MS, 40.0, 1e-3):
         requests = [Request(tpot_ms=tpot_ms), Request()]
-        [group] = pairs(*requests, trees={"shape": shape}, depth=8, width=3).groups()
+        [group] = pairs(*requests, selection=selection, depth=2, width=2).groups()
         groups.append((of(group), group.branching))
     assert groups[0][0][0] == PAIR
     assert set(groups) == {groups[0]}
@@ -901,61 +902,12 @@ def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -
     assert not plan.profiler.outcomes
 
 
-@pytest.mark.parametrize(
-    ("shape", "requests", "expected"),
-    [
-        ("adaserve", 4, (7, 3)),  # 32 // 4 - 1, 32 // 4 but at most 3
-        ("adaserve", 8, (3, 3)),
-        ("adaserve", 16, (1, 2)),
-    ],
-)
-def test_adaserves_shapes_go_by_the_number_of_requests(
-    shape: str, requests: int, expected: tuple[int, int]
-) -> None:
-    many = [Request() for _ in range(requests)]
-    plan = pairs(*many, trees={"shape": shape, "budget_tokens": 32}, policy="static", chain=PAIR)
-    [group] = plan.groups()
-    assert (group.shape.depth, group.shape.width) == expected
-
-
-def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
-    plan = pairs(*(Request() for _ in range(4)), trees={"shape": "adaserve", "budget_tokens": 8})
-    [group] = plan.groups()
-    assert (group.shape.depth, group.shape.width) == (1, 2)
-    asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, DraftShape(1, 2), whole=False)
-    plan.learn([group], dict.fromkeys(range(4), 2))
-    [(chain, requests, predicted_ms, _, expected, *_)] = plan.profiler.outcomes
-    assert (chain, requests) == (PAIR, 4)
-    assert predicted_ms == pytest.approx(asked.plain_ms)
-    assert expected == pytest.approx(4 * (asked.plain_tokens - 1))
-
-
-def test_what_objectives_need_is_judged_by_a_cycle_that_spends_the_whole_budget() -> None:
-    def nodes_of_the_needy(budget_nodes: int) -> int:
-        trees = {"selection": "slo", "budget_tokens": 8 + budget_nodes, "n_max_share": 100.0}
-        requests = [Request(tpot_ms=250.0, decoded=1), *(Request() for _ in range(7))]
-        plan = pairs(*requests, trees=trees, policy="static", chain=PAIR, depth=16, width=4)
-        plan.now_s = 0.25
-        plan.groups()
-        # Nothing but its objective gives it a node: all others' are worth more.
-        worth = np.full((8, 64), 0.5)
-        worth[0] = 0.05
-        return plan.selected(worth, np.arange(8))[0]
-
-    # With 192 nodes a cycle takes about 260 ms, with 400 of them 470, in which it needs 0.85 tokens
-    # more, which are 17 nodes.
-    few, many = nodes_of_the_needy(192), nodes_of_the_needy(400)
-    assert 0 < few < 5
-    assert many - few == pytest.approx(17, abs=2)
-
-
-def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
-    size: dict[str, Any] = {"depth": len(SPECINFER_TREE), "width": math.prod(SPECINFER_TREE)}
-    fixed: dict[str, Any] = {"trees": {"shape": "static"}, "policy": "static", "chain": PAIR}
-    plan = pairs(Request(), Request("off"), **fixed, **size)
+def test_a_fixed_form_is_that_of_whoever_drafts() -> None:
+    fixed: dict[str, Any] = {"selection": FORMED, "policy": "static", "chain": PAIR, "depth": 2}
+    plan = pairs(Request(), Request("off"), **fixed, width=2)
     branching = {group.chain: group.branching for group in plan.groups()}
-    assert branching == {PAIR: SPECINFER_TREE, ALONE: None}
-    [path] = pairs(Request(), **fixed, depth=size["depth"], width=1).groups()
+    assert branching == {PAIR: (2, 1), ALONE: None}
+    [path] = pairs(Request(), **fixed, width=1).groups()
     assert path.branching is None, "where only paths are drafted"
 
 
@@ -963,10 +915,10 @@ def test_the_static_shape_is_specinfers_tree_for_whoever_drafts() -> None:
     "asked", [Speculation(depth=3), Speculation(width=1), Speculation(depth=5, width=2)]
 )
 def test_who_asks_for_a_depth_or_width_gets_no_tree_of_the_fixed_form(asked: Speculation) -> None:
-    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8, "width": 3}
-    plan = pairs(Request(), Request(asked), trees={"shape": "static"}, **fixed)
+    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 2, "width": 2}
+    plan = pairs(Request(), Request(asked), selection=FORMED, **fixed)
     groups = {int(group.rows[0]): group for group in plan.groups()}
-    assert groups[0].branching == SPECINFER_TREE
+    assert groups[0].branching == (2, 1)
     assert groups[1].branching is None
     assert groups[1].chain == PAIR
     assert asked.depth in (None, groups[1].shape.depth)
@@ -1038,10 +990,9 @@ def test_requests_that_go_another_way_never_sit_out() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"trees": {"selection": "slo"}},
         {"trees": {"selection": "global-greedy"}},
-        {"trees": {"shape": "fixed"}},
-        {"trees": {"shape": "adaserve"}},
+        {"selection": UNPLANNED},
+        {"selection": RESHAPING},
         {"policy": "target-only"},
         {"policy": "static", "chain": PAIR},
     ],
@@ -1063,7 +1014,7 @@ def test_only_goodput_lets_requests_sit_out(settings: dict[str, Any]) -> None:
         (None, {"policy": "target-only"}),
         (None, {"policy": "smallest"}),
         (None, {"trees": {"selection": "whole"}}),
-        ("off", {"trees": {"selection": "slo"}}),
+        ("off", {"trees": {"selection": "global-greedy"}}),
     ],
 )
 def test_whole_trees_need_no_selector(
@@ -1071,15 +1022,6 @@ def test_whole_trees_need_no_selector(
 ) -> None:
     plan = pairs(Request(speculation), **settings)
     assert all(group.whole for group in plan.groups())
-    assert plan.selector is None
-
-
-def test_the_papers_policy_verifies_whole_trees_whatever_is_selected() -> None:
-    times = {"small": flat(1.0), "big": flat(100.0)}
-    known = snapshot(times, similarity={PAIR: 0.99})
-    plan = pairs(Request(), known=known, policy="paper", depth=2, trees={"selection": "slo"})
-    [group] = plan.groups()
-    assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
     assert plan.selector is None
 
 
@@ -1100,10 +1042,10 @@ def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
     assert plan.selector is not None
 
 
-@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy"])
-def test_a_budget_of_tokens_counts_roots_and_prompts(selection: str) -> None:
-    trees = {"selection": selection, "budget_tokens": 23}
-    plan = pairs(*(Request() for _ in range(3)), trees=trees, policy="static", chain=PAIR)
+@pytest.mark.parametrize("selection", [GLOBAL_GREEDY, *SHARING])
+def test_a_budget_of_tokens_counts_roots_and_prompts(selection: NodeSelection) -> None:
+    trees: dict[str, Any] = {"trees": {"budget_tokens": 23}, "selection": selection}
+    plan = pairs(*(Request() for _ in range(3)), **trees, policy="static", chain=PAIR)
     plan.groups()
     assert plan.selected(paths(3), np.arange(3)) == pytest.approx([20 / 3] * 3, abs=1)
     plan.prefill = Prefill(tokens=8)
@@ -1123,11 +1065,11 @@ def test_a_budget_counts_the_roots_of_requests_that_do_not_draft() -> None:
     assert plan.selected(paths(1), np.array([0])) == [12 - 3]
 
 
-@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy"])
-def test_a_fixed_chain_has_its_budget_by_prediction(selection: str) -> None:
+@pytest.mark.parametrize("selection", [GLOBAL_GREEDY, *SHARING])
+def test_a_fixed_chain_has_its_budget_by_prediction(selection: NodeSelection) -> None:
     requests = [Request() for _ in range(4)]
     fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8}
-    plan = pairs(*requests, trees={"selection": selection, "shape": "fixed"}, **fixed)
+    plan = pairs(*requests, selection=selection, **fixed)
     [group] = plan.groups()
     assert (group.shape.depth, group.shape.width, group.whole) == (8, 1, False)
     # A place costs 1 ms of the about 60 that a cycle takes; only the first few nodes are worth it.
@@ -1213,7 +1155,7 @@ def test_the_last_chunk_of_a_prompt_brings_the_first_token() -> None:
 
 def test_a_large_batch_with_a_large_budget_can_be_planned() -> None:
     requests = (Request(tpot_ms=40.0) for _ in range(64))
-    trees = {"selection": "slo", "budget_tokens": 1024}
+    trees = {"selection": "global-greedy", "budget_tokens": 1024}
     plan = Planned(*requests, known=CHEAP, trees=trees, policy="static", chain=PAIR)
     plan.settle()
     found = plan.plan()
@@ -1256,38 +1198,47 @@ def test_a_policy_that_was_put_away_decides_anew_and_not_for_the_first_time() ->
     assert plan.main.decision.grids
 
 
-# SpecuStream
+# A depth for each request
+
+EAGER = "tests.specrouter.own_policies:EAGER"
 
 
-def test_each_request_drafts_as_deep_as_its_own_flow_says() -> None:
-    """At 2 tokens a second depths are bounded by the base and the most only."""
-    fast, slow = (
-        Request(drafts=1, acceptance=rate, decoded=1, came_s=-1.0) for rate in (1.0, 0.01)
-    )
-    plan = Planned(fast, slow, policy="specustream")
-    found = {tuple(group.rows.tolist()): group for group in plan.groups()}
-    assert {rows: group.shape.depth for rows, group in found.items()} == {(0,): 15, (1,): 5}
-    assert all(group.chain == PAIR and group.whole for group in found.values())
-    assert plan.standing.flows[fast.id].vector[0] == 1.0
-    fast.drafts, fast.acceptance = 2, 0.0
-    [group] = plan.groups()
-    assert group.shape.depth == 5, "nothing of the last draft was accepted"
-    assert plan.standing.flows[fast.id].updates == 2
+def test_a_policy_may_set_each_requests_depth_and_is_told_what_it_remembers() -> None:
+    plan = Planned(Request(), Request(), policy=EAGER)
+    [first] = plan.groups()
+    assert (first.chain, first.rows.tolist(), first.shape.depth) == (PAIR, [0, 1], 1)
+    assert sorted(plan.standing.memories.values()) == [1, 1]
+    plan.requests[1] = Request()
+    groups = {group.shape.depth: group.rows.tolist() for group in plan.groups()}
+    assert groups == {2: [0], 1: [1]}
+    assert sorted(plan.standing.memories.values()) == [1, 2], "of those that run"
 
 
-def test_micro_batches_take_turns() -> None:
-    requests = [Request() for _ in range(40)]
-    plan = Planned(*requests, policy="specustream")
-    for _ in range(20):
+def test_who_may_not_draft_together_takes_turns() -> None:
+    requests = [Request() for _ in range(5)]
+    plan = Planned(*requests, policy=EAGER)
+    for _ in range(10):
         [group] = plan.groups()
-        assert len(group.rows) == 16, "80 tokens of depth 5"
-        assert max(plan.standing.waited.values()) <= 2, "of 40 requests"
+        assert len(group.rows) == 2
+        assert max(plan.standing.waited.values()) <= 2, "of 5 requests"
 
 
-def test_admission_and_configuration_may_allow_fewer_levels() -> None:
-    request = Request(drafts=1, acceptance=1.0, decoded=1, came_s=-1.0)
-    [group] = Planned(request, policy="specustream", depth=3).groups()
-    assert group.shape.depth == 3
-    plan = Planned(request, policy="specustream-fixed", chain=TWIN)
+def test_admission_and_configuration_may_allow_fewer_levels_than_a_policy_asks_for() -> None:
+    request = Request()
+    plan = Planned(request, policy=EAGER, depth=3)
+    assert [plan.groups()[0].shape.depth for _ in range(8)] == [1, 2, 3, 3, 3, 3, 3, 3]
+    plan = Planned(request, policy=EAGER)
+    assert [plan.groups()[0].shape.depth for _ in range(8)] == [1, 2, 3, 4, 5, 6, 6, 6]
     [group] = plan.planner.plan(plan.view(), Admission((), {}, depths={request.id: 2})).groups
-    assert (group.chain, group.shape.depth) == (TWIN, 2)
+    assert group.shape.depth == 2
+
+
+def test_a_policy_that_rejects_hard_verifies_whole_trees_whatever_is_selected() -> None:
+    for selection in (None, GLOBAL_GREEDY):
+        policy = "tests.specrouter.own_policies:HARDLY_REJECTING"
+        plan = pairs(Request(), policy=policy, depth=2, selection=selection)
+        [group] = plan.groups()
+        assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
+        assert plan.selector is None
+        [named] = pairs(Request(Speculation(chain=PAIR)), policy=policy).groups()
+        assert named.hard_rejection

@@ -12,7 +12,7 @@ from specrouter.request.params import Chain
 from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
-from specrouter.slo.tree_planner import TreePlanner, default_selection
+from specrouter.slo.tree_planner import TreePlanner, selection_of
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL, NAMES, PARAMETERS, flat, rising, snapshot
 
@@ -26,9 +26,10 @@ def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Pla
     pairs: dict[Chain, float] = {(one, "big"): alpha for one in names[:-1]}
     config = SchedulerConfig(policy="adaptive", **settings)
     known = replace(snapshot(TIMES, pairs), parameters=SIZES)
+    trees = trees or TreesConfig()
     planner = Planner(
         ModelChainScheduler(config, names, SIZES, "big"),
-        TreePlanner(trees or TreesConfig(), default_selection(config)),
+        TreePlanner(trees, selection_of(trees, config)),
         256,
     )
     request = RequestView(1, 0.0, 0.0, 256, 0, 64, 128, row=0)

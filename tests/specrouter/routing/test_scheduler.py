@@ -13,7 +13,8 @@ from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
-from specrouter.routing.scheduler import ModelChainScheduler, Models, candidate_chains
+from specrouter.routing.chain_policy import Models
+from specrouter.routing.scheduler import ModelChainScheduler, candidate_chains
 from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
@@ -174,11 +175,9 @@ def test_a_model_that_never_ran_is_loaded_for_a_clear_gain_only() -> None:
     assert len(drafts) == 4
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "paper"])
-def test_the_target_decodes_alone_where_drafting_costs_too_much(policy: str) -> None:
+def test_the_target_decodes_alone_where_drafting_costs_too_much() -> None:
     times = dict.fromkeys(NAMES, rising(10.0))  # a draft costs as much as a token
-    alpha = all_pairs(0.3)
-    assert choose(snapshot(times, alpha=alpha, similarity=alpha), policy).chain == ALONE
+    assert choose(snapshot(times, alpha=all_pairs(0.3))).chain == ALONE
 
 
 def test_the_target_decodes_alone_where_drafts_are_random() -> None:
@@ -320,28 +319,41 @@ def test_the_target_only_policy_never_speculates() -> None:
     assert choose(snapshot({"big": flat(100.0)}), "target-only").chain == ALONE
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "paper", "target-only"])
-def test_the_paper_policy_alone_decides_in_every_cycle(policy: str) -> None:
-    assert scheduler(policy).decides_every_cycle == (policy == "paper")
+@pytest.mark.parametrize(
+    ("policy", "drafters"),
+    [
+        ("adaptive", ("small", "middle", "twin")),
+        ("smallest", ("small",)),
+        ("target-only", ()),
+        ("tests.specrouter.own_policies:FIRST", ("small", "middle", "twin")),
+    ],
+)
+def test_drafters_are_those_that_the_policy_may_choose(
+    policy: str, drafters: tuple[str, ...]
+) -> None:
+    assert set(scheduler(policy).drafters) == set(drafters)
+    assert scheduler("static", chain=TRIPLE).drafters == ("small", "middle")
 
 
-def test_the_paper_policy_takes_the_least_of_its_formula_and_rejects_hard() -> None:
-    similarity = all_pairs(0.1)
-    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(9.0), "big": flat(100.0)}
-    # Every level costs W times: only what is nearly always accepted beats the target.
-    known = snapshot(times, similarity=similarity | {TWIN: 0.99})
-    mine = frozenset({"small", "twin"})
-    decision = choose(known, "paper", available=mine, depth=2)
-    assert decision.chain == TWIN
-    assert decision.hard_rejection
-    assert decision.predicted_ms[TWIN] == min(decision.predicted_ms.values())
-    assert not choose(known).hard_rejection
+def test_a_policy_of_ones_own_chooses_of_what_can_be_reached() -> None:
+    own = "tests.specrouter.own_policies:FIRST"
+    known = snapshot({})
+    decision = choose(known, own)
+    assert (decision.chain, decision.shape) == (PAIR, DraftShape(4, 1))
+    asked = scheduler(own).choose(known, ONE, Models(ALL), None, (16, 8))
+    assert asked.shape == DraftShape(16, 4), "as wide as a tree of that depth may be"
+    assert choose(known, own, nodes=3).shape.nodes == 3
+    assert choose(known, own, available=frozenset({"middle"})).chain == ("middle", "big")
+    assert choose(known, own, available=frozenset()).chain == ALONE
+    assert limited(1, own).choose(known, ONE, Models(ALL)).chain == ALONE
+    deep = choose(known, "tests.specrouter.own_policies:EAGER")
+    assert deep.shape.depth == 6, "its default depth"
 
 
 # What a caller or the configuration fixes
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "paper", "static", "smallest"])
+@pytest.mark.parametrize("policy", ["adaptive", "static", "smallest"])
 def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) -> None:
     known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
     chain = PAIR if policy == "static" else None

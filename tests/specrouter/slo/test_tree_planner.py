@@ -7,31 +7,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specrouter.config import SchedulerConfig, Selection, TreesConfig
+from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option
 from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.profile.prediction import Limits, OptionGrid
 from specrouter.profile.snapshot import Outcome
 from specrouter.profile.staircase import Staircase
-from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS
+from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
-from specrouter.slo.tree_planner import (
+from specrouter.slo.node_selection import (
+    GLOBAL_GREEDY,
+    GOODPUT,
+    WHOLE,
+    NodeSelection,
     Progress,
-    TreePlanner,
-    cycle_cost,
-    default_selection,
 )
-from specrouter.slo.tree_selection import (
-    CycleCost,
-    equal_greedy,
-    global_greedy,
-    most_valuable,
-    needed_tokens,
-    slo_customized,
-    whole,
-)
-from specrouter.slo.tree_shape import SPECINFER_TREE
-from tests.specrouter.predictions import PAIR, TRIPLE, flat, rising, snapshot
+from specrouter.slo.tree_planner import TreePlanner, cycle_cost, selection_of
+from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
+from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
+from tests.specrouter.predictions import PAIR, flat, rising, snapshot
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,7 +35,7 @@ KNOWN = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
 
 
 def planner(
-    selection: Selection = "goodput", only_paths: bool = False, **settings: Any
+    selection: NodeSelection = GOODPUT, only_paths: bool = False, **settings: Any
 ) -> TreePlanner:
     return TreePlanner(TreesConfig.model_validate(settings), selection, only_paths)
 
@@ -94,7 +88,8 @@ def test_progress_of_some_requests_is_theirs() -> None:
 
 CHOSEN = Option(PAIR, DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
 ALONE = Option(("big",), cycle_ms=25.0)
-SHAPES = ("adaptive", "adaserve", "fixed", "static")
+# All selections but goodput, the only one that plans cycles.
+OTHERS = (GLOBAL_GREEDY, WHOLE, UNPLANNED, FORMED, RESHAPING)
 # Sixteen requests, for all of which drafts do not pay, and four that would be late without.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
 SLOW = OptionGrid(PAIR, DEAR, Workload(16), Limits())
@@ -106,18 +101,20 @@ def same(first: CycleChoice, second: CycleChoice) -> bool:
     return parts and np.array_equal(first.active, second.active)
 
 
-@pytest.mark.parametrize("shape", ["fixed", "static"])
-def test_fixed_shapes_stay_as_they_were_decided(shape: str) -> None:
+@pytest.mark.parametrize("selection", [one for one in OTHERS if one is not RESHAPING])
+def test_without_plans_for_cycles_drafts_stay_as_they_were_decided(
+    selection: NodeSelection,
+) -> None:
     at = progress([0.03, np.inf, 0.0, 0.0])
-    choice = planner(shape=shape).choose(KNOWN, CHOSEN, grid(), at, Beside(300))
+    choice = planner(selection).choose(KNOWN, CHOSEN, grid(), at, Beside(300))
     assert choice.option is CHOSEN
     assert choice.active.all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_target_alone_without_objectives_has_no_trees_to_shape(shape: str) -> None:
+@pytest.mark.parametrize("selection", [GOODPUT, *OTHERS])
+def test_a_target_alone_without_objectives_has_no_trees_to_shape(selection: NodeSelection) -> None:
     for prompt_tokens in (0, 300):
-        choice = planner(shape=shape).choose(
+        choice = planner(selection).choose(
             KNOWN, ALONE, grid(), progress([0.0] * 4), Beside(prompt_tokens)
         )
         assert choice.option is None
@@ -161,19 +158,19 @@ def test_urgent_requests_make_a_target_that_decodes_alone_use_a_chain() -> None:
         assert planner().choose(DEAR, ALONE, SLOW, progress(rates), Beside(0)).option is None
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:])
-def test_only_goodput_speculates_for_objectives_and_lets_requests_wait(shape: str) -> None:
+@pytest.mark.parametrize("selection", OTHERS)
+def test_only_goodput_speculates_for_objectives_and_lets_requests_wait(
+    selection: NodeSelection,
+) -> None:
     lost = progress([*HURRY[:4], *[np.inf] * 12])
     for at in (progress(HURRY), lost):
-        choice = planner(shape=shape).choose(DEAR, ALONE, SLOW, at, Beside(0))
+        choice = planner(selection).choose(DEAR, ALONE, SLOW, at, Beside(0))
         assert choice.option is None
         assert choice.active.all()
 
 
-@pytest.mark.parametrize("selection", ["slo", "global-greedy", "equal-greedy", "whole"])
-def test_only_goodput_looks_at_objectives_when_it_shapes(
-    selection: Selection,
-) -> None:
+@pytest.mark.parametrize("selection", [GLOBAL_GREEDY, WHOLE, UNPLANNED, FORMED])
+def test_only_goodput_looks_at_objectives_when_it_shapes(selection: NodeSelection) -> None:
     trees = planner(selection)
     late = progress([*HURRY[:4], *[np.inf] * 12])
     assert trees.choose(DEAR, ALONE, SLOW, late, Beside(0)).option is None
@@ -188,72 +185,32 @@ def test_only_goodput_looks_at_objectives_when_it_shapes(
     assert beside[0].active.all()
 
 
-def test_adaserves_shapes_are_its_equations() -> None:
-    def shape(requests: int, **settings: Any) -> tuple[int, int]:
-        trees = planner(budget_tokens=60, max_depth=12, max_width=5, **settings)
-        choice = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside(0))
-        found = choice.option
-        assert found is not None
+def test_a_selection_that_reshapes_says_how_large_drafts_are() -> None:
+    """By all that decode and the budget; the chain and its number of nodes stay."""
+    at = progress([0.1, np.inf, 0.0, 0.0])
+    for budget_tokens, beside, depth in ((None, 0, 4), (None, 3, 7), (9, 3, 9)):
+        trees = planner(RESHAPING, budget_tokens=budget_tokens)
+        choice = trees.choose(KNOWN, CHOSEN, grid(), at, Beside(300, beside))
+        shape = DraftShape(depth, 3, CHOSEN.shape.nodes)
+        assert choice.option == replace(CHOSEN, shape=shape, plain_ms=0.0)
         assert choice.active.all()
-        assert (found.chain, found.shape.nodes, found.plain_ms) == (PAIR, CHOSEN.shape.nodes, 0.0)
-        return found.shape.depth, found.shape.width
-
-    beside = planner(budget_tokens=60, max_depth=12, shape="adaserve").choose(
-        KNOWN, CHOSEN, grid(), progress([0.0] * 6), Beside(0, 14)
-    )
-    assert beside.option is not None
-    assert beside.option.shape.depth == 60 // 20 - 1  # the budget is for all who decode
-    assert shape(6, shape="adaserve") == (60 // 6 - 1, 5)
-    assert shape(20, shape="adaserve") == (60 // 20 - 1, 60 // 20)
-    assert shape(20, shape="adaserve", min_depth=4) == (4, 3)
-    assert shape(8, shape="adaserve", c1=2) == (60 // (8 + 2) - 1, 5)
-    assert shape(20, shape="adaserve", drafter_tokens=40, c2=1) == (2, 40 // 20 + 1)
-    assert shape(100, shape="adaserve") == (1, 1)
+    assert planner(RESHAPING).reshapes
+    assert not any(planner(one).reshapes for one in (GOODPUT, *OTHERS) if one is not RESHAPING)
 
 
-@pytest.mark.parametrize("shape", ["adaserve"])
-def test_adaserves_shapes_do_not_look_at_prompts_and_objectives(shape: str) -> None:
-    trees = planner(shape=shape, budget_tokens=60)
-    quiet = trees.choose(KNOWN, CHOSEN, grid(), progress([0.0] * 4), Beside(0))
-    busy = trees.choose(KNOWN, CHOSEN, grid(), progress([0.1, np.inf, 0.0, 0.0]), Beside(300))
-    assert same(busy, quiet)
-
-
-def test_without_a_configured_budget_adaserves_shapes_follow_the_targets_curve() -> None:
-    """KNOWN's pass takes 50 ms for a token and 1 ms more for each further one."""
-    free = planner(shape="adaserve", max_depth=12, max_width=5)
-    for requests in (6, 20):
-        found = free.choose(KNOWN, CHOSEN, grid(), progress([0.0] * requests), Beside()).option
-        assert found is not None
-        budget = requests + 49 + requests  # twice the time of `requests` tokens
-        assert found.shape.depth == min(12, budget // requests - 1)
-        assert found.shape.width == min(5, budget // requests)
-
-
-@pytest.mark.parametrize("shape", ["adaserve"])
-def test_adaserves_shapes_keep_to_the_longest_path(shape: str) -> None:
-    trees = planner(shape=shape, budget_tokens=60, max_depth=12)
-    triple = replace(CHOSEN, chain=TRIPLE)
-    for requests in (1, 6, 20):
-        found = trees.choose(KNOWN, triple, None, progress([0.0] * requests), Beside(0)).option
-        assert found is not None
-        assert found.shape.depth <= MAX_DEPTH
-
-
-@pytest.mark.parametrize("shape", ["adaserve"])
-def test_where_only_paths_are_exact_no_shape_is_wider(shape: str) -> None:
-    strict = planner(only_paths=True, shape=shape, budget_tokens=60, max_width=5)
+def test_where_only_paths_are_exact_no_shape_is_wider() -> None:
+    strict = planner(RESHAPING, only_paths=True)
     path = replace(CHOSEN, shape=DraftShape(5, 1, 4))
     found = strict.choose(KNOWN, path, grid(), progress([0.0] * 4), Beside(0)).option
     assert found is not None
-    assert found.shape.width == 1
-    assert found.shape.depth > 1
-    assert planner(only_paths=True, shape="static").branching is None
+    assert (found.shape.depth, found.shape.width) == (4, 1)
+    assert planner(FORMED, only_paths=True).branching is None
 
 
-def test_only_the_static_shape_has_a_form() -> None:
-    assert planner(shape="static").branching == SPECINFER_TREE
-    assert all(planner(shape=s).branching is None for s in ("adaptive", "adaserve", "fixed"))
+def test_trees_have_a_form_where_the_selection_has_one() -> None:
+    assert planner(FORMED).branching == (2, 1)
+    others = (one for one in (GOODPUT, *OTHERS) if one is not FORMED)
+    assert all(planner(one).branching is None for one in others)
 
 
 # Costs
@@ -302,67 +259,14 @@ FREE = progress([0.0] * 3)
 
 
 def test_whole_trees_are_everything_that_was_drafted() -> None:
-    assert np.array_equal(picked(planner("whole"), DRAFTS, FREE, budget=0), whole(DRAFTS))
+    assert np.array_equal(picked(planner(WHOLE), DRAFTS, FREE, budget=0), whole(DRAFTS))
 
 
 @pytest.mark.parametrize("budget", [0, 1, 6, 14, 100])
 @pytest.mark.parametrize("aside", [0, 1, 5, 200])
-def test_a_budget_is_shared_by_worth_or_equally_with_what_is_given(budget: int, aside: int) -> None:
-    left = max(0, budget - aside)
-    best = picked(planner("global-greedy"), DRAFTS, FREE, budget, aside)
-    assert np.array_equal(best, global_greedy(DRAFTS, left))
-    equal = picked(planner("equal-greedy"), DRAFTS, FREE, budget, aside)
-    assert np.array_equal(equal, equal_greedy(DRAFTS, left))
-
-
-def test_the_configured_selection_goes_before_the_policys_own() -> None:
-    trees = TreePlanner(TreesConfig(selection="equal-greedy"), "goodput")
-    assert trees.selection == "equal-greedy"
-    assert np.array_equal(picked(trees, DRAFTS, FREE), equal_greedy(DRAFTS, 6))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"order": "easiest"},
-        {"root_credit": 0.0},
-        {"n_max_share": 0.5},
-        {"latency_margin": 2.0},
-    ],
-)
-@pytest.mark.parametrize("aside", [0, 2, 30])
-def test_slo_customized_selection_is_algorithm_2_with_what_is_configured(
-    settings: dict[str, Any], aside: int
-) -> None:
-    tpot_ms, budget = [NAN, 20.0, 24.0], 9
-    trees = planner("slo", **settings)
-    found = picked(trees, DRAFTS, progress([0.0] * 3, tpot_ms=tpot_ms), budget, aside)
-    config = trees.config
-    needs = needed_tokens(
-        np.full(3, 100.0),
-        np.full(3, 4),
-        np.array(tpot_ms),
-        float(COST.ms[budget]),
-        config.latency_margin,
-    )
-    expected = slo_customized(
-        DRAFTS,
-        needs,
-        max(0, budget - aside),
-        round(config.n_max_share * (3 + budget) / 3),
-        8,
-        config.root_credit,
-        config.order,
-    )
-    assert np.array_equal(found, expected)
-
-
-def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
-    late = progress([0.0] * 3, tpot_ms=[NAN, 20.0, NAN])
-    slo = picked(planner("slo"), DRAFTS, late, budget=3).sum(axis=1)
-    greedy = picked(planner("global-greedy"), DRAFTS, late, budget=3).sum(axis=1)
-    assert slo[1] > greedy[1] == 0
+def test_a_budget_is_shared_by_worth_with_what_is_given(budget: int, aside: int) -> None:
+    best = picked(planner(GLOBAL_GREEDY), DRAFTS, FREE, budget, aside)
+    assert np.array_equal(best, global_greedy(DRAFTS, max(0, budget - aside)))
 
 
 @pytest.mark.parametrize("aside", [0, 3, 500])
@@ -372,12 +276,11 @@ def test_goodput_is_given_rates_and_what_further_nodes_cost(aside: int) -> None:
     assert np.array_equal(found, most_valuable(DRAFTS, at.rates, COST.beside(aside)))
 
 
-@pytest.mark.parametrize("selection", ["goodput", "slo"])
-def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
+def test_a_selector_knows_requests_by_their_rows() -> None:
     at = progress([0.001, 0.12, 0.001, 0.001], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))  # for throughput, nodes do not pay
-    selector = planner(selection).selector(at, dear, 1)
+    selector = planner().selector(at, dear, 1)
     first = selector(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
     turned = selector(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
     assert first == turned[::-1]
@@ -385,8 +288,8 @@ def test_a_selector_knows_requests_by_their_rows(selection: Selection) -> None:
     assert first[1] > 0
 
 
-@pytest.mark.parametrize("selection", ["goodput", "slo", "global-greedy", "equal-greedy"])
-def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
+@pytest.mark.parametrize("selection", [GOODPUT, GLOBAL_GREEDY, WHOLE])
+def test_selectors_take_drafts_without_a_node(selection: NodeSelection) -> None:
     none = np.zeros((3, 0))
     empty = Candidates(none, none.astype(np.int64))
     assert picked(planner(selection), empty, FREE).shape == (3, 0)
@@ -398,19 +301,21 @@ def test_selectors_take_drafts_without_a_node(selection: Selection) -> None:
 @pytest.mark.parametrize(
     ("settings", "selection"),
     [
-        ({}, "goodput"),
-        ({"nodes": 5}, "global-greedy"),
-        ({"policy": "target-only"}, "whole"),
-        ({"policy": "static", "chain": PAIR}, "whole"),
-        ({"policy": "static", "chain": PAIR, "nodes": 3}, "global-greedy"),
-        ({"policy": "paper"}, "whole"),
-        ({"policy": "smallest"}, "whole"),
+        ({}, GOODPUT),
+        ({"nodes": 5}, GLOBAL_GREEDY),
+        ({"policy": "target-only"}, WHOLE),
+        ({"policy": "static", "chain": PAIR}, WHOLE),
+        ({"policy": "static", "chain": PAIR, "nodes": 3}, GLOBAL_GREEDY),
+        ({"policy": "smallest"}, WHOLE),
     ],
 )
 def test_policies_that_fix_their_trees_verify_them(
-    settings: dict[str, Any], selection: Selection
+    settings: dict[str, Any], selection: NodeSelection
 ) -> None:
-    assert default_selection(SchedulerConfig.model_validate(settings)) == selection
+    scheduler = SchedulerConfig.model_validate(settings)
+    assert selection_of(TreesConfig(), scheduler) is selection
+    assert selection_of(TreesConfig(selection="goodput"), scheduler) is GOODPUT
+    assert selection_of(TreesConfig(selection="whole"), scheduler) is WHOLE
 
 
 def test_a_cycles_cost_is_that_of_its_prediction() -> None:

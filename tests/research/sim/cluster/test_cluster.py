@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
-from specrouter.config.cluster import RoutingPolicy
+from specrouter.config.policies import REPLICA_POLICIES
 from tests.specrouter.slo_machines import OPT_7B
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def pair(policy: str = "vllm", kv_ms: float = 1.0) -> Replica:
 
 
 def cluster(
-    count: int, routing: RoutingPolicy = "round-robin", make: Any = replica, **given: Any
+    count: int, routing: str = "round-robin", make: Any = replica, **given: Any
 ) -> SimulatedCluster:
     given.setdefault("routing", RoutingConfig(policy=routing))
     return SimulatedCluster({f"r{at}": make for at in range(count)}, ClusterSettings(**given))
@@ -63,8 +63,8 @@ def test_one_replica_without_delays_is_the_service_itself(policy: str) -> None:
     assert found == replay(chat(4.0, 24), alone, alone)
 
 
-@pytest.mark.parametrize("routing", get_args(RoutingPolicy))
-def test_the_same_seeds_give_the_same(routing: RoutingPolicy) -> None:
+@pytest.mark.parametrize("routing", REPLICA_POLICIES.names)
+def test_the_same_seeds_give_the_same(routing: str) -> None:
     failures = drawn_failures(3, 10.0, 4.0, 1.0, seed=2)
     found = [served(cluster(3, routing, failures=failures), chat(8.0, 30)) for _ in range(2)]
     assert found[0] == found[1]
@@ -85,7 +85,7 @@ FAILURES = st.lists(
 @given(FAILURES, st.sampled_from(["slo", "flowguard", "round-robin"]), st.booleans())
 @settings(max_examples=12, deadline=None)
 def test_no_request_is_lost_whatever_fails(
-    failures: list[Failure], routing: RoutingPolicy, is_paired: bool
+    failures: list[Failure], routing: str, is_paired: bool
 ) -> None:
     """As long as its replicas' failures are within `resume.limit`; who comes while none is ready is
     told so."""

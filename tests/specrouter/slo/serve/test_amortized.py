@@ -14,7 +14,7 @@ from specrouter.slo.admission import Admission
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Autoregressive, Speculative
-from specrouter.slo.serve.policy import slo
+from specrouter.slo.serve.policy import by_objectives
 from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import first_chunk
 from tests.pure import few
@@ -179,15 +179,17 @@ def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
     decode = [request(n, row=n, left=0, decoded=3, decode_ms=90.0, **asked) for n in range(20)]
     free = [request(50 + n, row=50 + n, left=0, decoded=3, decode_ms=90.0) for n in range(600)]
     new = [request(900, left=600, **asked), request(901, left=900, **asked)]
-    found = slo(lambda _: PACING, 2048)(view(new, [*decode, *free]))
+    found = by_objectives(lambda _: PACING, 2048)(view(new, [*decode, *free]))
     assert found.admitted
     assert found.budget_ms is not None
     assert found.budget_ms <= 200.0
     taking = len(decode) + len(free) - len(found.paused) + sum(found.chunks.values())
     assert OPT_7B.ms(taking) <= found.budget_ms
     assert found.paused < {each.id for each in free}
-    assert slo(lambda _: PACING, 2048)(view([], [*decode, *free])).budget_ms is None
-    as_nodes = slo(lambda _: replace(PACING, is_sum=False), 2048)(view(new, [*decode, *free]))
+    assert by_objectives(lambda _: PACING, 2048)(view([], [*decode, *free])).budget_ms is None
+    as_nodes = by_objectives(lambda _: replace(PACING, is_sum=False), 2048)(
+        view(new, [*decode, *free])
+    )
     assert as_nodes.budget_ms is None
     assert as_nodes.budget_nodes is not None
     (deepest,) = set(as_nodes.depths.values())
@@ -216,13 +218,13 @@ def test_the_planner_chooses_how_requests_decode() -> None:
         [request(n, left=300 * n, **asked) for n in range(1, 5)],
         [request(9, left=0, row=0, decoded=3, decode_ms=110.0, **asked)],
     )
-    found = slo(lambda _: PACING, CHUNK)(seen)
+    found = by_objectives(lambda _: PACING, CHUNK)(seen)
     assert found.admitted
     assert found.chunks
     plain = Admission(found.admitted, found.chunks, found.waits_for_memory, (), found.declined)
     assert found.promised == set(found.admitted)
     assert replace(found, budget_ms=None, promised=frozenset()) == plain
-    assert slo(lambda _: STRICT, CHUNK)(seen).depths
+    assert by_objectives(lambda _: STRICT, CHUNK)(seen).depths
 
 
 def test_who_sits_out_of_a_strict_batch_does_so_where_only_that_keeps_all_in_time() -> None:
@@ -236,7 +238,7 @@ def test_who_sits_out_of_a_strict_batch_does_so_where_only_that_keeps_all_in_tim
         [request(n, left=5, **asked) for n in range(3, 6)],
         [request(n, left=0, row=n, decoded=20, decode_ms=1000.0, **asked) for n in range(3)],
     )
-    found = slo(lambda _: pacing, 6)(seen)
+    found = by_objectives(lambda _: pacing, 6)(seen)
     assert set(found.admitted) == {3, 4, 5}
     assert found.paused == {0, 1, 2}
     assert sum(found.chunks.values()) == 6

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from research.policies.slos_serve import slos_serve
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.request.objective import Stage
-from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
 from specrouter.slo.serve.pacing import Autoregressive, Speculative
-from specrouter.slo.serve.policy import PacingOf, slo, slos_serve
+from specrouter.slo.serve.policy import PacingOf, by_objectives
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import rising, snapshot
 from tests.specrouter.slo.test_admission import request, view
@@ -83,7 +84,7 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
     """Not more prompt tokens than a cycle reads, and rows and memory for all who are admitted."""
     draws = np.random.default_rng(chunk)
     most = chunk + rows
-    policy = slo(amortized(measured_pacing("big", chunk, most), chunk), chunk)
+    policy = by_objectives(amortized(measured_pacing("big", chunk, most), chunk), chunk)
     check = PlanCheck(("big",), "big", (), most)
     for _ in range(60):
         seen = drawn_view(draws, rows, usual)
@@ -91,7 +92,7 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("make", [slo, slos_serve])
+@pytest.mark.parametrize("make", [by_objectives, slos_serve])
 @pytest.mark.parametrize(
     "pacing_of",
     [
@@ -102,7 +103,7 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
     ],
 )
 def test_whatever_size_objectives_are_of_an_engine_can_follow(
-    make: Callable[..., AdmissionPolicy], pacing_of: PacingOf
+    make: Callable[..., Admit], pacing_of: PacingOf
 ) -> None:
     """And no sum of theirs is infinite, or no number."""
     draws = np.random.default_rng(5)
@@ -119,7 +120,7 @@ def test_urgent_prompts_leave_a_promoted_one_its_part_of_a_cycle() -> None:
     asked = {**URGENT, "ttft_ms": 400.0, "awaits_first": True}
     soon = [request(10 + n, left=250, row=4 + n, **asked) for n in range(3)]
     seen = replace(view([], [*old, *soon]), performance=MEASURED)
-    policy = slo(amortized(measured_pacing("big", chunk, chunk + rows), chunk), chunk)
+    policy = by_objectives(amortized(measured_pacing("big", chunk, chunk + rows), chunk), chunk)
     chunks = policy(seen).chunks
     assert sum(chunks.values()) <= chunk + rows
     assert chunks[old[0].id] >= chunk // 8
@@ -131,7 +132,7 @@ def test_a_row_that_a_promoted_request_was_given_is_given_to_nobody_else() -> No
     old = replace(request(2, left=20, reserve_tokens=100), arrived_s=-100.0)
     new = request(3, left=20, reserve_tokens=100, **URGENT)
     seen = view([old, new], [replace(idle, arrived_s=-1.0)], free_rows=0, free_tokens=0)
-    found = slo(lambda view: PLAIN, 256)(seen)
+    found = by_objectives(lambda view: PLAIN, 256)(seen)
     assert (found.preempted, found.admitted) == ((1,), (2,))
     assert found.chunks.keys() == {2}
 
@@ -142,7 +143,7 @@ def test_who_reads_a_prompt_with_a_tpot_only_is_not_overtaken_for_ever() -> None
     asked = {"tpot_ms": 100.0, "ttft_ms": 900.0, "awaits_first": True}
     soon = [request(10 + n, left=1400, row=1 + n, **asked) for n in range(2)]
     seen = view([], [late, *(replace(each, arrived_s=59.9) for each in soon)])
-    policy = slo(lambda view: PLAIN, 256)
+    policy = by_objectives(lambda view: PLAIN, 256)
     share = OPT_7B.tokens_within(100.0) // 8
     assert policy(replace(seen, now_s=60.0)).chunks[1] >= share
 
@@ -152,7 +153,7 @@ def test_who_has_lost_its_tpot_before_it_was_preempted_comes_back_without_it() -
     lost = request(1, left=40, tpot_ms=50.0)
     lost = replace(lost, decoded=10, decode_ms=50_000.0, remaining=9)
     idle = request(2, 9.0, left=0, row=0, decoded=5)
-    found = slo(lambda view: PLAIN, 256)(view([lost], [idle], free_rows=0))
+    found = by_objectives(lambda view: PLAIN, 256)(view([lost], [idle], free_rows=0))
     assert (found.preempted, found.admitted) == ((), ())
     assert found.declined == (1,)
 
@@ -175,7 +176,7 @@ def test_who_waited_too_long_is_rejected_if_it_asked_for_that_and_else_promoted(
     old = request(1, left=20, rejects=rejects, **asked)
     idle = replace(request(2, 5.0, left=0, row=0, decoded=5), arrived_s=30.0)
     seen = replace(view([old], [idle], free_rows=0), now_s=31.0)
-    found = slo(lambda view: PLAIN, 256)(seen)
+    found = by_objectives(lambda view: PLAIN, 256)(seen)
     ends = rejects and is_over
     assert (found.admitted, found.preempted) == (((), ()) if ends else ((1,), (2,)))
     assert (1 in found.declined) or not ends
@@ -186,4 +187,4 @@ def test_who_asks_to_be_rejected_waits_until_patience_ends() -> None:
     busy = [request(2 + row, left=0, row=row, decoded=5, **URGENT) for row in range(2)]
     for now_s, declined in ((29.0, ()), (31.0, (1,))):
         seen = replace(view([asked], busy, free_rows=0), now_s=now_s)
-        assert slo(lambda view: PLAIN, 256)(seen).declined == declined
+        assert by_objectives(lambda view: PLAIN, 256)(seen).declined == declined

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from research.policies.slos_serve import slos_serve
 from specrouter.request.objective import Stage
 from specrouter.request.output import Feasible
-from specrouter.slo.admission import Admission, AdmissionPolicy, fcfs
+from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.feasible import earliest_feasible, slack_of
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
-from specrouter.slo.serve.policy import slo, slos_serve
+from specrouter.slo.serve.policy import by_objectives
 from specrouter.slo.serve.requests import sorted_requests
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.slo.test_admission import request, view
@@ -23,11 +24,11 @@ DRAFTING = Speculative(OPT_7B, 0.7, 100.0)
 BUSY = [request(10 + each, row=each, left=0, tpot_ms=50.0) for each in range(4)]
 
 
-@pytest.mark.parametrize("make", [slo, slos_serve])
+@pytest.mark.parametrize("make", [by_objectives, slos_serve])
 @pytest.mark.parametrize("pacing", [PLAIN, DRAFTING])
 @pytest.mark.parametrize("running", [[], BUSY])
 def test_the_earliest_objective_is_admitted_and_an_earlier_one_is_not(
-    make: Callable[..., AdmissionPolicy], pacing: Pacing, running: list[RequestView]
+    make: Callable[..., Admit], pacing: Pacing, running: list[RequestView]
 ) -> None:
     policy = make(lambda view: pacing, 256)
     asked = request(1, left=1500, tpot_ms=50.0, ttft_ms=60.0)
@@ -48,7 +49,7 @@ def test_the_earliest_objective_is_admitted_and_an_earlier_one_is_not(
 
 
 def test_where_the_tpot_is_beyond_the_machine_the_least_one_is_named() -> None:
-    policy = slo(lambda view: PLAIN, 256)
+    policy = by_objectives(lambda view: PLAIN, 256)
     asked = request(1, left=100, ttft_ms=500.0, stages=(Stage(1.0, until_tokens=5), Stage(90.0)))
     found = earliest_feasible(policy, view([asked], []), asked)
     assert found.tpot_ms == pytest.approx(OPT_7B.ms(1), rel=0.06)
@@ -60,7 +61,7 @@ def test_where_the_tpot_is_beyond_the_machine_the_least_one_is_named() -> None:
 def test_few_decisions_tell_the_least_tpot_however_far_it_is(
     tpot_ms: float, pacing: Pacing
 ) -> None:
-    decide, decided = slo(lambda view: pacing, 256), 0
+    decide, decided = by_objectives(lambda view: pacing, 256), 0
 
     def counted(seen: EngineView) -> Admission:
         nonlocal decided
@@ -83,7 +84,7 @@ def test_few_decisions_tell_the_least_tpot_however_far_it_is(
 
 
 def test_without_a_tpot_only_a_ttft_is_named() -> None:
-    policy = slo(lambda view: PLAIN, 256)
+    policy = by_objectives(lambda view: PLAIN, 256)
     asked = request(1, left=1500, ttft_ms=1.0)
     found = earliest_feasible(policy, view([asked], []), asked)
     assert found.tpot_ms is None
@@ -92,7 +93,7 @@ def test_without_a_tpot_only_a_ttft_is_named() -> None:
 
 
 def test_where_nothing_is_feasible_nothing_is_named() -> None:
-    policy = slo(lambda view: PLAIN, 256)
+    policy = by_objectives(lambda view: PLAIN, 256)
     asked = request(1, left=100, tpot_ms=50.0, ttft_ms=500.0)
     full = replace(view([asked], BUSY), free_rows=0)
     assert earliest_feasible(policy, full, asked) == Feasible()

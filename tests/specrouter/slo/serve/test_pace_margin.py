@@ -11,7 +11,7 @@ from specrouter.request.output import RequestMetrics
 from specrouter.slo.serve.measured_pacing import amortized
 from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.slo.serve.pacing import Speculative
-from specrouter.slo.serve.policy import slo
+from specrouter.slo.serve.policy import by_objectives
 from specrouter.view import LEAST_PACE_MARGIN
 from tests.specrouter.predictions import rising
 from tests.specrouter.slo.serve.test_measured_pacing import view
@@ -57,7 +57,7 @@ def test_a_margin_that_lets_nobody_in_narrows_until_somebody_is_promised_again()
     times, margin, declined = CurveTime(rising(10.0, 0.5), 1.0), PaceMargin(MOST), 0
     pacing_of = amortized(lambda _: Speculative(times, 0.7, 20.0), 64)
     tpot_ms = 1.2 * pacing_of(view(0)).fastest_ms
-    policy = slo(pacing_of, 64)
+    policy = by_objectives(pacing_of, 64)
     while True:
         asked = replace(request(1, left=20, tpot_ms=tpot_ms, output_tokens=20), arrived_s=10.0)
         found = policy(replace(view(0), waiting=(asked,), pace_margin=margin.value))
@@ -74,7 +74,7 @@ def test_a_margin_that_lets_nobody_in_narrows_until_somebody_is_promised_again()
 def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() -> None:
     pacing_of = amortized(lambda _: Speculative(KNOWN_TIMES, 0.7, 20.0), 64)
     asked = request(1, left=20, tpot_ms=0.9 * pacing_of(view(0)).fastest_ms, output_tokens=20)
-    found = slo(pacing_of, 64)(replace(view(0), waiting=(asked,)))
+    found = by_objectives(pacing_of, 64)(replace(view(0), waiting=(asked,)))
     assert (found.declined, found.held_back) == ((1,), 0)
 
 

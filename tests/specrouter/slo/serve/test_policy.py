@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.slos_serve import slos_serve
 from specrouter.profile.batch_time import BatchTime, RooflineTime
 from specrouter.request.objective import Stage
-from specrouter.slo.admission import AdmissionPolicy, fcfs
+from specrouter.slo.admission import Admit, fcfs
 from specrouter.slo.serve.pacing import Autoregressive, Pacing
-from specrouter.slo.serve.policy import slo, slos_serve
+from specrouter.slo.serve.policy import by_objectives
 from tests.specrouter.slo.serve.virtual_execution import Job, VirtualEngine
 from tests.specrouter.slo.test_admission import needs, request, view
 from tests.specrouter.slo_machines import OPT_7B
@@ -23,14 +24,14 @@ from tests.specrouter.slo_machines import OPT_7B
 TIERS = (50.0, 100.0)
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
 
-MakePolicy = Callable[[Pacing], AdmissionPolicy]
+MakePolicy = Callable[[Pacing], Admit]
 
 
-def ours(pacing: Pacing, patience_ms: float = 30_000.0) -> AdmissionPolicy:
-    return slo(lambda view: pacing, 256, patience_ms)
+def ours(pacing: Pacing, patience_ms: float = 30_000.0) -> Admit:
+    return by_objectives(lambda view: pacing, 256, patience_ms=patience_ms)
 
 
-def published(pacing: Pacing) -> AdmissionPolicy:
+def published(pacing: Pacing) -> Admit:
     return slos_serve(lambda view: pacing, 256)
 
 
@@ -69,9 +70,7 @@ def attained(jobs: Sequence[Job]) -> float:
     return float(np.mean([max(job.late_stages(), default=0.0) <= 1.0 + 1e-6 for job in jobs]))
 
 
-def run(
-    policy: AdmissionPolicy, jobs: list[Job], times: BatchTime = OPT_7B, **engine: Any
-) -> VirtualEngine:
+def run(policy: Admit, jobs: list[Job], times: BatchTime = OPT_7B, **engine: Any) -> VirtualEngine:
     executor = VirtualEngine(policy, times, **engine)
     executor.run(jobs)
     assert all(job.is_done for job in jobs)
@@ -218,7 +217,7 @@ def test_without_objectives_it_decides_as_fcfs(
         for n, (key, left) in enumerate(running)
     ]
     seen = view(queue, rows, free_rows, free_tokens)
-    for make in (slo, slos_serve):
+    for make in (by_objectives, slos_serve):
         assert make(lambda view: PLAIN, chunk)(seen) == fcfs(chunk)(seen)
 
 

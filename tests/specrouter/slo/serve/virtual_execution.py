@@ -14,7 +14,7 @@ import numpy as np
 from specrouter.profile.batch_time import BatchTime
 from specrouter.request.attainment import stage_ends, tpot_of_runs
 from specrouter.request.objective import Stage
-from specrouter.slo.admission import Admission, AdmissionPolicy
+from specrouter.slo.admission import Admission, Admit
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL, flat, snapshot
 
@@ -77,7 +77,7 @@ class Job:
 
 @dataclass
 class VirtualEngine:
-    policy: AdmissionPolicy
+    policy: Admit
     times: BatchTime
     rows: int = 1 << 20
     kv_tokens: int | None = None

@@ -1,0 +1,49 @@
+"""Chain policies of one's own, each with one attribute that the built-in ones do not have."""
+
+from collections.abc import Mapping
+
+from specrouter.routing.chain_policy import Candidates, ChainPolicy, RequestDepth, Situation
+from specrouter.view import ChainDecision, EngineView
+
+
+class First(ChainPolicy):
+    """The chain of two models that comes first in the pool."""
+
+    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+        pairs = [chain for chain in pool.reachable(now.models) if len(chain) == 2]
+        return ChainDecision((*pairs, (pool.target,))[0], self.shape(now.limits))
+
+
+class TakesChain(First):
+    takes_chain = True
+
+
+class NeedsChain(TakesChain):
+    needs_chain = True
+
+
+class Paths(First):
+    drafts_paths = True
+
+
+class HardlyRejecting(First):
+    hard_rejection = decides_every_cycle = True
+
+    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
+        found = super().choose(pool, now)
+        return ChainDecision(found.chain, found.shape, hard_rejection=True)
+
+
+class Eager(First):
+    """Each request drafts as deep as it has cycles behind it, which the policy remembers; no more
+    than two together."""
+
+    default_depth = 6
+
+    def depths(self, view: EngineView) -> Mapping[int, RequestDepth]:
+        cycles = {one.id: view.standing.memories.get(one.id, 0) + 1 for one in view.running}
+        return {each: RequestDepth(levels=n, together=2, memory=n) for each, n in cycles.items()}
+
+
+FIRST, TAKES_CHAIN, NEEDS_CHAIN, PATHS = First(), TakesChain(), NeedsChain(), Paths()
+HARDLY_REJECTING, EAGER = HardlyRejecting(), Eager()

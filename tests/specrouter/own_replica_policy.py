@@ -1,0 +1,12 @@
+"""Replica policies of one's own."""
+
+from specrouter.cluster.policy import ReplicaPolicy, RoutingSettings, Views
+from specrouter.cluster.state import Ranking, RoutedRequest
+
+
+def _last(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    order = tuple(view.name for view in reversed(views))
+    return Ranking(order, {name: {} for name in order}, "the last one first", {})
+
+
+LAST = ReplicaPolicy(_last)
