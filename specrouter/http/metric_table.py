@@ -137,7 +137,7 @@ def families(values: Mapping[str, Values]) -> Iterator[Metric]:
     """`values`: by name, of every family of the table."""
     for kind, name, labels, text in _ROWS:
         found = values[name]
-        family = _KINDS[kind](name, " ".join(text.split()), labels=findall(r"\w+", labels))
+        family = _KINDS[kind](name, text, labels=labels)
         for key, value in (found if isinstance(found, Mapping) else {(): found}).items():
             _add(family, key, value)
         yield family
@@ -159,4 +159,9 @@ _KINDS = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-_ROWS = findall(r"^(\w+) ([\w:]+)({.*})?: (.*(?:\n    .*)*)", _TABLE, MULTILINE)
+_ROWS = [
+    (kind, name, findall(r"\w+", labels), " ".join(text.split()))
+    for kind, name, labels, text in findall(
+        r"^(\w+) ([\w:]+)({.*})?: (.*(?:\n    .*)*)", _TABLE, MULTILINE
+    )
+]
