@@ -43,6 +43,15 @@ class Registry:
             raise ValueError(f"{name!r} is a {self._kind} that comes with SpecRouter")
         self._own[name] = self._checked(name, policy)
 
+    def check(self, name: str) -> None:
+        """Raises `ConfigError` where there is no such policy.
+
+        One that comes with SpecRouter is not imported: it needs PyTorch, which an error elsewhere
+        in a configuration should not wait for.
+        """
+        if name not in self._built_in:
+            self.find(name)
+
     def find(self, name: str) -> Any:
         """The policy of this name, or of `package.module:NAME`, which is imported.
 

@@ -105,7 +105,7 @@ class RoutingConfig(Strict):
     @field_validator("policy")
     @classmethod
     def _policy_is_registered(cls, policy: str) -> str:
-        REPLICA_POLICIES.find(policy)
+        REPLICA_POLICIES.check(policy)
         return policy
 
     @field_validator("weights")

@@ -74,7 +74,7 @@ class EngineConfig(Strict):
     @field_validator("admission")
     @classmethod
     def _admission_is_registered(cls, admission: str) -> str:
-        ADMISSION_POLICIES.find(admission)
+        ADMISSION_POLICIES.check(admission)
         return admission
 
     @model_validator(mode="after")

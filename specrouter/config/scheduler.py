@@ -31,11 +31,13 @@ class SchedulerConfig(Strict):
     @field_validator("policy")
     @classmethod
     def _policy_is_registered(cls, policy: str) -> str:
-        CHAIN_POLICIES.find(policy)
+        CHAIN_POLICIES.check(policy)
         return policy
 
     @model_validator(mode="after")
     def _policy_has_what_it_needs(self) -> "SchedulerConfig":
+        if self.policy == type(self).model_fields["policy"].default and self.chain is None:
+            return self  # the default needs nothing, and is not imported: `Registry.check`
         policy = CHAIN_POLICIES.find(self.policy)
         if policy.needs_chain and self.chain is None:
             raise ValueError(f"the policy {self.policy} needs a chain")

@@ -24,5 +24,5 @@ class TreesConfig(Strict):
     @classmethod
     def _selection_is_registered(cls, selection: str | None) -> str | None:
         if selection is not None:
-            NODE_SELECTIONS.find(selection)
+            NODE_SELECTIONS.check(selection)
         return selection

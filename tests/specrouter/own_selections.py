@@ -20,12 +20,12 @@ class Formed(Whole):
 
 
 class Reshaping(Unplanned):
-    """As deep as there are requests, or as the budget of tokens says, and three wide."""
+    """As deep as there are requests, or as the budget of tokens says, at most 9; three wide."""
 
     reshapes = True
 
     def shape(self, target: ForwardTimes, requests: int, budget_tokens: int | None) -> DraftShape:
-        return DraftShape(budget_tokens or requests, 3)
+        return DraftShape(min(9, budget_tokens or requests), 3)
 
 
 UNPLANNED, FORMED, RESHAPING = Unplanned(), Formed(), Reshaping()

@@ -28,6 +28,16 @@ def test_built_in_policies_come_first_and_are_imported_when_they_are_asked_for()
     assert registry.names == ("third", "none", "half")
 
 
+def test_a_name_is_checked_without_an_import_where_it_is_a_built_in_one() -> None:
+    registry = numbers()
+    registry.register("half", HALF)
+    for name in ("third", "none", "half", f"{__name__}:HALF"):
+        registry.check(name)
+    for name in ("quarter", "no_such:HALF", "math:pi"):
+        with pytest.raises(ConfigError):
+            registry.check(name)
+
+
 def test_ones_own_policy_has_the_name_that_it_was_registered_by() -> None:
     registry = numbers()
     registry.register("half", HALF)

@@ -1194,15 +1194,23 @@ def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> Non
         assert_whole(router)
 
 
-@pytest.mark.parametrize("shape", ["adaptive", "adaserve", "fixed", "static"])
+@pytest.mark.parametrize(
+    "selections",
+    [
+        ("goodput", "global-greedy", "whole"),
+        ("research.policies:ADASERVE", "research.policies:EQUAL_GREEDY"),
+        ("research.policies:SPECINFER", "research.policies:ADASERVE_SLO_PHASE"),
+        tuple(f"tests.specrouter.own_selections:{name}" for name in ("FORMED", "RESHAPING")),
+    ],
+)
 def test_the_trees_of_a_policy_may_be_changed_between_requests(
-    shape: str, small_config: Settings
+    selections: tuple[str, ...], small_config: Settings
 ) -> None:
     with open_router(small_config) as router:
         expected = [alone(router, prompt) for prompt in prompts(3)]
         asked = [SLO(tpot_ms=1e-3), SLO(tpot_ms=1e6), None]
-        for selection in ("goodput", "slo", "global-greedy", "equal-greedy", "whole"):
-            trees = {"shape": shape, "selection": selection, "budget_tokens": 24}
+        for selection in selections:
+            trees = {"selection": selection, "budget_tokens": 24}
             router.set_policy("static", trees, chain=["small", "target"])
             outputs = router.generate(prompts(3), GREEDY, slo=asked)
             assert tokens(outputs) == expected
@@ -1226,7 +1234,7 @@ def test_a_cycle_of_64_requests_verifies_1024_tokens(
         texts, params = prompts(64), SamplingParams(24, temperature=1.0, seed=5)
         expected = tokens(router.generate(texts, params, "off"))
         packed.clear()
-        trees = {"shape": "fixed", "selection": "global-greedy", "budget_tokens": 1024}
+        trees = {"selection": "global-greedy", "budget_tokens": 1024}
         router.set_policy("static", trees, chain=["small", "target"], depth=6, width=4, nodes=15)
         outputs = router.generate(texts, params)
         assert tokens(outputs) == expected
@@ -1237,31 +1245,30 @@ def test_a_cycle_of_64_requests_verifies_1024_tokens(
 def test_a_policy_without_trees_has_the_configured_ones(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
+    seen: list[str | None] = []
     real = Engine.set_policy
 
     def set_policy(engine: Engine, *arguments: Any) -> None:
-        seen.append(arguments[1].shape)
+        seen.append(arguments[1].selection)
         real(engine, *arguments)
 
     monkeypatch.setattr(Engine, "set_policy", set_policy)
-    with ChainRouter.from_config({**small_config, "trees": {"shape": "fixed"}}) as router:
+    with ChainRouter.from_config({**small_config, "trees": {"selection": "whole"}}) as router:
         router.set_policy("adaptive")
-        router.set_policy("adaptive", trees={"shape": "static"})
+        router.set_policy("adaptive", trees={"selection": "global-greedy"})
         router.set_policy("adaptive", trees={})
         router.set_policy("adaptive")
-    assert seen == ["fixed", "static", "adaptive", "fixed"]
+    assert seen == ["whole", "global-greedy", None, "whole"]
 
 
 @pytest.mark.parametrize(
     ("field", "trees"),
     [
-        ("trees.shape", {"shape": "round"}),
         ("trees.selection", {"selection": "random"}),
+        ("trees.selection", {"selection": "tests.specrouter.own_selections:NONE_SUCH"}),
+        ("trees.shape", {"shape": "adaserve"}),
         ("trees.budget_tokens", {"budget_tokens": 0}),
         ("trees.budget", {"budget": 5}),
-        ("trees.min_depth", {"min_depth": 5, "max_depth": 4}),
-        ("trees.max_width", {"max_depth": 16, "max_width": 5}),
     ],
 )
 def test_bad_trees_are_refused_and_name_their_field(
@@ -1276,6 +1283,8 @@ def test_bad_trees_are_refused_and_name_their_field(
     ("field", "policy", "settings"),
     [
         ("scheduler.policy", "clever", {}),
+        ("scheduler.policy", "tests.specrouter.own_policies:NONE_SUCH", {}),
+        ("scheduler.chain", "adaptive", {"chain": ["small", "target"]}),
         ("scheduler.depth", "adaptive", {"depth": 0}),
         ("scheduler.deph", "adaptive", {"deph": 3}),
         ("scheduler.chain", "static", {"chain": ["tiny", "target"]}),

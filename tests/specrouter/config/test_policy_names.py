@@ -1,12 +1,14 @@
 """Policies are named by those that come with SpecRouter, or one's own by module and name."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.config import RouterConfig
+from specrouter.config import RouterConfig, SchedulerConfig
 from specrouter.config.policies import (
     ADMISSION_POLICIES,
     CHAIN_POLICIES,
@@ -136,6 +138,32 @@ def test_what_is_no_name_is_refused(field: str, value: Any) -> None:
         assert RouterConfig.load(settings(field, value)).trees.selection is None
     else:
         assert refused(settings(field, value)).field == field
+
+
+def test_names_that_come_with_specrouter_import_no_framework() -> None:
+    """It takes seconds, which an error elsewhere in the configuration should not wait for."""
+    script = (
+        "import sys\n"
+        "from specrouter.config.policies import *\n"
+        "from specrouter.config import RouterConfig\n"
+        "pool = {'target': 'a', 'models': [{'name': 'a', 'source': 'b'}]}\n"
+        "given = {'pool': pool, 'cluster': {'replicas': [{'name': 'a'}]}}\n"
+        "for name in NODE_SELECTIONS.names:\n"
+        "    RouterConfig.load({**given, 'trees': {'selection': name}})\n"
+        "for name in ADMISSION_POLICIES.names:\n"
+        "    RouterConfig.load({**given, 'engine': {'admission': name}})\n"
+        "for name in REPLICA_POLICIES.names:\n"
+        "    given['cluster']['routing'] = {'policy': name}\n"
+        "    RouterConfig.load(given)\n"
+        "print({'torch', 'transformers', 'ray'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_what_is_not_checked_of_the_default_policy_is_so() -> None:
+    policy = CHAIN_POLICIES.find(SchedulerConfig().policy)
+    assert (policy.needs_chain, policy.drafts_paths) == (False, False)
 
 
 def test_a_replicas_own_admission_is_checked_too() -> None:
