@@ -50,9 +50,9 @@ class RooflineTime:
         return max(k1 * tokens + k2 * steps + b for k1, k2, b in self.terms)
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:
-        left = [(ms - k2 * steps - b, k1) for k1, k2, b in self.terms]
-        if min(spare for spare, _ in left) < 0.0:
+        if self.ms(1, steps) > ms:
             return 0
+        left = [(max(0.0, ms - k2 * steps - b), k1) for k1, k2, b in self.terms]
         most = min((spare / k1 for spare, k1 in left if k1 > 0.0), default=math.inf)
         return _adjusted(self, min(most, MOST_TOKENS), ms, steps)
 

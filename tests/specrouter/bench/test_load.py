@@ -118,13 +118,12 @@ def point(output_tokens: int = 8) -> Point:
     return Point(1.0, 0.5, 1.0, tuple(arrivals))
 
 
-def test_a_name_brings_its_admission_and_one_that_no_engine_has_is_refused() -> None:
+def test_a_name_brings_its_admission_and_an_unknown_one_is_refused() -> None:
     router = FakeRouter()
-    for name in ("slo", "slos-serve", "goodput"):
+    for name in ("slo", "goodput"):
         OwnService(router).use(name)
-    published = "research.policies:SLOS_SERVE"
-    assert [one["admission"] for _, one, _ in router.used] == ["slo", published, "fcfs"]
-    with pytest.raises(ConfigError, match="'vllm' admits as no engine here does"):
+    assert [one["admission"] for _, one, _ in router.used] == ["slo", "fcfs"]
+    with pytest.raises(ConfigError, match="'vllm' is none of target-only, "):
         LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",))
 
 

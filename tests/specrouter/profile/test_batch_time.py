@@ -37,6 +37,7 @@ def is_inverse(times: BatchTime, ms: float, steps: int) -> bool:
 
 @example(RooflineTime(((2.2e-308, 0.0, 1.0),)), 1.0, 0)
 @example(RooflineTime(((1e-15, 0.0, 1.0),)), 1.0, 0)
+@example(RooflineTime(((0.0, 1.0, 5.551115123125783e-17),)), 1.0, 1)
 @given(rooflines.map(tuple).map(RooflineTime), st.floats(0.0, 1e4), st.integers(0, 16))
 def test_no_batch_within_a_time_is_larger(times: RooflineTime, ms: float, steps: int) -> None:
     assert is_inverse(times, ms, steps)
