@@ -51,7 +51,14 @@ class Served:
     cases: list[Case]
 
 
-@pytest.fixture(scope="module", params=SAVERS)
+# The others, which differ less from these, are served by `make exact`.
+FEW = ("llama", "gemma2", "opt", "gpt2")
+ARCHITECTURES = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.exact) for name in SAVERS
+]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -255,13 +262,13 @@ def test_texts_under_rejection_follow_the_processed_distribution(tmp_path: Path)
     assert max(length for label, length in accepted.items() if "ngram>target" in label) > 1.1
 
 
-FAULTS = [
-    name if name in ("llama", "gemma3") else pytest.param(name, marks=pytest.mark.exact)
-    for name in SAVERS
-]
-
-
-@pytest.mark.parametrize("architecture", FAULTS)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name in ("llama", "gemma2") else pytest.param(name, marks=pytest.mark.exact)
+        for name in SAVERS
+    ],
+)
 def test_faults_never_change_an_output(architecture: str, tmp_path: Path) -> None:
     check = FaultCheck(seed=1, progress=Progress("faults", 20))
     family = Family(architecture, tmp_path)

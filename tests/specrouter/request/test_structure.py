@@ -160,6 +160,7 @@ def cases(router: ChainRouter) -> list[Case]:
     return found
 
 
+@pytest.mark.exact
 def test_tokens_are_those_of_transformers_and_llguidance_under_every_arrangement(
     router: ChainRouter, cases: list[Case]
 ) -> None:
