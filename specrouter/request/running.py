@@ -56,6 +56,7 @@ class RunningRequest:
     ) -> None:
         self.spec, self.handle = spec, handle
         self.objective: Objective | None = spec.objective
+        self.has_objective = spec.objective is not None  # it came with one
         self.row: int | None = None
         self.preemptions, self.cached_tokens, self.handed_tokens = 0, 0, 0
         self.is_declined = self.is_promised = False
@@ -92,11 +93,6 @@ class RunningRequest:
         if self._prompt_logprobs:  # they came with the first tokens
             params = replace(params, prompt_logprobs=None)
         return replace(self.spec, generated=tuple(self._tokens), params=params)
-
-    @property
-    def has_objective(self) -> bool:
-        """Whether it came with one."""
-        return self.objective is not None
 
     @property
     def has_begun(self) -> bool:
