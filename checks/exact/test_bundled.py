@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import yaml
 
 from checks.exact.arguments import BUNDLED_CONFIG, open_oracle, open_router
@@ -24,6 +25,7 @@ ROWS = (
 )
 
 
+@pytest.mark.exact
 def test_float32_tokens_are_those_of_transformers_under_every_arrangement() -> None:
     config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
     models = config["pool"]["models"]

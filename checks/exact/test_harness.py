@@ -196,6 +196,7 @@ def test_a_policy_lasts_as_long_as_its_arrangement(small_router: ChainRouter) ->
     assert not any(record.decision.shape.depth == 2 for record in small_router.decisions())
 
 
+@pytest.mark.exact
 def test_small_requests_under_every_policy(small_router: ChainRouter) -> None:
     oracle = open_oracle(small_router, "float64")
     params = [

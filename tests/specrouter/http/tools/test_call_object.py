@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrouter.http.tools.call_object import JsonScanner, call_of, name_before_arguments
+from tests.pure import few
 
 VALUES = st.recursive(
     st.one_of(
@@ -65,6 +66,7 @@ def test_a_call_may_be_without_arguments_where_a_tag_says_that_it_is_one() -> No
     assert call_of('{"name": "f"}', needs_arguments=True) is None
 
 
+@settings(max_examples=few(40), deadline=None)
 @given(st.dictionaries(st.text(), VALUES), st.sampled_from([None, 1]), st.booleans())
 def test_an_object_ends_at_its_last_character(
     value: dict[str, object], indent: int | None, ascii_only: bool
