@@ -54,6 +54,8 @@ class Candidates:
     @classmethod
     def together(cls, parts: "Sequence[Candidates]") -> "Candidates":
         """Those of several groups one after the other, as wide as the widest."""
+        if len(parts) == 1:  # as in most cycles
+            return parts[0]
         width = max(one.worth.shape[1] for one in parts)
         worth, depths = (
             [np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in arrays]

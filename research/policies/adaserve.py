@@ -75,7 +75,9 @@ class AdaServeTrees(NodeSelection):
         if self.drafter_tokens is not None and self.drafter_tokens < 1:
             raise ValueError("drafter_tokens must be at least 1")
 
-    def shape(self, target: ForwardTimes, requests: int, budget_tokens: int | None) -> DraftShape:
+    def shape(
+        self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
+    ) -> DraftShape:
         """Without a configured budget, it is what a pass reads in twice the time of the roots
         alone: where reading more tokens takes as long as reading the weights."""
         if budget_tokens is None:

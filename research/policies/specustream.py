@@ -15,13 +15,12 @@ Pure: what a request's flow was comes in with the view, and goes out with the pl
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from specrouter.request.params import Chain
-from specrouter.routing.chain_policy import Candidates, ChainPolicy, RequestDepth, Situation
-from specrouter.view import ChainDecision, EngineView, RequestView
+from specrouter.routing.chain_policy import FixedChain, RequestDepth
+from specrouter.view import EngineView, RequestView
 
 HISTORY = 10  # h: of the flow vector
 _BASE_DEPTH = 5  # d_base
@@ -47,22 +46,15 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class SpecuStream(ChainPolicy):
+class SpecuStream(FixedChain):
     """The smallest drafter, or `scheduler.chain`; each request sets its own depth.
 
     `remembers`: what the flow vector holds; `deltas` is as printed.
     """
 
     remembers: Literal["deltas", "acceptances"] = "deltas"
-    learns = takes_chain = drafts_paths = True
+    takes_chain = drafts_paths = True
     default_depth = 20  # of the chain; `depths` says how much of it is used
-
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
-        chain = pool.config.chain or pool.smallest_pair()
-        return ChainDecision(pool.usable(chain, now.models), self.shape(now.limits))
-
-    def chains(self, pool: Candidates) -> Sequence[Chain]:
-        return (pool.config.chain or pool.smallest_pair(),)
 
     def depths(self, view: EngineView) -> dict[int, RequestDepth]:
         """By id, of the running requests."""

@@ -23,11 +23,7 @@ _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("trees", "drafter_tokens"): _ADASERVE,
     ("trees", "c1"): _ADASERVE,
     ("trees", "c2"): _ADASERVE,
-    (
-        "cluster",
-        "resume",
-        "endangered",
-    ): "requests move from lost replicas",
+    ("cluster", "resume", "endangered"): "only replicas that are lost or emptied are left",
 }
 # Path of a key -> new value by old one.
 _RENAMED_VALUES: Mapping[tuple[str, ...], Mapping[str, str]] = {

@@ -9,6 +9,7 @@ Contract: pure. A policy knows what it is told, and keeps nothing between calls.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ class RequestDepth:
     memory: Any = None
 
 
-class ChainPolicy:
+class ChainPolicy(ABC):
     """Attributes:
     takes_chain, needs_chain: whether `scheduler.chain` may, or must, be given.
     drafts_paths: trees have width 1.
@@ -124,9 +125,9 @@ class ChainPolicy:
     default_depth: int = DEFAULT_DEPTH
     default_selection: str = "whole"
 
+    @abstractmethod
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         """The chain and the shape of its drafts, until the decision is due again."""
-        raise NotImplementedError
 
     def chains(self, pool: Candidates) -> Sequence[Chain]:
         """All that the policy may choose: their models are loaded and timed at the start."""
@@ -142,8 +143,8 @@ class ChainPolicy:
         return DraftShape(depth, fitting_width(depth, limits.width or 1), limits.nodes or 0)
 
 
-class _Smallest(ChainPolicy):
-    """The smallest drafter and the target, or the configured chain, where it takes one."""
+class FixedChain(ChainPolicy):
+    """The configured chain, where a policy takes one, else the smallest drafter and the target."""
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         return ChainDecision(pool.usable(self._chain(pool), now.models), self.shape(now.limits))
@@ -165,10 +166,10 @@ class _TargetOnly(ChainPolicy):
         return ()
 
 
-class _Static(_Smallest):
+class _Static(FixedChain):
     takes_chain = needs_chain = True
 
 
 STATIC = _Static()
-SMALLEST = _Smallest()
+SMALLEST = FixedChain()
 TARGET_ONLY = _TargetOnly()

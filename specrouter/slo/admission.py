@@ -10,6 +10,7 @@ in a configuration: `engine.admission: my_package.my_module:MY_ADMISSION`.
 Pure: `(EngineView) -> Admission`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -67,16 +68,16 @@ class Admission:
 Admit = Callable[[EngineView], Admission]
 
 
-class AdmissionPolicy:
+class AdmissionPolicy(ABC):
     """Attributes:
     preempts: running requests may lose their rows to others.
     """
 
     preempts: bool = False
 
+    @abstractmethod
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
         """What decides in an engine of this configuration, whose target has this name."""
-        raise NotImplementedError
 
 
 class _Fcfs(AdmissionPolicy):

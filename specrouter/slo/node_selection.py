@@ -9,6 +9,7 @@ Contract: pure. The selector that is returned is good for one cycle.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -61,7 +62,7 @@ class Progress:
         return Progress(*(getattr(self, one.name)[at] for one in fields(self)))
 
 
-class NodeSelection:
+class NodeSelection(ABC):
     """Attributes:
     takes_whole_trees: all that is drafted is verified, so drafts are no larger than what pays.
     takes_quotations: drafts may be lengthened by quotations of earlier text, because nodes that are
@@ -69,7 +70,7 @@ class NodeSelection:
     plans_cycles: who drafts in a cycle, and with which trees, is chosen by what its requests still
         need for their objectives.
     branching: the branches of every node, level by level, where trees have a fixed form.
-    reshapes: `shape` says how large drafts are, whatever the chain policy chose.
+    reshapes: `shape` is not the chain policy's, so that policy's prediction does not hold.
     """
 
     takes_whole_trees: bool = False
@@ -78,6 +79,7 @@ class NodeSelection:
     branching: tuple[int, ...] | None = None
     reshapes: bool = False
 
+    @abstractmethod
     def selector(self, progress: Progress, cost: CycleCost, budget_nodes: int) -> TreeSelector:
         """Picks the nodes of one cycle.
 
@@ -86,11 +88,12 @@ class NodeSelection:
             cost: milliseconds of the cycle, by verified nodes.
             budget_nodes: of all requests together, without their roots.
         """
-        raise NotImplementedError
 
-    def shape(self, target: ForwardTimes, requests: int, budget_tokens: int | None) -> DraftShape:
-        """Of the drafts of so many requests, where the selection `reshapes`."""
-        raise NotImplementedError
+    def shape(
+        self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
+    ) -> DraftShape:
+        """Of the drafts of so many requests; the chain policy has decided on another one."""
+        return decided
 
 
 class _Goodput(NodeSelection):

@@ -84,7 +84,7 @@ class TreePlanner:
         if not self.reshapes:
             return option
         target = curve_of(snapshot, option.chain[-1], option.chain[-1])
-        found = self.selection.shape(target, requests, self.config.budget_tokens)
+        found = self.selection.shape(option.shape, target, requests, self.config.budget_tokens)
         width = 1 if self._only_paths else found.width
         shape = DraftShape(found.depth, width, option.shape.nodes)
         return replace(option, shape=shape, plain_ms=0.0)

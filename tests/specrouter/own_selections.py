@@ -24,7 +24,9 @@ class Reshaping(Unplanned):
 
     reshapes = True
 
-    def shape(self, target: ForwardTimes, requests: int, budget_tokens: int | None) -> DraftShape:
+    def shape(
+        self, decided: DraftShape, target: ForwardTimes, requests: int, budget_tokens: int | None
+    ) -> DraftShape:
         return DraftShape(min(9, budget_tokens or requests), 3)
 
 

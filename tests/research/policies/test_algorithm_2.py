@@ -1,6 +1,6 @@
 """AdaServe's selections choose at once what its algorithms choose one node at a time.
 
-Random cases are seeded: 22,000 forests in all, half of them with many ties and zeros.
+Random cases are seeded, half of them with many ties and zeros.
 """
 
 import math

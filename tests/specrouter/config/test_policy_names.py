@@ -16,7 +16,7 @@ from specrouter.config.policies import (
     REPLICA_POLICIES,
 )
 from specrouter.registry import Registry
-from specrouter.routing.chain_policy import ChainPolicy
+from tests.specrouter.own_policies import FIRST
 
 Settings = dict[str, Any]
 POOL: Settings = {
@@ -220,9 +220,9 @@ def test_other_policies_take_no_chain(policy: str | None) -> None:
 
 
 def test_a_chain_may_be_left_out_where_it_is_only_taken() -> None:
-    for more in ({}, {"chain": ["small", "big"]}):
-        scheduler = {"policy": f"{OWN}:TAKES_CHAIN", **more}
-        RouterConfig.load({"pool": POOL, "scheduler": scheduler})
+    for chain in (None, ("small", "big")):
+        scheduler = {"policy": f"{OWN}:TAKES_CHAIN", "chain": chain}
+        assert RouterConfig.load({"pool": POOL, "scheduler": scheduler}).scheduler.chain == chain
 
 
 def test_a_policy_that_drafts_paths_takes_no_other_width() -> None:
@@ -235,7 +235,7 @@ def test_a_policy_that_drafts_paths_takes_no_other_width() -> None:
 
 
 def test_a_plain_policy_asks_for_nothing() -> None:
-    plain = ChainPolicy()
+    plain = FIRST
     asks = (plain.takes_chain, plain.needs_chain, plain.drafts_paths, plain.hard_rejection)
     assert not any((*asks, plain.decides_every_cycle, plain.learns, plain.evaluates))
     assert (plain.default_depth, plain.default_selection) == (4, "whole")
