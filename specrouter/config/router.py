@@ -88,7 +88,10 @@ class RouterConfig(Strict):
             return source
         given = source if isinstance(source, Mapping) else read_mapping(find_scenario(source))
         settings, warnings = in_new_spelling(given)
-        config = validate_config(cls, settings)
+        try:
+            config = validate_config(cls, settings)
+        except ConfigError as error:  # which may be of what an old spelling was read as
+            raise ConfigError(error.field, "; ".join((error.reason, *warnings))) from error
         config._warnings = warnings
         return config
 

@@ -40,7 +40,7 @@ class SchedulerConfig(Strict):
             return self  # the default needs nothing, and is not imported: `Registry.check`
         policy = CHAIN_POLICIES.find(self.policy)
         if policy.needs_chain and self.chain is None:
-            raise ValueError(f"the policy {self.policy} needs a chain")
+            raise ConfigError("chain", f"the policy {self.policy} needs a chain")
         if self.chain is not None and not policy.takes_chain:
             raise ConfigError("chain", f"the policy {self.policy} takes none")
         if policy.drafts_paths and self.width not in (None, 1):

@@ -1289,7 +1289,7 @@ def test_bad_trees_are_refused_and_name_their_field(
         ("scheduler.deph", "adaptive", {"deph": 3}),
         ("scheduler.chain", "static", {"chain": ["tiny", "target"]}),
         ("scheduler.chain", "static", {"chain": ["small", "middle"]}),
-        ("scheduler", "static", {}),
+        ("scheduler.chain", "static", {}),
     ],
 )
 def test_a_bad_policy_is_refused_and_names_its_field(

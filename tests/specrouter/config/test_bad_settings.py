@@ -87,7 +87,7 @@ def test_a_static_chain_must_lead_to_the_target(chain: list[str], settings: Sett
 
 def test_the_static_policy_needs_a_chain(settings: Settings) -> None:
     settings["scheduler"] = {"policy": "static"}
-    error = _assert_refused(settings, "scheduler")
+    error = _assert_refused(settings, "scheduler.chain")
     assert "chain" in str(error)
 
 

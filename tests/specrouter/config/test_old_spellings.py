@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from specrouter.cli.arguments import default_config
 from specrouter.cli.check import check_config
 from specrouter.config import RouterConfig, TreesConfig
 from specrouter.config.old_spellings import _RENAMED_VALUES, _WITHOUT_EFFECT, in_new_spelling
+from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.config.yaml_file import read_mapping
 from specrouter.router import ChainRouter
 
@@ -171,3 +173,15 @@ def test_a_router_logs_each_old_spelling_once(
     with pytest.raises(ConfigError, match="is not opened here"):
         ChainRouter(config)
     assert [record.message for record in caplog.records] == list(config.warnings)
+
+
+def test_an_error_tells_what_an_old_spelling_was_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a checkout there is no laboratory."""
+    monkeypatch.setitem(sys.modules, "research.policies", None)
+    monkeypatch.setattr(CHAIN_POLICIES, "_imported", {})
+    with pytest.raises(ConfigError) as refusal:
+        load(policy="paper")
+    assert refusal.value.field == "scheduler.policy"
+    assert refusal.value.reason.endswith(
+        "; scheduler.policy: paper is now called research.policies:PAPER"
+    )

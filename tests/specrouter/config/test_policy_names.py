@@ -205,7 +205,7 @@ def test_a_policy_that_was_registered_is_named_by_its_short_name(
 @pytest.mark.parametrize("policy", ["static", f"{OWN}:NEEDS_CHAIN"])
 def test_a_policy_that_needs_a_chain_is_given_one(policy: str) -> None:
     error = refused({"pool": POOL, "scheduler": {"policy": policy}})
-    assert error.field == "scheduler"
+    assert error.field == "scheduler.chain"
     assert f"the policy {policy} needs a chain" in error.reason
     chained = {"policy": policy, "chain": ["small", "big"]}
     assert RouterConfig.load({"pool": POOL, "scheduler": chained}).scheduler.policy == policy
