@@ -46,6 +46,7 @@ from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.chat_prompt import chat_prompt
+from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.errors import UnavailableError
 from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import Lanes
@@ -537,7 +538,7 @@ class ChainRouter:
             RunningRequest(
                 prompt,
                 RequestHandle(next(self._ids), self._thread.wake, listener),
-                self.pool.tokenizer,
+                Detokenizer.of(prompt, self.pool.tokenizer),
                 self.pool.eos_token_ids,
             )
             for prompt, listener in zip(prompts, each, strict=True)

@@ -30,7 +30,7 @@ def losing_models(router: ChainRouter, share: float) -> Iterator[Counter[str]]:
             states.forget_evicted()
             return f"evicted {name}"
         if name != pool.target:
-            engine._quarantine.add(ModelFailure(name, RuntimeError("lost")), engine._cycle)
+            engine._quarantine.add(ModelFailure(name, RuntimeError("lost")), engine._step.cycle)
             states._drop(name)
             return f"rested {name}"
         states._drop(name)

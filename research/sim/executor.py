@@ -1,10 +1,10 @@
-"""SimulatedExecutor: runs a cycle's plan on a simulated machine, and says how long it took.
+"""SimulatedExecutor: runs plans on a simulated machine, whose time passes on a simulated clock.
 
-Contract: what a plan says is done, packed as the engine packs it: drafters read what they lack, in
-chunks; each drafts step by step, intermediates and the target verify in one pass each, over all
-rows together with the chunks of prompts. A forward takes what the machine's curve says for its
-tokens; drafts and what is accepted of them are drawn (`research.sim.text`). Tokens have no value
-here, only a number.
+Contract: see `RowExecutor`. What a plan says is done, packed as the engine packs it: drafters read
+what they lack, in chunks; each drafts step by step, intermediates and the target verify in one pass
+each, over all rows together with the chunks of prompts. A forward takes what the machine's curve
+says for its tokens; drafts and what is accepted of them are drawn (`research.sim.text`). Tokens
+have no value here, only a number.
 
 Where a machine's batches were published instead of its forwards (`Machine.batch`), a cycle takes
 what these say for the target's tokens and the steps of the longest draft.
@@ -12,16 +12,16 @@ what these say for the target's tokens and the steps of the longest draft.
 Not simulated: failures, loading, shadow evaluations, and the engine's own work beyond `stages`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from research.sim.knowledge import Knowledge
 from research.sim.machine import Machine
-from research.sim.rows import SimulatedRows
+from research.sim.request import NO_TOKEN, SimulatedClock
+from research.sim.rows import SimulatedRows, slots_for
 from research.sim.text import DrawnTrees, SimulatedTexts
 from specrouter.cycle import (
     CATCH_UP_TOKENS,
@@ -34,7 +34,10 @@ from specrouter.cycle import (
     share_shortest_first,
 )
 from specrouter.profile.acceptance import JudgedTrees
+from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import Chain
+from specrouter.request.spec import RequestSpec
+from statemgr import RowKV, TokenChain
 from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
@@ -42,6 +45,44 @@ Bools = NDArray[np.bool_]
 
 _FEW = 0.125  # of a group's rows near their ends: a cycle is as long as was predicted
 _NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
+class NoPrefixes:
+    """Every request reads its own prompt."""
+
+    are_kept = False
+
+    def cached(self, request: RequestSpec, text: TokenChain) -> Mapping[str, int]:
+        return {}
+
+    def inherited(self, row: int) -> int:
+        return 0
+
+    def follow(self) -> Iterable[int]:
+        return ()
+
+    def waits(self, left: Mapping[int, int]) -> Mapping[int, int]:
+        return {}
+
+
+@dataclass(frozen=True)
+class SimulatedHandOver:
+    target: str
+    state: SimulatedRows
+
+    def expected(self, request: RequestSpec) -> int:
+        return 0 if request.kv is None else request.kv.tokens
+
+    def take(self, row: int, request: RequestSpec) -> int:
+        """A row that is taken back loses them."""
+        tokens = self.expected(request)
+        self.state.read[self.target][row] = tokens
+        if request.kv is not None:
+            request.kv.take()
+        return tokens
+
+    def read_since(self, row: int, start: int) -> RowKV | None:
+        return None
 
 
 @dataclass(eq=False)
@@ -66,14 +107,70 @@ class _Draft:
 class SimulatedExecutor:
     machine: Machine
     texts: SimulatedTexts
-    rows: SimulatedRows
-    knowledge: Knowledge
+    state: SimulatedRows
+    profiler: PerformanceProfiler
     draws: np.random.Generator
+    clock: SimulatedClock
     _ms: float = 0.0  # of the cycle so far
     _target_tokens: int = 0  # of its pass
 
-    def run(self, plan: CyclePlan) -> tuple[CycleResult, float]:
-        """What the cycle brings, and its milliseconds."""
+    # Rows
+
+    @property
+    def prefixes(self) -> "NoPrefixes":
+        return NoPrefixes()
+
+    @property
+    def hand_over(self) -> "SimulatedHandOver":
+        return SimulatedHandOver(self.machine.target, self.state)
+
+    @property
+    def rows(self) -> int:
+        return self.machine.max_requests
+
+    @property
+    def free_tokens(self) -> int | None:
+        budget = self.machine.kv_tokens
+        return None if budget is None else budget - self.state.reserved_tokens
+
+    def reserved_for(self, tokens: int) -> int:
+        return tokens
+
+    def allocate(self, request: RequestSpec) -> int | None:
+        free = self.free_tokens
+        if not self.state.free or (free is not None and request.reserve_tokens > free):
+            return None
+        return self.state.open(len(request.committed), request.reserve_tokens)
+
+    def open(self, row: int, request: RequestSpec) -> None:
+        pass  # since it was allocated
+
+    def close(self, row: int, keep: bool = False) -> None:
+        self.state.close(row)
+
+    def unread(self, rows: Iterable[int]) -> dict[int, int]:
+        every = list(rows)
+        left = self.state.lag(self.machine.target, np.array(every, dtype=np.int64))
+        return dict(zip(every, left.tolist(), strict=True))
+
+    def missed(self, model: str, rows: Ints) -> Ints:
+        return self.state.lag(model, rows)
+
+    def slots_of(self, rows: Ints) -> Ints:
+        return self.state.slots(rows)
+
+    def slots_for(self, tokens: int) -> int:
+        return int(slots_for(np.array(tokens)))
+
+    def repeatable(self, rows: Ints) -> Ints:
+        return np.zeros_like(rows)
+
+    def is_open(self, model: str) -> bool:
+        return True
+
+    # A cycle
+
+    def run(self, plan: CyclePlan) -> CycleResult:
         self._ms = 0.0
         result = CycleResult()
         self._catch_up(plan.groups, result)
@@ -82,19 +179,19 @@ class SimulatedExecutor:
         self._verify(plan, drafts)
         for draft in drafts:
             self._commit(draft, result)
-        self.rows.read[self.machine.target][plan.prefill_rows] += plan.prefill_counts
+        self.state.read[self.machine.target][plan.prefill_rows] += plan.prefill_counts
         if self.machine.batch is not None:
             steps = max((len(one.trees.levels) for one in drafts if one.trees), default=0)
             self._ms = self.machine.batch.ms(self._target_tokens, steps)
-        return result, self._ms
+        self.clock.now_s += self._ms / 1000
+        return result
 
     def _forward(self, model: str, tokens: int, rows: Ints, times: int = 1) -> None:
         """`times` forwards over so many tokens of these rows."""
-        attended = (tokens / len(rows) + READING_QUERIES) * float(self.rows.slots(rows).sum())
+        attended = (tokens / len(rows) + READING_QUERIES) * float(self.state.slots(rows).sum())
         ms = self.machine.times[model].at(tokens, attended)
         self._ms += times * ms
-        for _ in range(times):
-            self.knowledge.record_forward(model, tokens, attended, ms)
+        self.profiler.record_forward(model, tokens, attended, ms, times)
 
     def _work(self, stage: str, places: int, times: int = 1) -> None:
         """The engine's own around a forward."""
@@ -110,12 +207,12 @@ class SimulatedExecutor:
             if not parts:
                 continue
             rows = np.concatenate(parts)
-            lags = self.rows.lag(name, rows)
-            lags[(lags <= CATCH_UP_TOKENS) | (self.rows.remaining(rows) <= 1)] = 0
+            lags = self.state.lag(name, rows)
+            lags[(lags <= CATCH_UP_TOKENS) | (self.state.remaining(rows) <= 1)] = 0
             if lags.any():
                 shares = share_shortest_first(lags, chunk)
                 self._forward(name, int(shares.sum()), rows[shares > 0])
-                self.rows.read[name][rows] += shares
+                self.state.read[name][rows] += shares
                 result.caught_up = True
 
     def _draft(self, group: ChainGroup, result: CycleResult) -> _Draft:
@@ -123,10 +220,10 @@ class SimulatedExecutor:
         names = group.chain[:-1]
         if not names:
             return _Draft(group)
-        limits = self.rows.remaining(group.rows) - 1
+        limits = self.state.remaining(group.rows) - 1
         is_read = np.ones(len(limits), dtype=np.bool_)
         for name in names:
-            is_read &= self.rows.lag(name, group.rows) <= CATCH_UP_TOKENS
+            is_read &= self.state.lag(name, group.rows) <= CATCH_UP_TOKENS
         cut = group.rows[limits < group.shape.depth]
         result.cut_rows |= set(cut.tolist())
         result.behind_rows |= set(group.rows[(limits > 0) & ~is_read].tolist())
@@ -144,7 +241,7 @@ class SimulatedExecutor:
         trees = self.texts.of(*group.chain[:2]).draw(
             batch, widths, self.draws, beam=group.branching is None
         )
-        self._forward(first, int(self.rows.lag(first, rows).sum()) + batch, rows)
+        self._forward(first, int(self.state.lag(first, rows).sum()) + batch, rows)
         for width in trees.levels[:-1]:
             self._forward(first, batch * width, rows)
         self._work("draft", batch * shape.width, depth)
@@ -166,7 +263,7 @@ class SimulatedExecutor:
         its own next token, of wider trees all nodes, by its own judgement."""
         name, batch = pair[0], len(rows)
         offered = trees.worth > 0.0
-        lag = int(self.rows.lag(name, rows).sum())
+        lag = int(self.state.lag(name, rows).sum())
         self._forward(name, lag + batch + int(offered.sum()), rows)
         self._work("verify", batch + int(offered.sum()))
         text, levels = self.texts.of(*pair), trees.levels
@@ -186,7 +283,7 @@ class SimulatedExecutor:
             group = draft.group.rows
             rows.append(group)
             places += len(group) + int(draft.chosen.sum())
-            tokens += int(self.rows.lag(target, group).sum())
+            tokens += int(self.state.lag(target, group).sum())
         self._target_tokens = tokens + places
         self._forward(target, self._target_tokens, np.concatenate(rows))
         self._work("verify", places)
@@ -195,14 +292,14 @@ class SimulatedExecutor:
 
     def _commit(self, draft: _Draft, result: CycleResult) -> None:
         """What was accepted of the drafts, and one more token of each row."""
-        group, rows = draft.group, self.rows
+        group, rows = draft.group, self.state
         gained = dict.fromkeys(group.rows.tolist(), 1)
         drafted = dict.fromkeys(gained, 0)
         before = rows.committed[draft.rows].copy()
         if draft.trees is not None:
             walked = draft.trees.walk(draft.chosen, self.draws)
             accepted = walked.sum(axis=1)
-            if self.knowledge.is_learning:
+            if self.profiler.is_learning:
                 self._teach(draft, walked)
             gained.update(zip(draft.rows.tolist(), (1 + accepted).tolist(), strict=True))
             sizes = draft.chosen.sum(axis=1).tolist()
@@ -213,7 +310,12 @@ class SimulatedExecutor:
         rows.read[self.machine.target][group.rows] = rows.committed[group.rows] - 1
         alone: Chain = (self.machine.target,)
         result.commits += [
-            Commit(row, [0] * count, group.chain if drafted[row] else alone, drafted=drafted[row])
+            Commit(
+                row,
+                [NO_TOKEN] * count,
+                group.chain if drafted[row] else alone,
+                drafted=drafted[row],
+            )
             for row, count in gained.items()
         ]
 
@@ -226,7 +328,7 @@ class SimulatedExecutor:
             log_probs = np.log(trees.worth)
         depths = trees.candidates.depths
         judged = JudgedTrees(trees.parents, depths, log_probs, draft.chosen, walked)
-        self.knowledge.record_trees((chain[:-1], chain[-1], sampled), judged)
+        self.profiler.record_trees((chain[:-1], chain[-1], sampled), judged)
 
 
 def _select(plan: CyclePlan, drafts: Sequence[_Draft]) -> None:

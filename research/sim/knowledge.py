@@ -1,20 +1,15 @@
-"""What a simulated engine knows of its machine.
+"""What a simulated engine knows of its machine: a profiler, as the engine has one.
 
-`Knowledge` is asked for a snapshot before each cycle and told of the cycle after it. `Known` knows
-the machine's times and the texts' acceptances as they are, so there is nothing to learn: policies
-are compared, and not how fast they learn. `Learned` knows the times, and learns the rest as the
-engine does: with its profiler, by `learn_cycle`.
+`Known` knows the machine's times and the texts' acceptances as they are, so there is nothing to
+learn: policies are compared, and not how fast they learn. `learned_times` knows the times, and
+learns the rest as the engine does.
 """
 
 import itertools
-from typing import Protocol
 
 from research.sim.machine import Machine
 from research.sim.text import SimulatedTexts, gain_over_law, learned
-from specrouter.cycle import CyclePlan, CycleResult
-from specrouter.engine.view_builder import SNAPSHOT_CYCLES
-from specrouter.profile.acceptance import JudgedTrees, TreeAcceptance
-from specrouter.profile.learning import learn_cycle
+from specrouter.profile.acceptance import TreeAcceptance
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import (
     Outcome,
@@ -29,67 +24,35 @@ _MODES = (False, True)  # of sampling
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # of the forwards that are profiled
 
 
-class Knowledge(Protocol):
-    is_learning: bool
-
-    def snapshot(self) -> PerformanceSnapshot: ...
-
-    def record_forward(self, model: str, tokens: int, attended: float, ms: float) -> None: ...
-
-    def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None: ...
-
-    def learn(self, plan: CyclePlan, result: CycleResult, elapsed_ms: float) -> None: ...
-
-
-class Known:
+class Known(PerformanceProfiler):
     """See the module."""
-
-    is_learning = False
 
     def __init__(self, machine: Machine, texts: SimulatedTexts) -> None:
-        self._snapshot = true_snapshot(machine, texts)
+        super().__init__(machine.parameters)
+        self.is_learning = False
+        self._true = true_snapshot(machine, texts)
 
     def snapshot(self) -> PerformanceSnapshot:
-        return self._snapshot
+        return self._true
 
-    def record_forward(self, model: str, tokens: int, attended: float, ms: float) -> None:
+    def record_forward(
+        self, model: str, tokens: int, attended: float, elapsed_ms: float, times: int = 1
+    ) -> None:
         pass
 
-    def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None:
+    def record_cycle(
+        self, elapsed_ms: float, committed: int, requests: int, stage: str | None = None
+    ) -> None:
         pass
 
-    def learn(self, plan: CyclePlan, result: CycleResult, elapsed_ms: float) -> None:
-        pass
 
-
-class Learned:
-    """See the module."""
-
-    is_learning = True
-
-    def __init__(self, machine: Machine) -> None:
-        self._profiler = PerformanceProfiler(machine.parameters)
-        for name, times in machine.times.items():
-            samples = [TimeSample(size, 0.0, times.at(size)) for size in _SIZES]
-            self._profiler.learn_curve(name, TimeRegression.profiled(samples))
-        self._cycles = 0
-        self._known = self._profiler.snapshot()
-
-    def snapshot(self) -> PerformanceSnapshot:
-        if self._cycles % SNAPSHOT_CYCLES == 0:
-            self._known = self._profiler.snapshot()
-        return self._known
-
-    def record_forward(self, model: str, tokens: int, attended: float, ms: float) -> None:
-        self._profiler.record_forward(model, tokens, attended, ms)
-
-    def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None:
-        self._profiler.record_trees(key, trees)
-
-    def learn(self, plan: CyclePlan, result: CycleResult, elapsed_ms: float) -> None:
-        self._cycles += 1
-        self._profiler.begin_cycle()
-        learn_cycle(self._profiler, plan, result, elapsed_ms)
+def learned_times(machine: Machine) -> PerformanceProfiler:
+    """Of a profiler that knows the machine's times, and has seen no text."""
+    profiler = PerformanceProfiler(machine.parameters)
+    for name, times in machine.times.items():
+        samples = [TimeSample(size, 0.0, times.at(size)) for size in _SIZES]
+        profiler.learn_curve(name, TimeRegression.profiled(samples))
+    return profiler
 
 
 def true_snapshot(machine: Machine, texts: SimulatedTexts) -> PerformanceSnapshot:

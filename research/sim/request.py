@@ -1,177 +1,201 @@
-"""SimulatedRequest: a request in simulated time, from being sent to its answer."""
+"""SimulatedRequest: an engine's request in simulated time, whose tokens have no value."""
 
-import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from specrouter.bench.replay import Answer, LoadRequest
-from specrouter.request.attainment import RUN_TOKENS, attained_stages, stage_ends
-from specrouter.request.objective import Stage
-from specrouter.view import RequestView
+from specrouter.request.attainment import RUN_TOKENS
+from specrouter.request.detokenizer import Detokenizer
+from specrouter.request.handed_kv import HandedKV
+from specrouter.request.handle import RequestHandle
+from specrouter.request.objective import Objective
+from specrouter.request.output import Delta, RequestMetrics
+from specrouter.request.params import SamplingParams
+from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec
 
 Commits = tuple[float, int]  # when tokens came, and how many
 
-_NO_TOKEN = -1  # tokens have no value here, so a stage ends by its length only
+NO_TOKEN = -1  # tokens have no value, so a stage ends by its length only
 
 
-@dataclass(eq=False)
-class SimulatedRequest:
-    """A `Pending`; times are in seconds of the simulation.
+class SimulatedClock:
+    """Seconds of a simulation."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class _NoText(Detokenizer):
+    def __init__(self) -> None:
+        self.text, self.stopped_by = "", None
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class _SimulatedKV(HandedKV):
+    """Keys and values as a number of tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(())
+        self._tokens = tokens
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    def take(self) -> list[Any]:
+        self._tokens = 0
+        return []
+
+
+class SimulatedRequest(RunningRequest):
+    """A `Pending`. It comes when the clock says.
+
+    Args:
+        commits: tokens that it has had elsewhere, since it was first sent.
+        kv_tokens: that the target need not read: their keys and values come along.
 
     Attributes:
-        row: None while it waits.
-        reserve_tokens: KV tokens that it needs at most.
-        tier: that policies are told of it: its category, if it has an objective.
-        tokens: of its output so far; `cycles`: that brought them.
-        is_declined: policies were told that its objectives will not be attained.
-        is_promised: it was given a row to attain them.
-        commits: when tokens came, and how many.
-        kv_tokens: that the target need not read, while it waits: their keys and values come along.
-        waiting_view: of it before it ran, which does not change.
         refusal: why it is not served.
     """
 
-    id: int
-    request: LoadRequest
-    sent_s: float
-    refusal: str | None = None
-    row: int | None = None
-    tokens: int = 0
-    cycles: int = 0
-    first_s: float = math.nan
-    last_s: float = math.nan
-    is_cancelled: bool = False
-    is_declined: bool = False
-    is_promised: bool = False
-    kv_tokens: int = 0
-    commits: list[Commits] = field(default_factory=list)
-    waiting_view: RequestView | None = None
-    drafts: int = 0
-    acceptance: float = 0.0
-    _stage: int = 0  # that it is in,
-    _stage_tokens: int = 1  # tokens before it, the first one included,
-    _stage_s: float = math.nan  # and when they were there
-    _run_s: float = math.nan  # when the run of ten tokens began that it is in
-
-    def __post_init__(self) -> None:
-        request = self.request
-        self.prompt_tokens = len(request.token_ids)
-        self.reserve_tokens = self.prompt_tokens + request.new_tokens
-        self.tier = request.category if request.has_objective else None
+    def __init__(
+        self,
+        number: int,
+        request: LoadRequest,
+        clock: SimulatedClock,
+        commits: Sequence[Commits] = (),
+        kv_tokens: int = 0,
+    ) -> None:
+        self.request = request
+        self.refusal: str | None = None
+        self._run_s = 0.0  # when the run of ten tokens began that it is in
+        sent_s = clock()
+        spec = RequestSpec(
+            request.token_ids,
+            (NO_TOKEN,) * sum(count for _, count in commits),
+            SamplingParams(max_new_tokens=request.new_tokens, temperature=request.temperature),
+            request.speculation,
+            request.seed,
+            objective=_objective(request),
+            arrivals=tuple((came_s - sent_s, count) for came_s, count in commits),
+            kv=_SimulatedKV(kv_tokens) if kv_tokens else None,
+        )
+        handle = RequestHandle(number, lambda: None, lambda delta: None)
+        super().__init__(spec, handle, _NoText(), frozenset(), clock)
+        self.output_tokens = request.new_tokens
 
     @property
-    def remaining(self) -> int:
-        return self.request.new_tokens - self.tokens
+    def id(self) -> int:
+        return self.handle.request_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.spec.token_ids)
+
+    @property
+    def tokens(self) -> int:
+        """Of its output so far, earlier attempts' included."""
+        return self.committed_tokens - self.prompt_tokens
+
+    @property
+    def last_s(self) -> float:
+        """When its last tokens came."""
+        return self.commits[-1][0]
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.handle.is_cancelled
 
     @property
     def is_done(self) -> bool:
-        return self.tokens >= self.request.new_tokens or self.is_cancelled or bool(self.refusal)
-
-    @property
-    def has_objective(self) -> bool:
-        """Whether it came with one."""
-        return self.request.has_objective
-
-    @property
-    def admission_key(self) -> float:
-        return self.sent_s
+        return self.handle.is_done or self.is_cancelled or self.refusal is not None
 
     def cancel(self) -> None:
-        self.is_cancelled = True
+        self.handle.cancel()
 
-    @property
-    def tpot_ms(self) -> float | None:
-        """The objective of the tokens that come next."""
-        stages = self.stages
-        return stages[0].tpot_ms if stages else self.request.objective_ms
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """That are left, the current one first."""
-        return self.request.stages[self._stage :]
-
-    @property
-    def decoded(self) -> int:
-        """Tokens after the first one, or of the stage that has begun."""
-        return self.tokens - self._stage_tokens if self.tokens else 0
-
-    def decode_ms(self, now_s: float) -> float:
-        """The time that those took so far."""
-        return (now_s - self._stage_s) * 1000 if self.tokens else 0.0
+    def accept(self, *told: Any, **also: Any) -> Delta:
+        """Notes when the run of ten tokens began that it is in now."""
+        if self.request.judges_runs:
+            tokens, before = len(told[0]), self.pace.decoded
+            last_s, now_s = (self.commits[-1][0] if self.commits else None), self._clock()
+            begun, begins = before // RUN_TOKENS, (before + tokens) // RUN_TOKENS
+            if last_s is None:
+                self._run_s = now_s
+            elif begins > begun:  # tokens of one commit share its time evenly
+                share = (begins * RUN_TOKENS - before) / tokens
+                self._run_s = last_s + share * (now_s - last_s)
+            stages = len(self.pace.stages)
+            news = super().accept(*told, **also)
+            if len(self.pace.stages) < stages:
+                self._run_s = now_s
+            return news
+        return super().accept(*told, **also)
 
     def run_ms(self, now_s: float) -> float | None:
         """Since `decoded` was a multiple of ten; None where no such run is judged."""
-        judged = self.request.judges_runs and self.tokens
+        judged = self.request.judges_runs and self.commits
         return (now_s - self._run_s) * 1000 if judged else None
 
-    def take(self, tokens: int, now_s: float, drafted: int = 0) -> None:
-        """What a cycle brought that has ended now."""
-        self.cycles += 1
-        if drafted:
-            self.drafts += 1
-            self.acceptance = min(tokens - 1, drafted) / drafted
-        if not self.tokens:
-            self.first_s = self._stage_s = self._run_s = now_s
-        begun = self.decoded // RUN_TOKENS
-        begins = (self.decoded + tokens) // RUN_TOKENS
-        if self.tokens and begins > begun:  # tokens of one commit share its time evenly
-            share = (begins * RUN_TOKENS - self.decoded) / tokens
-            self._run_s = self.last_s + share * (now_s - self.last_s)
-        self.tokens += tokens
-        self.last_s = now_s
-        assert self.tokens <= self.request.new_tokens, "no cycle brings more than is asked for"
-        self.commits.append((now_s, tokens))
-        if self.request.stages:
-            ends = self._stage_ends()
-            if len(ends) > self._stage:
-                self._stage, self._stage_tokens = len(ends), ends[-1]
-                self._stage_s = self._run_s = now_s
+    def kept_pace(self, metrics: RequestMetrics) -> bool | None:
+        """Over every run of ten tokens, where these are judged."""
+        asked = self.request
+        if not asked.judges_runs or asked.stages:
+            return replace(metrics, attained_stages=self._attained_stages()).kept_pace
+        worst_ms = max(metrics.tpot_ms_every_10, default=None)
+        if worst_ms is None or asked.objective_ms is None:
+            return True
+        return worst_ms <= asked.objective_ms
 
     def answer(self) -> Answer:
         error = self.refusal or ("cancelled" if self.is_cancelled else None)
-        if not self.tokens:
+        found = self._metrics("length")
+        if found.ttft_ms is None:
             return Answer(None, None, 0, error=error)
-        tpot_ms = None
-        if self.tokens > 1:
-            tpot_ms = (self.last_s - self.first_s) * 1000 / (self.tokens - 1)
-        ttft_ms = (self.first_s - self.sent_s) * 1000
-        accepted = self.tokens / self.cycles
-        stages = self._attained_stages()
-        worst_ms = self._worst_run_ms(1, self.tokens) if self.request.judges_runs else None
-        return Answer(ttft_ms, tpot_ms, self.tokens, accepted, error, stages, worst_ms)
-
-    @property
-    def kept_pace(self) -> bool:
-        """Did it keep the TPOT of its stages, or its only one?"""
-        answer, asked = self.answer(), self.request
-        if asked.stages:
-            return all(answer.attained_stages)
-        pace_ms = answer.worst_run_ms if asked.judges_runs else answer.tpot_ms
-        if pace_ms is None or asked.objective_ms is None:
-            return True
-        return pace_ms <= asked.objective_ms
+        worst_ms = max(found.tpot_ms_every_10, default=None)
+        return Answer(
+            found.ttft_ms,
+            found.tpot_ms,
+            self.tokens,
+            found.acceptance_length,
+            error,
+            found.attained_stages,
+            worst_ms if self.request.judges_runs else None,
+        )
 
     def _attained_stages(self) -> tuple[bool, ...]:
-        stages, ends = self.request.stages, self._stage_ends()
-        came_ms = [at_s * 1000 for at_s, count in self.commits for _ in range(count)]
-        kept = attained_stages(stages, ends, came_ms)
+        kept = super()._attained_stages()
         if not self.request.judges_runs:
             return kept
-        bounds = [1, *ends, self.tokens]
+        bounds = [1, *self.pace.ends, self.tokens]
         runs_ms = [self._worst_run_ms(*each) for each in pairwise(bounds)]
         return tuple(
             is_kept if ms is None else ms <= stage.tpot_ms * (1.0 + 1e-9)
-            for is_kept, ms, stage in zip(kept, runs_ms, stages, strict=False)
+            for is_kept, ms, stage in zip(kept, runs_ms, self.request.stages, strict=False)
         )
-
-    def _stage_ends(self) -> tuple[int, ...]:
-        return stage_ends(self.request.stages, (_NO_TOKEN,) * self.tokens)
 
     def _worst_run_ms(self, began: int, ended: int) -> float | None:
         """Of full runs of ten tokens after `began` of them."""
         counts = np.cumsum([count for _, count in self.commits])
-        came_s = [self.first_s, *(at_s for at_s, _ in self.commits)]
+        came_s = [self.commits[0][0], *(at_s for at_s, _ in self.commits)]
         ends = np.interp(np.arange(began, ended + 1, RUN_TOKENS), [1, *counts], came_s)
         return float(np.diff(ends).max() * 1000 / RUN_TOKENS) if len(ends) > 1 else None
+
+
+def _objective(request: LoadRequest) -> Objective | None:
+    if not request.has_objective:
+        return None
+    tpot_ms = None if request.stages else request.objective_ms
+    return Objective(tpot_ms, request.ttft_ms, request.category, request.e2e_ms, request.stages)

@@ -1,14 +1,15 @@
-"""SimulatedService: an engine in simulated time, which decides by what decides in a real one.
+"""SimulatedService: the engine's own step in simulated time.
 
-A step is the engine's own: a frozen view of the requests goes to the admission policy and to the
-planner, and the plan is run, here on a simulated machine (`research.sim.executor`). So policies
-are told apart that a busy machine does not tell apart, within seconds. What is predicted holds here
-but for chance, so it says nothing of how true predictions are on a real machine.
+Requests, admission, planning, selection and learning are the engine's (`DecodingStep`); plans are
+run on a simulated machine (`research.sim.executor`). So policies are told apart that a busy machine
+does not tell apart, within seconds. What is predicted holds here but for chance, so it says nothing
+of how true predictions are on a real machine. Whatever fails is raised.
 
 The same requests, seeds and policy give the same figures, whatever ran before.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -19,29 +20,83 @@ from research.policies.adaserve import AdaServeTrees
 from research.policies.named import POLICIES
 from research.sim.admissions import admission_of
 from research.sim.executor import SimulatedExecutor
-from research.sim.knowledge import Knowledge, Known
+from research.sim.knowledge import Known
 from research.sim.machine import Machine
-from research.sim.request import Commits, SimulatedRequest
+from research.sim.request import Commits, SimulatedClock, SimulatedRequest
 from research.sim.rows import SimulatedRows
 from research.sim.text import SimulatedTexts
-from research.sim.view_builder import SimulatedViews
 from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import LoadRequest
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import NODE_SELECTIONS
-from specrouter.engine.admission_queue import AdmissionQueue
+from specrouter.engine.plan_check import PlanCheck, PlanError
 from specrouter.engine.policies import Policy, planner_of
+from specrouter.engine.request_book import RequestBook
+from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.slo_accounts import SloAccounts
+from specrouter.engine.step import DecodingStep
+from specrouter.engine.view_builder import ViewBuilder
+from specrouter.execution.fault_guard import FaultGuard
+from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan, Planner
 from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.node_selection import NodeSelection
-from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView
 
 _NOT_SENT = -1  # id of a request that is only shown
+_ANY_TOKENS = 1 << 40  # of prompts in a cycle: published policies have bounds of their own
 
-# What each cycle was decided from, and what was decided.
-Watch = Callable[[EngineView, Admission, EngineView, Plan | None], None]
+# What each cycle was planned from, and the plan: the view before admission, the admission, the view
+# with the requests that it gave rows, and the plan.
+Watch = Callable[[EngineView, Admission, EngineView, Plan], None]
+
+
+class _Faults(FaultGuard):
+    """A decision that cannot be run costs what it costs in the engine. All else is raised."""
+
+    def part(self, part: str) -> Any:
+        return self._except_plans(part)
+
+    @contextmanager
+    def _except_plans(self, part: str) -> Iterator[None]:
+        try:
+            yield
+        except PlanError:
+            self.counts[part] += 1
+
+
+@dataclass
+class _Policies:
+    """A policy and its admission, which may take rows back, and whom they are shown to."""
+
+    current: Policy
+    admit: Admit
+    watch: Watch | None = None
+    preempts: bool = True
+
+    def admits(self, view: EngineView) -> Admission:
+        admission = self.admit(view)
+        if self.watch is not None:
+            self.current = _Watched(self.current, self.watch, view, admission)
+        return admission
+
+
+class _Watched(Policy):
+    """Tells of the next plan."""
+
+    def __init__(
+        self, policy: Policy, watch: Watch, before: EngineView, admission: Admission
+    ) -> None:
+        super().__init__(policy.key, policy.planner, policy.standing, policy.records)
+        self._told = watch, before, admission
+
+    def plan(self, view: EngineView, admission: Admission) -> Plan:
+        plan = super().plan(view, admission)
+        watch, before, decided = self._told
+        watch(before, decided, view, plan)
+        return plan
 
 
 @dataclass
@@ -56,15 +111,14 @@ class SimulatedService:
         admission: None: the policy's own.
         batch_tokens: of Sarathi-Serve's batches; None: the machine's chunk of prompt tokens.
         knowledge: of the machine; a new one for each policy that is used.
-        watch: is told of every cycle: the view, the admission, the view with the requests that it
-            gave rows, and the plan, if there was one.
+        watch: is told of every cycle that is planned.
     """
 
     machine: Machine
     acceptance: float
     trees: TreesConfig
     admission: Admit | None = None
-    knowledge: Callable[[Machine, SimulatedTexts], Knowledge] = Known
+    knowledge: Callable[[Machine, SimulatedTexts], PerformanceProfiler] = Known
     watch: Watch | None = None
     batch_tokens: int | None = None
     _now_s: float = 0.0  # of the client
@@ -72,9 +126,8 @@ class SimulatedService:
     _ids: Iterable[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self._running: dict[int, SimulatedRequest] = {}  # by row, in the order of admission
-        self._waiting = AdmissionQueue[SimulatedRequest]()
-        self.use("target-only")
+        self._clock = SimulatedClock()  # of the cycle that runs
+        self._set("target-only")
 
     # The service
 
@@ -83,9 +136,12 @@ class SimulatedService:
 
         `selection`: instead of the policy's own.
         """
-        assert not self._unfinished, "no policy is changed while requests run"
+        assert not [*self.running, *self.waiting], "no policy is changed while requests run"
+        self._set(policy, selection)
+
+    def _set(self, policy: str | NamedPolicy, selection: NodeSelection | None = None) -> None:
         chosen = POLICIES[policy] if isinstance(policy, str) else policy
-        machine = self.machine
+        machine, clock = self.machine, self._clock
         config = SchedulerConfig.model_validate({"policy": chosen.chains, **chosen.settings})
         picks: NodeSelection = selection or NODE_SELECTIONS.find(chosen.selection)
         changed: dict[str, Any] = {"selection": chosen.selection}
@@ -95,35 +151,51 @@ class SimulatedService:
             picks = replace(picks, **machine.trees.of_trees)
         key = config, self.trees.model_copy(update=changed)
         engine = EngineConfig(prefill_chunk=machine.prefill_chunk)
-        self._policy = Policy(key, planner_of(engine, machine, machine.parameters, key, picks))
         texts = SimulatedTexts(self.acceptance, machine.acceptance)
-        self._admission = self.admission or admission_of(
-            chosen.admission, machine, texts, self.batch_tokens
+        self._policies = _Policies(
+            Policy(key, planner_of(engine, machine, machine.parameters, key, picks)),
+            self.admission or admission_of(chosen.admission, machine, texts, self.batch_tokens),
+            self.watch,
         )
         follow = frozenset(machine.drafters if machine.free_drafter_prefill else ())
-        rows = SimulatedRows(machine.max_requests, machine.names, follow)
-        knowledge = self.knowledge(machine, texts)
-        draws = np.random.default_rng(0)
-        self._rows, self._knowledge = rows, knowledge
-        self._executor = SimulatedExecutor(machine, texts, rows, knowledge, draws)
-        self._margin = PaceMargin()
-        self._views = SimulatedViews(machine, rows, self._margin)
-        self._running, self._waiting = {}, AdmissionQueue()
-        self._cycle, self._is_stuck = 0, False
+        self._rows = SimulatedRows(machine.max_requests, machine.names, follow)
+        self._profiler = self.knowledge(machine, texts)
+        self._executor = SimulatedExecutor(
+            machine, texts, self._rows, self._profiler, np.random.default_rng(0), clock
+        )
+        faults = _Faults()
+        book = RequestBook(
+            self._executor, SloAccounts(), RequestMeter(machine.target), faults, clock=clock
+        )
+        self._views = ViewBuilder(
+            machine.names, (), self._executor, self._profiler, book.lengths, book.margin, clock
+        )
+        self._step = DecodingStep(
+            book,
+            self._views,
+            self._policies,
+            PlanCheck(machine.names, machine.target, (), _ANY_TOKENS),
+            self._profiler,
+            faults=faults,
+            names=machine.names,
+            prefill_chunk=machine.prefill_chunk,
+            clock=clock,
+        )
+        self._book, self._is_stuck = book, False
 
     @property
     def planner(self) -> Planner:
         """Of the policy in use."""
-        return self._policy.planner
+        return self._policies.current.planner
 
     @property
     def pace_margin(self) -> float:
         """See `EngineState`."""
-        return self._margin.value
+        return self._book.margin.value
 
-    @property
-    def _unfinished(self) -> list[SimulatedRequest]:
-        return [one for one in (*self._running.values(), *self._waiting) if not one.is_done]
+    def seconds_per_request(self) -> float | None:
+        """See `AdmissionPace`."""
+        return self._book.pace.seconds_per_request(self._now_s)
 
     def send(self, request: LoadRequest) -> SimulatedRequest:
         return self.receive(request, self._now_s)
@@ -137,35 +209,39 @@ class SimulatedService:
     ) -> SimulatedRequest:
         """A request that was sent first at `sent_s`, and has had tokens elsewhere since; the target
         need not read the first `kv_tokens`."""
-        if not (self._running or self._waiting):
+        if not self._has_work:
             self._executor.draws = np.random.default_rng(request.seed)
-        sent = SimulatedRequest(next(iter(self._ids)), request, sent_s, kv_tokens=kv_tokens)
-        for came_s, tokens in commits:
-            sent.take(tokens, came_s)
-        budget = self.machine.kv_tokens
-        if budget is not None and sent.reserve_tokens > budget:
-            sent.refusal = f"needs {sent.reserve_tokens} KV tokens of {budget}"
+        sent = self._made(next(iter(self._ids)), request, sent_s, commits, kv_tokens)
+        budget, needed = self.machine.kv_tokens, sent.spec.reserve_tokens
+        if budget is not None and needed > budget:
+            sent.refusal = f"needs {needed} KV tokens of {budget}"
         else:
-            self._waiting.push(sent)
+            self._book.waiting.push(sent)
             self._is_stuck = False
         return sent
 
+    def _made(
+        self, number: int, request: LoadRequest, sent_s: float, *others: Any
+    ) -> SimulatedRequest:
+        self._clock.now_s = sent_s
+        return SimulatedRequest(number, request, self._clock, *others)
+
     def shown(self, request: LoadRequest) -> tuple[EngineView, RequestView]:
         """What a router sees of this engine now, and what the engine would be told of a request."""
-        asked = SimulatedRequest(_NOT_SENT, request, self._now_s)
+        asked = self._made(_NOT_SENT, request, self._now_s)
         view = self._views.build(
-            self._cycle,
-            self._now_s,
-            {row: one for row, one in self._running.items() if not one.is_done},
-            self.waiting,
-            self._knowledge.snapshot(),
-            self._policy.standing,
+            self._step.cycle,
+            self._book.running,
+            [*self.waiting, asked],
+            frozenset(self.machine.names),
+            self._policies.current.standing,
         )
-        return view, self._views.waiting(asked, self._now_s)
+        *waiting, seen = view.waiting
+        return replace(view, waiting=tuple(waiting)), seen
 
     def admits(self, view: EngineView, name: int) -> bool:
         """Would the policy in use admit the request of this id at once?"""
-        return name in self._admission(view).admitted
+        return name in self._policies.admit(view).admitted
 
     # The clock
 
@@ -184,8 +260,7 @@ class SimulatedService:
     @property
     def next_cycle_s(self) -> float | None:
         """When a cycle can begin; None: not before a request comes."""
-        is_idle = self._is_stuck or not (self._running or self._waiting)
-        return None if is_idle else self._free_s
+        return None if self._is_stuck or not self._has_work else self._free_s
 
     def begin_cycle(self, now_s: float) -> None:
         """The one that can begin now, or could have before, had the machine not stood still."""
@@ -193,21 +268,26 @@ class SimulatedService:
         self._run_cycle()
 
     def _run_cycle(self) -> None:
-        elapsed_ms = self._step()
-        self._is_stuck = elapsed_ms is None
-        if elapsed_ms is None:  # until the client sends more
-            self._free_s = self._now_s
-        else:
-            self._free_s += elapsed_ms / 1000
+        self._clock.now_s = self._free_s
+        if self._has_work:
+            self._step.run()
+        self._is_stuck = self._clock.now_s == self._free_s
+        # Where nothing ran, nothing will until the client sends more.
+        self._free_s = self._now_s if self._is_stuck else self._clock.now_s
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._book.running or self._book.waiting)
 
     @property
     def running(self) -> list[SimulatedRequest]:
-        return [one for one in self._running.values() if not one.is_done]
+        return _unfinished(self._book.running.values())
 
     @property
     def waiting(self) -> list[SimulatedRequest]:
         """In their order."""
-        return [one for one in self._waiting.first_of(len(self._waiting)) if not one.is_done]
+        waiting = self._book.waiting
+        return _unfinished(waiting.first_of(len(waiting)))
 
     @property
     def reserved_tokens(self) -> int:
@@ -216,76 +296,9 @@ class SimulatedService:
 
     def snapshot(self) -> PerformanceSnapshot:
         """What the engine knows of its machine."""
-        return self._knowledge.snapshot()
+        return self._profiler.snapshot()
 
-    # A cycle
 
-    def _step(self) -> float | None:
-        """Milliseconds of one cycle; None where nobody runs."""
-        self._retire()
-        if not (self._running or self._waiting):
-            return None
-        before = self._view()
-        admission = self._admission(before)
-        view = self._admit(before, admission)
-        plan = self._policy.plan(view, admission) if self._running else None
-        if self.watch is not None:
-            self.watch(before, admission, view, plan)
-        if plan is None or not plan.rows:
-            return None
-        self._policy.keep(plan)
-        result, elapsed_ms = self._executor.run(plan)
-        for commit in result.commits:
-            request = self._running[commit.row]
-            request.take(len(commit.tokens), self._free_s + elapsed_ms / 1000, commit.drafted)
-        self._knowledge.learn(plan, result, elapsed_ms)
-        return elapsed_ms
-
-    def _retire(self) -> None:
-        for row, request in [each for each in self._running.items() if each[1].is_done]:
-            self._rows.close(row)
-            del self._running[row]
-            if request.is_promised and not request.is_cancelled:
-                self._margin.note(kept=request.kept_pace)
-        self._waiting.take_out(lambda one: one.is_done)
-
-    def _view(self) -> EngineView:
-        """Of a new cycle. Who waits is in it though no row is free: one may be taken back."""
-        self._cycle += 1
-        return self._views.build(
-            self._cycle,
-            self._free_s,
-            self._running,
-            self._waiting.shown(),
-            self._knowledge.snapshot(),
-            self._policy.standing,
-        )
-
-    def _admit(self, view: EngineView, admission: Admission) -> EngineView:
-        """Gives requests their rows; takes back those of others, who keep their tokens."""
-        if not (admission.admitted or admission.preempted or admission.declined):
-            return view
-        by_id = {one.id: one for one in (*self._running.values(), *self._waiting)}
-        for each in admission.declined:
-            by_id[each].is_declined, by_id[each].waiting_view = True, None
-        self._margin.note_held_back(admission.held_back)
-        for each in admission.preempted:
-            request = by_id[each]
-            assert request.row is not None, "only who runs is preempted"
-            self._rows.close(request.row)
-            del self._running[request.row]
-            request.row = None
-            self._waiting.push(request)
-        placed: dict[int, int] = {}
-        for each in admission.admitted:
-            request = by_id[each]
-            committed = request.prompt_tokens + request.tokens
-            placed[each] = row = self._rows.open(committed, request.reserve_tokens)
-            request.is_promised |= each in admission.promised
-            self._rows.read[self.machine.target][row] = request.kv_tokens
-            request.row, request.kv_tokens = row, 0  # a row that is taken back loses them
-            self._waiting.remove(request)
-            self._running[row] = request
-        budget = self.machine.kv_tokens
-        assert budget is None or self._rows.reserved_tokens <= budget, "beyond the memory"
-        return view.without(admission.preempted).admitted(placed)
+def _unfinished(requests: Iterable[RunningRequest]) -> list[SimulatedRequest]:
+    found = (one for one in requests if isinstance(one, SimulatedRequest))
+    return [one for one in found if not one.is_done]

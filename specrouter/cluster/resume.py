@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from specrouter.cluster.prefix_index import block_keys
 from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.request_args import RequestArgs
+from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
 from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
@@ -121,7 +122,8 @@ class Progress:
             elapsed_s=self.elapsed_s(),
             arrivals=tuple(self._arrivals),
         )
-        request = RunningRequest(spec, RequestHandle(0, lambda: None), tokenizer, eos_token_ids)
+        handle, text = RequestHandle(0, lambda: None), Detokenizer.of(spec, tokenizer)
+        request = RunningRequest(spec, handle, text, eos_token_ids)
         delta = last_delta(request, reason, error)
         assert delta.output is not None, "it is the last"
         return replace(delta, output=self._whole(delta.output))

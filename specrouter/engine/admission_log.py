@@ -6,7 +6,7 @@ as `fcfs` gives them, in their order, are not told of.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -52,7 +52,10 @@ class AdmissionRecord:
 
 
 class AdmissionLog:
-    def __init__(self) -> None:
+    """Args: `clock`: seconds, that requests' times are of."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._records: deque[AdmissionRecord] = deque(maxlen=_RECORDS)
 
     @property
@@ -108,7 +111,7 @@ class AdmissionLog:
             request.objective,
             outcome,
             reason,
-            (time.perf_counter() - request.submitted_s) * 1000,
+            (self._clock() - request.submitted_s) * 1000,
             running,
             slack,
             request.feasible if outcome == "rejected" else None,

@@ -1,14 +1,13 @@
-"""Engine: the decoding cycle, and the requests that are in it.
+"""Engine: models, state and requests of one decoding loop, whose cycles are `DecodingStep`'s.
 
-One step: end what leaves, admit, plan, run the cycle, hand over tokens, learn. What changes
-requests is called from the engine's thread; what only looks, and `set_policy`, from any.
+What changes requests is called from the engine's thread; what only looks, and `set_policy`, from
+any.
 """
 
-import itertools
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from modelpool import ModelPool
@@ -21,31 +20,27 @@ from specrouter.config import (
     SchedulerConfig,
     TreesConfig,
 )
-from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
+from specrouter.cycle import DraftShape, ModelFailure
 from specrouter.engine.admission_log import AdmissionRecord
-from specrouter.engine.admission_queue import WAITING_SHOWN, waiting_time_s
-from specrouter.engine.decode_counts import DecodeCounts
-from specrouter.engine.delivery import Delivery
+from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.output_file import output_file_of
 from specrouter.engine.plan_check import PlanCheck
-from specrouter.engine.planning import CyclePlanning, target_alone
 from specrouter.engine.policies import PoliciesInUse, with_exact_trees
 from specrouter.engine.prefix_log import PrefixRecord
-from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
+from specrouter.engine.step import DecodingStep
 from specrouter.engine.step_lock import StepLock
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
-from specrouter.execution.hang_guard import Abandoned, HangGuard
+from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import ExecutionSettings, Runtime
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.learning import learn_cycle
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
@@ -53,10 +48,7 @@ from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.planner import Plan
-from specrouter.slo.admission import Admission
 from specrouter.slo.serve.pace_margin import PaceMargin
-from specrouter.view import EngineView, Standing
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -70,7 +62,6 @@ class Engine:
         parameters = {name: pool.parameter_count(name) for name in pool.names}
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence)
         self.profiler = PerformanceProfiler(parameters)
-        self.decode_counts = DecodeCounts()
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = _state_manager(engine, pool)
         # Each verifier of a chain may add a token to what was drafted.
@@ -95,27 +86,37 @@ class Engine:
         self._output_file = output_file_of(engine, pool, runtime.rows.outputs)
         self._executor = Executor(runtime)
         lengths, margin = OutputLengths(), PaceMargin()
-        self._views = ViewBuilder(
-            pool, self._manager, self._executor, self.profiler, lengths, margin
+        weightless = [name for name in pool.names if pool.is_weightless(name)]
+        views = ViewBuilder(
+            [name for name in pool.names if name not in weightless],
+            weightless,
+            self._executor,
+            self.profiler,
+            lengths,
+            margin,
+            time.perf_counter,
         )
-        self._quarantine = Quarantine()
         meter = RequestMeter(pool.target, config.slo_classes)
         self._book = RequestBook(
             self._executor, SloAccounts(), meter, self._faults, lengths, margin=margin
         )
-        self._delivery = Delivery(self._book, self._quarantine, self.decode_counts, self._faults)
-        weightless = {name for name in pool.names if pool.is_weightless(name)}
         plan = pool.plan(pool.target)
         exact = with_exact_trees(engine, plan.dtype, plan.weights)
-        self._planning = CyclePlanning(
-            PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees)),
-            self._view,
+        self._policies = PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees))
+        self._step = DecodingStep(
+            self._book,
+            views,
+            self._policies,
             PlanCheck(pool.names, pool.target, weightless, engine.most_batch_tokens),
-            self._faults,
+            self.profiler,
+            faults=self._faults,
+            names=pool.names,
+            prefill_chunk=engine.prefill_chunk,
+            clock=time.perf_counter,
         )
-        self._cycle = 0  # the number of the one that runs
+        self.decode_counts = self._step.counts
+        self._quarantine = self._step.quarantine
         self._baseline_ms: float | None = None  # the last that made sense
-        self._is_full = False  # for the first that waits
         self._stepping = StepLock()  # state may be looked at from outside between steps
 
     # What may be asked from any thread
@@ -132,7 +133,7 @@ class Engine:
     @property
     def free_rows(self) -> int:
         """That requests can have at once: none while the first in the queue waits for memory."""
-        return 0 if self._is_full else self._manager.rows - len(self._book.running)
+        return 0 if self._step.is_full else self._manager.rows - len(self._book.running)
 
     @property
     def slo_accounts(self) -> SloAccounts:
@@ -150,7 +151,7 @@ class Engine:
     @property
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, oldest first."""
-        return list(self._planning.policies.current.records)
+        return list(self._policies.current.records)
 
     @property
     def admissions(self) -> list[AdmissionRecord]:
@@ -179,7 +180,7 @@ class Engine:
             manager.budget_tokens or capacity,
             {name: state.store.nbytes for name, state in states.items() if state is not None},
             {name: self._quarantine.counts[name] for name in names},
-            frozenset(names) - self._quarantine.available(names, self._cycle),
+            frozenset(names) - self._quarantine.available(names, self._step.cycle),
             dict(self._faults.counts),
             self._pool.weight_bytes(),
             sum(
@@ -219,15 +220,15 @@ class Engine:
     def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
         """See `ChainRouter.predict`."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests)
-        scheduler = self._planning.policies.current.planner.scheduler
+        scheduler = self._policies.current.planner.scheduler
         option = scheduler.predict(snapshot, workload, chain, shape)
         return option.ms_per_token * snapshot.machine
 
     def predicted_tpot_ms(self, requests: int) -> float:
         """Of each of so many requests that decode together, by the chain that would be chosen."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests)
-        available = self._quarantine.available(self._pool.names, self._cycle)
-        scheduler = self._planning.policies.current.planner.scheduler
+        available = self._quarantine.available(self._pool.names, self._step.cycle)
+        scheduler = self._policies.current.planner.scheduler
         chosen = scheduler.choose(snapshot, workload, Models(available))
         option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
         return option.ms_per_token * snapshot.machine
@@ -242,7 +243,7 @@ class Engine:
     ) -> None:
         """Routes by another policy from now on; what was learned stays. See `PoliciesInUse`."""
         with self._stepping:
-            self._planning.policies.use((config, trees), admission)
+            self._policies.use((config, trees), admission)
 
     # Before the first cycle
 
@@ -259,7 +260,7 @@ class Engine:
         """
         if not self._config.engine.preload:
             return
-        for name in self._planning.policies.current.planner.scheduler.drafters:
+        for name in self._policies.current.planner.scheduler.drafters:
             if self._pool.is_weightless(name) or name in self._quarantine:
                 continue
             if not self._pool.has_room(name):
@@ -269,7 +270,7 @@ class Engine:
                 try:
                     self._executor.states.prepare(name)
                 except StageError as error:
-                    self._quarantine.add(error.failure, self._cycle)
+                    self._quarantine.add(error.failure, self._step.cycle)
 
     # A cycle
 
@@ -278,97 +279,7 @@ class Engine:
 
     def step(self) -> None:
         with self._stepping.step():
-            started_s = time.perf_counter()
-            self._book.retire()
-            admitted = self._admit()
-            if self._book.running:
-                plan = self._plan(admitted)
-                result = self._run(plan)
-                if result is not None:
-                    self._delivery.deliver(result, self._cycle, plan.budget_nodes)
-                    with self._faults.part("learning"):
-                        self._learn(plan, result, time.perf_counter() - started_s)
-
-    def _admit(self) -> dict[int, int]:
-        """Begins a cycle, and gives requests rows, by id. While no row is free, only who takes some
-        back for an objective admits; without a decision of the policies, as many as there is room
-        for, in order.
-        """
-        self._cycle += 1
-        book = self._book
-        with self._faults.part("prefixes"):
-            book.follow()
-        has_row = len(book.running) < self._manager.rows
-        with self._faults.part("planning"):
-            has_row |= self._planning.policies.preempts and book.has_objectives
-        first = list(itertools.islice(book.waiting, WAITING_SHOWN if has_row else 0))
-        with self._faults.part("planning"):  # else as they stand in the queue, its first one first
-            first = book.waiting.shown() if has_row else []
-        waiting = {request.handle.request_id: request for request in first}
-        admission = None
-        with self._faults.part("planning"):
-            admission = self._planning.admission(self._cycle, waiting, book.running_ids)
-        rows = book.admit(first) if admission is None else self._follow(admission, waiting)
-        is_left = bool(book.waiting) and len(book.running) < self._manager.rows
-        self._is_full = is_left and (admission is None or admission.waits_for_memory)
-        with self._faults.part("accounts"):
-            book.pace.note_queue(bool(book.waiting), time.perf_counter())
-        with self._faults.part("learning"):
-            for request in map(book.running.__getitem__, rows.values()):
-                if not request.preemptions and request.spec.kv is None:
-                    self.decode_counts.record_prompt(len(request.spec.token_ids))
-        return rows
-
-    def _follow(
-        self, admission: Admission, waiting: Mapping[int, RunningRequest]
-    ) -> dict[int, int]:
-        """Rows by id of who was given one. Where that fails halfway, who moved has moved."""
-        with self._faults.part("planning"):
-            return self._book.follow_admission(self._cycle, admission, waiting)
-        self._planning.rest_from(self._cycle)
-        return {each: one.row for each, one in waiting.items() if one.row is not None}
-
-    def _view(
-        self, cycle: int, waiting: Sequence[RunningRequest], standing: Standing
-    ) -> EngineView:
-        available = self._quarantine.available(self._pool.names, cycle)
-        return self._views.build(cycle, self._book.running, waiting, available, standing)
-
-    def _plan(self, admitted: Mapping[int, int]) -> Plan:
-        """`admitted`: rows by id. Where the policies fail or rest, the target decodes alone."""
-        left, plan = self._executor.unread(self._book.running), None
-        with self._faults.part("planning"):
-            running = self._book.running
-            came = self._views.admitted({row: running[row] for row in admitted.values()})
-            waits = self._executor.prefixes.waits(left)
-            plan = self._planning.plan(self._cycle, came, left, waits)
-        if plan is None:
-            return target_alone(self._pool.target, left, self._config.engine.prefill_chunk)
-        return plan
-
-    def _run(self, plan: Plan) -> CycleResult | None:
-        """None: the target has failed, and the requests have ended."""
-        with self._faults.part("learning"):
-            self.profiler.begin_cycle()
-        try:
-            result = self._executor.run(plan)
-        except TargetError as error:
-            with self._faults.part("quarantine"):
-                self._quarantine.add_all(error.failures, self._cycle)
-            for row in plan.rows:
-                self._book.end(self._book.running[row], "error", str(error))
-            return None
-        if self._book.is_abandoned:  # a cycle that was stuck: all have been told
-            raise Abandoned
-        with self._faults.part("planning"):
-            self._planning.judge(self._cycle, result.selection_failed)
-        self._executor.states.forget_evicted()
-        return result
-
-    def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
-        self.decode_counts.record_cycle(elapsed_s)
-        self.profiler.record_switches(len(plan.records))
-        learn_cycle(self.profiler, plan, result, elapsed_s * 1000)
+            self._step.run()
 
     # Ends
 
@@ -401,8 +312,7 @@ class Engine:
         self.save_outputs()
         engine = Engine(self._config, self._pool)
         engine._book.inherit(self._book)
-        policies = self._planning.policies
-        engine.set_policy(*policies.current.key, policies.admission)
+        engine.set_policy(*self._policies.current.key, self._policies.admission)
         return engine
 
     def take_over(self, hung: str) -> None:
@@ -410,7 +320,7 @@ class Engine:
         with self._stepping.take_over():
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
-            self._quarantine.add(ModelFailure(hung, error), self._cycle)
+            self._quarantine.add(ModelFailure(hung, error), self._step.cycle)
 
 
 def _state_manager(engine: EngineConfig, pool: ModelPool) -> StateManager:

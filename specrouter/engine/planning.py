@@ -9,17 +9,18 @@ may do so whatever is raised here.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from specrouter.cycle import ChainGroup, DraftShape, Ints
 from specrouter.engine.plan_check import PlanCheck, PlanError
-from specrouter.engine.policies import PoliciesInUse
+from specrouter.engine.policies import Policy
 from specrouter.engine.quarantine import BackOff
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
-from specrouter.slo.admission import Admission
+from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
 from specrouter.view import EngineView, RequestView, Standing
 
@@ -40,6 +41,19 @@ class _Decided:
     admission: Admission
 
 
+class Policies(Protocol):
+    """Those in use: see `PoliciesInUse`."""
+
+    @property
+    def current(self) -> Policy: ...
+
+    @property
+    def admits(self) -> Admit: ...
+
+    @property
+    def preempts(self) -> bool: ...
+
+
 class CyclePlanning:
     """Belongs to the engine's thread; `policies` may be read anywhere.
 
@@ -48,7 +62,7 @@ class CyclePlanning:
 
     def __init__(
         self,
-        policies: PoliciesInUse,
+        policies: Policies,
         view_of: ViewOf,
         check: PlanCheck,
         faults: FaultGuard,

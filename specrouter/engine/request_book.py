@@ -6,15 +6,15 @@ its caller is told, who may rely on either. Belongs to the engine's thread.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.prefix_log import PrefixLog
 from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.row_executor import RowExecutor
 from specrouter.engine.slo_accounts import SloAccounts
-from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.output import UNATTAINABLE, Delta, Feasible, FinishReason
@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 class RequestBook:
     """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
     that ended by themselves. `margin`: that admission keeps back.
+    `clock`: seconds, that requests' times are of.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
     """
 
-    executor: Executor
+    executor: RowExecutor
     slo_accounts: SloAccounts
     meter: RequestMeter
     faults: FaultGuard
@@ -46,6 +47,7 @@ class RequestBook:
     pace: AdmissionPace = field(default_factory=AdmissionPace)
     margin: PaceMargin = field(default_factory=PaceMargin)
     is_abandoned: bool = False
+    clock: Callable[[], float] = time.perf_counter
 
     def __iter__(self) -> Iterator[RunningRequest]:
         yield from self.waiting
@@ -188,7 +190,7 @@ class RequestBook:
     def _account(self, request: RunningRequest, delta: Delta) -> None:
         assert delta.output is not None, "only the last delta ends a request"
         metrics, tokens = delta.output.metrics, request.produced_tokens
-        ended_s = time.perf_counter()
+        ended_s = self.clock()
         with self.faults.part("accounts"):
             if request.row is not None:
                 self.pace.note_end(ended_s)
@@ -203,8 +205,9 @@ class RequestBook:
             with self.faults.part("learning"):
                 slo_class = None if request.objective is None else request.objective.slo_class
                 self.lengths.record(slo_class, metrics.output_tokens)
-                if request.is_promised and metrics.kept_pace is not None:
-                    self.margin.note(kept=metrics.kept_pace)
+                kept_pace = request.kept_pace(metrics)
+                if request.is_promised and kept_pace is not None:
+                    self.margin.note(kept=kept_pace)
 
 
 def _unattainable(request: RunningRequest) -> str:

@@ -1,12 +1,10 @@
 """ViewBuilder: the engine's requests, rows and measurements as a frozen `EngineView`."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from modelpool import ModelPool
-from specrouter.execution.executor import Executor
+from specrouter.engine.row_executor import RowExecutor
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
@@ -14,30 +12,35 @@ from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.slo.serve.pace_margin import PaceMargin
 from specrouter.view import EngineView, RequestView, Standing
-from statemgr import StateManager, TokenChain
+from statemgr import TokenChain
 
 SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
 _NOTHING = Objective(None, None)
 
 
 class ViewBuilder:
+    """Args:
+    models: with weights, weakest first, the target last; `weightless`: the others.
+    clock: seconds, that requests' times are of.
+    """
+
     def __init__(
         self,
-        pool: ModelPool,
-        manager: StateManager,
-        executor: Executor,
+        models: Sequence[str],
+        weightless: Sequence[str],
+        executor: RowExecutor,
         profiler: PerformanceProfiler,
         lengths: OutputLengths,
         margin: PaceMargin,
+        clock: Callable[[], float],
     ) -> None:
-        self._pool = pool
-        self._manager = manager
+        self._models = (*weightless, *models)
+        *self._drafters, self._target = models
         self._executor = executor
         self._profiler = profiler
         self._lengths = lengths
         self._margin = margin
-        self._models = [name for name in pool.names if not pool.is_weightless(name)]
-        self._drafters = [name for name in self._models if name != pool.target]
+        self._clock = clock
         self._snapshot: PerformanceSnapshot | None = None
         self._snapshot_cycle = 0
         self._output_tokens: Mapping[str | None, float] = {}
@@ -52,21 +55,16 @@ class ViewBuilder:
         standing: Standing,
     ) -> EngineView:
         """`running`: by row, in the order of admission."""
-        manager, now_s = self._manager, time.perf_counter()
-        budget, free_tokens = manager.budget_tokens, None
-        if budget is not None:
-            free_tokens = budget - manager.reserved_tokens
-        elif manager.is_bounded:
-            free_tokens = manager.free_slots
+        executor, now_s = self._executor, self._clock()
         return EngineView(
             cycle,
             now_s,
             self._running(running, now_s),
             self._waiting(waiting, now_s),
-            manager.rows - len(running),
-            free_tokens,
+            executor.rows - len(running),
+            executor.free_tokens,
             available,
-            frozenset(name for name in self._pool.names if self._executor.is_open(name)),
+            frozenset(name for name in self._models if executor.is_open(name)),
             self._performance(cycle, standing),
             standing,
             self._output_tokens,
@@ -75,7 +73,7 @@ class ViewBuilder:
 
     def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
         """Requests that were just given a row, by row, in that order."""
-        return self._running(came, time.perf_counter())
+        return self._running(came, self._clock())
 
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
         """After a shadow evaluation there is news."""
@@ -93,7 +91,7 @@ class ViewBuilder:
             return ()
         rows = np.fromiter(running, dtype=np.int64)
         executor = self._executor
-        left = executor.missed(self._pool.target, rows).tolist()
+        left = executor.missed(self._target, rows).tolist()
         slots = executor.slots_of(rows).tolist()
         repeatable = executor.repeatable(rows).tolist()
         lags = zip(*(executor.missed(name, rows).tolist() for name in self._drafters), strict=True)
@@ -109,8 +107,9 @@ class ViewBuilder:
         texts, views = dict[int, TokenChain](), []
         for request in requests:
             unread = int(request.committed_tokens) - 1  # fails for NaN: nobody would ever admit it
-            number, cached = request.handle.request_id, dict[str, int]()
-            if self._manager.cached_slots:
+            number = request.handle.request_id
+            cached: Mapping[str, int] = {}
+            if self._executor.prefixes.are_kept:
                 text = self._texts.get(number)
                 if text is None or len(text.tokens) != unread + 1:
                     text = TokenChain(request.continuation.committed)
@@ -118,9 +117,8 @@ class ViewBuilder:
                 cached = self._executor.prefixes.cached(request.spec, text)
             missed = {name: unread - cached.get(name, 0) for name in self._drafters}
             handed = self._executor.hand_over.expected(request.spec)
-            left = unread - max(handed, cached.get(self._pool.target, 0))
-            slots = unread + 1
-            slots = self._executor.slots_for(slots)
+            left = unread - max(handed, cached.get(self._target, 0))
+            slots = self._executor.slots_for(unread + 1)
             views.append(self._view(request, now_s, left, missed, slots, 0))
         self._texts = texts
         return tuple(views)
@@ -134,15 +132,12 @@ class ViewBuilder:
         slots: int,
         repeatable: int,
     ) -> RequestView:
-        reserve_tokens = request.spec.reserve_tokens
-        if self._manager.is_bounded:
-            reserve_tokens = self._manager.slots_for(reserve_tokens)
         spec, pace, objective = request.spec, request.pace, request.objective or _NOTHING
         return RequestView(
             request.handle.request_id,
             request.admission_key,
             request.submitted_s,
-            reserve_tokens,
+            self._executor.reserved_for(spec.reserve_tokens),
             max(prompt_left, 0),
             request.remaining,
             spec.most_tokens,
@@ -159,6 +154,8 @@ class ViewBuilder:
             slots,
             objective.e2e_ms,
             pace.stages,
+            run_ms=request.run_ms(now_s),
+            output_tokens=request.output_tokens,
             declined=request.is_declined,
             rejects=request.rejects,
             awaits_first=request.row is not None and not request.has_begun,

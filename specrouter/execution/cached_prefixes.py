@@ -13,6 +13,11 @@ class CachedPrefixes:
         self._target = runtime.pool.target
         self._is_on = runtime.settings.prefix_cache
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether anything is cached that nobody runs with."""
+        return self._manager.cached_slots > 0
+
     def use(self, request: RequestSpec) -> CacheUse:
         """Who wants the log-probabilities of a prompt reads all of it."""
         params = request.params

@@ -52,7 +52,7 @@ class Executor:
         self._target = runtime.pool.target
         self._manager = runtime.manager
         self._rule = runtime.rule
-        self._rows = runtime.rows
+        self._decoding = runtime.rows
         self._faults = runtime.faults
         self.states = runtime.states
         self._comparison = ModelComparison(runtime)
@@ -64,6 +64,23 @@ class Executor:
         self.prefixes = CachedPrefixes(runtime)
         fingerprint = runtime.settings.fingerprint
         self.hand_over = KVHandOver(self._pool, self._manager, fingerprint)
+
+    @property
+    def rows(self) -> int:
+        """That requests may have."""
+        return self._manager.rows
+
+    @property
+    def free_tokens(self) -> int | None:
+        """KV tokens that may still be reserved; None: without bound."""
+        manager = self._manager
+        if manager.budget_tokens is not None:
+            return manager.budget_tokens - manager.reserved_tokens
+        return manager.free_slots if manager.is_bounded else None
+
+    def reserved_for(self, tokens: int) -> int:
+        """What `free_tokens` falls by for a request of so many tokens at most."""
+        return self._manager.slots_for(tokens) if self._manager.is_bounded else tokens
 
     def allocate(self, request: RequestSpec) -> int | None:
         """A row for a request; None where there is no row or memory now."""
@@ -77,14 +94,14 @@ class Executor:
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
         purpose = self._rule.noise_purpose(1)
-        self._rows.open(row, request, (self._pool.get(self._target).device, purpose))
+        self._decoding.open(row, request, (self._pool.get(self._target).device, purpose))
         with self._faults.part("rows"):
             self._comparison.forget(row)
 
     def close(self, row: int, keep: bool = False) -> None:
         """`keep`: what the row's request has read is good for others."""
         with self._faults.part("rows"):
-            self._rows.close(row)
+            self._decoding.close(row)
         with self._faults.part("rows"):
             self._comparison.forget(row)
         self._manager.free(row, keep)
@@ -107,7 +124,8 @@ class Executor:
                     with self._faults.part("feedback"):
                         self._feedback.learn_from_target(draft, verified)
                 self._commits.commit(verified, drafts, result)
-            return result
+        self.states.forget_evicted()
+        return result
 
     # What views tell of the rows
 

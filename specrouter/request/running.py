@@ -7,10 +7,8 @@ engine's thread; `RequestHandle` is the caller's side.
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from transformers import PreTrainedTokenizerBase
 
 from specrouter.request.attainment import attained_stages, tpot_of_runs
 from specrouter.request.detokenizer import Detokenizer
@@ -35,14 +33,20 @@ _PRIORITY_S = 10.0  # of waiting that a step of priority is worth
 
 
 class RunningRequest:
-    """Attributes:
+    """Args:
+    detokenizer: makes its text.
+    clock: seconds, that all its times are of.
+
+    Attributes:
         row: None while it waits.
+        commits: when tokens came, in seconds, and how many.
         pace: of its output, by its stages.
         preemptions: rows that were taken from it. `cached_tokens`: that it did not have to read.
         handed_tokens: whose keys and values were handed out.
         is_declined: its objective will not be attained: it has none from now on, or it ends.
         is_promised: it was given a row to attain its objective.
         feasible: what could have been attained instead, where that was asked.
+        output_tokens: see `RequestView`.
 
     Raises `RequestError` where the tokens of the earlier attempt already end the text.
     """
@@ -51,32 +55,33 @@ class RunningRequest:
         self,
         spec: RequestSpec,
         handle: RequestHandle,
-        tokenizer: PreTrainedTokenizerBase,
+        detokenizer: Detokenizer,
         eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.spec, self.handle = spec, handle
+        self._detokenizer, self._clock = detokenizer, clock
         self.objective: Objective | None = spec.objective
         self.has_objective = spec.objective is not None  # it came with one
         self.row: int | None = None
         self.preemptions, self.cached_tokens, self.handed_tokens = 0, 0, 0
         self.is_declined = self.is_promised = False
         self.feasible: Feasible | None = None
+        self.output_tokens: int | None = None
         self._eos = frozenset() if spec.params.goes_on_after_eos else eos_token_ids
         self._stop_ids = frozenset(spec.params.stop_token_ids)
-        self._detokenizer = Detokenizer.of(spec, tokenizer)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if spec.params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._chains: Counter[Chain] = Counter()
         self._committed = 0  # tokens that cycles brought, those after a stop included
         self._drafted = self._accepted = 0  # tokens that the target verified, and that are output
-        self.submitted_s = time.perf_counter() - spec.elapsed_s
+        self.submitted_s = clock() - spec.elapsed_s
         # Who has the least is admitted first. It never changes, so the priority of those that came
         # later cannot keep a request waiting for ever.
         self.admission_key = self.submitted_s + _PRIORITY_S * spec.priority
-        # When tokens came, in seconds, and how many.
-        self._commits = [(self.submitted_s + at_s, count) for at_s, count in spec.arrivals]
-        self.pace = Pace.of(spec, self._commits)
+        self.commits = [(self.submitted_s + at_s, count) for at_s, count in spec.arrivals]
+        self.pace = Pace.of(spec, self.commits)
         self.finished = False
         for token in spec.generated:
             self._tokens.append(token)
@@ -120,7 +125,7 @@ class RunningRequest:
     def is_late(self) -> bool:
         """Whether its time is up."""
         limit = self.spec.timeout_s
-        return limit is not None and time.perf_counter() - self.submitted_s > limit
+        return limit is not None and self._clock() - self.submitted_s > limit
 
     @property
     def cycles(self) -> int:
@@ -139,13 +144,13 @@ class RunningRequest:
         return max(0, earlier + self.produced_tokens - 1)
 
     def decode_ms(self, now: float) -> float:
-        """Since the first token came; 0.0 before it. `now` is `time.perf_counter()`'s."""
-        return (now - self._commits[0][0]) * 1000 if self._commits else 0.0
+        """Since the first token came; 0.0 before it."""
+        return (now - self.commits[0][0]) * 1000 if self.commits else 0.0
 
     @property
     def last_gap_s(self) -> float | None:
         """From the cycle that brought tokens before to the last one; None before there were two."""
-        return self._commits[-1][0] - self._commits[-2][0] if len(self._commits) > 1 else None
+        return self.commits[-1][0] - self.commits[-2][0] if len(self.commits) > 1 else None
 
     def accept(
         self,
@@ -163,11 +168,11 @@ class RunningRequest:
         """
         if prompt_logprobs is not None:
             self._prompt_logprobs = list(prompt_logprobs)
-        came_s = time.perf_counter()
+        came_s = self._clock()
         self._chains[chain] += 1
         self._committed += len(tokens)
         text, fresh, reason = self._append(tokens)
-        self._commits.append((came_s, len(fresh)))
+        self.commits.append((came_s, len(fresh)))
         self.pace.take(self._tokens, came_s, drafted, len(tokens) - 1)
         self._drafted += drafted
         self._accepted += min(len(fresh), len(tokens) - 1)
@@ -248,9 +253,9 @@ class RunningRequest:
     def _metrics(self, reason: FinishReason) -> RequestMetrics:
         cycles, decoded = self.cycles, self.decoded_tokens
         ttft_ms, decode_ms = None, 0.0
-        if self._commits:
-            ttft_ms = (self._commits[0][0] - self.submitted_s) * 1000
-            decode_ms = self.decode_ms(self._commits[-1][0])
+        if self.commits:
+            ttft_ms = (self.commits[0][0] - self.submitted_s) * 1000
+            decode_ms = self.decode_ms(self.commits[-1][0])
         attained, stages = None, self._attained_stages()
         if self.objective is not None:
             ended_by_itself = reason in ("eos", "stop", "length")
@@ -266,7 +271,7 @@ class RunningRequest:
             len(self._tokens),
             self.objective,
             attained,
-            tuple(tpot_of_runs(self._commits)),
+            tuple(tpot_of_runs(self.commits)),
             self._drafted,
             self._accepted,
             None if ttft_ms is None else ttft_ms + decode_ms,
@@ -274,11 +279,19 @@ class RunningRequest:
             min(self.cached_tokens, len(self.spec.token_ids)),
         )
 
+    def kept_pace(self, metrics: RequestMetrics) -> bool | None:
+        """See `RequestMetrics.kept_pace`."""
+        return metrics.kept_pace
+
+    def run_ms(self, now_s: float) -> float | None:
+        """See `RequestView`: no request is judged by runs."""
+        return None
+
     def _attained_stages(self) -> tuple[bool, ...]:
         """Of those that had tokens whose times are known."""
         if self.objective is None or not self.objective.stages:
             return ()
-        came_ms = [came_s * 1000 for came_s, count in self._commits for _ in range(count)]
+        came_ms = [came_s * 1000 for came_s, count in self.commits for _ in range(count)]
         stages = self.objective.stages[self.pace.stages_before :]
         return attained_stages(stages, self.pace.ends, came_ms)
 

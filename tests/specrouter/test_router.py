@@ -789,8 +789,8 @@ def test_waiting_long_outweighs_priority() -> None:
     def key(priority: int, submitted_s: float) -> float:
         prompt = RequestSpec((1,), (), GREEDY, None, 0, priority=priority)
         handle = RequestHandle(1, lambda: None)
-        with mock.patch("specrouter.request.running.time.perf_counter", return_value=submitted_s):
-            return RunningRequest(prompt, handle, mock.Mock(), frozenset()).admission_key
+        request = RunningRequest(prompt, handle, mock.Mock(), frozenset(), lambda: submitted_s)
+        return request.admission_key
 
     assert key(priority=0, submitted_s=100.0) < key(priority=0, submitted_s=101.0)
     assert key(priority=-1, submitted_s=105.0) < key(priority=0, submitted_s=100.0)

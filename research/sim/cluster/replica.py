@@ -13,7 +13,7 @@ from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest
 from specrouter.cluster.replica import batches
 from specrouter.cluster.state import ReplicaState
-from specrouter.engine.admission_queue import AdmissionPace, waiting_time_s
+from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.profile.cycle_times import Workload
 from specrouter.routing.chain_policy import Models
 
@@ -65,9 +65,7 @@ class SimulatedReplica:
 
     service: SimulatedService
     rows_given_s: list[float] = field(default_factory=list)
-    _here: list[SimulatedRequest] = field(default_factory=list)
     _without_row: list[SimulatedRequest] = field(default_factory=list)
-    _pace: AdmissionPace = field(default_factory=AdmissionPace)
 
     def __post_init__(self) -> None:
         machine = self.service.machine
@@ -80,7 +78,7 @@ class SimulatedReplica:
     def state(self) -> ReplicaState:
         service, machine = self.service, self.service.machine
         running, waiting = service.running, service.waiting
-        promised = [one.tpot_ms for one in running if not one.is_declined]
+        promised = [one.pace.tpot_ms(one.objective) for one in running if not one.is_declined]
         capacity = machine.kv_tokens or _UNBOUNDED
         return ReplicaState(
             running=len(running),
@@ -104,7 +102,7 @@ class SimulatedReplica:
         ahead = waiting - (self.service.machine.max_requests - running)
         if ahead < 0:
             return 0.0
-        return waiting_time_s(self._pace.seconds_per_request(self.service.now_s()), ahead + 1)
+        return waiting_time_s(self.service.seconds_per_request(), ahead + 1)
 
     @property
     def next_s(self) -> float | None:
@@ -121,18 +119,11 @@ class SimulatedReplica:
         self._without_row = [
             one for one in self._without_row if one.row is None and not one.is_done
         ]
-        self._pace.note_queue(bool(self.service.waiting), now_s)
-        ended = [one for one in self._here if one.is_done]
-        for _ in ended:
-            self._pace.note_end(now_s)
-        if ended:
-            self._here = [one for one in self._here if not one.is_done]
 
     def receive(
         self, request: LoadRequest, sent_s: float, commits: list[Commits], kv_tokens: int = 0
     ) -> Served:
         sent = self.service.receive(request, sent_s, commits, kv_tokens)
-        self._here.append(sent)
         self._without_row.append(sent)
         return Served(sent)
 

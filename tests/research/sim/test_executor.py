@@ -11,6 +11,7 @@ import pytest
 from research.sim.executor import SimulatedExecutor
 from research.sim.knowledge import Known
 from research.sim.machine import Machine
+from research.sim.request import SimulatedClock
 from research.sim.rows import SimulatedRows
 from research.sim.text import SimulatedTexts
 from specrouter.cycle import Bools, Candidates, ChainGroup, CyclePlan, CycleResult, DraftShape, Ints
@@ -46,10 +47,9 @@ def ms(model: str, *forwards: int) -> float:
 class Taught(Known):
     """Notes what it is told."""
 
-    is_learning = True
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.is_learning = True
         self.trees: list[tuple[TreeKey, JudgedTrees]] = []
 
     def record_trees(self, key: TreeKey, trees: JudgedTrees) -> None:
@@ -72,7 +72,10 @@ class Bench:
         self.state = SimulatedRows(MACHINE.max_requests, MACHINE.names)
         self.knowledge = Taught(MACHINE, texts)
         draws = np.random.default_rng(1)
-        self.executor = SimulatedExecutor(MACHINE, texts, self.state, self.knowledge, draws)
+        self.clock = SimulatedClock()
+        self.executor = SimulatedExecutor(
+            MACHINE, texts, self.state, self.knowledge, draws, self.clock
+        )
         for row in range(self.rows):
             assert self.state.open(20, 20 + self.room) == row
             for read in self.state.read.values():
@@ -86,7 +89,13 @@ class Bench:
         return ChainGroup(chain, shape, self.all_rows, **given)
 
     def run(self, *groups: ChainGroup, **given: Any) -> tuple[CycleResult, float]:
-        return self.executor.run(CyclePlan(groups, NOBODY, NOBODY, **given))
+        return self.run_plan(CyclePlan(groups, NOBODY, NOBODY, **given))
+
+    def run_plan(self, plan: CyclePlan) -> tuple[CycleResult, float]:
+        """What it brings, and its milliseconds."""
+        began_s = self.clock()
+        result = self.executor.run(plan)
+        return result, (self.clock() - began_s) * 1000
 
 
 def lengths(result: CycleResult) -> list[int]:
@@ -153,7 +162,7 @@ def test_chunks_of_prompts_are_read_in_the_same_pass() -> None:
     bench = Bench(rows=1)
     row = bench.state.open(30, 40)
     decoding = ChainGroup(("c",), DraftShape(1), np.array([0]))
-    _, took = bench.executor.run(CyclePlan([decoding], np.array([row]), np.array([25])))
+    _, took = bench.run_plan(CyclePlan([decoding], np.array([row]), np.array([25])))
     assert took == pytest.approx(ms("c", 1 + 25))
     assert bench.state.lag("c", np.array([row])).tolist() == [4]
     ends = ChainGroup(("c",), DraftShape(1), np.array([row]))

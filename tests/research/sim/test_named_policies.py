@@ -217,4 +217,4 @@ def test_views_tell_how_long_a_run_has_taken() -> None:
 def test_who_has_a_row_and_no_token_awaits_its_first() -> None:
     asked = LoadRequest(0.0, "chat", (0,) * 1200, 5, 1.0, 0, 45.0)
     seen = [view.running[0] for before, _, view, _ in run("sarathi", [asked])[0]]
-    assert [one.awaits_first for one in seen] == [False, True, True, *[False] * 4]
+    assert [one.awaits_first for one in seen] == [True] * 3 + [False] * 4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from research.policies.named import POLICIES
-from research.sim.knowledge import Learned
+from research.sim.knowledge import learned_times
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, SimulatedText
@@ -404,7 +404,7 @@ def test_what_a_policy_is_told_of_a_request_is_of_its_stage() -> None:
 @pytest.mark.parametrize("policy", ["spec-4", "goodput"])
 def test_an_engine_that_learns_comes_near_one_that_knows(policy: str) -> None:
     load = [request(at / 4, 8, 64, seed=at) for at in range(12)]
-    learning = service(0.8, knowledge=lambda machine, texts: Learned(machine))
+    learning = service(0.8, knowledge=lambda machine, texts: learned_times(machine))
     learning.use(policy)
     found = replay(load, learning, learning)
     known = run(policy, load, 0.8)

@@ -8,6 +8,7 @@ from typing import Any
 from modelpool import ModelPool
 from specrouter import RequestOutput, RouterConfig, SamplingParams
 from specrouter.engine.engine import Engine
+from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
@@ -41,7 +42,8 @@ class EngineBench:
     ) -> RequestHandle:
         spec = RequestSpec(tuple(prompt), (), params, speculation, seed=1, objective=objective)
         handle = RequestHandle(next(self._ids), lambda: None)
-        request = RunningRequest(spec, handle, self.pool.tokenizer, self.pool.eos_token_ids)
+        text = Detokenizer.of(spec, self.pool.tokenizer)
+        request = RunningRequest(spec, handle, text, self.pool.eos_token_ids)
         self.engine.enqueue(request)
         return handle
 

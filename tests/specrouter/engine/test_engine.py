@@ -17,11 +17,11 @@ from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.decode_counts import DecodeCounts
-from specrouter.engine.engine import Engine
 from specrouter.engine.planning import CyclePlanning
 from specrouter.engine.quarantine import BackOff, Quarantine
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
+from specrouter.engine.step import DecodingStep
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
@@ -90,7 +90,7 @@ CONTROL = {
 }
 FACTS = {
     "how a plan came out": (CyclePlanning, "judge", "planning"),
-    "what is learned": (Engine, "_learn", "learning"),
+    "what is learned": (DecodingStep, "_learn", "learning"),
     "the cycle's time": (PerformanceProfiler, "record_cycle", "learning"),
     "the cycle's beginning": (PerformanceProfiler, "begin_cycle", "learning"),
     "the cycle's tokens": (DecodeCounts, "record", "learning"),

@@ -124,8 +124,8 @@ class Scripted:
         self.declines = False
         self.seen: list[EngineView] = []
         self._usual = fcfs(32)
-        engine._planning.policies.admission = "slo"
-        engine._planning.policies.admits = self
+        engine._policies.admission = "slo"
+        engine._policies.admits = self
 
     def __call__(self, view: EngineView) -> Admission:
         self.seen.append(view)
@@ -359,7 +359,7 @@ def test_without_objectives_the_live_policies_decide_as_first_come_first_served(
     small_config: dict[str, Any],
 ) -> None:
     bench = EngineBench(small_config, prefill_chunk=5)
-    policies = bench.engine._planning.policies
+    policies = bench.engine._policies
     usual, policy = fcfs(5), ADMISSION_POLICIES.find("slo")
     slo: Admit = policy.for_engine(bench.engine._config.engine, "target")
     decided = []

@@ -77,6 +77,9 @@ class Request:
             raise self.late
         return self.late
 
+    def kept_pace(self, metrics: Any) -> bool | None:
+        return metrics.kept_pace
+
     def finish(self, reason: Any, error: str | None = None) -> Delta:
         output: Any = SimpleNamespace(metrics=None, finish_reason=reason, error=error)
         return Delta(finish_reason=reason, output=output)

@@ -1,5 +1,6 @@
 """Views tell policies what is, in plain values that stay as they are."""
 
+import time
 from typing import Any
 
 import pytest
@@ -21,9 +22,9 @@ def bench(small_config: dict[str, Any]) -> EngineBench:
 
 
 def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -> EngineView:
-    engine = bench.engine
-    waiting = engine._book.waiting.first_of(8)
-    return engine._views.build(cycle, engine._book.running, waiting, EVERY, standing or Standing())
+    book, views = bench.engine._book, bench.engine._step.views
+    waiting = book.waiting.first_of(8)
+    return views.build(cycle, book.running, waiting, EVERY, standing or Standing())
 
 
 def test_an_engine_without_requests_has_all_its_room(bench: EngineBench) -> None:
@@ -79,8 +80,13 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
 ) -> None:
     engine = bench.engine
     views = ViewBuilder(
-        *(bench.pool, engine._manager, engine._executor, engine.profiler),
-        *(OutputLengths(), PaceMargin()),
+        ("small", "middle", "target"),
+        (),
+        engine._executor,
+        engine.profiler,
+        OutputLengths(),
+        PaceMargin(),
+        time.perf_counter,
     )
 
     def performance(cycle: int, evaluated_at: int = -1) -> int:

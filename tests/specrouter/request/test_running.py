@@ -12,6 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from specrouter import ChainRouter
+from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO, Objective, Stage
 from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
@@ -51,7 +52,10 @@ class Running:
         )
         if arrivals:
             prompt = replace(prompt, elapsed_s=arrivals[-1][0] + 1.0, arrivals=arrivals)
-        self.request = RunningRequest(prompt, self.handle, tokenizer, frozenset({EOS}))
+        text = Detokenizer.of(prompt, tokenizer)
+        self.request = RunningRequest(
+            prompt, self.handle, text, frozenset({EOS}), lambda: time.perf_counter()
+        )
 
     def accept(self, tokens: Sequence[int], chain: tuple[str, ...], drafted: int = 0) -> None:
         """What the engine does with a cycle's tokens."""
@@ -97,7 +101,7 @@ def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earli
     handle = RequestHandle(1, lambda: None)
     params = SamplingParams(max_new_tokens=len(answer))
     begun = RequestSpec(tuple(prompt), tuple(answer[:earlier]), params, None, 5)
-    request = RunningRequest(begun, handle, tokenizer, frozenset({EOS}))
+    request = RunningRequest(begun, handle, Detokenizer.of(begun, tokenizer), frozenset({EOS}))
     handle.deliver(request.accept(answer[earlier:], ALONE))
     assert handle.result(timeout=0).text == " is Paris"
 
@@ -240,7 +244,7 @@ def test_of_two_threads_that_end_a_request_one_is_heard(
 
     handle = RequestHandle(1, lambda: None, listen)
     prompt = RequestSpec((1, 2), (), SamplingParams(), None, seed=0)
-    request = RunningRequest(prompt, handle, tokenizer, frozenset())
+    request = RunningRequest(prompt, handle, Detokenizer.of(prompt, tokenizer), frozenset())
     last = [request.finish("error", cause) for cause in ("stuck", "late")]
     with ThreadPoolExecutor(2) as pool:
         told = list(pool.map(handle.deliver, last))
@@ -266,7 +270,7 @@ def test_cancelling_wakes_the_engine_and_may_be_repeated() -> None:
 def test_a_handle_iterates_to_the_last_delta(tokenizer: PreTrainedTokenizerBase) -> None:
     handle = RequestHandle(1, lambda: None)
     prompt = RequestSpec(PROMPT, (), SamplingParams(max_new_tokens=2), None, seed=0)
-    request = RunningRequest(prompt, handle, tokenizer, frozenset())
+    request = RunningRequest(prompt, handle, Detokenizer.of(prompt, tokenizer), frozenset())
     handle.deliver(request.accept([11], ALONE))
     handle.deliver(request.accept([12], ALONE))
     assert [delta.token_ids for delta in handle] == [[11], [12]]
@@ -676,6 +680,7 @@ def test_stages_of_earlier_attempts_are_judged_by_their_times(
 def test_the_time_of_a_request_is_up_over_all_attempts(tokenizer: PreTrainedTokenizerBase) -> None:
     spec = RequestSpec(PROMPT, (), SamplingParams(), None, 5, timeout_s=2.0)
     handle = RequestHandle(1, lambda: None)
-    late = RunningRequest(replace(spec, elapsed_s=2.5), handle, tokenizer, frozenset({EOS}))
-    early = RunningRequest(replace(spec, elapsed_s=1.0), handle, tokenizer, frozenset({EOS}))
+    text = Detokenizer.of(spec, tokenizer)
+    late = RunningRequest(replace(spec, elapsed_s=2.5), handle, text, frozenset({EOS}))
+    early = RunningRequest(replace(spec, elapsed_s=1.0), handle, text, frozenset({EOS}))
     assert (late.is_late, early.is_late) == (True, False)

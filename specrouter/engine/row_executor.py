@@ -1,0 +1,102 @@
+"""RowExecutor: what a decoding cycle asks of whatever runs its plans.
+
+It is `specrouter.execution.Executor` over models, or a simulated machine. Requests, admission,
+planning and learning are the same code over either, with times of a clock that comes in.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from specrouter.cycle import CyclePlan, CycleResult, Ints
+from specrouter.request.spec import RequestSpec
+from statemgr import RowKV, TokenChain
+
+
+class Prefixes(Protocol):
+    """See `CachedPrefixes`."""
+
+    @property
+    def are_kept(self) -> bool: ...
+
+    def cached(self, request: RequestSpec, text: TokenChain) -> Mapping[str, int]: ...
+
+    def inherited(self, row: int) -> int: ...
+
+    def follow(self) -> Iterable[int]: ...
+
+    def waits(self, left: Mapping[int, int]) -> Mapping[int, int]: ...
+
+
+class HandOver(Protocol):
+    """See `KVHandOver`."""
+
+    def expected(self, request: RequestSpec) -> int: ...
+
+    def take(self, row: int, request: RequestSpec) -> int: ...
+
+    def read_since(self, row: int, start: int) -> RowKV | None: ...
+
+
+class RowExecutor(Protocol):
+    """Rows are numbers from 0 on.
+
+    Attributes:
+        rows: that requests may have.
+        free_tokens: KV tokens that may still be reserved; None: without bound.
+    """
+
+    @property
+    def prefixes(self) -> Prefixes: ...
+
+    @property
+    def hand_over(self) -> HandOver: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def free_tokens(self) -> int | None: ...
+
+    def reserved_for(self, tokens: int) -> int:
+        """What `free_tokens` falls by for a request of so many tokens at most."""
+        ...
+
+    def allocate(self, request: RequestSpec) -> int | None:
+        """A row for a request; None where there is no row or memory now."""
+        ...
+
+    def open(self, row: int, request: RequestSpec) -> None:
+        """Prepares a row that was allocated."""
+        ...
+
+    def close(self, row: int, keep: bool = False) -> None:
+        """`keep`: what the row's request has read is good for others."""
+        ...
+
+    def run(self, plan: CyclePlan) -> CycleResult:
+        """One cycle. Raises `TargetError`, after which nothing is committed."""
+        ...
+
+    def unread(self, rows: Iterable[int]) -> dict[int, int]:
+        """By row: tokens before its last one that the target has not read."""
+        ...
+
+    def missed(self, model: str, rows: Ints) -> Ints:
+        """[R] committed tokens of each row, but for its last, that a model has not read."""
+        ...
+
+    def slots_of(self, rows: Ints) -> Ints:
+        """[R] KV slots that attention reads for each row."""
+        ...
+
+    def slots_for(self, tokens: int) -> int:
+        """The same of a row with so many tokens."""
+        ...
+
+    def repeatable(self, rows: Ints) -> Ints:
+        """[R] output tokens of each row whose choice could be made again."""
+        ...
+
+    def is_open(self, model: str) -> bool:
+        """Whether a model could draft at once."""
+        ...
