@@ -9,18 +9,18 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from specrouter.cluster.admission import expected_at
 from specrouter.cluster.correction import NOTHING, Expected
-from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.metrics import StateAges
 from specrouter.cluster.pairs import StreamPair, arranged
 from specrouter.cluster.policy import RoutingSettings, rank, unread
 from specrouter.cluster.prefix_index import PrefixIndex
 from specrouter.cluster.resume import Progress, draw
+from specrouter.cluster.roster import Roster
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 from specrouter.config import RoutingConfig
 from specrouter.request.output import Feasible
@@ -33,18 +33,20 @@ class Dispatcher:
     """Args:
     caches_prefixes: replicas keep what they have read.
     pairs: by name; see `arranged`.
+    clock: seconds, that the roster's times are of.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Roster[Any],
         config: RoutingConfig,
         longest_queue: int,
         caches_prefixes: bool,
         pairs: Mapping[str, StreamPair],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pairs = pairs
-        self._fleet = fleet
+        self._fleet, self._clock = fleet, clock
         self._caches_prefixes = caches_prefixes
         self._config = config
         self._settings = RoutingSettings.of(config, longest_queue)
@@ -59,12 +61,16 @@ class Dispatcher:
         """Oldest first."""
         return list(self._records)
 
-    @property
-    def hops(self) -> int:
-        return self._config.hops
-
     def routed(self, progress: Progress, spec: RequestSpec) -> RoutedRequest:
-        return progress.routed(next(self._numbers), draw(spec, progress.attempts))
+        dice = draw(spec.seed, spec.sample, progress.attempts)
+        return progress.routed(next(self._numbers), dice)
+
+    def may_decline(self, ranking: Ranking, request: RoutedRequest) -> Sequence[str]:
+        """Replicas that are asked whether they attain the request's objective, before one has to
+        take it."""
+        if request.objective is None or not ranking.asks:
+            return ()
+        return ranking.order[: self._config.hops + 1]
 
     def rank(
         self, request: RoutedRequest, keys: Sequence[bytes], avoided: Mapping[str, float]
@@ -72,7 +78,7 @@ class Dispatcher:
         """`keys`: of the prompt's blocks. `avoided`: replicas that have failed it, and when; chosen
         only where there is no other, and once they have told something since: one that has died
         fails whatever is sent there before that is known. None: no replica can be chosen now."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         views = self._views(now_s, keys)
         self.ages.note(view.age_s for view in views)
         excluded = self._fleet.excluded(now_s)
@@ -91,7 +97,7 @@ class Dispatcher:
 
     def expected(self, replica: str, request: RoutedRequest, keys: Sequence[bytes]) -> Expected:
         """Of an attempt at a replica."""
-        views = self._views(time.monotonic(), keys)
+        views = self._views(self._clock(), keys)
         view = next((view for view in views if view.name == replica), None)
         return NOTHING if view is None else expected_at(view, unread(request, view))
 

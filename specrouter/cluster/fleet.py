@@ -9,14 +9,15 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from modelpool.errors import ConfigError
-from specrouter.cluster.correction import Expected, Measured, corrections
+from specrouter.cluster.correction import Expected, Measured
 from specrouter.cluster.link import Feed, ReplicaLink
-from specrouter.cluster.member import InFlight, Member, Standing
+from specrouter.cluster.member import InFlight, Member
+from specrouter.cluster.roster import Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
 from specrouter.config import ClusterConfig
 
@@ -27,21 +28,17 @@ _WATCH_S = 0.1  # how often silence is looked for
 _AGAIN_S = 0.2  # before a replica that was lost is listened to anew
 
 
-class Fleet:
+class Fleet(Roster[Member]):
     """Args: `links`: at least one."""
 
     def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
-        self.members = {link.name: Member(link=link) for link in links}
+        super().__init__(
+            (Member(name=link.name, link=link) for link in links), config.routing.stale_s
+        )
         self._config = config
         self.fingerprint: str | None = None  # of all, once all have told theirs
         self._changed = asyncio.Event()
-        self._when_lost: list[Callable[[str], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
-
-    def when_lost(self, listener: Callable[[str], None]) -> None:
-        """Told the name of each replica that is lost, has failed or is emptied: whichever serves
-        under that name next has begun anew."""
-        self._when_lost.append(listener)
 
     async def all_ready(self, timeout_s: float) -> None:
         """Returns when every replica has told its state.
@@ -81,32 +78,6 @@ class Fleet:
     def is_over(self) -> bool:
         """No replica is left, nor will be."""
         return all(member.is_over for member in self.members.values())
-
-    def ready(self, now_s: float) -> list[ReplicaView]:
-        """That may be chosen, in their order."""
-        views = (self._view(member, now_s) for member in self.members.values())
-        found = [view for view in views if view is not None]
-        known = corrections({view.name: self.members[view.name].experience for view in found})
-        return [replace(view, correction=known[view.name]) for view in found]
-
-    def excluded(self, now_s: float) -> dict[str, str]:
-        """The others, and why."""
-        chosen = {view.name for view in self.ready(now_s)}
-        return {
-            name: f"{member.standing}: {member.why}" if member.standing != "ready" else "stale"
-            for name, member in self.members.items()
-            if name not in chosen
-        }
-
-    def _view(self, member: Member, now_s: float) -> ReplicaView | None:
-        state, told = member.state, member.told
-        age_s = now_s - member.told_s
-        if member.standing != "ready" or state is None or told is None:
-            return None
-        if age_s > self._config.routing.stale_s:
-            return None
-        sent = [one.prompt_tokens for one in list(member.in_flight) if not one.is_counted]
-        return ReplicaView(member.name, state, told, now_s - member.heard_s, len(sent), sum(sent))
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until some replica comes or goes, or the time is up."""
@@ -181,8 +152,7 @@ class Fleet:
 
     def _hear(self, member: Member, news: Feed) -> None:
         now_s = time.monotonic()
-        member.note(news.state, now_s)
-        member.told, member.told_s = news.state, now_s
+        member.tell(news.state, now_s)
         if news.report is not None:
             member.report = news.report
         if member.standing == "draining":

@@ -115,15 +115,14 @@ class RequestForwarder:
 
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
         """Asks the replicas in turn; False where the request has to be ranked anew."""
-        asked = ranking.order[: self._context.dispatcher.hops + 1] if ranking.asks else ()
-        may_decline = routed.objective is not None
-        for name in asked if may_decline else ():
+        asked = self._context.dispatcher.may_decline(ranking, routed)
+        for name in asked:
             if not self._is_there(name):
                 return False
             outcome = await self._attempt(name, ranking, routed, True)
             if outcome != "declined":
                 return outcome == "done"
-        if may_decline and ranking.asks and self._progress.rejects:
+        if asked and self._progress.rejects:
             self._reject(self._ranked(routed) or ranking)
             return True
         why = f"best effort, since {self._declined}" if self._declined else None

@@ -5,15 +5,14 @@ Contract: belongs to the fleet's loop; states and counts may be read from any th
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from specrouter.cluster.correction import Experience
 from specrouter.cluster.link import Attempt, ReplicaLink, ReplicaReport, Reply
-from specrouter.cluster.state import ReplicaState
+from specrouter.cluster.roster import KnownReplica
 
-Standing = Literal["ready", "silent", "lost", "draining", "failed"]
 Cause = Literal["error", "silence", "drain", "lost"]
 
 
@@ -58,41 +57,28 @@ class InFlight:
 
 
 @dataclass(eq=False, kw_only=True)
-class Member:
-    """A replica.
+class Member(KnownReplica):
+    """A replica that runs.
 
     Attributes:
-        standing: whether it is chosen; only "ready" is.
-        heard_s: when it spoke last; `told_s`: by itself.
         moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
-        experience: of how true its times are.
     """
 
     link: ReplicaLink
-    standing: Standing = "lost"
-    why: str = "has not told anything yet"
-    state: ReplicaState | None = None
-    told: ReplicaState | None = None
     report: ReplicaReport | None = None
-    heard_s: float = 0.0
-    told_s: float = 0.0
     in_flight: set[InFlight] = field(default_factory=set)
     attempts: int = 0
     declined: int = 0
-    experience: Experience = field(default_factory=Experience)
     moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
 
     @property
-    def name(self) -> str:
-        return self.link.name
+    def on_their_way(self) -> Collection[InFlight]:
+        return self.in_flight
 
     @property
     def is_over(self) -> bool:
         """It will not come back."""
         return self.standing == "failed" and not self.link.is_replaced
-
-    def note(self, state: ReplicaState, now_s: float) -> None:
-        self.state, self.heard_s = state, now_s
 
     def evict(self, cause: Cause, reason: str) -> None:
         """Tells every attempt that is there to go on elsewhere."""

@@ -152,7 +152,7 @@ def _as_asked(spec: RequestSpec) -> SLO | None:
     )
 
 
-def draw(spec: RequestSpec, attempt: int) -> tuple[float, float]:
+def draw(seed: int, sample: int, attempt: int) -> tuple[float, float]:
     """Two numbers below 1 that a request's seed gives each attempt, for policies that draw."""
-    dice = random.Random(f"{spec.seed} {spec.sample} {attempt}")
+    dice = random.Random(f"{seed} {sample} {attempt}")
     return dice.random(), dice.random()

@@ -1,7 +1,7 @@
 """SimulatedCluster: replicas behind one router, in simulated time, routed as a cluster routes.
 
-Contract: `specrouter.cluster.policy` ranks, from states that are as old as they are. A request that
-loses its replica goes on elsewhere with the tokens that were received by then. The same requests,
+Contract: the cluster's own dispatcher ranks, from states as old as they are. A request that loses
+its replica goes on elsewhere with the tokens that were received by then. The same requests,
 seeds and failures give the same outcomes; without delays one replica gives what `SimulatedService`
 gives.
 
@@ -9,7 +9,6 @@ Not simulated: what the router itself takes, prefix caches, and of a process tha
 rest of its cycle, whose tokens come as if it had gone on to its end.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +22,9 @@ from research.sim.cluster.refusals import Refusal, Service
 from research.sim.cluster.replica import Replica
 from research.sim.cluster.site import Ask, Site
 from specrouter.bench.replay import LoadRequest
-from specrouter.cluster.admission import expected_at
-from specrouter.cluster.correction import NOTHING, Measured
+from specrouter.cluster.correction import Measured
+from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import overload_of
-from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import Ranking, ReplicaState, RoutedRequest
 from specrouter.config import ResumeConfig, RoutingConfig
 
@@ -57,7 +55,6 @@ class SimulatedCluster:
 
     def __init__(self, makes: Mapping[str, MakeReplica], settings: ClusterSettings) -> None:
         self._settings, routing = settings, settings.routing
-        self._policy = RoutingSettings.of(routing, settings.max_waiting or _LONGEST_QUEUE)
         self.fleet = SimulatedFleet(tuple(makes), routing.stale_s)
         self.jobs: list[ClusterJob] = []
         self.refusals: list[Refusal] = []
@@ -65,6 +62,8 @@ class SimulatedCluster:
         self._there: dict[str, dict[int, Ask]] = {name: {} for name in makes}  # current attempts
         self._homeless: list[ClusterJob] = []
         self._events, self._numbers = Events(), count()
+        longest = settings.max_waiting or _LONGEST_QUEUE
+        self._dispatcher = Dispatcher(self.fleet, routing, longest, False, {}, self.now_s)
         self._sites: list[Site] = []
         for number, (name, make) in enumerate(makes.items()):
             delay_s = settings.delays.message_s
@@ -109,29 +108,25 @@ class SimulatedCluster:
 
     def _route(self, job: ClusterJob) -> None:
         """Ranks the replicas, and asks them in turn."""
-        views, avoided = self.fleet.ready(self._events.now_s), job.avoided
-        fresh = [view for view in views if view.name not in avoided]
-        told_s = self.fleet.told_s
-        again = [one for one in views if told_s(one.name) > avoided.get(one.name, -math.inf)]
-        if not (fresh or again):
+        self.fleet.note_ages(self._events.now_s)
+        routed = job.routed(next(self._numbers), self._events.now_s)
+        ranking = self._dispatcher.rank(routed, (), job.avoided)
+        if ranking is None:
             self._homeless.append(job)
             return
-        routed = job.routed(next(self._numbers), self._events.now_s)
-        policy = self._settings.routing.policy
-        ranking = rank(policy, routed, fresh or again, self._policy)
         self._offer(job, routed, self._offers(job, ranking, routed))
 
     def _offers(self, job: ClusterJob, ranking: Ranking, routed: RoutedRequest) -> Iterator[Offer]:
         """As `RequestForwarder` makes them."""
-        if ranking.asks and routed.objective is not None:
-            for name in ranking.order[: self._settings.routing.hops + 1]:
-                yield name, True
-            if self._settings.rejects and not routed.has_begun:
-                late_ms = min(one["ttft_ms"] for one in ranking.terms.values())
-                late_s = max(0.0, late_ms - (job.request.ttft_ms or late_ms)) / 1000
-                now_s, prompt = self._events.now_s, routed.prompt_tokens
-                self._refuse(job, Refusal(now_s, "objective", late_s, prompt))
-                return
+        asked = self._dispatcher.may_decline(ranking, routed)
+        for name in asked:
+            yield name, True
+        if asked and self._settings.rejects and not routed.has_begun:
+            late_ms = feasible(ranking).ttft_ms or 0.0
+            late_s = max(0.0, late_ms - (job.request.ttft_ms or late_ms)) / 1000
+            now_s, prompt = self._events.now_s, routed.prompt_tokens
+            self._refuse(job, Refusal(now_s, "objective", late_s, prompt))
+            return
         for name in ranking.order:
             yield name, False
 
@@ -147,10 +142,8 @@ class SimulatedCluster:
         self._site(name).offer(ask)
 
     def _asked(self, job: ClusterJob, routed: RoutedRequest, name: str, may_decline: bool) -> Ask:
-        now_s = self._events.now_s
-        ready = {view.name: view for view in self.fleet.ready(now_s)}
-        expected = expected_at(ready[name], routed) if name in ready else NOTHING
-        return Ask(job, routed, may_decline, job.attempt, expected, now_s)
+        expected = self._dispatcher.expected(name, routed, ())
+        return Ask(job, routed, may_decline, job.attempt, expected, self._events.now_s)
 
     def _refuse(self, job: ClusterJob, refusal: Refusal) -> None:
         self.refusals.append(refusal)
@@ -199,7 +192,7 @@ class SimulatedCluster:
             self.fleet.learn(name, Measured.of(ask.expected, ask.sent_s, came))
 
     def _note(self, name: str, ask: Ask, state: ReplicaState) -> None:
-        self.fleet.note(name, state, self._events.now_s)
+        self.fleet.members[name].note(state, self._events.now_s)
         self.fleet.counted(name, ask.job.number)
 
     # Failures
@@ -222,7 +215,7 @@ class SimulatedCluster:
 
     def _watch(self, site: Site, at_s: float) -> None:
         """Of one that stands still since `at_s`, whose last message may have been on its way."""
-        due_s = self.fleet.told_s(site.name) + self._settings.resume.silence_s
+        due_s = self.fleet.members[site.name].told_s + self._settings.resume.silence_s
         if not site.stands_still:
             return
         if due_s > self._events.now_s:

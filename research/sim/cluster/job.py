@@ -1,12 +1,12 @@
 """ClusterJob: a request on its way through a simulated cluster, whichever replicas serve it."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from research.sim.cluster.replica import Served
 from research.sim.request import Commits
 from specrouter.bench.replay import Answer, LoadRequest
+from specrouter.cluster.resume import draw
 from specrouter.cluster.state import RoutedRequest
 from specrouter.request.objective import Objective, OnUnattainable
 
@@ -57,7 +57,6 @@ class ClusterJob:
     def routed(self, number: int, now_s: float) -> RoutedRequest:
         """As `Progress.routed` has it."""
         asked = self.request
-        dice = random.Random(f"{asked.seed} 0 {self.attempt}")
         return RoutedRequest(
             number,
             len(asked.token_ids) + self.tokens,
@@ -65,7 +64,7 @@ class ClusterJob:
             self.objective,
             (now_s - self.sent_s) * 1000,
             bool(self.commits),
-            (dice.random(), dice.random()),
+            draw(asked.seed, 0, self.attempt),
         )
 
     @property

@@ -120,9 +120,7 @@ def test_a_time_limit_counts_from_the_first_submission() -> None:
 
 
 def test_draws_are_of_seed_sample_and_attempt() -> None:
-    spec = RequestSpec(PROMPT, (), SamplingParams(), None, 5)
-    other = RequestSpec(PROMPT, (), SamplingParams(), None, 5, sample=1)
-    drawn = [draw(spec, 0), draw(spec, 1), draw(other, 0)]
+    drawn = [draw(5, 0, 0), draw(5, 0, 1), draw(5, 1, 0)]
     assert len(set(drawn)) == 3
-    assert drawn[0] == draw(spec, 0)
+    assert drawn[0] == draw(5, 0, 0)
     assert all(0.0 <= each < 1.0 for pair in drawn for each in pair)

@@ -77,7 +77,7 @@ class Request:
             raise self.late
         return self.late
 
-    def kept_pace(self, metrics: Any) -> bool | None:
+    def kept_pace(self, metrics: Any) -> Any:
         return metrics.kept_pace
 
     def finish(self, reason: Any, error: str | None = None) -> Delta:
