@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -28,6 +26,7 @@ from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.reference import Checkpoint
 from specrouter.bench.sample import MeasurementError
 from specrouter.profile.profiler import EngineStatistics
+from tests.specrouter.bench.json_server import JsonHandler, serving
 
 WORK = Work(
     (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
@@ -192,51 +191,35 @@ def test_assistant_leaves_a_greedy_output_as_it_is(checkpoints: list[Checkpoint]
 # a peer
 
 
-class Server(BaseHTTPRequestHandler):
-    seen: list[dict[str, Any]]
-    answer: dict[str, Any]
-    authorized: list[str | None]
+class Server(JsonHandler):
+    seen: ClassVar[list[dict[str, Any]]]
+    authorized: ClassVar[list[str | None]]
+    completion: ClassVar[dict[str, Any]]
 
     def do_GET(self) -> None:
         self.authorized.append(self.headers["Authorization"])
-        self._reply({"data": [{"id": "its-model"}]})
+        self.answer({"data": [{"id": "its-model"}]})
 
     def do_POST(self) -> None:
         self.authorized.append(self.headers["Authorization"])
-        self.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._reply(self.answer)
-
-    def _reply(self, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.seen.append(self.body())
+        self.answer(self.completion)
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, type[Server]]]:
-    class One(Server):
-        seen: list[dict[str, Any]] = []  # noqa: RUF012  a class of this test's own
-        authorized: list[str | None] = []  # noqa: RUF012
-        answer = {"choices": [{"text": "aaaaaaaa"}], "usage": {"completion_tokens": 7}}  # noqa: RUF012
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), One) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_port}", One
-        http.shutdown()
+def url() -> Iterator[str]:
+    Server.seen, Server.authorized = [], []
+    Server.completion = {"choices": [{"text": "aaaaaaaa"}], "usage": {"completion_tokens": 7}}
+    with serving(Server) as url:
+        yield url
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type[Server]]) -> None:
-    url, handler = server
+def test_peer_is_asked_with_the_whole_batch(suffix: str, url: str) -> None:
     peer = PeerContender(url + suffix, lambda text: [1] * len(text))
-    handler.seen.clear()
+    Server.seen.clear()
     sample = peer.run(WORK)
-    assert sorted(handler.seen, key=lambda body: body["seed"]) == [
+    assert sorted(Server.seen, key=lambda body: body["seed"]) == [
         {"model": "its-model", "prompt": text, "max_tokens": 8, "temperature": 1.0, "seed": seed,
          "ignore_eos": True}
         for text, seed in (("ab", 3), ("c", 4))
@@ -247,50 +230,44 @@ def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type
 
 @pytest.mark.parametrize(("usage", "tokens"), [({"completion_tokens": 0}, 0), ({}, 16), (None, 16)])
 def test_a_peer_that_made_nothing_is_not_believed_to_have_made_all(
-    usage: dict[str, int] | None, tokens: int, server: tuple[str, type[Server]]
+    usage: dict[str, int] | None, tokens: int, url: str
 ) -> None:
-    url, handler = server
-    handler.answer = {"choices": [{"text": ""}], "usage": usage}
+    Server.completion = {"choices": [{"text": ""}], "usage": usage}
     assert PeerContender(url).run(WORK).tokens == tokens
 
 
 @pytest.mark.parametrize(("key", "header"), [("a-key", "Bearer a-key"), ("", None), (None, None)])
 def test_peer_is_sent_the_key_that_is_given_or_the_environment_s(
-    key: str | None,
-    header: str | None,
-    server: tuple[str, type[Server]],
-    monkeypatch: pytest.MonkeyPatch,
+    key: str | None, header: str | None, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(OPENAI_VARIABLE, raising=False)
     if key is not None:
         monkeypatch.setenv(OPENAI_VARIABLE, key)
-    url, handler = server
     PeerContender(url).run(WORK)
-    assert handler.authorized == [header] * 4  # the models, a first request, two texts
-    handler.authorized.clear()
+    assert Server.authorized == [header] * 4  # the models, a first request, two texts
+    Server.authorized.clear()
     PeerContender(url, api_key="given").run(WORK)
-    assert handler.authorized == ["Bearer given"] * 4
+    assert Server.authorized == ["Bearer given"] * 4
 
 
 def test_a_peer_s_key_that_cannot_be_sent_is_refused_without_telling_it(
-    server: tuple[str, type[Server]], monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OPENAI_VARIABLE, "a secret\n")
     with pytest.raises(ConfigError) as refused:
-        PeerContender(server[0])
+        PeerContender(url)
     assert refused.value.field == OPENAI_VARIABLE
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
-def test_unreachable_peer_is_refused_at_the_start(url: str) -> None:
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
+def test_unreachable_peer_is_refused_at_the_start(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^--peer: "):
-        PeerContender(url)
+        PeerContender(address)
 
 
-def test_peer_that_answers_something_else_is_refused(server: tuple[str, type[Server]]) -> None:
-    url, handler = server
-    handler.answer = {"error": "no such model"}
+def test_peer_that_answers_something_else_is_refused(url: str) -> None:
+    Server.completion = {"error": "no such model"}
     with pytest.raises(ConfigError, match=r"--peer: no completions .*no such model"):
         PeerContender(url)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -38,6 +36,7 @@ from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
 from specrouter.slo.tree_planner import selection_of
+from tests.specrouter.bench.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_traces import ADASERVE, letters
 
 TINY = str(default_config())
@@ -270,13 +269,13 @@ def test_sweep_has_a_point_for_each_combination() -> None:
 # A server
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(JsonHandler):
     """Six tokens in two events; refuses an odd seed. Reads letters, and at most 40 of them."""
 
-    seen: list[tuple[dict[str, Any], str | None]]
-    authorized: list[str | None]
-    read: list[str]
-    e2e: list[str | None]
+    seen: ClassVar[list[tuple[dict[str, Any], str | None]]]
+    authorized: ClassVar[list[str | None]]
+    read: ClassVar[list[str]]
+    e2e: ClassVar[list[str | None]]
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -285,13 +284,8 @@ class Answers(BaseHTTPRequestHandler):
             self.authorized.append(self.headers["Authorization"])
             self.answer({"data": [{"id": "theirs", "max_model_len": 40}]})
 
-    def answer(self, body: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.authorized.append(self.headers["Authorization"])
         if self.path == "/tokenize":
             self.read.append(body["prompt"])
@@ -299,33 +293,23 @@ class Answers(BaseHTTPRequestHandler):
             return
         self.seen.append((body, self.headers["x-slo-tpot-ms"]))
         self.e2e.append(self.headers["x-slo-e2e-ms"])
-        self.send_response(400 if body["seed"] % 2 else 200)
-        self.end_headers()
         if body["seed"] % 2:
-            self.wfile.write(b'{"error": {"message": "seed: is odd"}}')
+            self.answer({"error": {"message": "seed: is odd"}}, 400)
             return
         last = {
             "token_ids": [1] * 5,
             "finish_reason": "length",
             "metrics": {"acceptance_length": 2.5},
         }
-        for event in ({"token_ids": [1]}, last):
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        pass
+        events = [json.dumps({"token_ids": [1]}), json.dumps(last), "[DONE]"]
+        self.send("".join(f"data: {one}\n\n" for one in events).encode())
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
     Answers.seen, Answers.authorized, Answers.read, Answers.e2e = [], [], [], []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
-        thread.join()
+    with serving(Answers) as url:
+        yield url
 
 
 def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
