@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
+from specrouter import RequestError, RequestMetrics, RequestOutput
 from specrouter.bench.http_client import SERVICE_VARIABLE
 from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
@@ -432,27 +432,6 @@ def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
         assert "secret" not in error
 
 
-@pytest.mark.parametrize(
-    ("url", "options", "argument"),
-    [
-        ("http://127.0.0.1:9", [], "--server"),
-        ("http://x", ["--policy", "slo"], "--policy"),
-        ("http://x", ["--rows", "4"], "--rows"),
-        ("http://x", ["--config", TINY], "--config"),
-    ],
-)
-def test_what_is_the_server_s_own_is_not_given_with_it(
-    url: str, options: list[str], argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench_server(url, "--poisson", "1", *options) == 2
-    assert capsys.readouterr().err.startswith(f"specrouter: {argument}: ")
-
-
-def test_silent_server_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--server: .* is not healthy"):
-        ServerService("http://127.0.0.1:9")
-
-
 # Output
 
 
@@ -514,72 +493,6 @@ def test_the_document_is_written_where_it_is_asked_for(
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == whole
     assert err == ""
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ([], "--trace"),
-        (["--trace", "/none.csv"], "--trace"),
-        (["--poisson", "1", "--trace", "x"], "--trace"),
-        (["--poisson", "0"], "--poisson"),
-        (["--poisson", "nan"], "--poisson"),
-        (["--poisson", "1", "--skip", "1"], "--skip"),
-        (["--trace", "x", "--lengths", "specrouter"], "--lengths"),
-        (["--poisson", "1", "--lengths", "gsm8k"], "--lengths"),
-        (["--poisson", "1", "--e2e-ms", "0"], "--e2e-ms"),
-        (["--poisson", "1", "--ttft-slowdown", "nan"], "--ttft-slowdown"),
-        (["--poisson", "1", "--urgent-share", "0.5", "--lengths", "specrouter"], "--urgent-share"),
-        (["--poisson", "1", "--scale", "1", "0"], "--scale"),
-        (["--poisson", "1", "--requests", "0"], "--requests"),
-        (["--poisson", "1", "--output-tokens", "1"], "--output-tokens"),
-        (["--poisson", "1", "--output-tokens", "1024"], "--output-tokens"),
-        (["--poisson", "1", "--length-scale", "-1"], "--length-scale"),
-        (["--poisson", "1", "--urgent-share", "1.5"], "--urgent-share"),
-        (["--poisson", "1", "--urgent-share", "nan"], "--urgent-share"),
-        (["--poisson", "1", "--slo-scale", "inf"], "--slo-scale"),
-        (["--poisson", "1", "--trace-baseline-ms", "0"], "--trace-baseline-ms"),
-        (["--poisson", "1", "--policy", "fastest"], "--policy"),
-        (["--poisson", "1", "--policy", "slo", "slo"], "--policy"),
-        (["--poisson", "1", "--prompts", "/none.jsonl"], "--prompts"),
-        (["--poisson", "1", "--rounds", "0"], "--rounds"),
-        (["--poisson", "1", "--temperature", "-1"], "--temperature"),
-        (["--poisson", "1", "--temperature", "nan"], "--temperature"),
-        (["--poisson", "1", "--seed", "-1"], "--seed"),
-        (["--poisson", "1", "--seed", str(2**64)], "--seed"),
-        (["--poisson", "1", "--rows", "0"], "--rows"),
-        (["--poisson", "1", "--rows", "1025"], "--rows"),
-        (["--poisson", "1", "--plot", "/none/load.png"], "--plot"),
-        (["--poisson", "1", "--plot", "."], "--plot"),
-        (["--poisson", "1", "--json", "/none/load.json"], "--json"),
-        (["--poisson", "1", "--json", "."], "--json"),
-        (["--poisson", "1", "--server", "localhost"], "--server"),
-        (["--poisson", "1", "--server", "http://x"], "--config"),
-        (["--poisson", "1", "--api-key", "key"], "--api-key"),
-        (["--poisson", "1", "--config", "/none.yaml"], "config"),
-    ],
-)
-def test_bad_argument_is_one_line_that_names_it(
-    options: list[str],
-    argument: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def loads(*_: object) -> None:
-        raise AssertionError("nothing may be loaded")
-
-    monkeypatch.setattr(ChainRouter, "from_config", loads)
-    try:
-        code = bench(*options)
-    except SystemExit as exit_:  # argparse's own complaints
-        code = int(str(exit_.code))
-    assert code == 2
-    error = capsys.readouterr().err
-    assert argument in error
-    assert error.count("\n") == 1
 
 
 def test_three_requests_on_the_bundled_pool(
