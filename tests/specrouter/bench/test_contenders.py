@@ -26,6 +26,7 @@ from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.reference import Checkpoint
 from specrouter.bench.sample import MeasurementError
 from specrouter.profile.profiler import EngineStatistics
+from specrouter.request.output import FinishReason
 from tests.specrouter.bench.json_server import JsonHandler, serving
 
 WORK = Work(
@@ -55,26 +56,22 @@ class CountingRouter:
         self.calls.append((prompts, params, speculation))
         self._cycles += 3
         chains = {("small", "big"): 2, ("big",): 1}
-        return [
-            RequestOutput(
-                "",
-                [9] * len(prompt),
-                "error" if self._error else "length",
-                RequestMetrics(1.0, 1.0, 1.0 + len(prompt), 3, chains, len(prompt), len(prompt)),
-                0,
-                self._error,
-            )
-            for prompt in prompts
-        ]
+        ends: FinishReason = "error" if self._error else "length"
+        outputs = []
+        for size in map(len, prompts):
+            metrics = RequestMetrics(1.0, 1.0, 1.0 + size, 3, chains, size, size)
+            outputs.append(RequestOutput("", [9] * size, ends, metrics, 0, self._error))
+        return outputs
 
 
 # our own
 
 
-def test_every_run_is_a_tenant_of_its_own() -> None:
+def test_every_run_is_a_tenant_of_its_own_and_its_sample_has_only_its_own_time() -> None:
     router = CountingRouter()
     for name in ("off", "adaptive"):
-        OwnContender(name, router).run(WORK)
+        sample = OwnContender(name, router).run(WORK)
+        assert sample.engine == EngineStatistics(cycles=3, cycle_ms=30.0)
     salts = [[one.cache_salt for one in params] for _, params, _ in router.calls[1::2]]
     assert len({salt for run in salts for salt in run}) == 2
     assert all(len(set(run)) == 1 for run in salts)
@@ -86,10 +83,8 @@ def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
     OwnContender("off", router).run(Work(prompts, (1, 2), 8, 0.0, "x"))
     params = router.calls[-1][1]
     assert [one.max_new_tokens for one in params] == [3, 8]
-    assert [one.structure for one in params] == [
-        Structure("recorded", [0, 1, 2]),
-        Structure("recorded", [9] * 8),
-    ]
+    recorded = [Structure("recorded", ids) for ids in ([0, 1, 2], [9] * 8)]
+    assert [one.structure for one in params] == recorded
 
 
 def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
@@ -126,14 +121,6 @@ def test_only_a_policy_that_decides_by_measurements_is_taught_by_its_runs(
     router = CountingRouter()
     OwnContender("one", router, policy, {}, speculation).run(WORK)
     assert router.learning == learns
-
-
-def test_own_sample_has_only_the_time_of_its_own_run() -> None:
-    router = CountingRouter()
-    contender = OwnContender("off", router)
-    contender.run(WORK)
-    engine = contender.run(WORK).engine
-    assert engine == EngineStatistics(cycles=3, cycle_ms=30.0)
 
 
 def test_failed_request_ends_the_measurement_with_its_cause() -> None:
@@ -303,10 +290,6 @@ def test_a_twin_stands_in_chains_and_assists_nobody() -> None:
     assert who.assistants == ("tiny-1m",)
 
 
-def test_smallest_drafter_is_a_model(tiny: ModelPool) -> None:
-    assert lineup(tiny, ["smallest"], has_peer=False).smallest == ("tiny-1m", "tiny-8m")
-
-
 def test_only_what_is_asked_for_takes_part(tiny: ModelPool) -> None:
     who = lineup(tiny, ["assisted:tiny-3m", "tiny-1m>tiny-8m", "adaptive"], has_peer=False)
     assert not who.has_transformers
@@ -339,10 +322,12 @@ def test_a_policy_that_cannot_be_imported_is_refused_with_the_reason(
         lineup(tiny, ["off", name], has_peer=False)
 
 
-def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:
-    who = lineup(tiny, ["tuned"], has_peer=False)
-    assert who.chains == ()
-    assert len(who.pairs) == 4
+def test_best_pair_is_looked_for_among_all_and_the_smallest_drafter_is_a_model(
+    tiny: ModelPool,
+) -> None:
+    who = lineup(tiny, ["tuned", "smallest"], has_peer=False)
+    assert (who.chains, len(who.pairs)) == ((), 4)
+    assert who.smallest == ("tiny-1m", "tiny-8m")
 
 
 @pytest.mark.parametrize("name", ["tiny-2m", "assisted:text", "tiny-8m", "peer", ""])
