@@ -41,11 +41,6 @@ def test_the_image_runs_without_root_and_says_what_it_needs() -> None:
         assert value.startswith("/cache/")
 
 
-def test_the_image_is_for_cpus_unless_built_for_gpus() -> None:
-    assert instructions("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
-    assert '${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}' in instructions("RUN")[0]
-
-
 def test_the_image_starts_the_service_and_checks_its_health() -> None:
     start, arguments = (instructions(name)[0] for name in ("ENTRYPOINT", "CMD"))
     command = ast.literal_eval(start) + ast.literal_eval(arguments)

@@ -163,19 +163,6 @@ def test_a_bundled_scenario_is_valid(file: Path) -> None:
             resolve_source(member.source, field=member.name)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3", "llama2-paper"])
-def test_a_family_s_scenario_has_two_drafters_objectives_and_says_what_memory_it_takes(
-    name: str,
-) -> None:
-    file = ROOT / "configs" / f"{name}.yaml"
-    config = RouterConfig.load(file)
-    with_weights = [member.name for member in config.pool.models if not member.is_weightless]
-    assert len(with_weights) == 3
-    assert with_weights[-1] == config.pool.target  # the weakest first
-    assert config.slo_classes
-    assert "Memory in bfloat16" in file.read_text(encoding="utf-8")
-
-
 def sections(page: Path) -> Iterator[dict[str, Any]]:
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "yaml":

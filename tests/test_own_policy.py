@@ -62,11 +62,6 @@ def my_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     sys.modules.pop("my_policies", None)
 
 
-def test_the_page_is_short_and_its_chain_policy_takes_about_30_lines() -> None:
-    assert PAGE.stat().st_size <= 5000
-    assert len(blocks("python")[0].splitlines()) <= 36
-
-
 def small_router(small_config: dict[str, Any], **sections: Any) -> ChainRouter:
     return ChainRouter.from_config(copy.deepcopy(small_config) | sections)
 
