@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from specrouter import SLO, ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.faults import wait_until
 
 Install = Callable[[FakeRouter], FakeRouter]
 
@@ -182,43 +182,30 @@ def free_port() -> int:
         return port
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-class Visitor(threading.Thread):
-    """Waits for the service, runs `visit(url)`, and ends the service with `ending`."""
-
-    def __init__(self, port: int, visit: Callable[[str], Any], ending: signal.Signals) -> None:
-        super().__init__(daemon=True)
-        self.url = f"http://127.0.0.1:{port}"
-        self.visit, self.ending = visit, ending
-        self.result: Any = None
-
-    def run(self) -> None:
-        try:
-            wait_until(self._is_up)
-            self.result = self.visit(self.url)
-        finally:
-            os.kill(os.getpid(), self.ending)
-
-    def _is_up(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=60.0).status_code == 200
-        except httpx.ConnectError:
-            return False
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=60.0).status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def serve(visit: Callable[[str], Any], ending: signal.Signals = signal.SIGINT) -> Any:
-    """`specrouter serve` in this process, visited from a thread."""
-    visitor = Visitor(free_port(), visit, ending)
-    visitor.start()
-    assert main(["serve", "--port", visitor.url.rpartition(":")[2]]) == 0
-    visitor.join()
-    return visitor.result
+    """`specrouter serve` in this process, visited from a thread, which then ends it."""
+    port, results = free_port(), list[Any]()
+    url = f"http://127.0.0.1:{port}"
+
+    def visitor() -> None:
+        try:
+            wait_until(lambda: is_up(url))
+            results.append(visit(url))
+        finally:
+            os.kill(os.getpid(), ending)
+
+    thread = threading.Thread(target=visitor, daemon=True)
+    thread.start()
+    assert main(["serve", "--port", str(port)]) == 0
+    thread.join()
+    return results[0]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

@@ -149,41 +149,43 @@ def test_what_is_added_must_not_contradict(
 
 # Whether it was given
 
-
-@pytest.mark.parametrize(
-    ("decode_ms", "decoded_tokens", "attained"),
-    [(200.0, 4, True), (200.1, 4, False), (0.0, 0, True), (0.0, 3, True), (50.0, 0, False)],
-)
-def test_decoding_may_take_the_objective_for_each_token_after_the_first(
-    decode_ms: float, decoded_tokens: int, attained: bool
-) -> None:
-    assert Objective(50.0, None).is_attained(1e9, decode_ms, decoded_tokens) == attained
-
-
-@pytest.mark.parametrize(("ttft_ms", "attained"), [(100.0, True), (100.1, False), (None, False)])
-def test_the_first_token_has_its_own_objective(ttft_ms: float | None, attained: bool) -> None:
-    assert Objective(50.0, 100.0).is_attained(ttft_ms, 40.0, 1) == attained
-    assert Objective(None, 100.0).is_attained(ttft_ms, 1e9, 1) == attained
-    assert not Objective(50.0, 100.0).is_attained(ttft_ms, 60.0, 1)
+TPOT, TTFT, BOTH = Objective(50.0, None), Objective(None, 100.0), Objective(50.0, 100.0)
+E2E = Objective(None, None, e2e_ms=5000.0)
+ALL = Objective(50.0, 1000.0, e2e_ms=1400.0)
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "decode_ms", "attained"),
-    [(100.0, 4900.0, True), (4999.0, 1.0, True), (100.0, 4900.1, False), (None, 0.0, False)],
+    ("objective", "ttft_ms", "decode_ms", "decoded_tokens", "attained"),
+    [
+        (TPOT, 1e9, 200.0, 4, True),  # for each token after the first
+        (TPOT, 1e9, 200.1, 4, False),
+        (TPOT, 1e9, 0.0, 0, True),
+        (TPOT, 1e9, 0.0, 3, True),
+        (TPOT, 1e9, 50.0, 0, False),
+        (TTFT, 100.0, 1e9, 1, True),
+        (TTFT, 100.1, 1e9, 1, False),
+        (TTFT, None, 1e9, 1, False),
+        (BOTH, 100.0, 40.0, 1, True),
+        (BOTH, 100.1, 40.0, 1, False),
+        (BOTH, 100.0, 60.0, 1, False),
+        (E2E, 100.0, 4900.0, 10, True),  # first token and decoding together
+        (E2E, 4999.0, 1.0, 10, True),
+        (E2E, 100.0, 4900.1, 10, False),
+        (E2E, None, 0.0, 10, False),
+        (ALL, 1000.0, 400.0, 8, True),
+        (ALL, 1000.1, 399.0, 8, False),
+        (ALL, 900.0, 400.1, 8, False),
+        (ALL, 1000.0, 400.1, 9, False),
+    ],
 )
-def test_the_end_to_end_latency_is_first_token_and_decoding_together(
-    ttft_ms: float | None, decode_ms: float, attained: bool
+def test_all_that_an_objective_asks_for_must_be_attained(
+    objective: Objective,
+    ttft_ms: float | None,
+    decode_ms: float,
+    decoded_tokens: int,
+    attained: bool,
 ) -> None:
-    within_5_s = Objective(None, None, e2e_ms=5000.0)
-    assert within_5_s.is_attained(ttft_ms, decode_ms, decoded_tokens=10) == attained
-
-
-def test_every_objective_of_a_request_must_be_attained() -> None:
-    asked = Objective(50.0, 1000.0, e2e_ms=1400.0)
-    assert asked.is_attained(1000.0, 400.0, 8)
-    assert not asked.is_attained(1000.1, 399.0, 8)
-    assert not asked.is_attained(900.0, 400.1, 8)
-    assert not asked.is_attained(1000.0, 400.1, 9)
+    assert objective.is_attained(ttft_ms, decode_ms, decoded_tokens) == attained
 
 
 def test_tpot_of_a_run_is_the_time_of_its_tokens() -> None:

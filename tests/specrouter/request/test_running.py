@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,14 +68,22 @@ class Running:
         return self.handle.result(timeout=0)
 
 
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tokenizer: PreTrainedTokenizerBase) -> Start:
+    return partial(Running, tokenizer)
+
+
 def logprobs_of(tokens: Sequence[int]) -> list[TokenLogprobs]:
     return [TokenLogprobs(token, -token / 100, ((1, -0.5),)) for token in tokens]
 
 
 def test_tokens_come_as_deltas_and_the_last_has_the_output(
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    running = Running(tokenizer, max_new_tokens=4)
+    running = start(max_new_tokens=4)
     running.accept([11, 12], PAIR)
     running.accept([13, 14], ALONE)
     assert [delta.token_ids for delta in running.deltas] == [[11, 12], [13, 14]]
@@ -112,13 +121,14 @@ def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earli
     ],
 )
 def test_the_token_that_ends_the_output_is_part_of_it_and_what_follows_is_dropped(
+    start: Start,
     tokenizer: PreTrainedTokenizerBase,
     params: dict[str, Any],
     kept: list[int],
     reason: FinishReason,
     said: list[int],
 ) -> None:
-    running = Running(tokenizer, logprobs=0, **params)
+    running = start(logprobs=0, **params)
     running.accept([11, 12, EOS, 13, 14], PAIR)
     assert (running.output.token_ids, running.output.finish_reason) == (kept, reason)
     assert running.output.text == tokenizer.decode(said)
@@ -126,10 +136,10 @@ def test_the_token_that_ends_the_output_is_part_of_it_and_what_follows_is_droppe
 
 
 def test_a_stop_text_is_not_part_of_the_text_and_its_tokens_are(
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     ids = ids_of(tokenizer, "one END two")
-    running = Running(tokenizer, stop=("END",))
+    running = start(stop=("END",))
     for token in ids:
         if not running.request.finished:
             running.accept([token], ALONE)
@@ -142,10 +152,10 @@ def test_a_stop_text_is_not_part_of_the_text_and_its_tokens_are(
 
 
 def test_text_that_was_held_back_comes_with_the_last_delta(
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     ids = ids_of(tokenizer, "xEN")
-    running = Running(tokenizer, stop=("END",), max_new_tokens=len(ids))
+    running = start(stop=("END",), max_new_tokens=len(ids))
     for token in ids:
         running.accept([token], ALONE)
     assert running.output.text == "xEN"
@@ -153,21 +163,20 @@ def test_text_that_was_held_back_comes_with_the_last_delta(
 
 
 def test_generated_tokens_count_as_output_and_are_not_delivered_again(
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    running = Running(tokenizer, generated=[11, 12], max_new_tokens=3)
+    running = start(generated=[11, 12], max_new_tokens=3, logprobs=0)
     assert running.request.spec.committed == (*PROMPT, 11, 12)
     assert running.request.spec.reserve_tokens == len(PROMPT) + 3
     running.accept([13], ALONE)
     assert running.deltas[0].token_ids == [13]
     assert running.output.token_ids == [11, 12, 13]
     assert running.output.text == tokenizer.decode([11, 12, 13])
+    assert running.output.logprobs == logprobs_of([13]), "of this attempt"
 
 
-def test_the_metrics_count_cycles_chains_and_committed_and_drafted_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    running = Running(tokenizer, max_new_tokens=6)
+def test_the_metrics_count_cycles_chains_and_committed_and_drafted_tokens(start: Start) -> None:
+    running = start(max_new_tokens=6)
     running.accept([11, 12, 13], PAIR, drafted=8)  # two of eight, and the target's own
     running.accept([14], ALONE)
     running.accept([15, 16, 17, 18], PAIR, drafted=3)  # the text ends with the second
@@ -181,10 +190,8 @@ def test_the_metrics_count_cycles_chains_and_committed_and_drafted_tokens(
     assert (shown["drafted_tokens"], shown["accepted_tokens"]) == (11, 4)
 
 
-def test_a_request_that_ends_before_its_first_token_has_no_times(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    running = Running(tokenizer)
+def test_a_request_that_ends_before_its_first_token_has_no_times(start: Start) -> None:
+    running = start()
     running.finish("error", "no memory")
     assert (running.output.finish_reason, running.output.error) == ("error", "no memory")
     assert (running.output.text, running.output.token_ids) == ("", [])
@@ -192,9 +199,7 @@ def test_a_request_that_ends_before_its_first_token_has_no_times(
     assert (metrics.ttft_ms, metrics.tpot_ms, metrics.cycles) == (None, None, 0)
 
 
-def test_of_two_threads_that_end_a_request_one_is_heard(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_of_two_threads_that_end_a_request_one_is_heard(start: Start) -> None:
     heard: list[Delta] = []
 
     def listen(delta: Delta) -> None:
@@ -202,7 +207,7 @@ def test_of_two_threads_that_end_a_request_one_is_heard(
         heard.append(delta)
 
     handle = RequestHandle(1, lambda: None, listen)
-    request = Running(tokenizer).request
+    request = start().request
     last = [request.finish("error", cause) for cause in ("stuck", "late")]
     with ThreadPoolExecutor(2) as pool:
         told = list(pool.map(handle.deliver, last))
@@ -210,9 +215,9 @@ def test_of_two_threads_that_end_a_request_one_is_heard(
     assert [delta.output for delta in heard] == [handle.result(0)]
 
 
-def test_waiting_for_a_result_may_time_out(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_waiting_for_a_result_may_time_out(start: Start) -> None:
     with pytest.raises(TimeoutError, match="request 1"):
-        Running(tokenizer).handle.result(timeout=0.01)
+        start().handle.result(timeout=0.01)
 
 
 def test_cancelling_wakes_the_engine_and_may_be_repeated() -> None:
@@ -225,8 +230,8 @@ def test_cancelling_wakes_the_engine_and_may_be_repeated() -> None:
     assert len(woken) == 2
 
 
-def test_a_handle_iterates_to_the_last_delta(tokenizer: PreTrainedTokenizerBase) -> None:
-    handle, request = RequestHandle(1, lambda: None), Running(tokenizer, max_new_tokens=2).request
+def test_a_handle_iterates_to_the_last_delta(start: Start) -> None:
+    handle, request = RequestHandle(1, lambda: None), start(max_new_tokens=2).request
     handle.deliver(request.accept([11], ALONE))
     handle.deliver(request.accept([12], ALONE))
     assert [delta.token_ids for delta in handle] == [[11], [12]]
@@ -255,10 +260,8 @@ def serve_slowly(running: Running, clock: Clock, times_s: Sequence[tuple[float, 
         running.accept([11] * count, ALONE)
 
 
-def test_the_clock_of_decoding_starts_at_the_first_token(
-    tokenizer: PreTrainedTokenizerBase, clock: Clock
-) -> None:
-    running = Running(tokenizer, max_new_tokens=9)
+def test_the_clock_of_decoding_starts_at_the_first_token(start: Start, clock: Clock) -> None:
+    running = start(max_new_tokens=9)
     clock.now_s += 7.0
     assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
     running.accept([11], ALONE)
@@ -271,9 +274,9 @@ def test_the_clock_of_decoding_starts_at_the_first_token(
 
 
 def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
-    tokenizer: PreTrainedTokenizerBase, clock: Clock
+    start: Start, clock: Clock
 ) -> None:
-    running = Running(tokenizer, generated=[11, 12, 13], objective=Objective(100.0, None))
+    running = start(generated=[11, 12, 13], objective=Objective(100.0, None))
     assert running.request.decoded_tokens == 0
     serve_slowly(running, clock, [(9.0, 1), (0.25, 2)])
     assert (running.request.produced_tokens, running.request.decoded_tokens) == (3, 2)
@@ -293,12 +296,9 @@ def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
     ],
 )
 def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
-    tokenizer: PreTrainedTokenizerBase,
-    clock: Clock,
-    objective: Objective | None,
-    attained: bool | None,
+    start: Start, clock: Clock, objective: Objective | None, attained: bool | None
 ) -> None:
-    running = Running(tokenizer, objective=objective, max_new_tokens=6)
+    running = start(objective=objective, max_new_tokens=6)
     serve_slowly(running, clock, [(2.0, 1), (0.125, 2), (0.125, 3)])  # 250 ms for 5 tokens
     metrics = running.output.metrics
     assert (metrics.ttft_ms, metrics.tpot_ms, metrics.e2e_ms) == (2000.0, 50.0, 2250.0)
@@ -309,21 +309,16 @@ def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
 @pytest.mark.parametrize("reason", ["cancelled", "error", "timeout", "unserved"])
 @pytest.mark.parametrize("commits", [[], [(0.0, 1)], [(0.0, 1), (0.001, 2)]])
 def test_what_was_cut_off_has_not_attained_its_objective(
-    tokenizer: PreTrainedTokenizerBase,
-    clock: Clock,
-    reason: FinishReason,
-    commits: list[tuple[float, int]],
+    start: Start, clock: Clock, reason: FinishReason, commits: list[tuple[float, int]]
 ) -> None:
-    running = Running(tokenizer, objective=Objective(50.0, None))
+    running = start(objective=Objective(50.0, None))
     serve_slowly(running, clock, commits)
     running.finish(reason)
     assert running.output.metrics.attained is False
 
 
-def test_times_of_every_10_tokens_end_with_the_text(
-    tokenizer: PreTrainedTokenizerBase, clock: Clock
-) -> None:
-    running = Running(tokenizer, max_new_tokens=21)
+def test_times_of_every_10_tokens_end_with_the_text(start: Start, clock: Clock) -> None:
+    running = start(max_new_tokens=21)
     # The last commit brings five tokens, of which the text takes two: they share its time.
     serve_slowly(running, clock, [(2.0, 1), *[(0.125, 4)] * 2, (0.5, 10), (0.25, 5)])
     metrics = running.output.metrics
@@ -333,8 +328,8 @@ def test_times_of_every_10_tokens_end_with_the_text(
     assert metrics.to_json()["tpot_ms_every_10"] == list(metrics.tpot_ms_every_10)
 
 
-def test_the_metrics_carry_the_objective_into_json(tokenizer: PreTrainedTokenizerBase) -> None:
-    running = Running(tokenizer, objective=Objective(1e-9, 2e9, "chat", 3e9), max_new_tokens=1)
+def test_the_metrics_carry_the_objective_into_json(start: Start) -> None:
+    running = start(objective=Objective(1e-9, 2e9, "chat", 3e9), max_new_tokens=1)
     running.accept([11], ALONE)  # one token has no TPOT
     written = running.output.metrics.to_json()
     asked = {"tpot_ms": 1e-9, "ttft_ms": 2e9, "slo_class": "chat", "e2e_ms": 3e9}
@@ -346,44 +341,33 @@ def test_the_metrics_carry_the_objective_into_json(tokenizer: PreTrainedTokenize
 # Log-probabilities
 
 
-def test_logprobs_come_with_their_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    running = Running(tokenizer, max_new_tokens=3, logprobs=1)
-    running.accept([11, 12], PAIR)
-    running.accept([13], ALONE)
-    assert [delta.logprobs for delta in running.deltas] == [
-        logprobs_of([11, 12]),
-        logprobs_of([13]),
-    ]
+def test_logprobs_come_with_their_tokens(start: Start) -> None:
+    running = start(max_new_tokens=3, logprobs=1)
+    parts = [11, 12], [13]
+    for part in parts:
+        running.accept(part, PAIR)
+    assert [delta.logprobs for delta in running.deltas] == [*map(logprobs_of, parts)]
     assert running.output.logprobs == logprobs_of([11, 12, 13])
 
 
-def test_logprobs_end_at_a_stop_text(tokenizer: PreTrainedTokenizerBase) -> None:
-    running = Running(tokenizer, stop=("END",), logprobs=0)
+def test_logprobs_end_at_a_stop_text(start: Start, tokenizer: PreTrainedTokenizerBase) -> None:
+    running = start(stop=("END",), logprobs=0)
     running.accept(ids_of(tokenizer, "one END two"), PAIR)
     assert running.output.finish_reason == "stop"
     assert running.output.logprobs == logprobs_of(running.output.token_ids)
     assert running.deltas[-1].logprobs == running.output.logprobs
 
 
-def test_logprobs_do_not_cover_tokens_of_an_earlier_attempt(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    running = Running(tokenizer, generated=[11, 12], max_new_tokens=3, logprobs=0)
-    running.accept([13], ALONE)
-    assert running.output.token_ids == [11, 12, 13]
-    assert running.output.logprobs == logprobs_of([13])
-
-
-def test_logprobs_outlive_an_end_from_outside(tokenizer: PreTrainedTokenizerBase) -> None:
-    running = Running(tokenizer, logprobs=0)
+def test_logprobs_outlive_an_end_from_outside(start: Start) -> None:
+    running = start(logprobs=0)
     running.accept([11], PAIR)
     running.finish("cancelled")
     assert running.deltas[-1].logprobs == []
     assert running.output.logprobs == logprobs_of([11])
 
 
-def test_logprobs_must_come_where_they_are_asked_for(tokenizer: PreTrainedTokenizerBase) -> None:
-    request = Running(tokenizer, logprobs=0).request
+def test_logprobs_must_come_where_they_are_asked_for(start: Start) -> None:
+    request = start(logprobs=0).request
     with pytest.raises(AssertionError):
         request.accept([11], ALONE)
     with pytest.raises(AssertionError):
@@ -412,9 +396,9 @@ def assert_samples(outputs: Sequence[RequestOutput]) -> None:
 
 
 def test_a_sample_says_which_it_is_and_logprobs_that_nobody_asked_for_are_dropped(
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start,
 ) -> None:
-    running = Running(tokenizer, sample=2, max_new_tokens=2)
+    running = start(sample=2, max_new_tokens=2)
     running.accept([11], PAIR)
     running.accept([12], PAIR)
     assert [(delta.index, delta.logprobs) for delta in running.deltas] == [(2, None)] * 2
@@ -554,11 +538,11 @@ def test_a_normal_early_leave_is_no_warning(
     assert handle.is_cancelled
 
 
-def test_attempts_share_a_clock(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_attempts_share_a_clock(start: Start) -> None:
     """A first token after 0.5 s, 3 more after 2 s, and 1 s later another attempt."""
     objective = Objective(tpot_ms=400.0, ttft_ms=600.0)
     arrivals = ((0.5, 1), (2.0, 3))
-    running = Running(tokenizer, [11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=8)
+    running = start([11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=8)
     request = running.request
     assert request.has_begun
     assert not request.rejects
@@ -573,12 +557,10 @@ def test_attempts_share_a_clock(tokenizer: PreTrainedTokenizerBase) -> None:
     assert running.output.token_ids == list(range(11, 19))
 
 
-def test_stages_of_earlier_attempts_are_judged_by_their_times(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_stages_of_earlier_attempts_are_judged_by_their_times(start: Start) -> None:
     objective = Objective(None, None, stages=(Stage(100.0, until_tokens=3), Stage(5000.0)))
     arrivals = ((0.5, 1), (2.0, 3))
-    running = Running(tokenizer, [11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=5)
+    running = start([11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=5)
     assert [stage.tpot_ms for stage in running.request.pace.stages] == [5000.0]
     running.accept([15], ALONE)
     assert running.output.metrics.attained_stages == (False, True)
