@@ -99,8 +99,8 @@ def test_kv_memory_is_counted_exactly(settings: Settings) -> None:
     assert report.fits
     assert report.kv_tokens == 256
     assert report.devices[0].needed_bytes == weights + per_token * 256
-    refused = "engine.kv_memory: requests of more than 176 tokens are always refused"
-    assert refused in report.warnings
+    warning = "engine.kv_memory: requests of more than 176 tokens are always refused"
+    assert warning in report.warnings
     settings["engine"]["kv_memory"] = "25%"
     device = DeviceInfo("cpu", free_bytes=GIB, total_bytes=GIB)
     report = check(settings, device)
@@ -233,9 +233,8 @@ def test_chain_that_a_limit_leaves_no_room_for_is_refused_as_it_is_when_served(
     assert check(settings).fits
     settings["pool"][limit] = 1
     for ask in (check, ChainRouter.from_config):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError, match=r"^scheduler\.chain: "):
             ask(settings)
-        assert refused.value.field == "scheduler.chain"
 
 
 @pytest.mark.parametrize("limit", LIMITS)

@@ -46,46 +46,38 @@ def test_a_configuration_is_frozen_and_loads_as_itself() -> None:
         config.engine.max_requests = 4
 
 
+BAD_VALUES: dict[str, list[Any]] = {
+    "scheduler.policy": ["clever"],
+    "scheduler.depth": [0, MAX_DEPTH + 1, "deep"],
+    "scheduler.deph": [4],
+    "engine.max_requests": [0, 1025],
+    "engine.max_model_len": [1],
+    "engine.prefill_chunk": [0],
+    "engine.kv_budget_tokens": [1],
+    "engine.kv_budget": [100],
+    "engine.verification": ["typical", None],
+    "engine.hang_timeout_s": [0, -1.5],
+    "scheduler.width": [0, MAX_WIDTH + 1],
+    "scheduler.nodes": [0, MAX_TREE_TOKENS + 1],
+    "trees.selection": ["greedy", 3],
+    "trees.budget": [64],
+    "trees.budget_tokens": [0, -3, 1.5],
+    "server.port": [65536, -1],
+    "server.host": [3],
+    "server.prot": [80],
+    "pool.target": ["huge"],
+}
+
+
 @pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("scheduler", "policy", "clever"),
-        ("scheduler", "depth", 0),
-        ("scheduler", "depth", MAX_DEPTH + 1),
-        ("scheduler", "depth", "deep"),
-        ("scheduler", "deph", 4),
-        ("engine", "max_requests", 0),
-        ("engine", "max_requests", 1025),
-        ("engine", "max_model_len", 1),
-        ("engine", "prefill_chunk", 0),
-        ("engine", "kv_budget_tokens", 1),
-        ("engine", "kv_budget", 100),
-        ("engine", "verification", "typical"),
-        ("engine", "verification", None),
-        ("engine", "hang_timeout_s", 0),
-        ("engine", "hang_timeout_s", -1.5),
-        ("scheduler", "width", 0),
-        ("scheduler", "width", MAX_WIDTH + 1),
-        ("scheduler", "nodes", 0),
-        ("scheduler", "nodes", MAX_TREE_TOKENS + 1),
-        ("trees", "selection", "greedy"),
-        ("trees", "selection", 3),
-        ("trees", "budget", 64),
-        ("trees", "budget_tokens", 0),
-        ("trees", "budget_tokens", -3),
-        ("trees", "budget_tokens", 1.5),
-        ("server", "port", 65536),
-        ("server", "port", -1),
-        ("server", "host", 3),
-        ("server", "prot", 80),
-        ("pool", "target", "huge"),
-    ],
+    ("field", "value"), [(field, value) for field in BAD_VALUES for value in BAD_VALUES[field]]
 )
-def test_a_bad_setting_names_itself(section: str, key: str, value: Any) -> None:
+def test_a_bad_setting_names_itself(field: str, value: Any) -> None:
+    section, key = field.split(".")
     settings = {"pool": copy.deepcopy(POOL)}
     settings.setdefault(section, {})[key] = value
     error = refused(settings)
-    assert error.field == f"{section}.{key}"
+    assert error.field == field
     assert str(error) == f"{error.field}: {error.reason}"
 
 
