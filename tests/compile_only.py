@@ -60,14 +60,8 @@ def _compiled(
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(built.asm["ptx"])
         file.flush()
-        command = [
-            str(assembler),
-            "-v",
-            f"--gpu-name={TARGETS[target]}",
-            file.name,
-            "-o",
-            os.devnull,
-        ]
+        options = ["-v", f"--gpu-name={TARGETS[target]}", "-o", os.devnull]
+        command = [str(assembler), *options, file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))

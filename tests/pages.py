@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELLS = {"", "sh", "bash", "shell", "console"}
 # With which a block begins that is a shell's, where its language is not named.
 _PROGRAMS = {
@@ -48,7 +48,7 @@ class Snippet:
 def fences(page: Path) -> Iterator[tuple[str, str, int]]:
     """Language, text and first line of every block."""
     text = page.read_text(encoding="utf-8")
-    for found in _FENCE.finditer(text):
+    for found in FENCE.finditer(text):
         yield found[1], found[2], text.count("\n", 0, found.start()) + 1
 
 

@@ -41,15 +41,9 @@ def test_the_image_runs_without_root_and_says_what_it_needs() -> None:
         assert value.startswith("/cache/")
 
 
-def test_the_image_is_for_cpus_unless_built_for_gpus() -> None:
-    assert instructions("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
-    assert '${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}' in instructions("RUN")[0]
-
-
 def test_the_image_starts_the_service_and_checks_its_health() -> None:
-    command = ast.literal_eval(instructions("ENTRYPOINT")[0]) + ast.literal_eval(
-        instructions("CMD")[0]
-    )
+    start, arguments = (instructions(name)[0] for name in ("ENTRYPOINT", "CMD"))
+    command = ast.literal_eval(start) + ast.literal_eval(arguments)
     assert command[0] == "specrouter"
     config = read_asked(_parser().parse_args(command[1:])).config
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8000)
@@ -66,135 +60,71 @@ def test_what_the_image_copies_is_installed_and_nothing_else() -> None:
         assert needed not in ignored
 
 
+Schema = dict[str, Any]
+
+
+def _object(needs: Schema, may: Schema | None = None) -> Schema:
+    """A mapping with these keys and no others."""
+    known = {"required": [*needs], "properties": {**needs, **(may or {})}}
+    return {"type": "object", "additionalProperties": False, **known}
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def _with(*keys: str) -> Schema:
+    """A mapping with at least these keys."""
+    return {"type": "object", "required": [*keys]}
+
+
 _NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
-_METADATA = {
-    "type": "object",
-    "required": ["name"],
-    "additionalProperties": False,
-    "properties": {"name": _NAME},
-}
-_PROBE = {
-    "type": "object",
-    "required": ["httpGet"],
-    "additionalProperties": False,
-    "properties": {
-        "httpGet": {
-            "type": "object",
-            "required": ["port"],
-            "additionalProperties": False,
-            "properties": {"path": {"type": "string"}, "port": {"type": ["string", "integer"]}},
-        },
-        "periodSeconds": {"type": "integer", "minimum": 1},
-        "timeoutSeconds": {"type": "integer", "minimum": 1},
-        "failureThreshold": {"type": "integer", "minimum": 1},
-    },
-}
-_AMOUNTS = {"type": "object", "additionalProperties": {"type": "string"}}
-_CONTAINER = {
-    "type": "object",
-    "required": ["name", "image"],
-    "additionalProperties": False,
-    "properties": {
-        "name": _NAME,
-        "image": {"type": "string"},
-        "args": {"type": "array", "items": {"type": "string"}},
-        "env": {
-            "type": "array",
-            "items": {"type": "object", "required": ["name", "valueFrom"]},
-        },
-        "ports": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["containerPort"],
-                "additionalProperties": False,
-                "properties": {"name": _NAME, "containerPort": {"type": "integer"}},
-            },
-        },
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
+_AMOUNTS = {"type": "object", "additionalProperties": _TEXT}
+_PROBE = _object(
+    {"httpGet": _object({"port": {"type": ["string", "integer"]}}, {"path": _TEXT})},
+    {"periodSeconds": _COUNT, "timeoutSeconds": _COUNT, "failureThreshold": _COUNT},
+)
+_CONTAINER = _object(
+    {"name": _NAME, "image": _TEXT},
+    {
+        "args": _list(_TEXT),
+        "env": _list(_with("name", "valueFrom")),
+        "ports": _list(_object({"containerPort": {"type": "integer"}}, {"name": _NAME})),
         "startupProbe": _PROBE,
         "readinessProbe": _PROBE,
-        "resources": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {"requests": _AMOUNTS, "limits": _AMOUNTS},
-        },
-        "volumeMounts": {
-            "type": "array",
-            "items": {"type": "object", "required": ["name", "mountPath"]},
-        },
+        "resources": _object({}, {"requests": _AMOUNTS, "limits": _AMOUNTS}),
+        "volumeMounts": _list(_with("name", "mountPath")),
     },
-}
-_SPECS: dict[str, dict[str, Any]] = {
-    "Secret": {
-        "required": ["apiVersion", "kind", "metadata", "stringData"],
-        "properties": {
-            "apiVersion": {"const": "v1"},
-            "kind": {"const": "Secret"},
-            "metadata": _METADATA,
-            "type": {"const": "Opaque"},
-            "stringData": _AMOUNTS,
-        },
+)
+_POD = _object(
+    {"containers": _list(_CONTAINER)},
+    {
+        "terminationGracePeriodSeconds": {"type": "integer"},
+        "securityContext": {"type": "object"},
+        "volumes": {"type": "array"},
     },
-    "Service": {
-        "required": ["apiVersion", "kind", "metadata", "spec"],
-        "properties": {
-            "apiVersion": {"const": "v1"},
-            "kind": {"const": "Service"},
-            "metadata": _METADATA,
-            "spec": {
-                "type": "object",
-                "required": ["selector", "ports"],
-                "additionalProperties": False,
-                "properties": {
-                    "selector": _AMOUNTS,
-                    "ports": {
-                        "type": "array",
-                        "items": {"type": "object", "required": ["port"]},
-                    },
-                },
-            },
-        },
+)
+_DEPLOYMENT = _object(
+    {
+        "selector": _with("matchLabels"),
+        "template": _object({"metadata": {"type": "object"}, "spec": _POD}),
     },
-    "Deployment": {
-        "required": ["apiVersion", "kind", "metadata", "spec"],
-        "properties": {
-            "apiVersion": {"const": "apps/v1"},
-            "kind": {"const": "Deployment"},
-            "metadata": _METADATA,
-            "spec": {
-                "type": "object",
-                "required": ["selector", "template"],
-                "additionalProperties": False,
-                "properties": {
-                    "replicas": {"type": "integer", "minimum": 1},
-                    "selector": {"type": "object", "required": ["matchLabels"]},
-                    "template": {
-                        "type": "object",
-                        "required": ["metadata", "spec"],
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "required": ["containers"],
-                                "additionalProperties": False,
-                                "properties": {
-                                    "terminationGracePeriodSeconds": {"type": "integer"},
-                                    "securityContext": {"type": "object"},
-                                    "containers": {"type": "array", "items": _CONTAINER},
-                                    "volumes": {"type": "array"},
-                                },
-                            }
-                        },
-                    },
-                },
-            },
-        },
-    },
+    {"replicas": _COUNT},
+)
+# By kind: the version of its interface, and what the object has beside its name.
+_KINDS: dict[str, tuple[str, Schema]] = {
+    "Secret": ("v1", {"type": {"const": "Opaque"}, "stringData": _AMOUNTS}),
+    "Service": ("v1", {"spec": _object({"selector": _AMOUNTS, "ports": _list(_with("port"))})}),
+    "Deployment": ("apps/v1", {"spec": _DEPLOYMENT}),
 }
 
 
-@pytest.mark.parametrize("kind", _SPECS)
+@pytest.mark.parametrize("kind", _KINDS)
 def test_an_object_of_the_recipe_has_what_its_kind_asks_for(kind: str) -> None:
-    jsonschema.validate(OBJECTS[kind], {"additionalProperties": False, **_SPECS[kind]})
+    version, own = _KINDS[kind]
+    common = {"apiVersion": {"const": version}, "kind": {}, "metadata": _object({"name": _NAME})}
+    jsonschema.validate(OBJECTS[kind], _object({**common, **own}))
 
 
 def test_the_objects_of_the_recipe_name_one_another() -> None:

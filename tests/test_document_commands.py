@@ -141,8 +141,3 @@ def test_complete_python_of_the_documents_runs(snippet: Snippet) -> None:
         pytest.importorskip("openai")
         pytest.skip("needs a service to talk to")
     exec(compile(snippet.text, str(snippet), "exec"), {"__name__": "__main__"})
-
-
-@pytest.mark.parametrize("snippet", snippets(), ids=str)
-def test_python_of_the_documents_is_python(snippet: Snippet) -> None:
-    compile(snippet.text, str(snippet), "exec")

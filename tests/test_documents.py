@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,9 +18,9 @@ from specrouter.config import RouterConfig
 from specrouter.http.app import create_app
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
+from tests.pages import FENCE, ROOT
 from tests.specrouter.fake_router import FakeRouter
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -29,16 +28,17 @@ PAGES = [
     *sorted((ROOT / "research").glob("*.md")),
 ]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-EXAMPLES = sorted(
-    file for folder in ("examples", "research") for file in (ROOT / folder).rglob("*.py")
-)
+PROGRAMS = [
+    file
+    for folder in ("examples", "research", "checks/exact")
+    for file in (ROOT / folder).rglob("*.py")
+]
 COMMANDS = (
     "serve", "check", "generate", "inflate", "export-gguf",
     "bench chains", "bench load", "bench turns",
 )  # fmt: skip
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -54,7 +54,7 @@ def identity(page: Path) -> str:
 
 def prose(page: Path) -> str:
     """Without what is between fences."""
-    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def links(page: Path) -> set[str]:
@@ -108,7 +108,7 @@ def options_of(command: str) -> frozenset[str]:
 def command_lines(page: Path) -> Iterator[tuple[str, str]]:
     """Every `specrouter COMMAND` with the rest of its line, in code."""
     text = page.read_text(encoding="utf-8")
-    blocks = [block.replace("\\\n", " ") for _, block in _FENCE.findall(text)]
+    blocks = [block.replace("\\\n", " ") for _, block in FENCE.findall(text)]
     for code in (*"\n".join(blocks).splitlines(), *_SPAN.findall(prose(page))):
         for found in _COMMAND.finditer(code):
             yield found[1], found[2].partition(" #")[0]
@@ -126,8 +126,7 @@ def test_an_option_that_is_named_alone_is_one_of_some_command(page: Path) -> Non
     known = frozenset[str]().union(*map(options_of, COMMANDS))
     alone = {span for span in _SPAN.findall(_ours(page)) if span.startswith("--")}
     named = {option for span in alone for option in _OPTION.findall(span)}
-    ours = _options_of_examples() | _options_of_checks()
-    assert named <= known | ours
+    assert named <= known | _options_of_programs()
 
 
 def _ours(page: Path) -> str:
@@ -136,13 +135,9 @@ def _ours(page: Path) -> str:
     return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if page.name == "vllm.md" else text
 
 
-def _options_of_examples() -> set[str]:
-    return {option for file in EXAMPLES for option in _OPTION.findall(file.read_text())}
-
-
-def _options_of_checks() -> set[str]:
-    files = (ROOT / "checks" / "exact").glob("*.py")
-    return {option for file in files for option in _OPTION.findall(file.read_text())}
+@cache
+def _options_of_programs() -> frozenset[str]:
+    return frozenset(option for file in PROGRAMS for option in _OPTION.findall(file.read_text()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identity)
@@ -152,13 +147,6 @@ def test_modules_that_are_run_exist(page: Path) -> None:
     ):
         file = ROOT / module.replace(".", "/")
         assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module
-
-
-@pytest.mark.parametrize("page", PAGES, ids=identity)
-def test_shell_blocks_can_be_read_by_a_shell(page: Path) -> None:
-    for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
-        if language in ("", "sh", "bash") and "curl" in block:
-            assert shlex.split(block.replace("\\\n", " "), comments=True)
 
 
 # configurations
@@ -175,21 +163,8 @@ def test_a_bundled_scenario_is_valid(file: Path) -> None:
             resolve_source(member.source, field=member.name)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3", "llama2-paper"])
-def test_a_family_s_scenario_has_two_drafters_objectives_and_says_what_memory_it_takes(
-    name: str,
-) -> None:
-    file = ROOT / "configs" / f"{name}.yaml"
-    config = RouterConfig.load(file)
-    with_weights = [member.name for member in config.pool.models if not member.is_weightless]
-    assert len(with_weights) == 3
-    assert with_weights[-1] == config.pool.target  # the weakest first
-    assert config.slo_classes
-    assert "Memory in bfloat16" in file.read_text(encoding="utf-8")
-
-
 def sections(page: Path) -> Iterator[dict[str, Any]]:
-    for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "yaml":
             yield from (part for part in yaml.safe_load_all(block) if isinstance(part, dict))
 
@@ -210,7 +185,7 @@ def test_scenarios_in_the_documents_are_valid(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=identity)
 def test_python_in_the_documents_compiles_and_imports_what_exists(page: Path) -> None:
-    for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "python":
             compile(block, str(page), "exec")
             for line in block.splitlines():
@@ -219,7 +194,7 @@ def test_python_in_the_documents_compiles_and_imports_what_exists(page: Path) ->
 
 
 def test_the_documents_have_scenarios_and_python() -> None:
-    languages = [one for page in PAGES for one, _ in _FENCE.findall(page.read_text("utf-8"))]
+    languages = [one for page in PAGES for one, _ in FENCE.findall(page.read_text("utf-8"))]
     assert languages.count("python") > 2
     assert sum(len(list(sections(page))) for page in PAGES) > 2
 

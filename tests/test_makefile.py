@@ -47,14 +47,8 @@ def ask_for(version: str, tree: Path) -> None:
 def make(tree: Path, *arguments: str, target: str = "install") -> subprocess.CompletedProcess[str]:
     outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON3")  # of a `make test` that runs this
     environment = {name: value for name, value in os.environ.items() if name not in outer}
-    return subprocess.run(
-        ["make", target, *arguments],
-        cwd=tree,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["make", target, *arguments]
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
 
 
 def test_help_lists_every_target(tree: Path) -> None:
@@ -109,12 +103,7 @@ def test_what_is_installed_beside_us_does_not_change_what_mypy_says(tmp_path: Pa
     user = tmp_path / "user.py"
     user.write_text("import openai\n\nclient = openai.OpenAI(base_url='x').chat.create()\n")
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run(
-        [*command, "--config-file", str(ROOT / "pyproject.toml"), str(user)],
-        env={**os.environ, "MYPYPATH": str(tmp_path / "site")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["--config-file", str(ROOT / "pyproject.toml"), str(user)]
+    environment = {**os.environ, "MYPYPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -8,6 +8,7 @@ Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,7 +32,7 @@ from specrouter.bench.recorded import (
     load_trajectories,
     tokenize_trajectories,
 )
-from specrouter.bench.reference import Checkpoint, ReferenceContender, ReferenceProcess
+from specrouter.bench.reference import Checkpoint, ReferenceContender, reference_process
 from specrouter.bench.session import Session
 from specrouter.bench.tables import chains_table
 from specrouter.config import RouterConfig
@@ -57,7 +58,7 @@ def bench_chains(options: ChainsOptions, progress: Progress) -> dict[str, Any]:
         if options.peer is not None:
             outside.append(_peer(options, pool, prompts, sizes))
         if who.has_transformers or who.assistants:
-            process = stack.enter_context(ReferenceProcess(torch.get_num_threads()))
+            process = stack.enter_context(reference_process(torch.get_num_threads()))
             outside += references(pool, who, process)
         progress.note(f"loading {pool.target}")
         router = stack.enter_context(ChainRouter.from_config(config, loading))
@@ -80,12 +81,13 @@ def _workload(
     options: ChainsOptions, config: RouterConfig, pool: ModelPool
 ) -> tuple[dict[str, list[BenchPrompt]], dict[str, Any] | None]:
     """Prompts by category; and of recorded outputs, what their figures are comparable by."""
+    limit = request_limit(config, pool)
     if options.workload is None:
         texts = load_prompts(options.prompts)
-        longest = _longest_prompt(config, pool, options.new_tokens)
-        return tokenize(texts, pool.tokenizer, longest), None
+        if limit <= options.new_tokens:
+            raise ConfigError("--new-tokens", f"must be below the model's length of {limit}")
+        return tokenize(texts, pool.tokenizer, limit - options.new_tokens), None
     found = load_trajectories(options.prompts) if options.prompts else agent_workload()
-    limit = request_limit(config, pool)
     prompts = tokenize_trajectories(found, pool.tokenizer, limit, options.new_tokens)
     return prompts, fingerprint(found)
 
@@ -110,7 +112,7 @@ def _peer(
     return server
 
 
-def references(pool: ModelPool, who: Lineup, process: ReferenceProcess) -> list[Contender]:
+def references(pool: ModelPool, who: Lineup, process: Executor) -> list[Contender]:
     """`transformers` with each assistant, on the pool's checkpoints; alone it comes first."""
     target = _checkpoint(pool, pool.target)
     found: list[Contender] = []
@@ -131,11 +133,3 @@ def _checkpoint(pool: ModelPool, name: str, dtype: str | None = None) -> Checkpo
         pool.placement(name).device,
         model.trust_remote_code,
     )
-
-
-def _longest_prompt(config: RouterConfig, pool: ModelPool, new_tokens: int) -> int:
-    """Tokens of a prompt that leaves room for the output."""
-    limit = request_limit(config, pool)
-    if limit <= new_tokens:
-        raise ConfigError("--new-tokens", f"must be below the model's length of {limit}")
-    return limit - new_tokens

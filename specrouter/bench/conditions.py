@@ -48,19 +48,13 @@ def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
         return {"parameters": 0, "dtype": None, "weights": None, "is_inflated": False}
     # Only a loaded model says what became of "auto".
     loaded = str(pool.get(model.name).dtype) if pool.is_loaded(model.name) else None
+    config = json.loads((pool.path(model.name) / "config.json").read_text(encoding="utf-8"))
     return {
         "parameters": pool.parameter_count(model.name),
         "dtype": loaded.removeprefix("torch.") if loaded else None,
         "weights": pool.plan(model.name).weights,
-        "is_inflated": bool(
-            _checkpoint_config(pool.path(model.name)).get("specrouter_inflated", False)
-        ),
+        "is_inflated": bool(config.get("specrouter_inflated", False)),
     }
-
-
-def _checkpoint_config(path: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return config
 
 
 def request_limit(config: RouterConfig, pool: ModelPool) -> int:

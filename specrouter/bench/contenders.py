@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from modelpool import ModelPool
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share, spent
+from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known, spent
 from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.profile.profiler import EngineStatistics
@@ -98,7 +98,7 @@ class OwnContender:
             engine,
             dict(chains),
             len(outputs),
-            mean_tpot_ms(outputs),
+            mean_of_known(output.metrics.tpot_ms for output in outputs),
         )
 
 
@@ -116,9 +116,3 @@ def _params(work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> Sampling
         cache_salt=tenant,
         structure=Structure("recorded", recorded) if recorded else None,
     )
-
-
-def mean_tpot_ms(outputs: Sequence[RequestOutput]) -> float | None:
-    """None where no output has two tokens."""
-    known = [o.metrics.tpot_ms for o in outputs if o.metrics.tpot_ms is not None]
-    return sum(known) / len(known) if known else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specrouter.bench.sample import Sample, summed
+from specrouter.bench.sample import Sample, mean_of_known, summed
 from specrouter.profile.profiler import EngineStatistics
 
 Rounds = Sequence[Sequence[Sample]]  # [round][batch of the round]
@@ -42,10 +42,7 @@ def mean_spread(found: Sequence[Spread]) -> Spread:
 
 def speeds(rounds: Rounds) -> list[float]:
     """Tokens per second of each round."""
-    return [
-        sum(sample.tokens for sample in samples) / sum(sample.seconds for sample in samples)
-        for samples in rounds
-    ]
+    return [sum(s.tokens for s in samples) / sum(s.seconds for s in samples) for samples in rounds]
 
 
 def ratios(ours: Rounds, base: Rounds) -> list[float]:
@@ -56,8 +53,7 @@ def ratios(ours: Rounds, base: Rounds) -> list[float]:
 def request_rates(rounds: Rounds) -> list[float]:
     """Requests per second of each round."""
     return [
-        sum(sample.requests for sample in samples) / sum(sample.seconds for sample in samples)
-        for samples in rounds
+        sum(s.requests for s in samples) / sum(s.seconds for s in samples) for samples in rounds
     ]
 
 
@@ -122,8 +118,8 @@ def row(
         },
         "requests_per_s": asdict(spread(request_rates(ours))),
         **_tpot_figures(samples, name),
-        "acceptance_length": _mean([s.acceptance_length for s in flat]),
-        "distinct_4grams": _mean([share for sample in flat for share in sample.distinct]),
+        "acceptance_length": mean_of_known(s.acceptance_length for s in flat),
+        "distinct_4grams": mean_of_known(share for sample in flat for share in sample.distinct),
         **_engine_figures(flat),
     }
 
@@ -144,12 +140,6 @@ def _by_category(
         for category in categories
         if category is not None
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
 
 
 def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:

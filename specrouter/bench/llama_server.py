@@ -24,7 +24,7 @@ from specrouter.bench.http_client import (
 )
 from specrouter.bench.peer import FIRST_TIMEOUT_S, TIMEOUT_S, all_at_once
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share
+from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known
 
 LLAMA_SERVER = "llama-server"
 
@@ -153,7 +153,6 @@ def read_answer(found: Iterator[Mapping[str, Any]]) -> Answer:
 
 def sample(answers: Sequence[Answer], seconds: float) -> Sample:
     """Of one batch."""
-    tpots = [one.tpot_ms for one in answers if one.tpot_ms is not None]
     accepted = [one.acceptance_length for one in answers if one.acceptance_length is not None]
     return Sample(
         sum(one.tokens for one in answers),
@@ -161,7 +160,7 @@ def sample(answers: Sequence[Answer], seconds: float) -> Sample:
         tuple(distinct_share(one.token_ids) for one in answers),
         sum(accepted) / len(accepted) if len(accepted) == len(answers) else None,
         requests=len(answers),
-        tpot_ms=sum(tpots) / len(tpots) if tpots else None,
+        tpot_ms=mean_of_known(one.tpot_ms for one in answers),
     )
 
 

@@ -7,12 +7,13 @@ Source: AdaServe, section 6.1.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from specrouter.bench.replay import Outcome
+from specrouter.bench.sample import mean_of_known
 
 _PERCENTILES = (50, 95, 99)
 
@@ -38,10 +39,7 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, first in rounds[0].items():
         values = [one[name] for one in rounds if one[name] is not None]
-        if isinstance(first, Mapping):
-            result[name] = medians(values)
-        else:
-            result[name] = _median(values)
+        result[name] = medians(values) if isinstance(first, Mapping) else _median(values)
     return result
 
 
@@ -77,14 +75,18 @@ def with_ratios(
 def series(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
     """Of each request when it was sent and ended, in seconds, and its TPOT over the objective."""
     return [
-        [round(o.sent_s, 3), round(o.end_s, 3), _rounded(_tpot_over_objective(o))] for o in outcomes
+        [
+            round(o.sent_s, 3),
+            round(o.end_s, 3),
+            _rounded(_ratio(o.answer.tpot_ms, o.request.objective_ms)),
+        ]
+        for o in outcomes
     ]
 
 
 def _of_group(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
     judged = [o for o in outcomes if o.is_attained is not None]
     attained = [o for o in judged if o.is_attained]
-    lengths = [o.answer.acceptance_length for o in outcomes]
     return {
         "requests": len(outcomes),
         "objective_ms": _median([o.request.objective_ms for o in outcomes]),
@@ -96,11 +98,11 @@ def _of_group(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
         "requests_per_s": _per_s(sum(o.answer.error is None for o in outcomes), duration_s),
         "ttft_ms": _percentiles([o.answer.ttft_ms for o in outcomes]),
         "tpot_ms": _percentiles([o.answer.tpot_ms for o in outcomes]),
-        "mean_tpot_ms": _mean([o.answer.tpot_ms for o in outcomes if o.answer.tpot_ms is not None]),
+        "mean_tpot_ms": mean_of_known(o.answer.tpot_ms for o in outcomes),
         "e2e_ms": _percentiles([o.answer.e2e_ms for o in outcomes]),
         # Little's law: those that wait for a row are in.
         "mean_running": _per_s(sum(o.end_s - o.sent_s for o in outcomes), duration_s),
-        "acceptance_length": _mean([length for length in lengths if length is not None]),
+        "acceptance_length": mean_of_known(o.answer.acceptance_length for o in outcomes),
     }
 
 
@@ -114,16 +116,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _tpot_over_objective(outcome: Outcome) -> float | None:
-    return _ratio(outcome.answer.tpot_ms, outcome.request.objective_ms)
-
-
 def _per_s(amount: float, duration_s: float) -> float:
     return amount / duration_s if duration_s > 0 else 0.0
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:

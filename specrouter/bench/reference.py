@@ -7,7 +7,7 @@ import functools
 import multiprocessing
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
@@ -36,25 +36,10 @@ class _Answer:
     target_passes: int
 
 
-class ReferenceProcess:
-    """Has as many threads as are given. Close it, or use it as a context manager."""
-
-    def __init__(self, threads: int) -> None:
-        self._executor = ProcessPoolExecutor(
-            1,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=(threads,),
-        )
-
-    def generate(self, target: Checkpoint, assistant: Checkpoint | None, work: Work) -> _Answer:
-        return self._executor.submit(_generate, target, assistant, work).result()
-
-    def __enter__(self) -> "ReferenceProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
+def reference_process(threads: int) -> ProcessPoolExecutor:
+    """One process with so many threads."""
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, spawn, initializer=_prepare, initargs=(threads,))
 
 
 class ReferenceContender:
@@ -63,7 +48,7 @@ class ReferenceContender:
     def __init__(
         self,
         name: str,
-        process: ReferenceProcess,
+        process: Executor,
         target: Checkpoint,
         assistant: Checkpoint | None = None,
     ) -> None:
@@ -75,7 +60,8 @@ class ReferenceContender:
 
     def run(self, work: Work) -> Sample:
         try:
-            answer = self._process.generate(self._target, self._assistant, work)
+            asked = (self._target, self._assistant, work)
+            answer = self._process.submit(_generate, *asked).result()
         except BrokenProcessPool as error:
             raise MeasurementError(f"{self.name}: its process has ended") from error
         except Exception as error:  # whatever a model's code raises

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
+from statistics import fmean
 from typing import Any
 
 from specrouter.profile.profiler import EngineStatistics
@@ -37,6 +38,12 @@ class Sample:
     chains: Mapping[str, int] = field(default_factory=dict)
     requests: int = 1
     tpot_ms: float | None = None
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """None where nothing is known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def distinct_share(token_ids: Sequence[int]) -> float:

@@ -84,18 +84,14 @@ class Session:
 
     def _deal(self, batch: int) -> Callable[[int], Sequence[Work]]:
         options = self._options
-
-        def of_round(number: int) -> list[Work]:
-            return deal(
-                self._prompts,
-                number,
-                batch,
-                options.new_tokens,
-                options.temperature,
-                options.by_category,
-            )
-
-        return of_round
+        return partial(
+            deal,
+            self._prompts,
+            batch=batch,
+            new_tokens=options.new_tokens,
+            temperature=options.temperature,
+            by_category=options.by_category,
+        )
 
     def _tune(self, batch: int, label: str) -> dict[Chain, Tuned]:
         """Every chain that is needed, at its best shape."""
@@ -149,7 +145,6 @@ class Session:
     def _rows(
         self, batch: int, samples: Mapping[str, figures.Rounds], aliases: Mapping[str, str]
     ) -> dict[str, Any]:
-        options = self._options
         known = {**samples, **{alias: samples[name] for alias, name in aliases.items()}}
         possible = (
             *("off", "transformers", SMALLEST, BEST),
@@ -157,17 +152,9 @@ class Session:
             *("peer", LLAMA_SERVER),
         )
         bases = [base for base in possible if base in known]
-        works = self._deal(batch)(0)
-        rows = {}
-        for name in samples:
-            rows[name] = figures.row(
-                known,
-                name,
-                bases,
-                [work.category for work in works],
-                options.by_category,
-            )
-        return rows
+        categories = [work.category for work in self._deal(batch)(0)]
+        by_category = self._options.by_category
+        return {name: figures.row(known, name, bases, categories, by_category) for name in samples}
 
 
 def measure(
@@ -212,10 +199,7 @@ def measure(
     return {name: samples[name] for name in samples if name not in left_out}, left_out
 
 
-def _summary(of_round: dict[str, list[Sample]]) -> str:
-    parts = []
-    for name, found in of_round.items():
-        if found:
-            speed = sum(one.tokens for one in found) / sum(one.seconds for one in found)
-            parts.append(f"{name} {speed:.1f}")
+def _summary(of_round: Mapping[str, Sequence[Sample]]) -> str:
+    rounds = {name: found for name, found in of_round.items() if found}
+    parts = (f"{name} {figures.speeds([found])[0]:.1f}" for name, found in rounds.items())
     return ", ".join(parts) + " tokens/s"

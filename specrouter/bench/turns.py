@@ -78,16 +78,15 @@ def _config(options: TurnsOptions) -> RouterConfig:
     config = RouterConfig.load(options.config)
     longest = max(config.engine.max_model_len, options.longest)
     changes = {"max_model_len": longest, "max_requests": options.rows, "prefix_cache": True}
-    if options.fresh_times:
-        changes["fresh_times"] = True
     engine = config.engine.model_copy(update=changes)
-    return config.model_copy(update={"engine": engine})
+    config = config.model_copy(update={"engine": engine})
+    return config.with_fresh_times() if options.fresh_times else config
 
 
 def _chat(router: ChainRouter, options: TurnsOptions, chat: int, progress: Progress) -> list[Turn]:
     draws = np.random.default_rng([7, chat + 1])
-    words = list(itertools.chain.from_iterable(BUILT_IN.values()))
-    known = np.unique(list(itertools.chain.from_iterable(map(_ids(router), words))))
+    texts = itertools.chain.from_iterable(BUILT_IN.values())
+    known = np.unique([token for text in texts for token in router.tokenizer(text)["input_ids"]])
     text = draws.choice(known, options.first).tolist()
     turns = []
     for number in range(1, options.turns + 1):
@@ -104,7 +103,7 @@ def _turn(
 ) -> tuple[Turn, list[int]]:
     """The turn, and the answer that the conversation goes on with."""
     chat, number = place
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         WARM: {"cache_salt": f"chat {chat}"},
         COLD: {"prefix_cache": False},
     }
@@ -115,7 +114,7 @@ def _turn(
             temperature=options.temperature,
             seed=number,
             ignore_eos=True,
-            **ways[way],  # type: ignore[arg-type]
+            **ways[way],
         )
         [output] = router.generate(text, params)
         if output.error is not None or output.metrics.ttft_ms is None:
@@ -144,7 +143,3 @@ def _figures(options: TurnsOptions, turns: list[Turn]) -> dict[str, Any]:
             }
         )
     return {"chats": options.chats, "new_tokens": options.new_tokens, "turns": rows}
-
-
-def _ids(router: ChainRouter) -> Any:
-    return lambda text: router.tokenizer(text)["input_ids"]

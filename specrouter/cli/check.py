@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
@@ -70,7 +69,10 @@ def check_config(
         members=members,
         weightless=tuple(name for name in pool.names if pool.is_weightless(name)),
         devices=reports,
-        slo_classes=_classes(config),
+        slo_classes={
+            name: one.model_dump(mode="json", exclude_defaults=True)
+            for name, one in config.slo_classes.items()
+        },
         problems=_problems(too_large, reports, members, config.engine, pool.longest_sequence),
         warnings=(
             *config.warnings,
@@ -78,13 +80,6 @@ def check_config(
             *_server_warnings(config.server, pool),
         ),
     )
-
-
-def _classes(config: RouterConfig) -> dict[str, Any]:
-    return {
-        name: one.model_dump(mode="json", exclude_defaults=True)
-        for name, one in config.slo_classes.items()
-    }
 
 
 def _pool(
@@ -192,7 +187,8 @@ def _advice(
     if tokens < 2:
         return f"the weights alone leave no room for KV; choose {others}"
     if engine.kv_memory is not None:
-        return f"{tokens} tokens of KV fit, so set engine.kv_memory: {_mib(tokens * per_token)}MiB"
+        whole = int(tokens * per_token / _MIB)
+        return f"{tokens} tokens of KV fit, so set engine.kv_memory: {whole}MiB"
     requests = tokens // engine.row_slots(longest)
     length = row_tokens(tokens // engine.max_requests, TREE_SLOTS)
     ways = []
@@ -201,11 +197,6 @@ def _advice(
     if length >= 2:
         ways.append(f"engine.max_model_len: {length}")
     return f"{tokens} tokens of KV fit, so set {', or '.join([*ways, others])}"
-
-
-def _mib(size: float) -> int:
-    """Whole ones."""
-    return int(size / _MIB)
 
 
 def _share(member: MemberReport, device: DeviceReport) -> float:

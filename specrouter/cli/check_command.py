@@ -7,7 +7,7 @@ import json
 import logging
 
 from specrouter.cli.arguments import Commands
-from specrouter.cli.target import add_target, read_asked
+from specrouter.cli.target import add_target, naming, read_asked
 
 _DOES_NOT_FIT = 1
 
@@ -32,7 +32,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     try:
         asked = read_asked(arguments)
-        with asked.naming_arguments(), Progress("checking the models") as progress:
+        with naming(asked.arguments), Progress("checking the models") as progress:
             report = check_config(
                 asked.config, read_speed=read_bytes_per_s, progress=ShownLoad(progress)
             )

@@ -34,15 +34,14 @@ def add_generate(commands: Commands) -> None:
 
 
 def _add_slo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--slo-tpot-ms", type=float, metavar="MS", help="objective: time of a token after the first"
-    )
-    parser.add_argument(
-        "--slo-ttft-ms", type=float, metavar="MS", help="objective: time to the first token"
-    )
-    parser.add_argument(
-        "--slo-e2e-ms", type=float, metavar="MS", help="objective: time to the last token"
-    )
+    times = {
+        "tpot": "of a token after the first",
+        "ttft": "to the first token",
+        "e2e": "to the last token",
+    }
+    for name, which in times.items():
+        told = f"objective: time {which}"
+        parser.add_argument(f"--slo-{name}-ms", type=float, metavar="MS", help=told)
     parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
 
 

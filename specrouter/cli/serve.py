@@ -8,7 +8,7 @@ import os
 import sys
 
 from specrouter.cli.arguments import Commands, Parser, complain
-from specrouter.cli.target import add_fresh_times, add_target, read_asked
+from specrouter.cli.target import add_fresh_times, add_target, naming, read_asked
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def serve_asked(arguments: argparse.Namespace) -> int:
     for warning in network_warnings(asked.config.server):
         logger.warning(warning)
     try:
-        with asked.naming_arguments():
+        with naming(asked.arguments):
             serve(asked.config)
     except EngineFailureError as error:
         complain(error)

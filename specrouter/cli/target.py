@@ -44,12 +44,6 @@ class Asked:
     config: RouterConfig
     arguments: Mapping[str, str]
 
-    @contextmanager
-    def naming_arguments(self) -> Iterator[None]:
-        """Within it, a `ConfigError` of a setting names the argument that it came from."""
-        with _naming(self.arguments):
-            yield
-
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """TARGET or `--config`, and what may be said of either."""
@@ -103,7 +97,7 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         path, value = _setting(text)
         names[path] = f"--set {path}"
         _put(settings, path, value, names[path])
-    with _naming(names):
+    with naming(names):
         return Asked(RouterConfig.load(settings), names)
 
 
@@ -217,7 +211,8 @@ def _put(settings: dict[Any, Any], path: str, value: Any, argument: str) -> None
 
 
 @contextmanager
-def _naming(arguments: Mapping[str, str]) -> Iterator[None]:
+def naming(arguments: Mapping[str, str]) -> Iterator[None]:
+    """Within it, a `ConfigError` of a setting names the argument that it came from."""
     from modelpool.errors import ConfigError
 
     try:

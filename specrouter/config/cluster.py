@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from modelpool.errors import ConfigError
-from specrouter.config.policies import REPLICA_POLICIES
+from specrouter.config.policies import ReplicaPolicyName
 from specrouter.config.strict import Strict
 
 Transport = Literal["auto", "object-store", "nixl"]
@@ -95,18 +95,12 @@ class RoutingConfig(Strict):
             rejected.
     """
 
-    policy: str = Field(default="slo", examples=list(REPLICA_POLICIES.names))
+    policy: ReplicaPolicyName = "slo"
     weights: tuple[float, float, float, float] = (0.4, 0.1, 0.3, 0.2)
     overload: float = Field(default=0.85, gt=0, allow_inf_nan=False)
     metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)
     stale_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
     hops: int = Field(default=3, ge=0)
-
-    @field_validator("policy")
-    @classmethod
-    def _policy_is_registered(cls, policy: str) -> str:
-        REPLICA_POLICIES.check(policy)
-        return policy
 
     @field_validator("weights")
     @classmethod
@@ -163,10 +157,10 @@ class ClusterConfig(Strict):
                 if name in taken:
                     raise ConfigError(field.partition("[")[0], f"{name!r} is the name of two")
                 taken.add(name)
-        for name in [pair.name for pair in self.pairs]:
-            if name in taken:
-                raise ConfigError("pairs", f"{name!r} is the name of two")
-            taken.add(name)
+        for pair in self.pairs:
+            if pair.name in taken:
+                raise ConfigError("pairs", f"{pair.name!r} is the name of two")
+            taken.add(pair.name)
         return self
 
     @property

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from modelpool.errors import ConfigError
 from modelpool.kv_memory import KVMemory
-from specrouter.config.policies import ADMISSION_POLICIES
+from specrouter.config.policies import AdmissionPolicyName
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
 
@@ -62,7 +62,7 @@ class EngineConfig(Strict):
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
     output_store_file: str | None = None
-    admission: str = Field(default="slo", examples=list(ADMISSION_POLICIES.names))
+    admission: AdmissionPolicyName = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
@@ -71,21 +71,13 @@ class EngineConfig(Strict):
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 
-    @field_validator("admission")
-    @classmethod
-    def _admission_is_registered(cls, admission: str) -> str:
-        ADMISSION_POLICIES.check(admission)
-        return admission
-
     @model_validator(mode="after")
     def _kv_memory_is_some(self) -> "EngineConfig":
-        if self.kv_memory is None:
-            return self
         try:
-            KVMemory.of(self.kv_memory, _KV_BLOCK, "engine.kv_memory")
+            limit = self.kv_limit
         except ValueError as error:
             raise ConfigError("kv_memory", str(error)) from error
-        if self.kv_budget_tokens is not None:
+        if limit is not None and self.kv_budget_tokens is not None:
             raise ConfigError("kv_budget_tokens", "give it or kv_memory, not both")
         return self
 

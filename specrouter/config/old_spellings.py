@@ -7,22 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 _ADASERVE = "AdaServe's trees are research.policies.adaserve:AdaServe, which has such attributes"
+_TREE_KEYS = (
+    *("shape", "n_max_share", "latency_margin", "root_credit", "order"),
+    *("max_depth", "min_depth", "max_width", "drafter_tokens", "c1", "c2"),
+)
 
 # Path of a key -> what to do instead.
 _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("scheduler", "inner_rounds"): "an intermediate model judges each draft once",
     ("scheduler", "groups"): "requests that decode together share one chain",
-    ("trees", "shape"): _ADASERVE,
-    ("trees", "n_max_share"): _ADASERVE,
-    ("trees", "latency_margin"): _ADASERVE,
-    ("trees", "root_credit"): _ADASERVE,
-    ("trees", "order"): _ADASERVE,
-    ("trees", "max_depth"): _ADASERVE,
-    ("trees", "min_depth"): _ADASERVE,
-    ("trees", "max_width"): _ADASERVE,
-    ("trees", "drafter_tokens"): _ADASERVE,
-    ("trees", "c1"): _ADASERVE,
-    ("trees", "c2"): _ADASERVE,
+    **{("trees", key): _ADASERVE for key in _TREE_KEYS},
     ("cluster", "resume", "endangered"): "only replicas that are lost or emptied are left",
 }
 # Path of a key -> new value by old one.

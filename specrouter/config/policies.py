@@ -1,5 +1,9 @@
 """The policies that a configuration may name, by the key that names them."""
 
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
 from specrouter.registry import Registry
 
 CHAIN_POLICIES = Registry(
@@ -40,3 +44,22 @@ REPLICA_POLICIES = Registry(
         "round-robin": "specrouter.cluster.policy:ROUND_ROBIN",
     },
 )
+
+
+def _known(registry: Registry) -> AfterValidator:
+    def check(name: str) -> str:
+        registry.check(name)
+        return name
+
+    return AfterValidator(check)
+
+
+def _names(registry: Registry) -> Any:
+    return Field(examples=list(registry.names))
+
+
+# What a key accepts that names one.
+ChainPolicyName = Annotated[str, _known(CHAIN_POLICIES), _names(CHAIN_POLICIES)]
+NodeSelectionName = Annotated[str, _known(NODE_SELECTIONS), _names(NODE_SELECTIONS)]
+AdmissionPolicyName = Annotated[str, _known(ADMISSION_POLICIES), _names(ADMISSION_POLICIES)]
+ReplicaPolicyName = Annotated[str, _known(REPLICA_POLICIES), _names(REPLICA_POLICIES)]

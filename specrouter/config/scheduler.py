@@ -1,9 +1,9 @@
 """SchedulerConfig: how chains and trees are chosen."""
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from modelpool.errors import ConfigError
-from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.config.policies import CHAIN_POLICIES, ChainPolicyName
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
@@ -22,17 +22,11 @@ class SchedulerConfig(Strict):
         chain: model names, weakest first, the target last; for `static`.
     """
 
-    policy: str = Field(default="adaptive", examples=list(CHAIN_POLICIES.names))
+    policy: ChainPolicyName = "adaptive"
     depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
     width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
     nodes: int | None = Field(default=None, ge=1, le=MAX_TREE_TOKENS)
     chain: tuple[str, ...] | None = None
-
-    @field_validator("policy")
-    @classmethod
-    def _policy_is_registered(cls, policy: str) -> str:
-        CHAIN_POLICIES.check(policy)
-        return policy
 
     @model_validator(mode="after")
     def _policy_has_what_it_needs(self) -> "SchedulerConfig":

@@ -1,8 +1,8 @@
 """TreesConfig: what of a cycle's draft trees is verified."""
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from specrouter.config.policies import NODE_SELECTIONS
+from specrouter.config.policies import NodeSelectionName
 from specrouter.config.strict import Strict
 
 
@@ -17,12 +17,5 @@ class TreesConfig(Strict):
             that have a budget. By default what yields most tokens per second.
     """
 
-    selection: str | None = Field(default=None, examples=list(NODE_SELECTIONS.names))
+    selection: NodeSelectionName | None = None
     budget_tokens: int | None = Field(default=None, ge=1)
-
-    @field_validator("selection")
-    @classmethod
-    def _selection_is_registered(cls, selection: str | None) -> str | None:
-        if selection is not None:
-            NODE_SELECTIONS.check(selection)
-        return selection

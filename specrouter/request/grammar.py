@@ -2,9 +2,9 @@
 
 Contract: a structure is compiled in the caller's thread, before its request is queued, and what
 cannot be compiled, allows no text, or is too large is refused with `RequestError`
-(`grammar_start`). A compiled
-grammar is shared and never changed; each row goes through a copy of its own. llguidance's limits
-bound the time of every step, so a hostile grammar ends its own request with `GrammarError`.
+(`grammar_start`). A compiled grammar is shared and never changed; each row goes through a copy of
+its own. llguidance's limits bound the time of every step, so a hostile grammar ends its own request
+with `GrammarError`.
 
 JSON has its members in the schema's order, and between two of its parts nothing, one space, or one
 newline with up to 16 spaces: a small model that is sampled would otherwise go on with white space
@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from processors.grammar import Bits, GrammarError, Path, allows
 from specrouter.request.grammar_start import started
-from specrouter.request.params import RequestError
+from specrouter.request.params import RequestError, check_unicode
 from specrouter.request.recorded_text import RecordedText
 from specrouter.request.structure import Structure, StructureKind
 
@@ -207,7 +207,7 @@ def _check(structure: Structure) -> None:
         raise RequestError("structure", f"must be given as text, not {type(source).__name__}")
     if len(source) > _LONGEST_SOURCE:
         raise RequestError("structure", f"is longer than {_LONGEST_SOURCE} characters")
-    _check_unicode(source)
+    check_unicode("structure", source)
 
 
 def _definition(structure: Structure) -> str:
@@ -245,7 +245,7 @@ def _choice_grammar(texts: object) -> str:
         raise RequestError("structure", "choices must be a list of texts that is not empty")
     assert isinstance(texts, list)
     for text in texts:
-        _check_unicode(text)
+        check_unicode("structure", text)
     alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}")
 
@@ -259,13 +259,6 @@ def _parsed(source: str) -> object:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("structure", "holds half a surrogate pair") from None
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -11,12 +11,11 @@ request latency < 5 s"), for the end-to-end latency; SLOs-Serve (arXiv 2504.0878
 stages.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from specrouter.request.params import RequestError
+from specrouter.request.params import RequestError, check_int, is_finite
 
 QUANTITIES = ("tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio")
 # What becomes of a request whose objective will not be attained.
@@ -175,7 +174,7 @@ def joined(
     asked = _asked(slo, classes)
     if not added:
         return slo
-    values: dict[str, Any] = {} if asked is None else _values(asked)
+    values: dict[str, Any] = {} if asked is None else dict(vars(asked))
     for name, value in added.items():
         present = values.get(name)
         ratio = values.get("tpot_ratio")
@@ -192,10 +191,7 @@ def check_positive(field: str, value: object, what: str = "") -> None:
     """Raises `RequestError` for `field` unless `value` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(field, f"{what}must be a number, not {value!r}")
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
-        finite = False
+    finite = is_finite(value)
     if not finite or value <= 0:
         shown = value if finite or isinstance(value, float) else "such a large number"
         raise RequestError(field, f"{what}must be finite and above 0, not {shown}")
@@ -212,25 +208,13 @@ def check_stages(field: str, stages: object) -> None:
         check_positive(f"{name}.tpot_ms", stage.tpot_ms)
         given = [each for each in STAGE_ENDS if getattr(stage, each) is not None]
         for each in given:
-            _check_end(f"{name}.{each}", getattr(stage, each), 1 if each == "until_tokens" else 0)
+            check_int(f"{name}.{each}", getattr(stage, each), 1 if each == "until_tokens" else 0)
         if len(given) > 1:
             raise RequestError(f"{name}.until_token", "give either until_tokens or until_token")
         if is_last and given:
             raise RequestError(f"{name}.{given[0]}", "the last stage ends with the output")
         if not is_last and not given:
             raise RequestError(name, "must say where it ends: until_tokens or until_token")
-
-
-def _check_end(field: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(field, f"must be a whole number, not {value!r}")
-    if value < least:
-        raise RequestError(field, f"must be at least {least}, not {value}")
-
-
-def _values(asked: SLO) -> dict[str, Any]:
-    """Its fields; stages as they are."""
-    return {each.name: getattr(asked, each.name) for each in fields(asked)}
 
 
 def _asked(slo: object, classes: Mapping[str, SLO]) -> SLO | None:

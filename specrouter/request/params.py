@@ -168,10 +168,7 @@ class SamplingParams:
         for word in self.bad_words:
             if not isinstance(word, str) or not word:
                 raise RequestError("bad_words", "must hold texts that are not empty")
-            try:
-                word.encode()
-            except UnicodeEncodeError:
-                raise RequestError("bad_words", "holds half a surrogate pair") from None
+            check_unicode("bad_words", word)
         for ids in self.bad_words_ids:
             if not ids:
                 raise RequestError("bad_words_ids", "must hold sequences that are not empty")
@@ -271,6 +268,20 @@ def _token_id(field: str, key: object) -> int:
     return key
 
 
+def check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(field, "holds half a surrogate pair") from None
+
+
+def is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
 def check_int(field: str, value: object, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(field, f"must be a whole number, not {value!r}")
@@ -283,11 +294,7 @@ def check_int(field: str, value: object, least: int, most: int | None = None) ->
 def _check_number(field: str, value: object, least: float, most: float | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(field, f"must be a number, not {value!r}")
-    try:
-        finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
-        finite = False
-    if not finite:
+    if not is_finite(value):
         raise RequestError(field, f"must be finite, not {value}")
     if value < least:
         raise RequestError(field, f"must be at least {least:g}, not {value}")

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specrouter import ChainRouter
 from specrouter.bench.options import ChainsOptions
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
-from specrouter.request.params import MAX_DEPTH
 
 TINY = str(default_config())
 
@@ -49,53 +47,6 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
         assert 0 < rows[chain]["control_share"] < 1
     assert "code" in document["batches"]["1"]["contenders"]["adaptive"]["over_by_category"]
     assert "batch 2 (2 of 2), round 1/1: off " in err
-
-
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        (["--batch", "0"], "--batch"),
-        (["--batch", "33"], "--batch"),
-        (["--batch", "x"], "--batch"),
-        (["--rounds", "0"], "--rounds"),
-        (["--new-tokens", "0"], "--new-tokens"),
-        (["--new-tokens", "1024"], "--new-tokens"),
-        (["--temperature", "-1"], "--temperature"),
-        (["--temperature", "nan"], "--temperature"),
-        (["--depths", str(MAX_DEPTH + 1)], "--depths"),
-        (["--widths", "0"], "--widths"),
-        (["--depths", "16", "--widths", "8"], "--widths"),
-        (["--plot", "/none/plot.png"], "--plot"),
-        (["--json", "/none/figures.json"], "--json"),
-        (["--peer", "http://127.0.0.1:9", "--api-key", "its key"], "--api-key"),
-        (["--api-key", "key"], "--api-key"),
-        (["--peer", "llama-server=127.0.0.1:9"], "--peer"),
-        (["--peer", "llama=http://127.0.0.1:9"], "--peer"),
-        (["--config", "/none.yaml"], "config"),
-        (["--workload", "agents"], "--workload"),
-        (["--workload", "agent", "--temperature", "0.5"], "--temperature"),
-        (["--workload", "agent", "--peer", "http://127.0.0.1:9"], "--peer"),
-        (["--workload", "agent", "--only", "transformers"], "--only"),
-    ],
-)
-def test_bad_argument_is_one_line_that_names_it(
-    options: list[str],
-    argument: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def loads(*_: object) -> None:
-        raise AssertionError("nothing may be loaded")
-
-    monkeypatch.setattr(ChainRouter, "from_config", loads)
-    try:
-        code = bench(*options)
-    except SystemExit as exit_:  # argparse's own complaints
-        code = int(str(exit_.code))
-    assert code == 2
-    error = capsys.readouterr().err
-    assert argument in error
-    assert error.count("\n") == 1
 
 
 def test_recorded_outputs_are_replayed_part_by_part(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -28,6 +26,8 @@ from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.reference import Checkpoint
 from specrouter.bench.sample import MeasurementError
 from specrouter.profile.profiler import EngineStatistics
+from specrouter.request.output import FinishReason
+from tests.specrouter.bench.json_server import JsonHandler, serving
 
 WORK = Work(
     (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
@@ -56,26 +56,22 @@ class CountingRouter:
         self.calls.append((prompts, params, speculation))
         self._cycles += 3
         chains = {("small", "big"): 2, ("big",): 1}
-        return [
-            RequestOutput(
-                "",
-                [9] * len(prompt),
-                "error" if self._error else "length",
-                RequestMetrics(1.0, 1.0, 1.0 + len(prompt), 3, chains, len(prompt), len(prompt)),
-                0,
-                self._error,
-            )
-            for prompt in prompts
-        ]
+        ends: FinishReason = "error" if self._error else "length"
+        outputs = []
+        for size in map(len, prompts):
+            metrics = RequestMetrics(1.0, 1.0, 1.0 + size, 3, chains, size, size)
+            outputs.append(RequestOutput("", [9] * size, ends, metrics, 0, self._error))
+        return outputs
 
 
 # our own
 
 
-def test_every_run_is_a_tenant_of_its_own() -> None:
+def test_every_run_is_a_tenant_of_its_own_and_its_sample_has_only_its_own_time() -> None:
     router = CountingRouter()
     for name in ("off", "adaptive"):
-        OwnContender(name, router).run(WORK)
+        sample = OwnContender(name, router).run(WORK)
+        assert sample.engine == EngineStatistics(cycles=3, cycle_ms=30.0)
     salts = [[one.cache_salt for one in params] for _, params, _ in router.calls[1::2]]
     assert len({salt for run in salts for salt in run}) == 2
     assert all(len(set(run)) == 1 for run in salts)
@@ -87,10 +83,8 @@ def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
     OwnContender("off", router).run(Work(prompts, (1, 2), 8, 0.0, "x"))
     params = router.calls[-1][1]
     assert [one.max_new_tokens for one in params] == [3, 8]
-    assert [one.structure for one in params] == [
-        Structure("recorded", [0, 1, 2]),
-        Structure("recorded", [9] * 8),
-    ]
+    recorded = [Structure("recorded", ids) for ids in ([0, 1, 2], [9] * 8)]
+    assert [one.structure for one in params] == recorded
 
 
 def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
@@ -127,14 +121,6 @@ def test_only_a_policy_that_decides_by_measurements_is_taught_by_its_runs(
     router = CountingRouter()
     OwnContender("one", router, policy, {}, speculation).run(WORK)
     assert router.learning == learns
-
-
-def test_own_sample_has_only_the_time_of_its_own_run() -> None:
-    router = CountingRouter()
-    contender = OwnContender("off", router)
-    contender.run(WORK)
-    engine = contender.run(WORK).engine
-    assert engine == EngineStatistics(cycles=3, cycle_ms=30.0)
 
 
 def test_failed_request_ends_the_measurement_with_its_cause() -> None:
@@ -192,51 +178,35 @@ def test_assistant_leaves_a_greedy_output_as_it_is(checkpoints: list[Checkpoint]
 # a peer
 
 
-class Server(BaseHTTPRequestHandler):
-    seen: list[dict[str, Any]]
-    answer: dict[str, Any]
-    authorized: list[str | None]
+class Server(JsonHandler):
+    seen: ClassVar[list[dict[str, Any]]]
+    authorized: ClassVar[list[str | None]]
+    completion: ClassVar[dict[str, Any]]
 
     def do_GET(self) -> None:
         self.authorized.append(self.headers["Authorization"])
-        self._reply({"data": [{"id": "its-model"}]})
+        self.answer({"data": [{"id": "its-model"}]})
 
     def do_POST(self) -> None:
         self.authorized.append(self.headers["Authorization"])
-        self.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._reply(self.answer)
-
-    def _reply(self, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.seen.append(self.body())
+        self.answer(self.completion)
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, type[Server]]]:
-    class One(Server):
-        seen: list[dict[str, Any]] = []  # noqa: RUF012  a class of this test's own
-        authorized: list[str | None] = []  # noqa: RUF012
-        answer = {"choices": [{"text": "aaaaaaaa"}], "usage": {"completion_tokens": 7}}  # noqa: RUF012
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), One) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_port}", One
-        http.shutdown()
+def url() -> Iterator[str]:
+    Server.seen, Server.authorized = [], []
+    Server.completion = {"choices": [{"text": "aaaaaaaa"}], "usage": {"completion_tokens": 7}}
+    with serving(Server) as url:
+        yield url
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type[Server]]) -> None:
-    url, handler = server
+def test_peer_is_asked_with_the_whole_batch(suffix: str, url: str) -> None:
     peer = PeerContender(url + suffix, lambda text: [1] * len(text))
-    handler.seen.clear()
+    Server.seen.clear()
     sample = peer.run(WORK)
-    assert sorted(handler.seen, key=lambda body: body["seed"]) == [
+    assert sorted(Server.seen, key=lambda body: body["seed"]) == [
         {"model": "its-model", "prompt": text, "max_tokens": 8, "temperature": 1.0, "seed": seed,
          "ignore_eos": True}
         for text, seed in (("ab", 3), ("c", 4))
@@ -247,50 +217,44 @@ def test_peer_is_asked_with_the_whole_batch(suffix: str, server: tuple[str, type
 
 @pytest.mark.parametrize(("usage", "tokens"), [({"completion_tokens": 0}, 0), ({}, 16), (None, 16)])
 def test_a_peer_that_made_nothing_is_not_believed_to_have_made_all(
-    usage: dict[str, int] | None, tokens: int, server: tuple[str, type[Server]]
+    usage: dict[str, int] | None, tokens: int, url: str
 ) -> None:
-    url, handler = server
-    handler.answer = {"choices": [{"text": ""}], "usage": usage}
+    Server.completion = {"choices": [{"text": ""}], "usage": usage}
     assert PeerContender(url).run(WORK).tokens == tokens
 
 
 @pytest.mark.parametrize(("key", "header"), [("a-key", "Bearer a-key"), ("", None), (None, None)])
 def test_peer_is_sent_the_key_that_is_given_or_the_environment_s(
-    key: str | None,
-    header: str | None,
-    server: tuple[str, type[Server]],
-    monkeypatch: pytest.MonkeyPatch,
+    key: str | None, header: str | None, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(OPENAI_VARIABLE, raising=False)
     if key is not None:
         monkeypatch.setenv(OPENAI_VARIABLE, key)
-    url, handler = server
     PeerContender(url).run(WORK)
-    assert handler.authorized == [header] * 4  # the models, a first request, two texts
-    handler.authorized.clear()
+    assert Server.authorized == [header] * 4  # the models, a first request, two texts
+    Server.authorized.clear()
     PeerContender(url, api_key="given").run(WORK)
-    assert handler.authorized == ["Bearer given"] * 4
+    assert Server.authorized == ["Bearer given"] * 4
 
 
 def test_a_peer_s_key_that_cannot_be_sent_is_refused_without_telling_it(
-    server: tuple[str, type[Server]], monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OPENAI_VARIABLE, "a secret\n")
     with pytest.raises(ConfigError) as refused:
-        PeerContender(server[0])
+        PeerContender(url)
     assert refused.value.field == OPENAI_VARIABLE
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
-def test_unreachable_peer_is_refused_at_the_start(url: str) -> None:
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
+def test_unreachable_peer_is_refused_at_the_start(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^--peer: "):
-        PeerContender(url)
+        PeerContender(address)
 
 
-def test_peer_that_answers_something_else_is_refused(server: tuple[str, type[Server]]) -> None:
-    url, handler = server
-    handler.answer = {"error": "no such model"}
+def test_peer_that_answers_something_else_is_refused(url: str) -> None:
+    Server.completion = {"error": "no such model"}
     with pytest.raises(ConfigError, match=r"--peer: no completions .*no such model"):
         PeerContender(url)
 
@@ -326,10 +290,6 @@ def test_a_twin_stands_in_chains_and_assists_nobody() -> None:
     assert who.assistants == ("tiny-1m",)
 
 
-def test_smallest_drafter_is_a_model(tiny: ModelPool) -> None:
-    assert lineup(tiny, ["smallest"], has_peer=False).smallest == ("tiny-1m", "tiny-8m")
-
-
 def test_only_what_is_asked_for_takes_part(tiny: ModelPool) -> None:
     who = lineup(tiny, ["assisted:tiny-3m", "tiny-1m>tiny-8m", "adaptive"], has_peer=False)
     assert not who.has_transformers
@@ -362,10 +322,12 @@ def test_a_policy_that_cannot_be_imported_is_refused_with_the_reason(
         lineup(tiny, ["off", name], has_peer=False)
 
 
-def test_best_pair_is_looked_for_among_all(tiny: ModelPool) -> None:
-    who = lineup(tiny, ["tuned"], has_peer=False)
-    assert who.chains == ()
-    assert len(who.pairs) == 4
+def test_best_pair_is_looked_for_among_all_and_the_smallest_drafter_is_a_model(
+    tiny: ModelPool,
+) -> None:
+    who = lineup(tiny, ["tuned", "smallest"], has_peer=False)
+    assert (who.chains, len(who.pairs)) == ((), 4)
+    assert who.smallest == ("tiny-1m", "tiny-8m")
 
 
 @pytest.mark.parametrize("name", ["tiny-2m", "assisted:text", "tiny-8m", "peer", ""])

@@ -6,13 +6,11 @@ import pytest
 
 from specrouter.bench.figures import (
     Spread,
-    control_share,
     eaf,
     mean_spread,
     ratios,
     request_rates,
     row,
-    speeds,
     spread,
     tpots,
 )
@@ -37,10 +35,6 @@ def test_ratio_is_taken_within_each_round() -> None:
     assert ratios(twice, drifting) == [2.0, 2.0, 2.0]
 
 
-def test_speed_of_a_round_is_all_tokens_over_all_seconds() -> None:
-    assert speeds([[Sample(10, 1.0), Sample(10, 3.0)]]) == [5.0]
-
-
 def test_spread_is_the_median_and_the_quartiles() -> None:
     assert spread([5.0, 1.0, 2.0, 3.0, 4.0]) == Spread(3.0, 2.0, 4.0)
     assert spread([7.0]) == Spread(7.0, 7.0, 7.0)
@@ -56,10 +50,6 @@ def test_mean_over_categories_weighs_them_equally() -> None:
 )
 def test_distinct_share_counts_4grams(token_ids: list[int], share: float) -> None:
     assert distinct_share(token_ids) == pytest.approx(share)
-
-
-def test_control_share_is_neither_models_nor_logits() -> None:
-    assert control_share(TIME) == pytest.approx(0.1)
 
 
 def test_time_between_two_moments_is_the_difference_of_the_totals() -> None:

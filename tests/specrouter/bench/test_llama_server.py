@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -19,38 +17,31 @@ from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
+from tests.specrouter.bench.json_server import JsonHandler, serving
 
 PROMPTS = (BenchPrompt("x", "ab", (97, 98)), BenchPrompt("x", "c", (99,)))
 WORK = Work(PROMPTS, (3, 2**32 + 4), 8, 0.7, "x")
 
 
-class Server(BaseHTTPRequestHandler):
-    """Says 9, two tokens an event, as a server that drafts does."""
+class Server(JsonHandler):
+    """Says 9, two tokens an event, as a server that drafts does. `text`: of ids."""
 
-    requests: ClassVar[list[tuple[str, Any, str | None]]] = []
-    facts: ClassVar[dict[str, Any]] = {}
-    last: ClassVar[dict[str, Any]] = {}
-    failing: ClassVar[str] = ""
-
-    def log_message(self, *_: object) -> None:
-        pass
+    requests: ClassVar[list[tuple[str, Any, str | None]]]
+    facts: ClassVar[dict[str, Any]]
+    last: ClassVar[dict[str, Any]]
+    failing: ClassVar[str]
+    text: ClassVar[Callable[[list[int]], str]]
 
     def do_GET(self) -> None:
-        self._json(self.facts)
+        self.answer(self.facts)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.requests.append((self.path, body, self.headers["Authorization"]))
         if self.path == "/detokenize":
-            self._json({"content": self.text(body["tokens"])})
+            self.answer({"content": Server.text(body["tokens"])})
         else:
             self._stream(body)
-
-    def text(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
-
-    def _json(self, answer: dict[str, Any]) -> None:
-        self._send(json.dumps(answer).encode(), "application/json")
 
     def _stream(self, body: dict[str, Any]) -> None:
         tokens = int(body["n_predict"])
@@ -63,52 +54,17 @@ class Server(BaseHTTPRequestHandler):
         }
         lines = [json.dumps(one) for one in (*sent, {**end, **self.last})]
         data = "".join(f": ping\n\ndata: {line}\n\n" for line in lines)
-        self._send((data if not self.failing else self.failing).encode(), "text/event-stream")
-
-    def _send(self, data: bytes, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-class Bundled(Server):
-    """Whose ids are the bundled family's."""
-
-    tokenizer: ClassVar[Any] = None
-
-    def text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids)))
-
-
-FACTS = {"total_slots": 4, "default_generation_settings": {"n_ctx": 1024}}
-
-
-def served(kind: type[Server], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    for name, value in {"requests": [], "facts": dict(FACTS), "last": {}, "failing": ""}.items():
-        monkeypatch.setattr(Server, name, value)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        self.send((self.failing or data).encode())
 
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    yield from served(Server, monkeypatch)
-
-
-@pytest.fixture
-def bundled_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(Bundled, "tokenizer", load_tokenizer(bundled_root() / "tiny-8m", field="x"))
-    yield from served(Bundled, monkeypatch)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    Server.requests, Server.last, Server.failing = [], {}, ""
+    Server.facts = {"total_slots": 4, "default_generation_settings": {"n_ctx": 1024}}
+    Server.text = lambda ids: "".join(map(chr, ids))
+    with serving(Server) as url:
+        yield url
 
 
 def test_each_request_asks_for_the_engine_s_work(url: str) -> None:
@@ -147,14 +103,9 @@ def test_figures_are_of_the_tokens_that_came(url: str) -> None:
 
 def answer(tokens: int, last_s: float, accepted: int | None) -> Answer:
     """To a prompt of one token, from 10 s on."""
-    return Answer(
-        token_ids=(1,) * tokens,
-        tokens=tokens,
-        prompt_tokens=1,
-        first_s=10.0,
-        last_s=last_s,
-        accepted=accepted,
-    )
+    times = {"first_s": 10.0, "last_s": last_s}
+    ids = (1,) * tokens
+    return Answer(token_ids=ids, tokens=tokens, prompt_tokens=1, accepted=accepted, **times)
 
 
 def test_time_per_token_is_from_the_first_to_the_last() -> None:
@@ -196,12 +147,8 @@ def test_a_stream_has_events_comments_and_an_end() -> None:
     lines = [b": ping\n", b"\n", b'data: {"a": 1}\n', b"data: [DONE]\n"]
     assert list(events(iter(lines))) == [{"a": 1}]
     found = read_answer(iter([{"content": "x", "tokens": [4]}, {"stop": True}]))
-    assert (found.token_ids, found.tokens, found.prompt_tokens, found.accepted) == (
-        (4,),
-        1,
-        None,
-        None,
-    )
+    assert (found.token_ids, found.tokens) == ((4,), 1)
+    assert (found.prompt_tokens, found.accepted) == (None, None)
 
 
 def test_a_server_that_can_do_the_work_passes_the_check(url: str) -> None:
@@ -242,11 +189,11 @@ def test_what_is_no_llama_server_is_refused(url: str, facts: dict[str, Any]) -> 
         LlamaServerContender(url)
 
 
-def test_it_takes_turns_with_the_engine(
-    bundled_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_takes_turns_with_the_engine(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = load_tokenizer(bundled_root() / "tiny-8m", field="x")
+    Server.text = lambda ids: str(tokenizer.decode(ids))
     options = ["--rounds=2", "--new-tokens=4", "--batch=1", "--only", "off", "--json=-"]
-    config = ["--config", str(default_config()), "--peer", f"llama-server={bundled_url}"]
+    config = ["--config", str(default_config()), "--peer", f"llama-server={url}"]
     assert main(["bench", "chains", *config, *options]) == 0
     out, err = capsys.readouterr()
     rows = json.loads(out.splitlines()[-1])["batches"]["1"]["contenders"]

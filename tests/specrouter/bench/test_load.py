@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, RequestError, RequestMetrics, RequestOutput
+from specrouter import RequestError, RequestMetrics, RequestOutput
 from specrouter.bench.http_client import SERVICE_VARIABLE
 from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
@@ -38,6 +36,7 @@ from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
 from specrouter.slo.tree_planner import selection_of
+from tests.specrouter.bench.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_traces import ADASERVE, letters
 
 TINY = str(default_config())
@@ -118,15 +117,6 @@ def point(output_tokens: int = 8) -> Point:
     return Point(1.0, 0.5, 1.0, tuple(arrivals))
 
 
-def test_a_name_brings_its_admission_and_an_unknown_one_is_refused() -> None:
-    router = FakeRouter()
-    for name in ("slo", "goodput"):
-        OwnService(router).use(name)
-    assert [one["admission"] for _, one, _ in router.used] == ["slo", "fcfs"]
-    with pytest.raises(ConfigError, match="'vllm' is none of target-only, "):
-        LoadOptions(Path("x.yaml"), poisson=1.0, policy=("vllm",))
-
-
 def test_objectives_are_ratios_times_the_measured_baseline() -> None:
     router = FakeRouter()
     found = load_bench(router, policy=("target-only", "goodput")).run([point()])
@@ -136,9 +126,8 @@ def test_objectives_are_ratios_times_the_measured_baseline() -> None:
     assert rows["target-only"]["violations"] == 2  # 30 ms are too slow for 24, and fast for 40
     assert rows["goodput"]["attainment"] == 1.0
     assert found["points"][0]["requests_per_s"] == pytest.approx(1000.0)
-    assert [request[2] for request in found["series"]["goodput"]] == pytest.approx(
-        [0.4167, 0.4167, None, 0.25]
-    )
+    over = [request[2] for request in found["series"]["goodput"]]
+    assert over == pytest.approx([0.4167, 0.4167, None, 0.25])
 
 
 def test_an_end_to_end_objective_is_asked_of_every_request_and_judged() -> None:
@@ -199,12 +188,8 @@ def test_drafters_are_tried_before_anything_counts() -> None:
 def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
     router = FakeRouter()
     load_bench(router, policy=("target-only", "goodput"), rounds=2).run([point()])
-    assert [used for used, _, _ in router.used[-4:]] == [
-        "target-only",
-        "adaptive",
-        "adaptive",
-        "target-only",
-    ]
+    turns = ["target-only", "adaptive", "adaptive", "target-only"]
+    assert [used for used, _, _ in router.used[-4:]] == turns
     counted = router.calls[-32:]
     runs = [counted[8 * i + 4 : 8 * i + 8] for i in range(4)]  # 4 warm up
     assert runs[0] == runs[1] != runs[2] == runs[3]
@@ -240,6 +225,7 @@ def test_a_policy_says_which_selection_it_means_and_the_scenario_the_rest(name: 
     chosen = POLICIES[name]
     assert used == chosen.chains
     assert settings["trees"] == {"selection": chosen.selection, "budget_tokens": 24}
+    assert settings["admission"] == chosen.admission
     assert learns == (chosen.chains != "target-only"), "nothing is learned without drafters"
 
 
@@ -270,13 +256,13 @@ def test_sweep_has_a_point_for_each_combination() -> None:
 # A server
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(JsonHandler):
     """Six tokens in two events; refuses an odd seed. Reads letters, and at most 40 of them."""
 
-    seen: list[tuple[dict[str, Any], str | None]]
-    authorized: list[str | None]
-    read: list[str]
-    e2e: list[str | None]
+    seen: ClassVar[list[tuple[dict[str, Any], str | None]]]
+    authorized: ClassVar[list[str | None]]
+    read: ClassVar[list[str]]
+    e2e: ClassVar[list[str | None]]
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -285,13 +271,8 @@ class Answers(BaseHTTPRequestHandler):
             self.authorized.append(self.headers["Authorization"])
             self.answer({"data": [{"id": "theirs", "max_model_len": 40}]})
 
-    def answer(self, body: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.authorized.append(self.headers["Authorization"])
         if self.path == "/tokenize":
             self.read.append(body["prompt"])
@@ -299,33 +280,23 @@ class Answers(BaseHTTPRequestHandler):
             return
         self.seen.append((body, self.headers["x-slo-tpot-ms"]))
         self.e2e.append(self.headers["x-slo-e2e-ms"])
-        self.send_response(400 if body["seed"] % 2 else 200)
-        self.end_headers()
         if body["seed"] % 2:
-            self.wfile.write(b'{"error": {"message": "seed: is odd"}}')
+            self.answer({"error": {"message": "seed: is odd"}}, 400)
             return
         last = {
             "token_ids": [1] * 5,
             "finish_reason": "length",
             "metrics": {"acceptance_length": 2.5},
         }
-        for event in ({"token_ids": [1]}, last):
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        pass
+        events = [json.dumps({"token_ids": [1]}), json.dumps(last), "[DONE]"]
+        self.send("".join(f"data: {one}\n\n" for one in events).encode())
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
     Answers.seen, Answers.authorized, Answers.read, Answers.e2e = [], [], [], []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
-        thread.join()
+    with serving(Answers) as url:
+        yield url
 
 
 def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
@@ -346,6 +317,7 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
     assert "seed: is odd" in answer.error
     assert Answers.seen[1][1] is None
     assert Answers.e2e == [None, "5000"]
+    assert set(Answers.authorized) == {None}
 
 
 def test_run_against_a_server_has_one_row(server: str) -> None:
@@ -382,11 +354,6 @@ def test_key_goes_to_the_server_and_nowhere_else(
     out, err = capsys.readouterr()
     assert "seed: is odd" in err
     assert KEY not in out + err + file.read_text()
-
-
-def test_server_without_a_key_is_sent_none(server: str) -> None:
-    ServerService(server).send(LoadRequest(0.0, "chat", (5,), 6, 1.0, 2)).answer()
-    assert set(Answers.authorized) == {None}
 
 
 def test_prompts_for_a_server_are_in_its_own_ids_and_within_its_limit(
@@ -448,27 +415,6 @@ def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
         assert "secret" not in error
 
 
-@pytest.mark.parametrize(
-    ("url", "options", "argument"),
-    [
-        ("http://127.0.0.1:9", [], "--server"),
-        ("http://x", ["--policy", "slo"], "--policy"),
-        ("http://x", ["--rows", "4"], "--rows"),
-        ("http://x", ["--config", TINY], "--config"),
-    ],
-)
-def test_what_is_the_server_s_own_is_not_given_with_it(
-    url: str, options: list[str], argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench_server(url, "--poisson", "1", *options) == 2
-    assert capsys.readouterr().err.startswith(f"specrouter: {argument}: ")
-
-
-def test_silent_server_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--server: .* is not healthy"):
-        ServerService("http://127.0.0.1:9")
-
-
 # Output
 
 
@@ -499,13 +445,7 @@ def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
 
 def test_running_requests_over_time_are_counted() -> None:
     times, counts = running_over_time([[0.0, 2.0], [1.0, 3.0]])
-    assert list(zip(times, counts, strict=True)) == [
-        (0.0, 0),
-        (0.0, 1),
-        (1.0, 2),
-        (2.0, 1),
-        (3.0, 0),
-    ]
+    assert (times, counts) == ([0.0, 0.0, 1.0, 2.0, 3.0], [0, 1, 2, 1, 0])
 
 
 def test_table_has_policies_as_rows_with_their_ratios(tmp_path: Path) -> None:
@@ -530,72 +470,6 @@ def test_the_document_is_written_where_it_is_asked_for(
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == whole
     assert err == ""
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ([], "--trace"),
-        (["--trace", "/none.csv"], "--trace"),
-        (["--poisson", "1", "--trace", "x"], "--trace"),
-        (["--poisson", "0"], "--poisson"),
-        (["--poisson", "nan"], "--poisson"),
-        (["--poisson", "1", "--skip", "1"], "--skip"),
-        (["--trace", "x", "--lengths", "specrouter"], "--lengths"),
-        (["--poisson", "1", "--lengths", "gsm8k"], "--lengths"),
-        (["--poisson", "1", "--e2e-ms", "0"], "--e2e-ms"),
-        (["--poisson", "1", "--ttft-slowdown", "nan"], "--ttft-slowdown"),
-        (["--poisson", "1", "--urgent-share", "0.5", "--lengths", "specrouter"], "--urgent-share"),
-        (["--poisson", "1", "--scale", "1", "0"], "--scale"),
-        (["--poisson", "1", "--requests", "0"], "--requests"),
-        (["--poisson", "1", "--output-tokens", "1"], "--output-tokens"),
-        (["--poisson", "1", "--output-tokens", "1024"], "--output-tokens"),
-        (["--poisson", "1", "--length-scale", "-1"], "--length-scale"),
-        (["--poisson", "1", "--urgent-share", "1.5"], "--urgent-share"),
-        (["--poisson", "1", "--urgent-share", "nan"], "--urgent-share"),
-        (["--poisson", "1", "--slo-scale", "inf"], "--slo-scale"),
-        (["--poisson", "1", "--trace-baseline-ms", "0"], "--trace-baseline-ms"),
-        (["--poisson", "1", "--policy", "fastest"], "--policy"),
-        (["--poisson", "1", "--policy", "slo", "slo"], "--policy"),
-        (["--poisson", "1", "--prompts", "/none.jsonl"], "--prompts"),
-        (["--poisson", "1", "--rounds", "0"], "--rounds"),
-        (["--poisson", "1", "--temperature", "-1"], "--temperature"),
-        (["--poisson", "1", "--temperature", "nan"], "--temperature"),
-        (["--poisson", "1", "--seed", "-1"], "--seed"),
-        (["--poisson", "1", "--seed", str(2**64)], "--seed"),
-        (["--poisson", "1", "--rows", "0"], "--rows"),
-        (["--poisson", "1", "--rows", "1025"], "--rows"),
-        (["--poisson", "1", "--plot", "/none/load.png"], "--plot"),
-        (["--poisson", "1", "--plot", "."], "--plot"),
-        (["--poisson", "1", "--json", "/none/load.json"], "--json"),
-        (["--poisson", "1", "--json", "."], "--json"),
-        (["--poisson", "1", "--server", "localhost"], "--server"),
-        (["--poisson", "1", "--server", "http://x"], "--config"),
-        (["--poisson", "1", "--api-key", "key"], "--api-key"),
-        (["--poisson", "1", "--config", "/none.yaml"], "config"),
-    ],
-)
-def test_bad_argument_is_one_line_that_names_it(
-    options: list[str],
-    argument: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def loads(*_: object) -> None:
-        raise AssertionError("nothing may be loaded")
-
-    monkeypatch.setattr(ChainRouter, "from_config", loads)
-    try:
-        code = bench(*options)
-    except SystemExit as exit_:  # argparse's own complaints
-        code = int(str(exit_.code))
-    assert code == 2
-    error = capsys.readouterr().err
-    assert argument in error
-    assert error.count("\n") == 1
 
 
 def test_three_requests_on_the_bundled_pool(

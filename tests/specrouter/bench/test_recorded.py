@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from specrouter.bench.recorded import (
     renamed,
     tokenize_trajectories,
 )
+from tests.specrouter.bench.test_prompts import Letters
 
 SOURCE = '''\
 import os
@@ -42,16 +42,6 @@ def wrapped(path):
     """Wrapped."""
     return path
 '''
-
-
-class Letters:
-    """A tokenizer with a token for each letter."""
-
-    def __call__(self, text: str) -> Any:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-    def decode(self, token_ids: list[int]) -> str:
-        return "".join(map(chr, token_ids))
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +103,8 @@ def test_a_library_without_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -
         raise FileNotFoundError("gone")
 
     monkeypatch.setattr(Path, "read_text", fails)
-    with pytest.raises(
-        ConfigError, match=r"^--workload: agent needs the source of Python's module"
-    ):
+    complaint = "^--workload: agent needs the source of Python's module"
+    with pytest.raises(ConfigError, match=complaint):
         agent_workload()
 
 
@@ -132,10 +121,7 @@ def test_files_have_a_prompt_and_an_output_in_every_line(tmp_path: Path) -> None
 def test_outputs_are_cut_and_what_does_not_fit_whole_is_left_out() -> None:
     found = {"x": [Trajectory("abc", "defg"), Trajectory("abcdefgh", "ij")]}
     [prompt] = tokenize_trajectories(found, Letters(), 6, 3)["x"]
-    assert (prompt.text, prompt.token_ids, prompt.recorded) == (
-        "abc",
-        (97, 98, 99),
-        (100, 101, 102),
-    )
+    assert (prompt.text, prompt.token_ids) == ("abc", (97, 98, 99))
+    assert prompt.recorded == (100, 101, 102)
     with pytest.raises(ConfigError, match=r"^--workload: no recorded text of 'x' fits 5 tokens"):
         tokenize_trajectories(found, Letters(), 5, 3)

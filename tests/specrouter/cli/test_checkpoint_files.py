@@ -2,70 +2,44 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from specrouter.cli.main import main
 from tests.modelpool.factories import save_llama
 
 
-def without_weights(source: Path, out: Path) -> None:
-    (source / "model.safetensors").unlink()
+def with_file(name: str, content: bytes) -> Callable[[Path, Path], object]:
+    return lambda source, out: (source / name).write_bytes(content)
 
 
-def with_damaged_weights(source: Path, out: Path) -> None:
-    (source / "model.safetensors").write_bytes(b"\0" * 100)
+FAULTS: dict[str, Callable[[Path, Path], object]] = {
+    "no source": lambda source, _: rmtree(source),
+    "no weights": lambda source, _: (source / "model.safetensors").unlink(),
+    "damaged weights": with_file("model.safetensors", b"\0" * 100),
+    "other weights": with_file("model.safetensors", save({"a": torch.zeros(1)})),
+    "damaged config": with_file("config.json", b"{"),
+    "a list as config": with_file("config.json", b"[]"),
+    "a config without sizes": with_file(
+        "config.json", b'{"model_type": "llama", "hidden_size": "3"}'
+    ),
+    "a file as target": lambda _, out: out.write_text(""),
+    "a folder where a file should be": lambda _, out: (out / "model.safetensors").mkdir(
+        parents=True
+    ),
+    "the source as target": lambda source, out: out.symlink_to(source),
+}
 
 
-def with_other_weights(source: Path, out: Path) -> None:
-    save_file({"a": torch.zeros(1)}, source / "model.safetensors")
-
-
-def with_a_damaged_config(source: Path, out: Path) -> None:
-    (source / "config.json").write_text("{")
-
-
-def with_a_list_as_config(source: Path, out: Path) -> None:
-    (source / "config.json").write_text("[]")
-
-
-def with_a_config_without_sizes(source: Path, out: Path) -> None:
-    (source / "config.json").write_text('{"model_type": "llama", "hidden_size": "32"}')
-
-
-def to_a_file(source: Path, out: Path) -> None:
-    out.write_text("")
-
-
-def to_a_folder_where_a_file_should_be(source: Path, out: Path) -> None:
-    (out / "model.safetensors").mkdir(parents=True)
-
-
-def to_itself(source: Path, out: Path) -> None:
-    out.symlink_to(source)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        without_weights,
-        with_damaged_weights,
-        with_other_weights,
-        with_a_damaged_config,
-        with_a_list_as_config,
-        with_a_config_without_sizes,
-        to_a_file,
-        to_a_folder_where_a_file_should_be,
-        to_itself,
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_what_cannot_be_inflated_is_told_in_one_line(
-    fault: Callable[[Path, Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = save_llama(tmp_path / "source", hidden=40, heads=2, layers=1), tmp_path / "out"
-    fault(source, out)
+    FAULTS[fault](source, out)
     assert main(["inflate", str(source), str(out), "--parameters", "1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("specrouter: ")

@@ -7,20 +7,18 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.cli.arguments import default_config
+from specrouter import SLO, ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.faults import wait_until
 
 Install = Callable[[FakeRouter], FakeRouter]
 
@@ -90,6 +88,21 @@ def test_generate_hands_the_speculation_on(
     assert router.calls[0][2] == speculation
 
 
+@pytest.mark.parametrize(
+    ("options", "slo"),
+    [
+        ([], None),
+        (["--slo-tpot-ms=40", "--slo-ttft-ms=900"], SLO(tpot_ms=40, ttft_ms=900)),
+        (["--slo-e2e-ms", "5000"], SLO(e2e_ms=5000)),
+        (["--slo-class", "coding"], "coding"),
+    ],
+)
+def test_generate_hands_the_objective_on(options: list[str], slo: Any, install: Install) -> None:
+    router = install(FakeRouter())
+    assert main(["generate", "p", *options]) == 0
+    assert router.slos == [slo]
+
+
 @pytest.mark.parametrize("ends", ["length", "unserved"])
 def test_failed_generation_ends_with_the_cause_and_code_1(
     ends: FinishReason, install: Install, capsys: pytest.CaptureFixture[str]
@@ -102,13 +115,16 @@ def test_failed_generation_ends_with_the_cause_and_code_1(
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (["--temperature", "nan"], "temperature"),
         (["--temperature", "-1"], "temperature"),
         (["--max-new-tokens", "0"], "max_new_tokens"),
         (["--chain", "tiny,big"], "speculation.chain"),
         (["--no-speculation", "--depth", "3"], "--depth"),
         (["--no-speculation", "--width", "3"], "--width"),
         (["--width", "9"], "speculation.width"),
+        (["--slo-tpot-ms", "nan"], "--slo-tpot-ms"),
+        (["--slo-ttft-ms=-1"], "--slo-ttft-ms"),
+        (["--slo-class", "urgent"], "slo"),
+        (["--slo-class", "interactive", "--slo-tpot-ms", "40"], "--slo-tpot-ms"),
     ],
 )
 def test_bad_value_is_one_line_that_names_the_field(
@@ -157,35 +173,6 @@ def test_bad_config_is_one_line_that_names_the_field(
     assert one_line(capsys.readouterr().err) == expected
 
 
-def test_a_bundled_scenario_may_be_given_by_its_name(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["check", "tiny"]) == 0
-    assert main(["check", "--config", "tiny-ngram"]) == 0
-    assert "ngram" in capsys.readouterr().out
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny").write_text("pool: {}\n")
-    assert main(["check", "tiny"]) == 2  # a file of that name comes first
-    assert "pool.target" in capsys.readouterr().err
-
-
-def test_default_config_is_the_bundled_scenario() -> None:
-    assert default_config().name == "tiny.yaml"
-    assert default_config().is_file()
-
-
-def test_benchmark_has_a_bundled_scenario_of_its_own() -> None:
-    assert default_config("bench-cpu.yaml").is_file()
-
-
-def test_inflate_refuses_a_directory_without_a_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inflate", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
-    one_line(capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
-
-
 # serve
 
 
@@ -195,43 +182,30 @@ def free_port() -> int:
         return port
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-class Visitor(threading.Thread):
-    """Waits for the service, runs `visit(url)`, and ends the service with `ending`."""
-
-    def __init__(self, port: int, visit: Callable[[str], Any], ending: signal.Signals) -> None:
-        super().__init__(daemon=True)
-        self.url = f"http://127.0.0.1:{port}"
-        self.visit, self.ending = visit, ending
-        self.result: Any = None
-
-    def run(self) -> None:
-        try:
-            wait_until(self._is_up)
-            self.result = self.visit(self.url)
-        finally:
-            os.kill(os.getpid(), self.ending)
-
-    def _is_up(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=60.0).status_code == 200
-        except httpx.ConnectError:
-            return False
+def is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=60.0).status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def serve(visit: Callable[[str], Any], ending: signal.Signals = signal.SIGINT) -> Any:
-    """`specrouter serve` in this process, visited from a thread."""
-    visitor = Visitor(free_port(), visit, ending)
-    visitor.start()
-    assert main(["serve", "--port", visitor.url.rpartition(":")[2]]) == 0
-    visitor.join()
-    return visitor.result
+    """`specrouter serve` in this process, visited from a thread, which then ends it."""
+    port, results = free_port(), list[Any]()
+    url = f"http://127.0.0.1:{port}"
+
+    def visitor() -> None:
+        try:
+            wait_until(lambda: is_up(url))
+            results.append(visit(url))
+        finally:
+            os.kill(os.getpid(), ending)
+
+    thread = threading.Thread(target=visitor, daemon=True)
+    thread.start()
+    assert main(["serve", "--port", str(port)]) == 0
+    thread.join()
+    return results[0]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

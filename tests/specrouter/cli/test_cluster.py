@@ -2,86 +2,73 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 
 from specrouter.cli.main import main
+from tests.specrouter.bench.json_server import JsonHandler, serving
 
-ANSWERS = {
-    ("GET", "/health"): (200, {"status": "degraded", "replicas": {"a": "ready", "b": "lost: x"}}),
-    ("POST", "/router/restart"): (200, {"status": "restarting"}),
-}
-
-
-class Service(HTTPServer):
-    answers: dict[tuple[str, str], tuple[int, object]]
-    keys: list[str | None]
+HEALTH = {"status": "degraded", "replicas": {"a": "ready", "b": "lost: x"}}
+DRAINING = {"error": {"message": "draining"}}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
+class Service(JsonHandler):
+    """Gives everybody the same answer."""
+
+    given: ClassVar[tuple[object, int]]
+    seen: ClassVar[list[tuple[str, str, str | None]]]
 
     def do_GET(self) -> None:
-        self.server.keys.append(self.headers.get("Authorization"))
-        status, body = self.server.answers[self.command, self.path]
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
+        self.seen.append((self.command, self.path, self.headers.get("Authorization")))
+        self.answer(*self.given)
 
     do_POST = do_GET
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    server = Service(("127.0.0.1", 0), _Handler)
-    server.answers, server.keys = dict(ANSWERS), []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def url(service: Service) -> str:
-    return f"http://127.0.0.1:{service.server_port}"
+def url() -> Iterator[str]:
+    Service.given, Service.seen = (HEALTH, 200), []
+    with serving(Service) as url:
+        yield url
 
 
 def test_status_names_each_replica(
-    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECROUTER_API_KEY", "secret")
-    assert main(["cluster", "status", "--url", url(service)]) == 0
+    assert main(["cluster", "status", "--url", url]) == 0
     assert capsys.readouterr().out == "degraded\n  a: ready\n  b: lost: x\n"
-    assert service.keys == ["Bearer secret"]
+    assert Service.seen == [("GET", "/health", "Bearer secret")]
 
 
-def test_a_restart_is_asked_for(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cluster", "restart", "--url", url(service)]) == 0
+def test_a_restart_is_asked_for(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "restart", "--url", url]) == 0
     assert "are being restarted" in capsys.readouterr().out
+    assert [one[:2] for one in Service.seen] == [("POST", "/router/restart")]
 
 
-def test_a_refusal_is_told_with_code_1(
-    service: Service, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "given", "said"),
+    [
+        ("restart", ({"error": {"message": "no replicas"}}, 409), ": no replicas\n"),
+        ("status", (DRAINING, 503), "stopped\n"),
+        ("status", (["else"], 404), "is no SpecRouter"),
+    ],
+)
+def test_a_refusal_or_a_service_that_is_down_or_none_of_ours_is_told_with_code_1(
+    command: str,
+    given: tuple[object, int],
+    said: str,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    service.answers["POST", "/router/restart"] = (409, {"error": {"message": "no replicas"}})
-    assert main(["cluster", "restart", "--url", url(service)]) == 1
-    assert capsys.readouterr().err.endswith(": no replicas\n")
+    Service.given = given
+    assert main(["cluster", command, "--url", url]) == 1
+    assert said in "".join(capsys.readouterr())
 
 
-def test_a_service_that_is_down_or_none_of_ours_is_told(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service.answers["GET", "/health"] = (503, {"error": {"message": "draining"}})
-    assert main(["cluster", "status", "--url", url(service)]) == 1
-    assert capsys.readouterr().out == "stopped\n"
-    service.answers["GET", "/health"] = (404, ["else"])
-    assert main(["cluster", "status", "--url", url(service)]) == 1
-    assert "is no SpecRouter" in capsys.readouterr().err
-    service.server_close()
+def test_nobody_at_the_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "restart", "--url", "http://127.0.0.1:9"]) == 1
     assert "cannot be reached" in capsys.readouterr().err

@@ -21,8 +21,9 @@ from modelpool.progress import LoadProgress
 from specrouter import ChainRouter
 from specrouter.cli.main import main
 from specrouter.http.startup import Startup
-from tests.specrouter.cli.test_cli import free_port, wait_until
+from tests.specrouter.cli.test_cli import free_port
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.faults import wait_until
 from tests.specrouter.http.client import send
 
 

@@ -18,7 +18,6 @@ from specrouter.request.detokenizer import Detokenizer
 from tests.modelpool.factories import make_tokenizer
 from tests.pure import few
 
-SPECIAL = 0
 ALPHABET = st.one_of(
     st.sampled_from("aä ß\n.e"), st.sampled_from("中文字かな한글"), st.sampled_from("😀🎉👩🏽‍💻é")
 )
@@ -37,13 +36,9 @@ class Pieces:
         return b"".join(self.pieces[token] for token in ids).decode(errors="replace")
 
 
-def detokenizer(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> Detokenizer:
-    return Detokenizer(cast(PreTrainedTokenizerBase, Pieces(pieces)), stop)
-
-
 def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
     """What each token brought, the end's rest last; nothing follows a stop text."""
-    detok = detokenizer(pieces, stop)
+    detok = Detokenizer(cast(PreTrainedTokenizerBase, Pieces(pieces)), stop)
     shown: list[str] = []
     for token in range(1, len(pieces) + 1):
         shown.append(detok.push(token))
@@ -223,18 +218,29 @@ def test_ids_without_text_are_not_kept() -> None:
     assert len(detok._context) < 10
 
 
-def test_whole_characters_are_shown_at_once() -> None:
-    shown, _ = stream([b"a", "\u00e9".encode(), "\U0001f600".encode(), b"b"])
-    assert shown == ["a", "é", "😀", "b", ""]
-
-
-def test_half_a_character_waits_for_its_other_half() -> None:
-    first, second = "é".encode()[:1], "é".encode()[1:]
-    assert stream([b"a", first, second + b"b"])[0] == ["a", "", "éb", ""]
-
-
-def test_half_a_character_at_the_end_is_shown_as_broken() -> None:
-    assert stream([b"a", "é".encode()[:1]])[0] == ["a", "", "\ufffd"]
+@pytest.mark.parametrize(
+    ("pieces", "stop", "shown"),
+    [
+        ([b"a", "\u00e9".encode(), "\U0001f600".encode(), b"b"], [], ["a", "é", "😀", "b", ""]),
+        ([b"a", b"\xc3", b"\xa9b"], [], ["a", "", "éb", ""]),
+        ([b"a", b"\xc3"], [], ["a", "", "\ufffd"]),
+        ([b"one E", b"N", b"D two"], ["END"], ["one ", "", "", ""]),
+        ([b"E", b"N", b"E", b"X"], ["END"], ["", "", "EN", "EX", ""]),
+        ([b"one E", b"N"], ["END"], ["one ", "", "EN"]),
+    ],
+    ids=[
+        "whole characters at once",
+        "half a character waits for its other half",
+        "half a character at the end is broken",
+        "a stop text across tokens is never shown",
+        "what cannot be a stop text any more is shown",
+        "what is held back at the end is part of the text",
+    ],
+)
+def test_text_is_shown_as_soon_as_it_is_certain(
+    pieces: list[bytes], stop: list[str], shown: list[str]
+) -> None:
+    assert stream(pieces, stop)[0] == shown
 
 
 def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever() -> None:
@@ -247,29 +253,6 @@ def test_a_long_run_of_tokens_that_end_within_characters_is_whole() -> None:
     text = "中文字" * 5
     shown, _ = stream(cut(text.encode(), range(1, 3 * len(text), 3)))
     assert "".join(shown) == text
-
-
-def test_special_tokens_have_no_text() -> None:
-    detok = detokenizer([b"a"])
-    assert [detok.push(token) for token in (1, SPECIAL, 1)] == ["a", "", "a"]
-
-
-def test_a_stop_text_is_found_across_tokens_and_never_shown() -> None:
-    shown, detok = stream([b"one E", b"N", b"D two"], ["END"])
-    assert shown == ["one ", "", "", ""]
-    assert detok.stopped
-
-
-def test_text_held_back_is_shown_once_it_cannot_be_a_stop_text() -> None:
-    shown, detok = stream([b"E", b"N", b"E", b"X"], ["END"])
-    assert shown == ["", "", "EN", "EX", ""]
-    assert not detok.stopped
-
-
-def test_text_held_back_at_the_end_is_part_of_the_text() -> None:
-    shown, detok = stream([b"one E", b"N"], ["END"])
-    assert shown == ["one ", "", "EN"]
-    assert detok.text == "one EN"
 
 
 @pytest.mark.parametrize("stop", [["cd", "b"], ["b", "cd"]])

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from specrouter import SLO, ChainRouter, RequestError
-from specrouter.cli.main import main
+from specrouter import SLO, RequestError
 from specrouter.request.attainment import tpot_of_runs
 from specrouter.request.objective import Objective, SloLike, joined, resolve
-from tests.specrouter.fake_router import FakeRouter
 
 CLASSES = {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
 SPELLING = {"tpot_ms": "--tpot", "ttft_ms": "--ttft", "e2e_ms": "--e2e"}
@@ -41,18 +39,10 @@ def test_a_quantity_that_is_no_positive_number_is_refused_by_its_name(
     assert refused(lambda: SLO(**{field: value})).field == f"slo.{field}"
 
 
-@pytest.mark.parametrize("value", [1, 0.001, 50, 1e9])
-def test_a_positive_number_may_be_asked_for(value: float) -> None:
-    assert SLO(tpot_ms=value, ttft_ms=value).tpot_ms == value
-
-
-def test_tpot_is_asked_for_in_one_way() -> None:
-    assert refused(lambda: SLO(tpot_ms=50, tpot_ratio=1.2)).field == "slo.tpot_ratio"
-
-
-def test_an_objective_asks_for_something() -> None:
+def test_an_objective_asks_for_something_and_for_tpot_in_one_way() -> None:
     for make in (SLO, lambda: SLO(slo_class="coding")):
         assert refused(make).field == "slo"
+    assert refused(lambda: SLO(tpot_ms=50, tpot_ratio=1.2)).field == "slo.tpot_ratio"
 
 
 @pytest.mark.parametrize("choice", ["", "refuse", None, True, 503, ["reject"]])
@@ -159,41 +149,43 @@ def test_what_is_added_must_not_contradict(
 
 # Whether it was given
 
-
-@pytest.mark.parametrize(
-    ("decode_ms", "decoded_tokens", "attained"),
-    [(200.0, 4, True), (200.1, 4, False), (0.0, 0, True), (0.0, 3, True), (50.0, 0, False)],
-)
-def test_decoding_may_take_the_objective_for_each_token_after_the_first(
-    decode_ms: float, decoded_tokens: int, attained: bool
-) -> None:
-    assert Objective(50.0, None).is_attained(1e9, decode_ms, decoded_tokens) == attained
-
-
-@pytest.mark.parametrize(("ttft_ms", "attained"), [(100.0, True), (100.1, False), (None, False)])
-def test_the_first_token_has_its_own_objective(ttft_ms: float | None, attained: bool) -> None:
-    assert Objective(50.0, 100.0).is_attained(ttft_ms, 40.0, 1) == attained
-    assert Objective(None, 100.0).is_attained(ttft_ms, 1e9, 1) == attained
-    assert not Objective(50.0, 100.0).is_attained(ttft_ms, 60.0, 1)
+TPOT, TTFT, BOTH = Objective(50.0, None), Objective(None, 100.0), Objective(50.0, 100.0)
+E2E = Objective(None, None, e2e_ms=5000.0)
+ALL = Objective(50.0, 1000.0, e2e_ms=1400.0)
 
 
 @pytest.mark.parametrize(
-    ("ttft_ms", "decode_ms", "attained"),
-    [(100.0, 4900.0, True), (4999.0, 1.0, True), (100.0, 4900.1, False), (None, 0.0, False)],
+    ("objective", "ttft_ms", "decode_ms", "decoded_tokens", "attained"),
+    [
+        (TPOT, 1e9, 200.0, 4, True),  # for each token after the first
+        (TPOT, 1e9, 200.1, 4, False),
+        (TPOT, 1e9, 0.0, 0, True),
+        (TPOT, 1e9, 0.0, 3, True),
+        (TPOT, 1e9, 50.0, 0, False),
+        (TTFT, 100.0, 1e9, 1, True),
+        (TTFT, 100.1, 1e9, 1, False),
+        (TTFT, None, 1e9, 1, False),
+        (BOTH, 100.0, 40.0, 1, True),
+        (BOTH, 100.1, 40.0, 1, False),
+        (BOTH, 100.0, 60.0, 1, False),
+        (E2E, 100.0, 4900.0, 10, True),  # first token and decoding together
+        (E2E, 4999.0, 1.0, 10, True),
+        (E2E, 100.0, 4900.1, 10, False),
+        (E2E, None, 0.0, 10, False),
+        (ALL, 1000.0, 400.0, 8, True),
+        (ALL, 1000.1, 399.0, 8, False),
+        (ALL, 900.0, 400.1, 8, False),
+        (ALL, 1000.0, 400.1, 9, False),
+    ],
 )
-def test_the_end_to_end_latency_is_first_token_and_decoding_together(
-    ttft_ms: float | None, decode_ms: float, attained: bool
+def test_all_that_an_objective_asks_for_must_be_attained(
+    objective: Objective,
+    ttft_ms: float | None,
+    decode_ms: float,
+    decoded_tokens: int,
+    attained: bool,
 ) -> None:
-    within_5_s = Objective(None, None, e2e_ms=5000.0)
-    assert within_5_s.is_attained(ttft_ms, decode_ms, decoded_tokens=10) == attained
-
-
-def test_every_objective_of_a_request_must_be_attained() -> None:
-    asked = Objective(50.0, 1000.0, e2e_ms=1400.0)
-    assert asked.is_attained(1000.0, 400.0, 8)
-    assert not asked.is_attained(1000.1, 399.0, 8)
-    assert not asked.is_attained(900.0, 400.1, 8)
-    assert not asked.is_attained(1000.0, 400.1, 9)
+    assert objective.is_attained(ttft_ms, decode_ms, decoded_tokens) == attained
 
 
 def test_tpot_of_a_run_is_the_time_of_its_tokens() -> None:
@@ -218,54 +210,3 @@ def test_tokens_of_a_commit_share_its_time() -> None:
 def test_tokens_that_come_with_the_first_one_take_no_time() -> None:
     assert tpot_of_runs([(3.0, 6), (3.05, 5)]) == pytest.approx([5.0])
     assert tpot_of_runs([(3.0, 11)]) == [0.0]
-
-
-# The command line
-
-
-@pytest.fixture
-def router(monkeypatch: pytest.MonkeyPatch) -> FakeRouter:
-    router = FakeRouter()
-    monkeypatch.setattr(ChainRouter, "from_config", lambda *_: router)
-    return router
-
-
-@pytest.mark.parametrize(
-    ("options", "slo"),
-    [
-        ([], None),
-        (["--slo-tpot-ms", "40"], SLO(tpot_ms=40)),
-        (["--slo-tpot-ms=40", "--slo-ttft-ms=900"], SLO(tpot_ms=40, ttft_ms=900)),
-        (["--slo-e2e-ms", "5000"], SLO(e2e_ms=5000)),
-        (["--slo-class", "coding"], "coding"),
-        (
-            ["--slo-class=coding", "--slo-ttft-ms=900"],
-            SLO(tpot_ratio=1.2, ttft_ms=900, slo_class="coding"),
-        ),
-    ],
-)
-def test_generate_hands_the_objective_on(
-    options: list[str], slo: SloLike, router: FakeRouter
-) -> None:
-    assert main(["generate", "p", *options]) == 0
-    assert router.slos == [slo]
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        (["--slo-tpot-ms", "0"], "--slo-tpot-ms"),
-        (["--slo-tpot-ms", "nan"], "--slo-tpot-ms"),
-        (["--slo-ttft-ms=-1"], "--slo-ttft-ms"),
-        (["--slo-class", "urgent"], "slo"),
-        (["--slo-class", "interactive", "--slo-tpot-ms", "40"], "--slo-tpot-ms"),
-    ],
-)
-def test_generate_refuses_a_bad_objective_in_one_line(
-    options: list[str], field: str, router: FakeRouter, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", "p", *options]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"specrouter: {field}: ")
-    assert error.count("\n") == 1
-    assert router.calls == []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -65,14 +62,6 @@ def test_a_text_that_goes_on_must_have_begun_as_recorded() -> None:
     recorded.check([4, 5, 6, 200])  # behind its end anything goes
     with pytest.raises(RequestError, match=r"^generated: .* token 2"):
         recorded.check([4, 6])
-
-
-@pytest.fixture(scope="module")
-def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
-    with ChainRouter.from_config(settings) as opened:
-        yield opened
 
 
 def said(

@@ -1,13 +1,11 @@
 """Structured texts: what a grammar allows, exactly as the target chooses, whoever drafts."""
 
-import copy
 import dataclasses
 import itertools
 import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path as Folder
 from typing import Any
 
@@ -39,14 +37,6 @@ from specrouter.request.grammar import GrammarCompiler, RowGrammar
 KINDS = pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.kind)
 PROMPTS = ((17, 230, 41), (5, 301, 64, 99, 12), (250, 1))
 NEW = 14
-
-
-@pytest.fixture(scope="module")
-def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
-    with ChainRouter.from_config(settings) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,114 @@
+"""What `specrouter bench` is asked for: a bad argument is one line that names it."""
+
+import pytest
+
+from specrouter import ChainRouter
+from specrouter.cli.arguments import default_config
+from specrouter.cli.main import main
+from specrouter.request.params import MAX_DEPTH
+
+TINY = str(default_config())
+# By the command: arguments of which the first is bad, or does not go with the others.
+BAD = {
+    "chains": [
+        "--batch 0",
+        "--batch 33",
+        "--batch x",
+        "--rounds 0",
+        "--new-tokens 0",
+        "--new-tokens 1024",
+        "--temperature -1",
+        "--temperature nan",
+        f"--depths {MAX_DEPTH + 1}",
+        "--widths 0",
+        "--widths 8 --depths 16",
+        "--plot /none/plot.png",
+        "--json /none/figures.json",
+        "--api-key é --peer http://127.0.0.1:9",
+        "--api-key key",
+        "--peer llama-server=127.0.0.1:9",
+        "--peer llama=http://127.0.0.1:9",
+        "--workload agents",
+        "--temperature 0.5 --workload agent",
+        "--peer http://127.0.0.1:9 --workload agent",
+        "--only transformers --workload agent",
+    ],
+    "load": [
+        "--trace /none.csv",
+        "--trace x --poisson 1",
+        "--poisson 0",
+        "--poisson nan",
+        "--lengths specrouter --trace x",
+    ],
+    "load --poisson 1": [
+        "--skip 1",
+        "--lengths gsm8k",
+        "--e2e-ms 0",
+        "--ttft-slowdown nan",
+        "--urgent-share 0.5 --lengths specrouter",
+        "--scale 1 0",
+        "--requests 0",
+        "--output-tokens 1",
+        "--output-tokens 1024",
+        "--length-scale -1",
+        "--urgent-share 1.5",
+        "--urgent-share nan",
+        "--slo-scale inf",
+        "--trace-baseline-ms 0",
+        "--policy fastest",
+        "--policy slo slo",
+        "--prompts /none.jsonl",
+        "--rounds 0",
+        "--temperature -1",
+        "--temperature nan",
+        "--seed -1",
+        f"--seed {2**64}",
+        "--rows 0",
+        "--rows 1025",
+        "--plot /none/load.png",
+        "--plot .",
+        "--json /none/load.json",
+        "--json .",
+        "--server localhost",
+        "--api-key key",
+        "--policy slo --server http://x",
+        "--rows 4 --server http://x",
+        f"--config {TINY} --server http://x",
+        "--server http://127.0.0.1:9",
+    ],
+    "turns": [
+        "--chats 0",
+        "--turns 1",
+        "--new-tokens 0",
+        "--history 16 --said 9 --new-tokens 4 --turns 3",
+        "--temperature -1.0",
+    ],
+}
+CASES = [(f"{command} {case}", case.split()[0]) for command in BAD for case in BAD[command]]
+
+
+@pytest.mark.parametrize(
+    ("line", "argument"),
+    [
+        *CASES,
+        ("load", "--trace"),
+        ("chains --config /none.yaml", "config"),
+        ("load --poisson 1 --config /none.yaml", "config"),
+    ],
+)
+def test_a_bad_argument_is_one_line_that_names_it_before_anything_is_loaded(
+    line: str, argument: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loads(*_: object) -> None:
+        raise AssertionError("nothing may be loaded")
+
+    monkeypatch.setattr(ChainRouter, "from_config", loads)
+    config = [] if "--config" in line or "--server http" in line else ["--config", TINY]
+    try:
+        code = main(["bench", *line.split(), *config])
+    except SystemExit as exit_:  # argparse's own complaints
+        code = int(str(exit_.code))
+    assert code == 2
+    error = capsys.readouterr().err
+    assert argument in error
+    assert error.count("\n") == 1
