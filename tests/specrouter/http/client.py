@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
@@ -78,6 +81,27 @@ def send(
 def connected(app: ASGIApp, **transport: Any) -> httpx.AsyncClient:
     transport_ = httpx.ASGITransport(cast(Any, app), **transport)
     return httpx.AsyncClient(transport=transport_, base_url="http://test")
+
+
+@dataclass(frozen=True)
+class Call:
+    arguments: tuple[Any, ...]
+    result: Any
+    in_loop: bool  # the event loop's thread made it
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[Call]:
+    """The calls of a function or method from now on, which does what it did."""
+    calls, original = list[Call](), getattr(owner, name)
+
+    def called(*arguments: Any) -> Any:
+        result = original(*arguments)
+        in_loop = threading.current_thread() is threading.main_thread()
+        calls.append(Call(arguments, result, in_loop))
+        return result
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
 
 
 def with_value(place: str, value: Any) -> dict[str, Any]:

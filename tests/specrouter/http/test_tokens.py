@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jsonschema
@@ -10,7 +9,7 @@ import pytest
 
 from specrouter.http import streams
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import post, refusal, request
+from tests.specrouter.http.client import noted, post, refusal, request
 
 IDS = FakeTokenizer()("ab")["input_ids"]
 GENERATION = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -34,19 +33,11 @@ def test_a_text_is_tokenized_as_a_prompt_would_be(
 def test_a_long_text_is_told_in_tokens_beside_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """json lets no other thread run while it encodes."""
-    lengths, encoded = list[int](), streams._encoded
-
-    def noted(value: Any) -> bytes:
-        assert threading.current_thread() is not threading.main_thread()
-        data = encoded(value)
-        lengths.append(len(data))
-        return data
-
-    monkeypatch.setattr(streams, "_encoded", noted)
-    router = FakeRouter()
-    response = post(router, {"prompt": "ab" * 50_000, "return_token_strs": True}, "/tokenize")
-    assert response.json()["count"] == 100_001
+    encoded = noted(monkeypatch, streams, "_encoded")  # json lets no other thread run meanwhile
+    body = {"prompt": "ab" * 50_000, "return_token_strs": True}
+    assert post(FakeRouter(), body, "/tokenize").json()["count"] == 100_001
+    assert not any(call.in_loop for call in encoded)
+    lengths = [len(call.result) for call in encoded]
     assert max(lengths) < sum(lengths) / 10
 
 
@@ -65,6 +56,7 @@ def test_tokens_are_text_again() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
+        ("/v1/completions", {}, "prompt"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
@@ -147,9 +139,3 @@ def test_the_schema_tells_a_good_body_from_a_bad_one(
     assert not check.is_valid(bad)
     assert post(FakeRouter(), good, path).status_code == 200
     assert post(FakeRouter(), bad, path).status_code == 400
-
-
-def test_streams_and_answers_have_an_id_of_their_own() -> None:
-    first, second = (post(FakeRouter(), {"prompt": "a"}, "/v1/completions") for _ in range(2))
-    assert first.json()["id"] != second.json()["id"]
-    assert first.json()["system_fingerprint"] == second.json()["system_fingerprint"]
