@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -16,9 +17,11 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from specrouter import ChainRouter
+from specrouter.cli.main import main
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Headers = Sequence[tuple[str, str]]
 
@@ -169,3 +172,35 @@ async def leave(router: FakeRouter, body: dict[str, Any], path: str, after_event
         await asyncio.sleep(0)
     gone.set()
     await asyncio.wait_for(answering, timeout=60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def serve(act: Callable[[str], None], waits: bool = True) -> int:
+    """The exit code of `specrouter serve`, while a thread calls `act` with its address: once it is
+    ready, or at once."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    def visit() -> None:
+        if waits:
+            wait_until(lambda: status(url) == 200)
+        act(url)
+
+    visitor = threading.Thread(target=visit, daemon=True)
+    visitor.start()
+    code = main(["serve", "--port", str(port)])
+    visitor.join()
+    return code
+
+
+def status(url: str) -> int | None:
+    """Of `/health`; None: nobody answers."""
+    try:
+        return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code
+    except httpx.HTTPError:
+        return None
