@@ -13,7 +13,6 @@ import pytest
 from specrouter import SamplingParams, Speculation, Structure, TokenLogprobs
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.request_fields import MAX_STOP_CHARACTERS
-from specrouter.request.objective import Objective
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
 from tests.specrouter.http.client import UNASKED, cases, post, refusal, stream_of
 
@@ -165,19 +164,6 @@ def test_unforeseen_exception_is_a_500_in_the_same_shape() -> None:
     response = post(FakeRouter(crash=True), PROMPT)
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
-
-
-def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judged = dataclasses.replace(
-        METRICS, objective=Objective(12.5, None, "coding"), attained=True, tpot_ms_every_10=(9.5,)
-    )
-    monkeypatch.setattr("tests.specrouter.fake_router.METRICS", judged)
-    metrics = post(FakeRouter(), PROMPT).json()["metrics"]
-    asked = {"tpot_ms": 12.5, "ttft_ms": None, "slo_class": "coding", "e2e_ms": None}
-    assert metrics["objective"] == {**asked, "stages": [], "on_unattainable": "best_effort"}
-    assert (metrics["attained"], metrics["tpot_ms_every_10"]) == (True, [9.5])
 
 
 # Refusals: nothing reaches the router
