@@ -9,6 +9,7 @@ from checks.service.fuzz_answer import Sent, complaint, curl
 
 ERROR = {"error": {"message": "no", "type": "server_error", "param": None, "code": None}}
 STREAM = {"content-type": "text/event-stream"}
+OTHER_SHAPES: tuple[object, ...] = ({"detail": "no"}, [], {"error": "no"})
 DONE = "data: [DONE]\n\n"
 FAILED = f'data: {{"error": {{"type": "server_error"}}}}\n\n{DONE}'
 
@@ -36,7 +37,7 @@ def test_a_refusal_in_the_error_shape_and_a_stream_with_its_end_are_no_failures(
     "fails",
     [
         *(answer(status, json=ERROR) for status in (500, 501, 502)),
-        *(answer(422, json=content) for content in ({"detail": "no"}, [], {"error": "no"})),
+        *(answer(422, json=content) for content in OTHER_SHAPES),
         *(answer(200, text=text, headers=STREAM) for text in ("data: {}\n\n", DONE * 2, FAILED)),
     ],
 )
