@@ -14,6 +14,8 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from specrouter import ChainRouter
@@ -105,6 +107,34 @@ def noted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[Cal
 
     monkeypatch.setattr(owner, name, called)
     return calls
+
+
+class Page:
+    """The families of `/metrics` by the names that queries use, but for endings of histograms."""
+
+    def __init__(self, app: FastAPI) -> None:
+        response = send(app, "GET", "/metrics")
+        assert response.status_code == 200
+        self.families: dict[str, Metric] = {}
+        for family in text_string_to_metric_families(response.text):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert name not in self.families
+            self.families[name] = family
+
+    def values(self, series: str) -> dict[tuple[str, ...], float]:
+        """By the values of the labels, in the order of their names."""
+        return {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == series
+        }
+
+    def value(self, series: str, *labels: str) -> float:
+        return self.values(series)[labels]
+
+    def total(self, series: str) -> float:
+        return sum(self.values(series).values())
 
 
 def with_value(place: str, value: Any) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def test_a_text_that_did_not_come_to_its_end_is_an_error(code: str, path: str) -
 
 
 @every_path
-def test_a_crash_in_mid_stream_is_an_event_and_then_done(path: str) -> None:
+def test_a_crash_is_a_500_and_in_mid_stream_an_event_and_then_done(path: str) -> None:
+    response = post(FakeRouter(crash=True), BODIES[path], path)
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
     *_, last = stream_of(FakeRouter(crash=True), BODIES[path], path)
     assert last["error"]["code"] == "generation_failed"
     assert last["error"]["message"] == "the engine broke"

@@ -160,12 +160,6 @@ def test_failed_generation_is_a_500_that_names_the_cause_and_keeps_the_texts() -
     assert [choice["finish_reason"] for choice in several["choices"]] == ["length", "error"]
 
 
-def test_unforeseen_exception_is_a_500_in_the_same_shape() -> None:
-    response = post(FakeRouter(crash=True), PROMPT)
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "server_error"
-
-
 # Refusals: nothing reaches the router
 
 

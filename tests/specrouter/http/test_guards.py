@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from modelpool.errors import ConfigError
@@ -22,7 +21,7 @@ from specrouter.http.drain import Drain
 from specrouter.http.guards import OPEN_PATHS, PROBE_PATHS, add_guards
 from specrouter.http.keys import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.http.client import Headers, connected, send
+from tests.specrouter.http.client import Headers, Page, connected, send
 
 KEY, OTHER_KEY = "first-key", "second-key"
 LIMIT = 2000
@@ -323,10 +322,8 @@ def service(refuses: Exception | None = None, drain: Drain | None = None) -> Fas
 
 def refused(app: FastAPI) -> dict[str, float]:
     """By reason, as a scraper reads them; those that were never given left out."""
-    page = text_string_to_metric_families(call(app, "GET", "/metrics").text)
-    [family] = [one for one in page if one.name == "specrouter_requests_refused"]
-    counts = {sample.labels["reason"]: sample.value for sample in family.samples}
-    return {reason: count for reason, count in counts.items() if count}
+    counts = Page(app).values("specrouter_requests_refused_total")
+    return {reason: count for (reason,), count in counts.items() if count}
 
 
 @pytest.mark.parametrize(
